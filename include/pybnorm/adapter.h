@@ -1,0 +1,128 @@
+/* Vendor-neutral helpers that every backend file shares: why a call was refused, how a tensor
+ * lies in memory, and how its rank is folded to one the vendor computes with.
+ */
+#ifndef PYBNORM_ADAPTER_H
+#define PYBNORM_ADAPTER_H
+
+#include <stdio.h>
+#include <string.h>
+
+#include "shim.h"
+
+#if defined(__GNUC__)
+#define PBN_UNUSED __attribute__((unused))
+#else
+#define PBN_UNUSED
+#endif
+
+/* The reason behind the last negative status on this thread; static storage only. */
+static _Thread_local const char *pbn_reason PBN_UNUSED;
+
+static inline int pbn_refuse(int code, const char *reason) {
+    pbn_reason = reason;
+    return code;
+}
+
+static inline void pbn_copy_text(char *text, size_t size, const char *source) {
+    if (size > 0)
+        snprintf(text, size, "%s", source != NULL ? source : "");
+}
+
+static inline int64_t pbn_numel(int rank, const int64_t *dims) {
+    int64_t n = rank > 0 ? 1 : 0;
+    for (int i = 0; i < rank; i++)
+        n *= dims[i];
+    return n;
+}
+
+/* Elements between the first and the last one, plus one: what the descriptor spans in memory. */
+static inline int64_t pbn_span(int rank, const int64_t *dims, const int64_t *strides) {
+    int64_t last = 0;
+    for (int i = 0; i < rank; i++)
+        last += (dims[i] - 1) * strides[i];
+    return rank > 0 ? last + 1 : 0;
+}
+
+/* Whether the axes named by `order` (outermost first) are packed; axes of length 1 may have any stride. */
+static inline int pbn_is_packed(int rank, const int64_t *dims, const int64_t *strides, const int *order) {
+    int64_t expected = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        int axis = order[i];
+        if (dims[axis] != 1 && strides[axis] != expected)
+            return 0;
+        expected *= dims[axis];
+    }
+    return 1;
+}
+
+/* Channels-first wins where both hold (C = 1 or no spatial extent): the memory is the same. */
+static inline int pbn_layout_of(int rank, const int64_t *dims, const int64_t *strides) {
+    int first[PBN_MAX_RANK], last[PBN_MAX_RANK];
+    for (int i = 0; i < rank; i++) {
+        first[i] = i;
+        last[i] = i == 0 ? 0 : i == rank - 1 ? 1 : i + 1;
+    }
+    if (pbn_is_packed(rank, dims, strides, first))
+        return PBN_CHANNELS_FIRST;
+    if (pbn_is_packed(rank, dims, strides, last))
+        return PBN_CHANNELS_LAST;
+    return PBN_STRIDED;
+}
+
+static inline void pbn_packed_strides(int rank, const int64_t *dims, int layout, int64_t *strides) {
+    int64_t next = 1;
+    if (layout == PBN_CHANNELS_LAST && rank > 2) {
+        strides[1] = 1;
+        next = dims[1];
+        for (int i = rank - 1; i >= 2; i--) {
+            strides[i] = next;
+            next *= dims[i];
+        }
+        strides[0] = next;
+        return;
+    }
+    for (int i = rank - 1; i >= 0; i--) {
+        strides[i] = next;
+        next *= dims[i];
+    }
+}
+
+/* The same memory with a rank in [low, high], low >= 4: trailing axes of length 1 are appended,
+ * or all spatial axes merge into one, (N, C, S, 1), which is possible exactly when they are
+ * mutually contiguous. Batch norm does not distinguish spatial axes from one another.
+ * A rank inside the range is copied. Returns PBN_E_UNSUPPORTED when the memory does not merge. */
+static inline int pbn_fold(const pbn_tensor *t, int low, int high, int *rank, int64_t *dims, int64_t *strides) {
+    if (t->rank <= high) {
+        *rank = t->rank < low ? low : t->rank;
+        for (int i = 0; i < *rank; i++) {
+            dims[i] = i < t->rank ? t->dims[i] : 1;
+            /* stride of an axis of length 1 is arbitrary; the C axis' own keeps channels-last recognisable */
+            strides[i] = i < t->rank ? t->strides[i] : (t->layout == PBN_CHANNELS_LAST ? t->dims[1] : 1);
+        }
+        return PBN_OK;
+    }
+    int64_t size = 1, inner = 0, expected = 0;
+    for (int i = t->rank - 1; i >= 2; i--) {
+        if (t->dims[i] == 1)
+            continue;
+        if (inner == 0)
+            inner = t->strides[i];
+        else if (t->strides[i] != expected)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the spatial axes of this rank are not mutually contiguous, so they cannot be merged to the rank the vendor takes");
+        size *= t->dims[i];
+        expected = t->strides[i] * t->dims[i];
+    }
+    if (inner == 0)
+        inner = t->layout == PBN_CHANNELS_LAST ? t->dims[1] : 1;
+    *rank = low;
+    dims[0] = t->dims[0], strides[0] = t->strides[0];
+    dims[1] = t->dims[1], strides[1] = t->strides[1];
+    dims[2] = size, strides[2] = inner;
+    for (int i = 3; i < low; i++) {
+        dims[i] = 1;
+        strides[i] = t->layout == PBN_CHANNELS_LAST ? t->dims[1] : 1;
+    }
+    return PBN_OK;
+}
+
+#endif

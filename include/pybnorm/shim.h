@@ -1,0 +1,197 @@
+/* The contract between pybnorm's Cython core and its vendor files.
+ *
+ * Neutral enums, descriptors, one call record and the table of function pointers that every
+ * backend fills. No vendor type, number or header appears here. Calls take neutral arguments
+ * that pybnorm/_arguments.py has already checked; a backend only refuses what its own vendor
+ * cannot do right. All functions may be called without the GIL.
+ *
+ * Status convention: 0 success, > 0 the vendor's own number unchanged, < 0 one of pbn_error.
+ */
+#ifndef PYBNORM_SHIM_H
+#define PYBNORM_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The backend list. Adding a vendor adds one line here and one C file that defines
+ * `const pbn_backend pbn_backend_<name>`. */
+#define PBN_BACKENDS(X) \
+    X(cudnn)            \
+    X(miopen)           \
+    X(onednn)
+
+#define PBN_MAX_RANK 8
+#define PBN_PATH_MAX 4096
+#define PBN_TEXT_MAX 1024
+
+typedef enum pbn_dtype {
+    PBN_FLOAT32 = 0,
+    PBN_FLOAT64 = 1,
+    PBN_FLOAT16 = 2,
+    PBN_BFLOAT16 = 3
+} pbn_dtype;
+
+typedef enum pbn_mode {
+    PBN_PER_ACTIVATION = 0,     /* parameters (1, C, D...), reduced over N */
+    PBN_SPATIAL = 1,            /* parameters (1, C, 1...), reduced over N and the spatial axes */
+    PBN_SPATIAL_PERSISTENT = 2  /* the same mathematics as SPATIAL, other kernels */
+} pbn_mode;
+
+/* How a tensor lies in memory. Axis 0 is N and axis 1 is C whatever the layout. */
+typedef enum pbn_layout {
+    PBN_CHANNELS_FIRST = 0, /* packed NC, NCL, NCHW, NCDHW, ... */
+    PBN_CHANNELS_LAST = 1,  /* packed NLC, NHWC, NDHWC, ... */
+    PBN_STRIDED = 2         /* any other non-overlapping strides */
+} pbn_layout;
+
+typedef enum pbn_operation {
+    PBN_OP_DERIVE = 0,
+    PBN_OP_FORWARD_TRAINING = 1,
+    PBN_OP_FORWARD_INFERENCE = 2,
+    PBN_OP_BACKWARD = 3,
+    PBN_OP_AXPBY = 4 /* y = a*x + b*y, elementwise */
+} pbn_operation;
+
+/* What the capability query answers; 0 means the combination is refused. */
+typedef enum pbn_capability {
+    PBN_CAP_RUNS = 1,          /* the combination executes */
+    PBN_CAP_BLEND_NATIVE = 2,  /* the vendor applies alpha and beta itself */
+    PBN_CAP_BLEND_SCRATCH = 4, /* alpha/beta other than 1/0 through the caller's workspace */
+    PBN_CAP_FOLDED = 8,        /* the adapter hands the vendor another rank or view of the same memory */
+    PBN_CAP_HOST_STEPS = 16    /* part of the result is computed by the adapter in C on the CPU */
+} pbn_capability;
+
+typedef enum pbn_error {
+    PBN_OK = 0,
+    PBN_E_UNSUPPORTED = -1, /* the vendor has no right path for this; last_error says why */
+    PBN_E_NOT_LOADED = -2,  /* the backend's library has not been loaded */
+    PBN_E_SYMBOL = -3,      /* the library lacks a symbol; message names it */
+    PBN_E_LIBRARY = -4,     /* the file cannot be opened as a library; message has the loader's text */
+    PBN_E_VERSION = -5,     /* the library answers, but is a version this backend does not speak */
+    PBN_E_ARGUMENT = -6,    /* a bad argument reached the shim (validation above should have caught it) */
+    PBN_E_WORKSPACE = -7,   /* workspace missing or too small */
+    PBN_E_MEMORY = -8,      /* host memory for a descriptor or handle could not be had */
+    PBN_E_INTERNAL = -9     /* the adapter's own invariant failed */
+} pbn_error;
+
+/* Families of vendor statuses; the core maps them to Python exception classes. */
+typedef enum pbn_status_class {
+    PBN_CLASS_SUCCESS = 0,
+    PBN_CLASS_BAD_PARAMETER = 1,
+    PBN_CLASS_NOT_SUPPORTED = 2,
+    PBN_CLASS_ALLOCATION = 3,
+    PBN_CLASS_NOT_INITIALIZED = 4, /* no device, no driver, library parts missing */
+    PBN_CLASS_EXECUTION = 5,
+    PBN_CLASS_VERSION = 6,         /* library parts of different versions */
+    PBN_CLASS_INTERNAL = 7
+} pbn_status_class;
+
+/* A tensor's shape and memory order, with the vendor's descriptor for it.
+ * rank 0: created but not set. Only the backend touches `vendor`, `compute` and `owned`. */
+typedef struct pbn_tensor {
+    int32_t dtype;
+    int32_t rank;
+    int64_t dims[PBN_MAX_RANK];
+    int64_t strides[PBN_MAX_RANK];
+    void *vendor;   /* the vendor's descriptor of exactly these dims and strides */
+    void *compute;  /* the descriptor the compute calls take (folded rank); may equal `vendor` */
+    int32_t owned;  /* 0: `vendor` belongs to someone else and is never destroyed here */
+    int32_t layout; /* pbn_layout, kept beside dims so that calls need not classify again */
+} pbn_tensor;
+
+typedef struct pbn_handle pbn_handle; /* each backend's own */
+
+/* One batch-norm or elementwise call. Unused pointers are NULL.
+ *
+ * forward training   y = alpha*bn(x) + beta*y; running and saved pairs both or none
+ * forward inference  y = alpha*(scale*(x-running_mean)/sqrt(running_variance+epsilon)+bias) + beta*y
+ * backward           dx = alpha*dx' + beta*dx; dscale, dbias blended by alpha_param, beta_param;
+ *                    saved pair both (epsilon unused, any values honoured) or none (recomputed from x)
+ * axpby              y = alpha*x + beta*y (x, y: same dims and dtype, each with its own strides)
+ *
+ * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
+ * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
+typedef struct pbn_call {
+    int32_t operation;
+    int32_t mode;
+    double alpha, beta;
+    double alpha_param, beta_param;
+    double factor;  /* running = (1-factor)*running + factor*batch; batch variance is unbiased */
+    double epsilon;
+    const pbn_tensor *x_desc, *y_desc, *dy_desc, *dx_desc, *param_desc;
+    const void *x, *dy;
+    void *y, *dx;
+    const void *scale, *bias;
+    void *running_mean, *running_variance; /* inference reads them only */
+    void *saved_mean, *saved_inv_variance; /* inv_variance = 1/sqrt(biased variance + epsilon); backward reads them only */
+    void *dscale, *dbias;
+    void *workspace;
+    size_t workspace_size;
+} pbn_call;
+
+typedef struct pbn_library {
+    void *handle;                /* from the system loader; never closed once symbols are out */
+    int32_t version[3];
+    char path[PBN_PATH_MAX];     /* resolved path of what is mapped */
+    char message[PBN_TEXT_MAX];  /* on failure: the loader's text, the symbol's name, the version seen */
+} pbn_library;
+
+typedef struct pbn_backend {
+    const char *name;        /* "cudnn": the word users type */
+    const char *label;       /* "cuDNN": the vendor's spelling */
+    int32_t device_type;     /* DLPack device type whose pointers the calls take: 1 CPU, 2 CUDA, 10 ROCm */
+
+    /* Opens `file` (a path or a bare soname), resolves every symbol on that handle and asks the version.
+     * no_load != 0: only if it is already in the process. Not thread-safe; the core holds a lock. */
+    int (*load)(const char *file, int no_load, pbn_library *out);
+
+    const char *(*status_name)(int status);  /* "CUDNN_STATUS_BAD_PARAM"; static storage, never NULL */
+    int (*status_class)(int status);
+    /* Text about the last non-zero status on this thread: the vendor's (status > 0) or the
+     * adapter's reason (status < 0). Always terminates `text`; empty when there is none. */
+    void (*last_error)(int status, char *text, size_t size);
+
+    int (*current_device)(int *ordinal); /* -1 where it cannot be known */
+
+    int (*handle_create)(pbn_handle **handle);
+    int (*handle_borrow)(void *vendor, pbn_handle **handle); /* wraps, never destroys, a vendor handle */
+    int (*handle_destroy)(pbn_handle *handle);
+    void *(*handle_pointer)(const pbn_handle *handle);
+    int (*stream_set)(pbn_handle *handle, void *stream);
+    int (*stream_get)(pbn_handle *handle, void **stream);
+
+    int (*tensor_create)(pbn_tensor *tensor); /* zeroes the record, then asks the vendor */
+    int (*tensor_borrow)(void *vendor, pbn_tensor *tensor); /* reads a foreign descriptor into the record */
+    int (*tensor_set)(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides);
+    int (*tensor_get)(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides); /* what the vendor says */
+    int (*tensor_size)(const pbn_tensor *tensor, size_t *bytes);
+    int (*tensor_destroy)(pbn_tensor *tensor); /* safe on a zeroed record; zeroes it */
+
+    /* Sets `derived` (created) to the parameter descriptor of x in `mode`: same rank as x, packed. */
+    int (*derive)(pbn_tensor *derived, const pbn_tensor *x, int mode);
+
+    /* Bits of pbn_capability for x in `layout`, or 0 and the reason (static storage) in *why. */
+    uint32_t (*capability)(int operation, int mode, int dtype, int layout, int rank, const char **why);
+
+    int (*workspace_size)(pbn_handle *handle, const pbn_call *call, size_t *bytes); /* pointers in `call` may be NULL or not */
+    int (*forward_training)(pbn_handle *handle, const pbn_call *call);
+    int (*forward_inference)(pbn_handle *handle, const pbn_call *call);
+    int (*backward)(pbn_handle *handle, const pbn_call *call);
+    int (*axpby)(pbn_handle *handle, const pbn_call *call);
+
+    /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
+    int (*has_symbol)(const char *name);
+} pbn_backend;
+
+#define PBN_DECLARE(name) extern const pbn_backend pbn_backend_##name;
+PBN_BACKENDS(PBN_DECLARE)
+#undef PBN_DECLARE
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,483 @@
+"""The one validator: neutral argument rules shared by every backend and by the reference.
+
+The rules come from what batch norm means and from what the vendor libraries do with bad input (crash, write out of
+bounds, return success with NaN). Nothing here changes if a vendor changes. Every function returns the value in its
+canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the argument, what it was and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple, Protocol
+
+from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+__all__ = [
+    "Region",
+    "TensorLike",
+    "axpby",
+    "backward",
+    "boolean",
+    "data_type",
+    "derived_data_type",
+    "derived_dims",
+    "dims",
+    "disjoint",
+    "epsilon",
+    "factor",
+    "forward_inference",
+    "forward_training",
+    "is_packed_vector",
+    "kept_axes",
+    "layout_of",
+    "mode",
+    "numel",
+    "operation",
+    "optional_pointer",
+    "packed_strides",
+    "pair",
+    "parameter_dims",
+    "pointer",
+    "reduced_axes",
+    "reduced_count",
+    "scalar",
+    "span",
+    "strides",
+]
+
+INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
+POINTER_MAX = 2**64 - 1
+_FLOAT32_MAX = 3.4028234663852886e38
+_FLOAT64_MAX = 1.7976931348623157e308
+
+_MODES: dict[object, Mode] = {m: m for m in Mode} | {m.name: m for m in Mode} | {m.name.lower(): m for m in Mode}
+_OPERATIONS: dict[object, Operation] = (
+    {o: o for o in Operation} | {o.name: o for o in Operation} | {o.name.lower(): o for o in Operation}
+)
+_DATA_TYPES: dict[object, DataType] = (
+    {d: d for d in DataType} | {d.name.lower(): d for d in DataType} | {d.short: d for d in DataType}
+)
+
+
+class TensorLike(Protocol):
+    """What the call rules read of a tensor: a descriptor or an array's buffer."""
+
+    @property
+    def dims(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> DataType: ...
+
+
+class Region(NamedTuple):
+    """The memory that one argument touches: first byte, and its shape and strides in bytes."""
+
+    name: str
+    pointer: int
+    dims: tuple[int, ...]
+    byte_strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        last = sum((d - 1) * s for d, s in zip(self.dims, self.byte_strides, strict=True))
+        return self.pointer + last + self.itemsize
+
+
+# ---------------------------------------------------------------- scalars and words
+
+
+def mode(value: object) -> Mode:
+    """A `Mode` from a `Mode`, its number or its name."""
+    found = _lookup(_MODES, value)
+    if found is None:
+        raise ArgumentError("mode", value, "one of " + ", ".join(f"Mode.{m.name}" for m in Mode))
+    return found
+
+
+def operation(value: object) -> Operation:
+    """An `Operation` from an `Operation`, its number or its name."""
+    found = _lookup(_OPERATIONS, value)
+    if found is None:
+        raise ArgumentError("operation", value, "one of " + ", ".join(f"Operation.{o.name}" for o in Operation))
+    return found
+
+
+def data_type(value: object, argument: str = "dtype") -> DataType:
+    """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
+    found = _lookup(_DATA_TYPES, value)
+    if found is None and not isinstance(value, (int, str)):
+        name = getattr(value, "name", None) or getattr(value, "__name__", None)  # np.dtype | np.float32, ml_dtypes
+        found = _lookup(_DATA_TYPES, name)
+    if found is None:
+        raise ArgumentTypeError(argument, value, "float32, float64, float16 or bfloat16")
+    return found
+
+
+def _lookup(table: dict[object, Any], value: object) -> Any:
+    if isinstance(value, bool):  # True would be found as 1
+        return None
+    try:
+        return table.get(value)
+    except TypeError:  # unhashable
+        return None
+
+
+def scalar(value: object, argument: str, dtype: DataType = DataType.FLOAT64) -> float:
+    """A finite float: the host-side alpha and beta, which vendors read as float32 unless the data are float64."""
+    allowed = "a finite number" if dtype == DataType.FLOAT64 else "a finite number that float32 can hold"
+    limit = _FLOAT64_MAX if dtype == DataType.FLOAT64 else _FLOAT32_MAX
+    number = _float(value, argument, allowed)
+    if not -limit <= number <= limit:
+        raise ArgumentError(argument, value, allowed)
+    return number
+
+
+def epsilon(value: object) -> float:
+    """A finite float >= 0. cuDNN takes NaN with status 0; MIOpen checks nothing."""
+    allowed = "a finite number >= 0 that float32 can hold"
+    number = _float(value, "epsilon", allowed)
+    if not 0.0 <= number <= _FLOAT32_MAX:
+        raise ArgumentError("epsilon", value, allowed)
+    return number
+
+
+def factor(value: object, argument: str = "exponential_average_factor") -> float:
+    """A float in [0, 1]."""
+    allowed = "a number from 0 to 1"
+    number = _float(value, argument, allowed)
+    if not 0.0 <= number <= 1.0:
+        raise ArgumentError(argument, value, allowed)
+    return number
+
+
+def boolean(value: object, argument: str) -> bool:
+    """A bool."""
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(argument, value, "True or False")
+    return value
+
+
+def _float(value: object, argument: str, allowed: str) -> float:
+    if type(value) is float:
+        return value
+    if isinstance(value, (bool, str, bytes)):
+        raise ArgumentTypeError(argument, value, allowed)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ArgumentError(argument, value, allowed) from None
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(argument, value, allowed) from None
+
+
+def pointer(value: object, argument: str) -> int:
+    """A non-zero address."""
+    address = _address(value, argument)
+    if address == 0:
+        raise ArgumentError(argument, value, "a non-NULL address")
+    return address
+
+
+def optional_pointer(value: object, argument: str) -> int:
+    """An address, or 0 for ``None`` and 0."""
+    return 0 if value is None else _address(value, argument)
+
+
+def _address(value: object, argument: str) -> int:
+    if isinstance(value, bool):
+        raise ArgumentTypeError(argument, value, "an address as an integer")
+    try:
+        address = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(argument, value, "an address as an integer") from None
+    if not 0 <= address <= POINTER_MAX:
+        raise ArgumentError(argument, value, "an address of 64 bits")
+    return address
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def dims(value: object, argument: str = "dims", low: int = 2, high: int = 8) -> tuple[int, ...]:
+    """A shape: `low` to `high` integers, each from 1 to 2**31 - 1."""
+    shape = _integers(value, argument)
+    if not low <= len(shape) <= high:
+        raise ArgumentError(argument, shape, f"rank {low} to {high}")
+    for d in shape:
+        if not 1 <= d <= INT32_MAX:
+            raise ArgumentError(argument, shape, f"sizes from 1 to {INT32_MAX}")
+    return shape
+
+
+def strides(value: object, shape: tuple[int, ...], argument: str = "strides") -> tuple[int, ...]:
+    """Strides in elements: positive, at most 2**31 - 1, and such that no two elements share memory.
+
+    The overlap test is the sufficient one: ordered by stride, each axis steps over all that the smaller ones span.
+    """
+    steps = _integers(value, argument)
+    if len(steps) != len(shape):
+        raise ArgumentError(argument, steps, f"one stride for each of the {len(shape)} sizes {shape}")
+    for s in steps:
+        if not 1 <= s <= INT32_MAX:
+            raise ArgumentError(argument, steps, f"strides from 1 to {INT32_MAX}")
+    reach = 0
+    for s, d in sorted((s, d) for s, d in zip(steps, shape, strict=True) if d > 1):
+        if s <= reach:
+            raise ArgumentError(argument, steps, f"strides under which no two elements of {shape} overlap")
+        reach += (d - 1) * s
+    return steps
+
+
+def _integers(value: object, argument: str) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)):
+        raise ArgumentTypeError(argument, value, "a sequence of integers")
+    try:
+        items = tuple(value)  # type: ignore[arg-type]
+        if any(isinstance(v, bool) for v in items):
+            raise TypeError
+        return tuple(operator.index(v) for v in items)
+    except TypeError:
+        raise ArgumentTypeError(argument, value, "a sequence of integers") from None
+
+
+def numel(shape: tuple[int, ...]) -> int:
+    """Number of elements."""
+    return math.prod(shape)
+
+
+def span(shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
+    """Elements from the first to the last one, both included."""
+    return 1 + sum((d - 1) * s for d, s in zip(shape, steps, strict=True))
+
+
+def packed_strides(shape: tuple[int, ...], layout: Layout = Layout.CHANNELS_FIRST) -> tuple[int, ...]:
+    """Strides of the packed tensor in `layout`, in elements."""
+    rank = len(shape)
+    if layout == Layout.CHANNELS_FIRST:
+        order = list(range(rank))
+    elif layout == Layout.CHANNELS_LAST:
+        order = [0, *range(2, rank), 1] if rank > 1 else [0]
+    else:
+        raise ArgumentError("layout", layout, "CHANNELS_FIRST or CHANNELS_LAST")
+    steps = [0] * rank
+    step = 1
+    for axis in reversed(order):
+        steps[axis] = step
+        step *= shape[axis]
+    return tuple(steps)
+
+
+def layout_of(shape: tuple[int, ...], steps: tuple[int, ...]) -> Layout:
+    """The layout that these strides are; channels first where both packed layouts hold."""
+    for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
+        packed = packed_strides(shape, layout)
+        if all(d == 1 or s == p for d, s, p in zip(shape, steps, packed, strict=True)):
+            return layout
+    return Layout.STRIDED
+
+
+def is_packed_vector(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether the elements, in order, lie one behind the other."""
+    expected = 1
+    for d, s in zip(reversed(shape), reversed(steps), strict=True):
+        if d != 1:
+            if s != expected:
+                return False
+            expected *= d
+    return True
+
+
+def kept_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:
+    """Axes that parameters keep."""
+    return (1,) if bn_mode != Mode.PER_ACTIVATION else tuple(range(1, rank))
+
+
+def reduced_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:
+    """Axes that statistics sum over."""
+    return (0, *range(2, rank)) if bn_mode != Mode.PER_ACTIVATION else (0,)
+
+
+def derived_dims(shape: tuple[int, ...], bn_mode: Mode) -> tuple[int, ...]:
+    """Shape of scale, bias and statistics for data of `shape`: rank kept, reduced axes 1."""
+    kept = kept_axes(len(shape), bn_mode)
+    return tuple(d if axis in kept else 1 for axis, d in enumerate(shape))
+
+
+def derived_data_type(dtype: DataType) -> DataType:
+    """dtype of scale, bias and statistics: float64 for float64 data, else float32."""
+    return DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
+
+
+def reduced_count(shape: tuple[int, ...], bn_mode: Mode) -> int:
+    """Elements per statistic, the m of the formulas."""
+    return math.prod(shape[axis] for axis in reduced_axes(len(shape), bn_mode))
+
+
+def parameter_dims(
+    argument: str, shape: tuple[int, ...], steps: tuple[int, ...] | None, derived: tuple[int, ...]
+) -> None:
+    """A parameter array: the derived shape, or the same without (some of) its axes of length 1; contiguous."""
+    if [d for d in shape if d != 1] != [d for d in derived if d != 1]:
+        raise ArgumentError(argument, f"shape {shape}", f"shape {derived}, axes of length 1 may be left out")
+    if steps is not None and not is_packed_vector(shape, steps):
+        raise ArgumentError(argument, f"strides {steps}", "a contiguous array")
+
+
+def pair(name_a: str, a: object, name_b: str, b: object) -> bool:
+    """Both given (True) or neither (False)."""
+    if (a is None) != (b is None):
+        missing, given = (name_a, name_b) if a is None else (name_b, name_a)
+        raise ArgumentError(missing, None, f"to be given, because {given} is, or both absent")
+    return a is not None
+
+
+# ---------------------------------------------------------------- aliasing
+
+
+def disjoint(outputs: list[Region], inputs: list[Region]) -> None:
+    """No output shares memory with an input or with another output.
+
+    Interleaved views of one buffer with equal strides (two channel slices) are told apart exactly; other views
+    whose byte ranges overlap are refused.
+    """
+    regions = sorted(
+        [(r.pointer, r.end, True, r) for r in outputs] + [(r.pointer, r.end, False, r) for r in inputs],
+        key=operator.itemgetter(0),
+    )
+    for i, (_, end, is_output, region) in enumerate(regions):
+        for start, _, other_is_output, other in regions[i + 1 :]:
+            if start >= end:
+                break
+            if (is_output or other_is_output) and _share(region, other):
+                output, blamed = (region, other) if is_output else (other, region)
+                raise ArgumentError(
+                    output.name, f"memory that overlaps {blamed.name}", f"memory of its own, apart from {blamed.name}"
+                )
+
+
+def _share(a: Region, b: Region) -> bool:
+    if a.byte_strides != b.byte_strides or a.dims != b.dims or a.itemsize != b.itemsize:
+        return True
+    distance = b.pointer - a.pointer
+    if distance % a.itemsize:
+        return True
+    axes = sorted(
+        ((s, d) for s, d in zip(a.byte_strides, a.dims, strict=True) if d > 1), key=operator.itemgetter(0), reverse=True
+    )
+    return _reachable(distance, axes)
+
+
+def _reachable(distance: int, axes: list[tuple[int, int]]) -> bool:
+    """Whether sum(q_i * stride_i) == distance has a solution with |q_i| < size_i (axes by falling stride)."""
+    if not axes:
+        return distance == 0
+    (step, size), rest = axes[0], axes[1:]
+    reach = sum((d - 1) * s for s, d in rest)
+    low = max(-(size - 1), -((reach - distance) // step))
+    high = min(size - 1, (distance + reach) // step)
+    return any(_reachable(distance - q * step, rest) for q in range(low, high + 1))
+
+
+# ---------------------------------------------------------------- the calls
+
+
+def _same(argument: str, t: TensorLike, x: TensorLike, other: str = "x") -> None:
+    if t.dims != x.dims:
+        raise ArgumentError(argument, f"dims {t.dims}", f"the dims of {other}, {x.dims}")
+    if t.dtype != x.dtype:
+        raise ArgumentTypeError(argument, f"dtype {t.dtype.short}", f"the dtype of {other}, {x.dtype.short}")
+
+
+def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
+    derived = derived_dims(x.dims, bn_mode)
+    if param.dims != derived:
+        raise ArgumentError(
+            "param_desc", f"dims {param.dims}", f"{derived}, as derived from x {x.dims} in mode {bn_mode.name}"
+        )
+    expected = derived_data_type(x.dtype)
+    if param.dtype != expected:
+        raise ArgumentTypeError("param_desc", f"dtype {param.dtype.short}", f"{expected.short} for {x.dtype.short} data")
+
+
+def forward_training(
+    bn_mode: object,
+    alpha: object,
+    beta: object,
+    x: TensorLike,
+    y: TensorLike,
+    param: TensorLike | None,
+    exponential_average_factor: object,
+    epsilon_: object,
+    has_running: bool,
+) -> tuple[Mode, float, float, float, float]:
+    """Rules of forward training; returns mode, alpha, beta, factor and epsilon in canonical form."""
+    m = mode(bn_mode)
+    result = (
+        m,
+        scalar(alpha, "alpha", x.dtype),
+        scalar(beta, "beta", x.dtype),
+        factor(exponential_average_factor),
+        epsilon(epsilon_),
+    )
+    _same("y", y, x)
+    if param is not None:
+        _param(param, x, m)
+    if has_running and reduced_count(x.dims, m) == 1:
+        # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen leaves the correction out, PyTorch refuses.
+        raise ArgumentError(
+            "x", f"dims {x.dims} in mode {m.name}", "at least two elements per statistic when running statistics are updated"
+        )
+    return result
+
+
+def forward_inference(
+    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None, epsilon_: object
+) -> tuple[Mode, float, float, float]:
+    """Rules of forward inference; returns mode, alpha, beta and epsilon in canonical form."""
+    m = mode(bn_mode)
+    result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_))
+    _same("y", y, x)
+    if param is not None:
+        _param(param, x, m)
+    return result
+
+
+def backward(
+    bn_mode: object,
+    alpha_data: object,
+    beta_data: object,
+    alpha_param: object,
+    beta_param: object,
+    x: TensorLike,
+    dy: TensorLike,
+    dx: TensorLike,
+    param: TensorLike | None,
+    epsilon_: object,
+) -> tuple[Mode, float, float, float, float, float]:
+    """Rules of backward; returns mode, the four scalars and epsilon in canonical form."""
+    m = mode(bn_mode)
+    result = (
+        m,
+        scalar(alpha_data, "alpha_data", x.dtype),
+        scalar(beta_data, "beta_data", x.dtype),
+        scalar(alpha_param, "alpha_param", x.dtype),
+        scalar(beta_param, "beta_param", x.dtype),
+        epsilon(epsilon_),
+    )
+    _same("dy", dy, x)
+    _same("dx", dx, x)
+    if param is not None:
+        _param(param, x, m)
+    return result
+
+
+def axpby(a: object, b: object, x: TensorLike, y: TensorLike) -> tuple[float, float]:
+    """Rules of y = a*x + b*y; returns a and b in canonical form."""
+    result = (scalar(a, "a", x.dtype), scalar(b, "b", x.dtype))
+    _same("y", y, x)
+    return result

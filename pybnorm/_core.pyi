@@ -1,0 +1,222 @@
+from os import PathLike
+from types import TracebackType
+from typing import Any, NamedTuple, SupportsIndex
+
+from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
+
+class Library(NamedTuple):
+    backend: str
+    label: str
+    version: tuple[int, int, int]
+    path: str
+    found_via: str
+    attempts: tuple[tuple[str, str, str], ...]
+    device_type: int
+
+def backends() -> tuple[str, ...]: ...
+def loaded(backend: str) -> Library | None: ...
+def load(backend: str, path: str | bytes | PathLike[str] | None = None) -> Library: ...
+def has_symbol(backend: str, name: str) -> bool | None: ...
+def capability(
+    backend: str,
+    operation: Operation | int | str,
+    mode: Mode | int | str,
+    dtype: object,
+    layout: Layout | int,
+    rank: int,
+) -> tuple[Capability, str]: ...
+
+class TensorDescriptor:
+    backend: str
+    dtype: DataType
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    layout: Layout
+    def __init__(self, backend: str, dtype: object, dims: object, strides: object = None) -> None: ...
+    @staticmethod
+    def from_pointer(backend: str, pointer: SupportsIndex) -> TensorDescriptor: ...
+    def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> TensorDescriptor: ...
+    def __exit__(self, *_: object) -> None: ...
+
+def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | str) -> TensorDescriptor: ...
+
+class Handle:
+    backend: str
+    library: Library
+    device: int | None
+    def __init__(self, backend: str, *, stream: Any = None) -> None: ...
+    @staticmethod
+    def from_pointer(backend: str, pointer: SupportsIndex) -> Handle: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def workspace_nbytes(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+    def set_stream(self, stream: Any) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Handle: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+    ) -> None: ...
+    def forward_training(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        y: Any,
+        *,
+        mode: Mode | int | str = ...,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1,
+        running_mean: Any = None,
+        running_variance: Any = None,
+        saved_mean: Any = None,
+        saved_inv_variance: Any = None,
+        workspace: Any = None,
+    ) -> None: ...
+    def forward_inference(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        running_mean: Any,
+        running_variance: Any,
+        y: Any,
+        *,
+        mode: Mode | int | str = ...,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 1e-5,
+        workspace: Any = None,
+    ) -> None: ...
+    def backward(
+        self,
+        x: Any,
+        dy: Any,
+        scale: Any,
+        dx: Any,
+        dscale: Any,
+        dbias: Any,
+        *,
+        mode: Mode | int | str = ...,
+        alpha_data: float = 1.0,
+        beta_data: float = 0.0,
+        alpha_param: float = 1.0,
+        beta_param: float = 0.0,
+        epsilon: float = 1e-5,
+        saved_mean: Any = None,
+        saved_inv_variance: Any = None,
+        workspace: Any = None,
+    ) -> None: ...
+    def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None: ...
+    def workspace_size(
+        self,
+        operation: Operation | int | str,
+        x_desc: TensorDescriptor,
+        *,
+        mode: Mode | int | str = ...,
+        y_desc: TensorDescriptor | None = None,
+        dy_desc: TensorDescriptor | None = None,
+        dx_desc: TensorDescriptor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        alpha_param: float = 1.0,
+        beta_param: float = 0.0,
+        epsilon: float = 1e-5,
+        running: bool = True,
+        saved: bool = True,
+    ) -> int: ...
+
+def batch_normalization_forward_training(
+    handle: Handle,
+    mode: Mode | int | str,
+    alpha: float,
+    beta: float,
+    x_desc: TensorDescriptor,
+    x: SupportsIndex,
+    y_desc: TensorDescriptor,
+    y: SupportsIndex,
+    param_desc: TensorDescriptor,
+    scale: SupportsIndex,
+    bias: SupportsIndex,
+    exponential_average_factor: float,
+    running_mean: SupportsIndex | None,
+    running_variance: SupportsIndex | None,
+    epsilon: float,
+    saved_mean: SupportsIndex | None,
+    saved_inv_variance: SupportsIndex | None,
+    *,
+    workspace: SupportsIndex = 0,
+    workspace_size: SupportsIndex = 0,
+) -> None: ...
+def batch_normalization_forward_inference(
+    handle: Handle,
+    mode: Mode | int | str,
+    alpha: float,
+    beta: float,
+    x_desc: TensorDescriptor,
+    x: SupportsIndex,
+    y_desc: TensorDescriptor,
+    y: SupportsIndex,
+    param_desc: TensorDescriptor,
+    scale: SupportsIndex,
+    bias: SupportsIndex,
+    running_mean: SupportsIndex,
+    running_variance: SupportsIndex,
+    epsilon: float,
+    *,
+    workspace: SupportsIndex = 0,
+    workspace_size: SupportsIndex = 0,
+) -> None: ...
+def batch_normalization_backward(
+    handle: Handle,
+    mode: Mode | int | str,
+    alpha_data: float,
+    beta_data: float,
+    alpha_param: float,
+    beta_param: float,
+    x_desc: TensorDescriptor,
+    x: SupportsIndex,
+    dy_desc: TensorDescriptor,
+    dy: SupportsIndex,
+    dx_desc: TensorDescriptor,
+    dx: SupportsIndex,
+    param_desc: TensorDescriptor,
+    scale: SupportsIndex,
+    dscale: SupportsIndex,
+    dbias: SupportsIndex,
+    epsilon: float,
+    saved_mean: SupportsIndex | None,
+    saved_inv_variance: SupportsIndex | None,
+    *,
+    workspace: SupportsIndex = 0,
+    workspace_size: SupportsIndex = 0,
+) -> None: ...
+def axpby(
+    handle: Handle,
+    a: float,
+    x_desc: TensorDescriptor,
+    x: SupportsIndex,
+    b: float,
+    y_desc: TensorDescriptor,
+    y: SupportsIndex,
+    *,
+    workspace: SupportsIndex = 0,
+    workspace_size: SupportsIndex = 0,
+) -> None: ...

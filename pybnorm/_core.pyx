@@ -1,0 +1,1694 @@
+# cython: language_level=3, freethreading_compatible=True, embedsignature=True, embedsignature.format=python
+"""Handles, tensor descriptors and the batch-norm calls of the vendor libraries.
+
+The only compiled module. It sees ``include/pybnorm/shim.h``, never a vendor header. A call validates once
+(`pybnorm._arguments`), releases the GIL, goes through the backend's table of functions and raises only if the
+status is not 0. Nothing on that path prints, synchronises or allocates device memory.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from pybnorm._shim cimport (
+    PBN_BACKEND_COUNT,
+    PBN_CLASS_ALLOCATION,
+    PBN_CLASS_BAD_PARAMETER,
+    PBN_CLASS_EXECUTION,
+    PBN_CLASS_NOT_INITIALIZED,
+    PBN_CLASS_NOT_SUPPORTED,
+    PBN_CLASS_VERSION,
+    PBN_E_ARGUMENT,
+    PBN_E_INTERNAL,
+    PBN_E_LIBRARY,
+    PBN_E_MEMORY,
+    PBN_E_NOT_LOADED,
+    PBN_E_SYMBOL,
+    PBN_E_UNSUPPORTED,
+    PBN_E_VERSION,
+    PBN_E_WORKSPACE,
+    PBN_MAX_RANK,
+    PBN_OP_AXPBY,
+    PBN_OP_BACKWARD,
+    PBN_OP_DERIVE,
+    PBN_OP_FORWARD_INFERENCE,
+    PBN_OP_FORWARD_TRAINING,
+    PBN_TEXT_MAX,
+    pbn_backend,
+    pbn_backends,
+    pbn_call,
+    pbn_handle,
+    pbn_library,
+    pbn_tensor,
+)
+
+import collections
+import os
+import sys
+import threading
+import warnings
+
+from pybnorm import _arguments, _arrays, _find, errors
+from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
+
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void **pointer, size_t alignment, size_t size)
+
+__all__ = [
+    "Handle",
+    "Library",
+    "TensorDescriptor",
+    "axpby",
+    "backends",
+    "batch_normalization_backward",
+    "batch_normalization_forward_inference",
+    "batch_normalization_forward_training",
+    "capability",
+    "derive_bn_tensor_descriptor",
+    "has_symbol",
+    "load",
+    "loaded",
+]
+
+cdef object _load_lock = threading.Lock()
+cdef dict _libraries = {}  # backend name -> Library; written under _load_lock, never removed
+cdef dict _OWN_STATUS = {
+    PBN_E_UNSUPPORTED: "PBN_E_UNSUPPORTED",
+    PBN_E_NOT_LOADED: "PBN_E_NOT_LOADED",
+    PBN_E_SYMBOL: "PBN_E_SYMBOL",
+    PBN_E_LIBRARY: "PBN_E_LIBRARY",
+    PBN_E_VERSION: "PBN_E_VERSION",
+    PBN_E_ARGUMENT: "PBN_E_ARGUMENT",
+    PBN_E_WORKSPACE: "PBN_E_WORKSPACE",
+    PBN_E_MEMORY: "PBN_E_MEMORY",
+    PBN_E_INTERNAL: "PBN_E_INTERNAL",
+}
+cdef dict _VENDOR_CLASSES = {
+    PBN_CLASS_BAD_PARAMETER: errors.BadParameterError,
+    PBN_CLASS_NOT_SUPPORTED: errors.NotSupportedError,
+    PBN_CLASS_ALLOCATION: errors.AllocationError,
+    PBN_CLASS_NOT_INITIALIZED: errors.NotInitializedError,
+    PBN_CLASS_EXECUTION: errors.ExecutionError,
+    PBN_CLASS_VERSION: errors.VersionMismatchError,
+}
+# DLPack device types whose memory a backend's calls can reach, by the backend's own type.
+cdef dict _REACHABLE = {
+    1: frozenset({1, 3, 11}),  # CPU: also CUDA's and ROCm's pinned host memory
+    2: frozenset({2, 13}),     # CUDA: also managed memory
+    10: frozenset({10}),       # ROCm
+}
+cdef dict _DEVICE_NAMES = {1: "CPU", 2: "CUDA", 3: "CUDA pinned host", 10: "ROCm", 11: "ROCm pinned host", 13: "CUDA managed"}
+cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
+cdef size_t _WORKSPACE_ALIGNMENT = 64
+
+
+# ---------------------------------------------------------------- libraries
+
+class Library(collections.namedtuple("Library", "backend label version path found_via attempts device_type")):
+    """A loaded vendor library.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+    label : str
+        The vendor's spelling of it.
+    version : tuple of int
+        (major, minor, patch) as the running library reports it.
+    path : str
+        Resolved path of the file that is mapped.
+    found_via : str
+        The step of the search that found it.
+    attempts : tuple of (str, str, str)
+        Steps that failed before, as (how, file, why).
+    device_type : int
+        DLPack device type of the memory its calls take.
+    """
+
+    __slots__ = ()
+
+
+cdef const pbn_backend *_table(object backend) except NULL:
+    cdef int i
+    cdef bytes name
+    if isinstance(backend, str):
+        name = (<str>backend).encode("utf-8", "surrogatepass")
+        for i in range(PBN_BACKEND_COUNT):
+            if name == pbn_backends[i].name:
+                return pbn_backends[i]
+    kind = errors.ArgumentError if isinstance(backend, str) else errors.ArgumentTypeError
+    raise kind("backend", backend, "one of " + ", ".join(map(repr, backends())))
+
+
+def backends():
+    """Names of all backends this build knows, loaded or not.
+
+    Returns
+    -------
+    tuple of str
+    """
+    return tuple(pbn_backends[i].name.decode() for i in range(PBN_BACKEND_COUNT))
+
+
+def loaded(backend):
+    """The backend's `Library` if it has been loaded by this process, else ``None``."""
+    _table(backend)
+    return _libraries.get(backend)
+
+
+def load(backend, path=None):
+    """Load a backend's vendor library, once per process.
+
+    Called by itself the first time a backend is used. A failure is not remembered: the next call searches again.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+    path : str or os.PathLike, optional
+        The file to load. Without it ``PYBNORM_LIB_<BACKEND>`` and then the search of `pybnorm._find` decide.
+
+    Returns
+    -------
+    Library
+
+    Raises
+    ------
+    LibraryNotFoundError
+        No step found one; the message lists all of them.
+    LibraryLoadError, SymbolNotFoundError, LibraryVersionError
+        The named file is no library, lacks a symbol or is of a version this backend does not speak; or another
+        file has been loaded already.
+    """
+    _table(backend)  # an unknown name is refused here
+    if path is not None:
+        try:
+            path = os.fspath(path)
+        except TypeError:
+            raise errors.ArgumentTypeError("path", path, "a path") from None
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+    library = _libraries.get(backend)
+    if library is None:
+        with _load_lock:
+            library = _libraries.get(backend)
+            if library is None:
+                library = _load(backend, path)
+                _libraries[backend] = library
+    if path is not None and not _same_file(library.path, path):
+        raise errors.LibraryLoadError(
+            f"{backend}: {path} cannot be loaded, this process already uses {library.path}", backend=backend
+        )
+    return library
+
+
+def _same_file(a, b):
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return a == b
+
+
+cdef object _load(str backend, object path):
+    def open_library(file, no_load):
+        cdef const pbn_backend *table = _table(backend)
+        cdef pbn_library result
+        cdef bytes name = os.fsencode(file)
+        cdef const char *c_name = name
+        cdef int c_no_load = bool(no_load)
+        cdef int status
+        if b"\0" in name:
+            raise _find.OpenFailed("open", "the path contains a null character")
+        with nogil:
+            status = table.load(c_name, c_no_load, &result)
+        if status != 0:
+            kind = {PBN_E_SYMBOL: "symbol", PBN_E_VERSION: "version"}.get(status, "open")
+            raise _find.OpenFailed(kind, (<bytes>result.message).decode("utf-8", "replace"))
+        return (
+            os.fsdecode(<bytes>result.path),
+            (result.version[0], result.version[1], result.version[2]),
+        )
+
+    (file, version), found_via, attempts = _find.find(_find.SPECS[backend], open_library, path)
+    cdef const pbn_backend *table = _table(backend)
+    return Library(
+        backend, table.label.decode(), version, file, found_via, tuple(tuple(a) for a in attempts), table.device_type
+    )
+
+
+def has_symbol(backend, name):
+    """Whether the loaded library has an optional symbol.
+
+    Parameters
+    ----------
+    backend : str
+    name : str
+        Vendor symbol, for example ``"miopenBatchNormalizationForwardTraining_V2"``.
+
+    Returns
+    -------
+    bool or None
+        ``None`` if the backend does not use such a symbol.
+    """
+    load(backend)
+    cdef bytes symbol = name.encode()
+    cdef int found = _table(backend).has_symbol(symbol)
+    return None if found < 0 else bool(found)
+
+
+def capability(backend, operation, mode, dtype, layout, rank):
+    """What a backend does with one combination.
+
+    Parameters
+    ----------
+    backend : str
+    operation : Operation
+    mode : Mode
+        Ignored for `Operation.AXPBY`.
+    dtype : DataType
+        Element type of x.
+    layout : Layout
+        Memory order of x.
+    rank : int
+        2 to 8.
+
+    Returns
+    -------
+    bits : Capability
+        No bit set if the combination is refused.
+    reason : str
+        Why it is refused; empty otherwise.
+    """
+    load(backend)
+    cdef const pbn_backend *table = _table(backend)
+    cdef int c_operation = _arguments.operation(operation)
+    cdef int c_mode = _arguments.mode(mode)
+    cdef int c_dtype = _arguments.data_type(dtype)
+    if not isinstance(layout, int) or isinstance(layout, bool) or layout not in (0, 1, 2):
+        raise errors.ArgumentError("layout", layout, "one of " + ", ".join(f"Layout.{v.name}" for v in Layout))
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 2 <= rank <= 8:
+        raise errors.ArgumentError("rank", rank, "an integer from 2 to 8")
+    cdef int c_layout = layout
+    cdef int c_rank = rank
+    cdef const char *why = NULL
+    cdef uint32_t bits
+    with nogil:
+        bits = table.capability(c_operation, c_mode, c_dtype, c_layout, c_rank, &why)
+    return Capability(bits), "" if bits or why == NULL else why.decode()
+
+
+# ---------------------------------------------------------------- failures
+
+cdef object _error(const pbn_backend *table, int status, str function, tuple descriptors):
+    """The exception for a status; must run on the thread of the call, before any other call."""
+    cdef char text[PBN_TEXT_MAX]
+    text[0] = 0
+    table.last_error(status, text, sizeof(text))
+    backend = table.name.decode()
+    library = _libraries.get(backend)
+    details = dict(
+        backend=backend,
+        function=function,
+        status=status,
+        text=(<bytes>text).decode("utf-8", "replace").strip(),
+        library=library.path if library else "",
+        version=library.version if library else (),
+        descriptors=descriptors,
+    )
+    if status > 0:
+        cls = _VENDOR_CLASSES.get(table.status_class(status), errors.InternalError)
+        return cls(status_name=table.status_name(status).decode(), **details)
+    name = _OWN_STATUS.get(status, "PBN_E_INTERNAL")
+    if status == PBN_E_UNSUPPORTED:
+        cls = errors.UnsupportedError
+    elif status == PBN_E_MEMORY:
+        cls = errors.AllocationError
+    elif status == PBN_E_ARGUMENT:
+        cls = errors.BadParameterError
+    else:
+        cls = errors.InternalError
+    return cls(status_name=name, **details)
+
+
+# ---------------------------------------------------------------- tensor descriptors
+
+cdef class TensorDescriptor:
+    """Shape, memory order and element type of a tensor, as a vendor's descriptor.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``; its library is loaded if it is not yet.
+    dtype : DataType or str or numpy.dtype
+        float32, float64, float16 or bfloat16.
+    dims : sequence of int
+        (N, C, spatial...), 2 to 8 sizes from 1 to 2**31 - 1.
+    strides : sequence of int, optional
+        In elements, positive, not overlapping, at most 2**31 - 1. Default: packed, channels first.
+
+    Attributes
+    ----------
+    backend, dtype, dims, strides, layout
+        As given, in canonical form.
+    nbytes : int
+        From the first to the last byte, as the vendor reports it.
+    pointer : int
+        The vendor's descriptor, for calls outside pybnorm.
+
+    Raises
+    ------
+    ArgumentError
+        A bad shape or stride.
+    UnsupportedError, VendorError
+        The vendor cannot describe such a tensor.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnCreateTensorDescriptor``, ``cudnnSetTensorNdDescriptor``, ``cudnnGetTensorNdDescriptor``,
+    ``cudnnGetTensorSizeInBytes``, ``cudnnDestroyTensorDescriptor``; ``miopenCreateTensorDescriptor``,
+    ``miopenSetTensorDescriptor``, ``miopenGetTensorDescriptor``, ``miopenGetTensorNumBytes``,
+    ``miopenDestroyTensorDescriptor``; ``dnnl_memory_desc_create_with_strides``, ``dnnl_memory_desc_query``,
+    ``dnnl_memory_desc_get_size``, ``dnnl_memory_desc_destroy``.
+
+    A descriptor never changes, so several threads may use it at once. `close` ends its use; the vendor's object
+    goes with the last reference, so that a call in another thread never sees it destroyed.
+    """
+
+    cdef const pbn_backend *table
+    cdef pbn_tensor tensor
+    cdef bint open
+    cdef bint created
+    cdef readonly str backend
+    cdef readonly object dtype
+    cdef readonly tuple dims
+    cdef readonly tuple strides
+    cdef readonly object layout
+    cdef object __weakref__
+
+    def __cinit__(self):
+        memset(&self.tensor, 0, sizeof(self.tensor))
+        self.open = self.created = False
+
+    def __init__(self, backend, dtype, dims, strides=None):
+        if self.table != NULL:
+            raise errors.ArgumentError("self", "an initialised descriptor", "a new one")
+        shape = _arguments.dims(dims)
+        if strides is None:
+            steps = _arguments.packed_strides(shape)
+            # A packed tensor past the vendors' int strides is refused like any other.
+            steps = _arguments.strides(steps, shape)
+        else:
+            steps = _arguments.strides(strides, shape)
+        kind = _arguments.data_type(dtype)
+        load(backend)
+        self._create(_table(backend))
+        self._set(kind, shape, steps)
+
+    cdef int _create(self, const pbn_backend *table) except -1:
+        cdef int status
+        status = table.tensor_create(&self.tensor)
+        if status != 0:
+            raise _error(table, status, "tensor_descriptor_create", ())
+        self.table = table
+        self.backend = table.name.decode()
+        self.open = self.created = True
+        return 0
+
+    cdef int _set(self, object dtype, tuple dims, tuple strides) except -1:
+        cdef int64_t c_dims[PBN_MAX_RANK]
+        cdef int64_t c_strides[PBN_MAX_RANK]
+        cdef int rank = len(dims)
+        cdef int status, i
+        for i in range(rank):
+            c_dims[i] = dims[i]
+            c_strides[i] = strides[i]
+        status = self.table.tensor_set(&self.tensor, dtype, rank, c_dims, c_strides)
+        if status != 0:
+            self.open = False
+            raise _error(
+                self.table, status, "tensor_descriptor_set", (f"dtype={dtype.short} dims={dims} strides={strides}",)
+            )
+        self._mirror()
+        return 0
+
+    cdef int _mirror(self) except -1:
+        """Copies the record into the Python attributes."""
+        self.dtype = DataType(self.tensor.dtype)
+        self.dims = tuple(self.tensor.dims[i] for i in range(self.tensor.rank))
+        self.strides = tuple(self.tensor.strides[i] for i in range(self.tensor.rank))
+        self.layout = Layout(self.tensor.layout)
+        return 0
+
+    @staticmethod
+    def from_pointer(backend, pointer):
+        """Wrap a vendor's descriptor that somebody else owns.
+
+        Parameters
+        ----------
+        backend : str
+        pointer : int
+            A set ``cudnnTensorDescriptor_t``, ``miopenTensorDescriptor_t`` or ``dnnl_memory_desc_t`` that outlives
+            this object. Its shape and strides must satisfy the same rules.
+
+        Returns
+        -------
+        TensorDescriptor
+            ``close()`` leaves the vendor's object alone.
+        """
+        cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
+        load(backend)
+        cdef const pbn_backend *table = _table(backend)
+        cdef TensorDescriptor self = TensorDescriptor.__new__(TensorDescriptor)
+        cdef int status = table.tensor_borrow(<void *>address, &self.tensor)
+        if status != 0:
+            raise _error(table, status, "tensor_descriptor_get", ())
+        self.table = table
+        self.backend = backend
+        self.open = self.created = True
+        self._mirror()
+        _arguments.strides(self.strides, _arguments.dims(self.dims, "pointer"), "pointer")
+        return self
+
+    def query(self):
+        """What the vendor's descriptor says, read back from the library.
+
+        Returns
+        -------
+        dtype : DataType
+        dims, strides : tuple of int
+        """
+        _check_open(self)
+        cdef int dtype = 0, rank = 0
+        cdef int64_t dims[PBN_MAX_RANK]
+        cdef int64_t strides[PBN_MAX_RANK]
+        cdef int status = self.table.tensor_get(&self.tensor, &dtype, &rank, dims, strides)
+        if status != 0:
+            raise _error(self.table, status, "tensor_descriptor_get", (repr(self),))
+        return DataType(dtype), tuple(dims[i] for i in range(rank)), tuple(strides[i] for i in range(rank))
+
+    @property
+    def nbytes(self):
+        """Bytes from the first to the last element, as the vendor reports it."""
+        _check_open(self)
+        cdef size_t size = 0
+        cdef int status = self.table.tensor_size(&self.tensor, &size)
+        if status != 0:
+            raise _error(self.table, status, "tensor_descriptor_size", (repr(self),))
+        return size
+
+    @property
+    def pointer(self):
+        """Address of the vendor's descriptor."""
+        _check_open(self)
+        return <uintptr_t>self.tensor.vendor
+
+    @property
+    def closed(self):
+        """Whether `close` has been called."""
+        return not self.open
+
+    def close(self):
+        """End the use of this descriptor; further calls do nothing."""
+        self.open = False
+
+    def __enter__(self):
+        _check_open(self)
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __dealloc__(self):
+        # Descriptors are host memory in all three vendors, so destroying late is safe at shutdown too.
+        if self.created:
+            self.created = False
+            self.table.tensor_destroy(&self.tensor)
+
+    def __reduce__(self):
+        raise TypeError("a TensorDescriptor belongs to its process and cannot be pickled")
+
+    def __repr__(self):
+        if not self.open:
+            return "<TensorDescriptor closed>"
+        return f"<TensorDescriptor {self.backend} {self.dtype.short} dims={self.dims} strides={self.strides}>"
+
+
+cdef int _check_open(TensorDescriptor descriptor) except -1:
+    if not descriptor.open:
+        raise errors.ClosedError("descriptor")
+    return 0
+
+
+cdef TensorDescriptor _descriptor(object value, str argument, const pbn_backend *table):
+    """The argument as an open descriptor of this backend."""
+    if not isinstance(value, TensorDescriptor):
+        raise errors.ArgumentTypeError(argument, value, "a TensorDescriptor")
+    cdef TensorDescriptor descriptor = <TensorDescriptor>value
+    if not descriptor.open:
+        raise errors.ClosedError(argument)
+    if descriptor.table != table:
+        raise errors.ArgumentError(
+            argument, f"a descriptor of backend {descriptor.backend}", f"one of backend {table.name.decode()}"
+        )
+    return descriptor
+
+
+def derive_bn_tensor_descriptor(x_desc, mode):
+    """Descriptor of scale, bias and statistics for data described by `x_desc`.
+
+    Parameters
+    ----------
+    x_desc : TensorDescriptor
+        Rank 2 to 8.
+    mode : Mode
+
+    Returns
+    -------
+    TensorDescriptor
+        Same rank; (1, C, 1...) for the spatial modes, (1, C, spatial...) for per-activation; float64 for float64
+        data, else float32; packed, channels first.
+
+    Raises
+    ------
+    UnsupportedError
+        The backend has no such mode or dtype.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnDeriveBNTensorDescriptor``, ``miopenDeriveBNTensorDescriptor``; oneDNN has none.
+    """
+    if not isinstance(x_desc, TensorDescriptor):
+        raise errors.ArgumentTypeError("x_desc", x_desc, "a TensorDescriptor")
+    cdef TensorDescriptor x = _descriptor(x_desc, "x_desc", (<TensorDescriptor>x_desc).table)
+    cdef int c_mode = _arguments.mode(mode)
+    cdef TensorDescriptor derived = TensorDescriptor.__new__(TensorDescriptor)
+    _check_capability(x.table, PBN_OP_DERIVE, c_mode, x, "derive_bn_tensor_descriptor")
+    derived._create(x.table)
+    cdef int status = x.table.derive(&derived.tensor, &x.tensor, c_mode)
+    if status != 0:
+        raise _error(x.table, status, "derive_bn_tensor_descriptor", (f"x={x!r} mode={Mode(c_mode).name}",))
+    derived._mirror()
+    return derived
+
+
+cdef int _check_capability(
+    const pbn_backend *table, int operation, int mode, TensorDescriptor x, str function
+) except -1:
+    cdef const char *why = NULL
+    if table.capability(operation, mode, x.tensor.dtype, x.tensor.layout, x.tensor.rank, &why) != 0:
+        return 0
+    library = _libraries.get(x.backend)
+    raise errors.UnsupportedError(
+        backend=x.backend,
+        function=function,
+        status=PBN_E_UNSUPPORTED,
+        status_name="PBN_E_UNSUPPORTED",
+        text=why.decode() if why != NULL else "",
+        library=library.path,
+        version=library.version,
+        descriptors=(f"x={x!r} mode={Mode(mode).name}",),
+    )
+
+
+# ---------------------------------------------------------------- handles
+
+cdef class Handle:
+    """A vendor library's handle: the device and stream that calls go to.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``; its library is loaded if it is not yet.
+    stream : int or object with ``__cuda_stream__``, optional
+        Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
+
+    Attributes
+    ----------
+    backend : str
+    library : Library
+    device : int or None
+        Ordinal of the device that was current when the handle was made, where that can be known.
+    pointer : int
+        The vendor's handle (``cudnnHandle_t``, ``miopenHandle_t``, ``dnnl_stream_t``).
+
+    Raises
+    ------
+    LibraryNotFoundError
+        The vendor's library is not on this machine; the message lists every place tried.
+    NotInitializedError
+        The library is there but finds no device.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnCreate``, ``cudnnSetStream``, ``cudnnGetStream``, ``cudnnDestroy``; ``miopenCreate``,
+    ``miopenSetStream``, ``miopenGetStream``, ``miopenDestroy``; ``dnnl_engine_create``, ``dnnl_stream_create``.
+
+    Calls through one handle are serialised by a lock. Calls on a device return before they ran: keep the arrays
+    alive, and do not read results, until the stream has been synchronised.
+    """
+
+    cdef const pbn_backend *table
+    cdef pbn_handle *handle
+    cdef bint borrowed
+    cdef object lock
+    cdef dict descriptors
+    cdef void *scratch
+    cdef size_t scratch_size
+    cdef readonly str backend
+    cdef readonly object library
+    cdef readonly object device
+    cdef object __weakref__
+
+    def __cinit__(self):
+        self.handle = NULL
+        self.scratch = NULL
+        self.scratch_size = 0
+        self.lock = threading.RLock()
+        self.descriptors = {}
+
+    def __init__(self, backend, *, stream=None):
+        if self.table != NULL:
+            raise errors.ArgumentError("self", "an initialised handle", "a new one")
+        address = None if stream is None else _stream(stream)
+        library = load(backend)
+        cdef const pbn_backend *table = _table(backend)
+        cdef pbn_handle *handle = NULL
+        cdef int status
+        with nogil:
+            status = table.handle_create(&handle)
+        if status != 0:
+            raise _error(table, status, "create", ())
+        self._adopt(table, handle, library, False)
+        if address is not None:
+            try:
+                self.set_stream(address)
+            except BaseException:
+                self.close()
+                raise
+
+    cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed) except -1:
+        cdef int ordinal = -1
+        self.table = table
+        self.handle = handle
+        self.borrowed = borrowed
+        self.library = library
+        self.backend = library.backend
+        if table.current_device(&ordinal) == 0 and ordinal >= 0:
+            self.device = ordinal
+        return 0
+
+    @staticmethod
+    def from_pointer(backend, pointer):
+        """Use a vendor's handle that somebody else owns.
+
+        Parameters
+        ----------
+        backend : str
+        pointer : int
+            ``cudnnHandle_t``, ``miopenHandle_t`` or ``dnnl_stream_t`` that outlives this object.
+
+        Returns
+        -------
+        Handle
+            ``close()`` leaves the vendor's object alone.
+        """
+        cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
+        library = load(backend)
+        cdef const pbn_backend *table = _table(backend)
+        cdef Handle self = Handle.__new__(Handle)
+        cdef pbn_handle *handle = NULL
+        cdef int status = table.handle_borrow(<void *>address, &handle)
+        if status != 0:
+            raise _error(table, status, "from_pointer", ())
+        self._adopt(table, handle, library, True)
+        return self
+
+    @property
+    def pointer(self):
+        """Address of the vendor's handle."""
+        self._check()
+        return <uintptr_t>self.table.handle_pointer(self.handle)
+
+    @property
+    def closed(self):
+        """Whether `close` has been called."""
+        return self.handle == NULL
+
+    @property
+    def workspace_nbytes(self):
+        """Bytes of workspace the handle keeps for calls on CPU arrays; grows with the largest call."""
+        return self.scratch_size
+
+    @property
+    def stream(self):
+        """The stream that calls go to, as an integer."""
+        cdef void *stream = NULL
+        with self.lock:
+            self._check()
+            status = self.table.stream_get(self.handle, &stream)
+            if status != 0:
+                raise _error(self.table, status, "get_stream", ())
+        return <uintptr_t>stream
+
+    def set_stream(self, stream):
+        """Send later calls to `stream`: an integer or an object with ``__cuda_stream__``.
+
+        Vendor symbols: ``cudnnSetStream``, ``miopenSetStream``; oneDNN takes a ``dnnl_stream_t``.
+        """
+        cdef uintptr_t address = _stream(stream)
+        cdef int status
+        with self.lock:
+            self._check()
+            status = self.table.stream_set(self.handle, <void *>address)
+            if status != 0:
+                raise _error(self.table, status, "set_stream", ())
+
+    cdef int _check(self) except -1:
+        if self.handle == NULL:
+            raise errors.ClosedError("handle")
+        return 0
+
+    def close(self):
+        """Destroy the vendor's handle if it is ours; further calls do nothing.
+
+        Raises
+        ------
+        VendorError
+            The vendor reports a failure, for example of earlier asynchronous work. The handle is closed all the same.
+        """
+        cdef int status = 0
+        with self.lock:
+            if self.handle != NULL:
+                status = self._release()
+        if status != 0:
+            raise _error(self.table, status, "destroy", ())
+
+    cdef int _release(self) noexcept:
+        cdef pbn_handle *handle = self.handle
+        cdef int status
+        self.handle = NULL
+        with nogil:
+            status = self.table.handle_destroy(handle)
+            free(self.scratch)
+        self.scratch = NULL
+        self.scratch_size = 0
+        self.descriptors.clear()
+        return status
+
+    def __enter__(self):
+        self._check()
+        return self
+
+    def __exit__(self, exception_type, *_):
+        try:
+            self.close()
+        except errors.VendorError:
+            # A lost device context makes destroy fail too; the first error is the one to see.
+            if exception_type is None:
+                raise
+
+    def __del__(self):
+        if self.handle == NULL:
+            return
+        if sys is None or sys.is_finalizing():
+            # The driver may have shut down already: destroying then crashes in some vendors.
+            self.handle = NULL
+            return
+        if not self.borrowed:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._release()
+
+    def __reduce__(self):
+        raise TypeError("a Handle belongs to its process and cannot be pickled")
+
+    def __repr__(self):
+        if self.handle == NULL:
+            return "<Handle closed>"
+        where = "" if self.device is None else f" device={self.device}"
+        return f"<Handle {self.backend} {'.'.join(map(str, self.library.version))}{where} at {self.pointer:#x}>"
+
+    # -------- arrays
+
+    cdef object _buffer(self, object array, str argument, bint output):
+        buffer = _arrays.as_buffer(array, argument)
+        if buffer.device_type not in _REACHABLE[self.table.device_type]:
+            raise errors.ArgumentError(
+                argument,
+                f"memory of device type {_DEVICE_NAMES.get(buffer.device_type, buffer.device_type)}",
+                f"{_DEVICE_NAMES[self.table.device_type]} memory, which backend {self.backend} computes on",
+            )
+        if self.device is not None and buffer.device_id not in (self.device, -1):
+            raise errors.ArgumentError(argument, f"memory of device {buffer.device_id}", f"device {self.device}, the handle's")
+        if output and not buffer.writable:
+            raise errors.ArgumentError(argument, "a read-only array", "a writable one")
+        return buffer
+
+    cdef object _data(self, object array, str argument, bint output=False):
+        buffer = self._buffer(array, argument, output)
+        shape = _arguments.dims(buffer.dims, argument)
+        steps = tuple([s if d != 1 else max(1, s) for d, s in zip(shape, buffer.strides, strict=True)])
+        _arguments.strides(steps, shape, argument)
+        return buffer._replace(dims=shape, strides=steps)
+
+    cdef uintptr_t _parameter(self, object array, str argument, TensorDescriptor param, bint output=False) except? 0:
+        buffer = self._buffer(array, argument, output)
+        if buffer.dtype != param.dtype:
+            raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", param.dtype.short)
+        _arguments.parameter_dims(argument, buffer.dims, buffer.strides, param.dims)
+        return buffer.pointer
+
+    cdef TensorDescriptor _described(self, object buffer):
+        """The descriptor of an array, from the handle's bounded cache."""
+        key = (buffer.dtype, buffer.dims, buffer.strides)
+        found = self.descriptors.get(key)
+        if found is None:
+            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
+                self.descriptors.pop(next(iter(self.descriptors)))
+            found = TensorDescriptor(self.backend, *key)
+            self.descriptors[key] = found
+        return <TensorDescriptor>found
+
+    cdef TensorDescriptor _derived(self, TensorDescriptor x, object mode):
+        key = (x.dtype, x.dims, x.strides, mode)
+        found = self.descriptors.get(key)
+        if found is None:
+            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
+                self.descriptors.pop(next(iter(self.descriptors)))
+            found = derive_bn_tensor_descriptor(x, mode)
+            self.descriptors[key] = found
+        return <TensorDescriptor>found
+
+    def forward_training(
+        self,
+        x,
+        scale,
+        bias,
+        y,
+        *,
+        mode=Mode.SPATIAL,
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        exponential_average_factor=0.1,
+        running_mean=None,
+        running_variance=None,
+        saved_mean=None,
+        saved_inv_variance=None,
+        workspace=None,
+    ):
+        """Batch norm with the statistics of the batch, on arrays.
+
+        ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...), rank 2 to 8
+            Logical order N, C, spatial; any layout, given by its strides.
+        scale, bias : array
+            `derived` shape: (1, C, 1...) or (C,) for the spatial modes, (1, C, spatial...) for per-activation;
+            contiguous; float64 for float64 x, else float32.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        mode : Mode
+        alpha, beta : float
+            Blending of the result with the prior y.
+        epsilon : float
+            Added to the variance; finite, not negative.
+        exponential_average_factor : float
+            ``running = (1 - factor) * running + factor * batch``; from 0 to 1.
+        running_mean, running_variance : array, derived shape, optional
+            Updated in place; both or none. The batch variance enters unbiased, ``m / (m - 1)`` times the biased one.
+        saved_mean, saved_inv_variance : array, derived shape, optional
+            Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
+        workspace : array or (int, int), optional
+            Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
+
+        Raises
+        ------
+        ArgumentError
+            A bad argument; nothing was called and nothing written.
+        UnsupportedError
+            The backend has no right path for the combination.
+        VendorError
+            The vendor returned a status other than success.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_forward_training`.
+        """
+        with self.lock:
+            self._check()
+            has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+            has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+            xb = self._data(x, "x")
+            yb = self._data(y, "y", True)
+            values = _arguments.forward_training(
+                mode, alpha, beta, xb, yb, None, exponential_average_factor, epsilon, has_running
+            )
+            xd = self._described(xb)
+            yd = self._described(yb)
+            pd = self._derived(xd, values[0])
+            _forward_training(
+                self,
+                values,
+                xd,
+                xb.pointer,
+                yd,
+                yb.pointer,
+                pd,
+                self._parameter(scale, "scale", pd),
+                self._parameter(bias, "bias", pd),
+                self._parameter(running_mean, "running_mean", pd, True) if has_running else 0,
+                self._parameter(running_variance, "running_variance", pd, True) if has_running else 0,
+                self._parameter(saved_mean, "saved_mean", pd, True) if has_saved else 0,
+                self._parameter(saved_inv_variance, "saved_inv_variance", pd, True) if has_saved else 0,
+                self._workspace(workspace),
+                True,
+            )
+
+    def forward_inference(
+        self,
+        x,
+        scale,
+        bias,
+        running_mean,
+        running_variance,
+        y,
+        *,
+        mode=Mode.SPATIAL,
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        workspace=None,
+    ):
+        """Batch norm with given statistics, on arrays.
+
+        ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...), rank 2 to 8
+        scale, bias, running_mean, running_variance : array, derived shape
+            As in `forward_training`. `running_variance` is a variance, not an inverse deviation.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        mode, alpha, beta, epsilon, workspace
+            As in `forward_training`.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_forward_inference`.
+        """
+        with self.lock:
+            self._check()
+            xb = self._data(x, "x")
+            yb = self._data(y, "y", True)
+            values = _arguments.forward_inference(mode, alpha, beta, xb, yb, None, epsilon)
+            xd = self._described(xb)
+            yd = self._described(yb)
+            pd = self._derived(xd, values[0])
+            _forward_inference(
+                self,
+                values,
+                xd,
+                xb.pointer,
+                yd,
+                yb.pointer,
+                pd,
+                self._parameter(scale, "scale", pd),
+                self._parameter(bias, "bias", pd),
+                self._parameter(running_mean, "running_mean", pd),
+                self._parameter(running_variance, "running_variance", pd),
+                self._workspace(workspace),
+                True,
+            )
+
+    def backward(
+        self,
+        x,
+        dy,
+        scale,
+        dx,
+        dscale,
+        dbias,
+        *,
+        mode=Mode.SPATIAL,
+        alpha_data=1.0,
+        beta_data=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        saved_mean=None,
+        saved_inv_variance=None,
+        workspace=None,
+    ):
+        """Gradients of `forward_training`, on arrays.
+
+        With ``xhat = (x - mean) * inv`` and sums over the reduced axes of m elements each:
+        ``dbias' = sum(dy)``, ``dscale' = sum(dy * xhat)``,
+        ``dx' = scale * inv * (dy - dbias' / m - xhat * dscale' / m)``;
+        then ``dx = alpha_data * dx' + beta_data * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
+
+        Parameters
+        ----------
+        x, dy : array, shape (N, C, spatial...), rank 2 to 8, one dtype
+        scale : array, derived shape
+        dx : array, shape and dtype of x
+            Written. Read only if `beta_data` is not 0.
+        dscale, dbias : array, derived shape
+            Written. Read only if `beta_param` is not 0.
+        mode : Mode
+        alpha_data, beta_data, alpha_param, beta_param : float
+        epsilon : float
+            Used only without saved statistics.
+        saved_mean, saved_inv_variance : array, derived shape, optional
+            From `forward_training`, or any values of your own: they are taken as they are. Both or none; without
+            them mean and inverse deviation are computed from x.
+        workspace
+            As in `forward_training`.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_backward`.
+        """
+        with self.lock:
+            self._check()
+            has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+            xb = self._data(x, "x")
+            dyb = self._data(dy, "dy")
+            dxb = self._data(dx, "dx", True)
+            values = _arguments.backward(
+                mode, alpha_data, beta_data, alpha_param, beta_param, xb, dyb, dxb, None, epsilon
+            )
+            xd = self._described(xb)
+            dyd = self._described(dyb)
+            dxd = self._described(dxb)
+            pd = self._derived(xd, values[0])
+            _backward(
+                self,
+                values,
+                xd,
+                xb.pointer,
+                dyd,
+                dyb.pointer,
+                dxd,
+                dxb.pointer,
+                pd,
+                self._parameter(scale, "scale", pd),
+                self._parameter(dscale, "dscale", pd, True),
+                self._parameter(dbias, "dbias", pd, True),
+                self._parameter(saved_mean, "saved_mean", pd) if has_saved else 0,
+                self._parameter(saved_inv_variance, "saved_inv_variance", pd) if has_saved else 0,
+                self._workspace(workspace),
+                True,
+            )
+
+    def axpby(self, a, x, b, y, *, workspace=None):
+        """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
+
+        With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
+        """
+        with self.lock:
+            self._check()
+            xb = self._data(x, "x")
+            yb = self._data(y, "y", True)
+            values = _arguments.axpby(a, b, xb, yb)
+            _axpby(
+                self, values, self._described(xb), xb.pointer, self._described(yb), yb.pointer,
+                self._workspace(workspace), True,
+            )
+
+    def workspace_size(
+        self,
+        operation,
+        x_desc,
+        *,
+        mode=Mode.SPATIAL,
+        y_desc=None,
+        dy_desc=None,
+        dx_desc=None,
+        alpha=1.0,
+        beta=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        running=True,
+        saved=True,
+    ):
+        """Bytes of workspace that a call needs.
+
+        Parameters
+        ----------
+        operation : Operation
+            One of the three batch-norm calls or `Operation.AXPBY`.
+        x_desc : TensorDescriptor
+        mode : Mode
+        y_desc, dy_desc, dx_desc : TensorDescriptor, optional
+            Default: `x_desc`.
+        alpha, beta : float
+            The data pair of the call.
+        alpha_param, beta_param : float
+            The parameter pair; backward only.
+        epsilon : float
+        running, saved : bool
+            Whether the call passes running and saved statistics.
+
+        Returns
+        -------
+        int
+            0 where the vendor needs none.
+        """
+        op = _arguments.operation(operation)
+        if op == Operation.DERIVE:
+            raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
+        _arguments.boolean(running, "running")
+        _arguments.boolean(saved, "saved")
+        cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", self.table)
+        cdef TensorDescriptor yd = xd if y_desc is None else _descriptor(y_desc, "y_desc", self.table)
+        cdef TensorDescriptor dyd = xd if dy_desc is None else _descriptor(dy_desc, "dy_desc", self.table)
+        cdef TensorDescriptor dxd = xd if dx_desc is None else _descriptor(dx_desc, "dx_desc", self.table)
+        cdef TensorDescriptor pd
+        cdef pbn_call call
+        cdef size_t size = 0
+        cdef int status
+        cdef char here
+        memset(&call, 0, sizeof(call))
+        call.operation = op
+        if op == Operation.FORWARD_TRAINING:
+            values = _arguments.forward_training(mode, alpha, beta, xd, yd, None, 0.0, epsilon, False)
+        elif op == Operation.FORWARD_INFERENCE:
+            values = _arguments.forward_inference(mode, alpha, beta, xd, yd, None, epsilon)
+        elif op == Operation.BACKWARD:
+            values = _arguments.backward(mode, alpha, beta, alpha_param, beta_param, xd, dyd, dxd, None, epsilon)
+            call.alpha_param, call.beta_param = values[3], values[4]
+            call.dy_desc, call.dx_desc = &dyd.tensor, &dxd.tensor
+        else:
+            values = (Mode.SPATIAL, *_arguments.axpby(alpha, beta, xd, yd))
+        with self.lock:
+            self._check()
+            _check_capability(self.table, op, values[0], xd, "workspace_size")
+            if op != Operation.AXPBY:
+                pd = self._derived(xd, values[0])
+                call.param_desc = &pd.tensor
+            call.mode = values[0]
+            call.alpha, call.beta = values[1], values[2]
+            call.epsilon = values[-1]
+            call.x_desc = &xd.tensor
+            if op != Operation.BACKWARD:
+                call.y_desc = &yd.tensor
+            # The query reads no memory: only whether the statistics are there.
+            if running:
+                call.running_mean = call.running_variance = &here
+            if saved:
+                call.saved_mean = call.saved_inv_variance = &here
+            with nogil:
+                status = self.table.workspace_size(self.handle, &call, &size)
+            if status != 0:
+                raise _error(self.table, status, "workspace_size", (f"x={xd!r}",))
+        return size
+
+    cdef tuple _workspace(self, object workspace):
+        """(address, bytes) of the workspace argument."""
+        if workspace is None:
+            return 0, 0
+        if isinstance(workspace, tuple) and len(workspace) == 2:
+            return _workspace_pair(workspace[0], workspace[1])
+        memory = _arrays.as_memory(workspace, "workspace")
+        device_type = memory.device_type
+        if not memory.writable:
+            raise errors.ArgumentError("workspace", "read-only memory", "writable memory")
+        if device_type not in _REACHABLE[self.table.device_type]:
+            raise errors.ArgumentError(
+                "workspace",
+                f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
+                f"{_DEVICE_NAMES[self.table.device_type]} memory",
+            )
+        return memory.pointer, memory.nbytes
+
+    cdef int _ensure_workspace(self, pbn_call *call, bint own, str function) except -1:
+        """Checks the caller's workspace, or lends the handle's own to a call on CPU arrays."""
+        cdef size_t need = 0
+        cdef int status = self.table.workspace_size(self.handle, call, &need)
+        if status != 0:
+            raise _error(self.table, status, function, _shown(call))
+        if need <= call.workspace_size and (need == 0 or <uintptr_t>call.workspace % _WORKSPACE_ALIGNMENT == 0):
+            return 0
+        if own and call.workspace == NULL and self.table.device_type == 1:
+            if need > self.scratch_size:
+                free(self.scratch)
+                self.scratch = NULL
+                self.scratch_size = 0
+                if posix_memalign(&self.scratch, _WORKSPACE_ALIGNMENT, need) != 0:
+                    self.scratch = NULL
+                    raise errors.AllocationError(
+                        backend=self.backend, function=function, status=PBN_E_MEMORY, status_name="PBN_E_MEMORY",
+                        text=f"{need} bytes of workspace", library=self.library.path, version=self.library.version,
+                    )
+                self.scratch_size = need
+            call.workspace = self.scratch
+            call.workspace_size = self.scratch_size
+            return 0
+        raise errors.WorkspaceError(
+            "workspace",
+            f"{call.workspace_size} bytes at {<uintptr_t>call.workspace:#x}",
+            f"at least {need} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
+        )
+
+
+cdef object _stream(object stream):
+    """A stream's address: an integer, or what ``__cuda_stream__`` gives."""
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version_and_address = protocol() if callable(protocol) else protocol
+        return _arguments.optional_pointer(version_and_address[1], "stream")
+    if stream is None:
+        raise errors.ArgumentTypeError("stream", stream, "an integer or an object with __cuda_stream__")
+    return _arguments.optional_pointer(stream, "stream")
+
+
+cdef tuple _workspace_pair(object address, object size):
+    a = _arguments.optional_pointer(address, "workspace")
+    n = _arguments.optional_pointer(size, "workspace_size")
+    if a == 0 and n != 0:
+        raise errors.ArgumentError("workspace", address, f"a non-NULL address for workspace_size {n}")
+    return a, n
+
+
+cdef Handle _handle(object value):
+    if not isinstance(value, Handle):
+        raise errors.ArgumentTypeError("handle", value, "a Handle")
+    cdef Handle handle = <Handle>value
+    handle._check()
+    return handle
+
+
+cdef tuple _shown(const pbn_call *call):
+    """The descriptors of a call, for error messages."""
+    lines = []
+    _show(lines, "x", call.x_desc)
+    _show(lines, "y", call.y_desc)
+    _show(lines, "dy", call.dy_desc)
+    _show(lines, "dx", call.dx_desc)
+    _show(lines, "param", call.param_desc)
+    if call.operation != PBN_OP_AXPBY:
+        lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
+    return tuple(lines)
+
+
+cdef int _show(list lines, str name, const pbn_tensor *t) except -1:
+    if t != NULL and t.rank > 0:
+        dims = tuple([t.dims[i] for i in range(t.rank)])
+        strides = tuple([t.strides[i] for i in range(t.rank)])
+        lines.append(f"{name}: {DataType(t.dtype).short} dims={dims} strides={strides}")
+    return 0
+
+
+cdef object _region(str name, uintptr_t address, TensorDescriptor t):
+    cdef int size = t.dtype.itemsize
+    return _arguments.Region(name, address, t.dims, tuple([s * size for s in t.strides]), size)
+
+
+cdef object _memory_region(tuple workspace):
+    return _arguments.Region("workspace", workspace[0], (workspace[1],), (1,), 1)
+
+
+cdef int _run(Handle handle, pbn_call *call, str name) except -1:
+    """Hop two: without the GIL into the backend's table; an exception is built only when the status is not 0."""
+    cdef const pbn_backend *table = handle.table
+    cdef pbn_handle *c_handle = handle.handle
+    cdef int status
+    with nogil:
+        if call.operation == PBN_OP_FORWARD_TRAINING:
+            status = table.forward_training(c_handle, call)
+        elif call.operation == PBN_OP_FORWARD_INFERENCE:
+            status = table.forward_inference(c_handle, call)
+        elif call.operation == PBN_OP_BACKWARD:
+            status = table.backward(c_handle, call)
+        else:
+            status = table.axpby(c_handle, call)
+    if status != 0:
+        raise _error(handle.table, status, name, _shown(call))
+    return 0
+
+
+cdef int _forward_training(
+    Handle handle, tuple values,
+    TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
+    uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple workspace, bint own,
+) except -1:
+    cdef pbn_call call
+    outputs = [_region("y", y, yd)]
+    inputs = [_region("x", x, xd), _region("scale", scale, pd), _region("bias", bias, pd)]
+    if running_mean:
+        outputs.append(_region("running_mean", running_mean, pd))
+        outputs.append(_region("running_variance", running_variance, pd))
+    if saved_mean:
+        outputs.append(_region("saved_mean", saved_mean, pd))
+        outputs.append(_region("saved_inv_variance", saved_inv_variance, pd))
+    if workspace[1]:
+        outputs.append(_memory_region(workspace))
+    _arguments.disjoint(outputs, inputs)
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_FORWARD_TRAINING
+    call.mode, call.alpha, call.beta, call.factor, call.epsilon = values
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.y_desc, call.y = &yd.tensor, <void *>y
+    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
+    call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
+    call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
+    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+    name = "batch_normalization_forward_training"
+    _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
+    handle._ensure_workspace(&call, own, name)
+    return _run(handle, &call, name)
+
+
+cdef int _forward_inference(
+    Handle handle, tuple values,
+    TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
+    uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
+    tuple workspace, bint own,
+) except -1:
+    cdef pbn_call call
+    outputs = [_region("y", y, yd)]
+    if workspace[1]:
+        outputs.append(_memory_region(workspace))
+    _arguments.disjoint(
+        outputs,
+        [
+            _region("x", x, xd),
+            _region("scale", scale, pd),
+            _region("bias", bias, pd),
+            _region("running_mean", running_mean, pd),
+            _region("running_variance", running_variance, pd),
+        ],
+    )
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_FORWARD_INFERENCE
+    call.mode, call.alpha, call.beta, call.epsilon = values
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.y_desc, call.y = &yd.tensor, <void *>y
+    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
+    call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
+    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+    name = "batch_normalization_forward_inference"
+    _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
+    handle._ensure_workspace(&call, own, name)
+    return _run(handle, &call, name)
+
+
+cdef int _backward(
+    Handle handle, tuple values,
+    TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy, TensorDescriptor dxd, uintptr_t dx,
+    TensorDescriptor pd, uintptr_t scale, uintptr_t dscale, uintptr_t dbias,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple workspace, bint own,
+) except -1:
+    cdef pbn_call call
+    outputs = [_region("dx", dx, dxd), _region("dscale", dscale, pd), _region("dbias", dbias, pd)]
+    inputs = [_region("x", x, xd), _region("dy", dy, dyd), _region("scale", scale, pd)]
+    if saved_mean:
+        inputs.append(_region("saved_mean", saved_mean, pd))
+        inputs.append(_region("saved_inv_variance", saved_inv_variance, pd))
+    if workspace[1]:
+        outputs.append(_memory_region(workspace))
+    _arguments.disjoint(outputs, inputs)
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_BACKWARD
+    call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = values
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.dy_desc, call.dy = &dyd.tensor, <void *>dy
+    call.dx_desc, call.dx = &dxd.tensor, <void *>dx
+    call.param_desc, call.scale = &pd.tensor, <void *>scale
+    call.dscale, call.dbias = <void *>dscale, <void *>dbias
+    call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
+    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+    name = "batch_normalization_backward"
+    _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
+    handle._ensure_workspace(&call, own, name)
+    return _run(handle, &call, name)
+
+
+cdef int _axpby(
+    Handle handle, tuple values, TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y,
+    tuple workspace, bint own,
+) except -1:
+    cdef pbn_call call
+    outputs = [_region("y", y, yd)]
+    if workspace[1]:
+        outputs.append(_memory_region(workspace))
+    _arguments.disjoint(outputs, [_region("x", x, xd)])
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_AXPBY
+    call.alpha, call.beta = values
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.y_desc, call.y = &yd.tensor, <void *>y
+    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+    _check_capability(handle.table, PBN_OP_AXPBY, 1, xd, "axpby")
+    handle._ensure_workspace(&call, own, "axpby")
+    return _run(handle, &call, "axpby")
+
+
+# ---------------------------------------------------------------- the calls on addresses
+
+def batch_normalization_forward_training(
+    handle,
+    mode,
+    alpha,
+    beta,
+    x_desc,
+    x,
+    y_desc,
+    y,
+    param_desc,
+    scale,
+    bias,
+    exponential_average_factor,
+    running_mean,
+    running_variance,
+    epsilon,
+    saved_mean,
+    saved_inv_variance,
+    *,
+    workspace=0,
+    workspace_size=0,
+):
+    """The vendor's forward training call on addresses, in the vendors' argument order.
+
+    Parameters
+    ----------
+    handle : Handle
+    mode : Mode
+    alpha, beta : float
+        Host-side; put into the scalar type this vendor reads.
+    x_desc, y_desc, param_desc : TensorDescriptor
+        Of the handle's backend; `param_desc` as `derive_bn_tensor_descriptor` gives it.
+    x, y, scale, bias : int
+        Addresses in the backend's memory.
+    exponential_average_factor : float
+        From 0 to 1.
+    running_mean, running_variance : int or None
+        Updated in place; both or none.
+    epsilon : float
+    saved_mean, saved_inv_variance : int or None
+        Written; both or none.
+    workspace, workspace_size : int
+        Address and bytes, at least `Handle.workspace_size`, aligned to 64.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+        As in `Handle.forward_training`, which has the formula.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnBatchNormalizationForwardTraining``; ``miopenBatchNormalizationForwardTraining_V2`` or,
+    where it is missing, ``miopenBatchNormalizationForwardTraining``; ``dnnl_primitive_execute`` of a batch
+    normalization forward primitive.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
+    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
+    has_running = _arguments.pair(
+        "running_mean", running_mean or None, "running_variance", running_variance or None
+    )
+    _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
+    values = _arguments.forward_training(mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running)
+    ws = _workspace_pair(workspace, workspace_size)
+    with h.lock:
+        h._check()
+        _forward_training(
+            h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
+            _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
+            _arguments.optional_pointer(running_mean, "running_mean"),
+            _arguments.optional_pointer(running_variance, "running_variance"),
+            _arguments.optional_pointer(saved_mean, "saved_mean"),
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), ws, False,
+        )
+
+
+def batch_normalization_forward_inference(
+    handle,
+    mode,
+    alpha,
+    beta,
+    x_desc,
+    x,
+    y_desc,
+    y,
+    param_desc,
+    scale,
+    bias,
+    running_mean,
+    running_variance,
+    epsilon,
+    *,
+    workspace=0,
+    workspace_size=0,
+):
+    """The vendor's forward inference call on addresses, in the vendors' argument order.
+
+    Parameters
+    ----------
+    handle, mode, alpha, beta, x_desc, x, y_desc, y, param_desc, scale, bias, epsilon, workspace, workspace_size
+        As in `batch_normalization_forward_training`.
+    running_mean, running_variance : int
+        Addresses of the given statistics; required.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+        As in `Handle.forward_inference`, which has the formula.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnBatchNormalizationForwardInference``; ``miopenBatchNormalizationForwardInference_V2`` or,
+    where it is missing, ``miopenBatchNormalizationForwardInference``; ``dnnl_primitive_execute`` of a batch
+    normalization forward primitive with global statistics.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
+    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
+    values = _arguments.forward_inference(mode, alpha, beta, xd, yd, pd, epsilon)
+    ws = _workspace_pair(workspace, workspace_size)
+    with h.lock:
+        h._check()
+        _forward_inference(
+            h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
+            _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
+            _arguments.pointer(running_mean, "running_mean"),
+            _arguments.pointer(running_variance, "running_variance"), ws, False,
+        )
+
+
+def batch_normalization_backward(
+    handle,
+    mode,
+    alpha_data,
+    beta_data,
+    alpha_param,
+    beta_param,
+    x_desc,
+    x,
+    dy_desc,
+    dy,
+    dx_desc,
+    dx,
+    param_desc,
+    scale,
+    dscale,
+    dbias,
+    epsilon,
+    saved_mean,
+    saved_inv_variance,
+    *,
+    workspace=0,
+    workspace_size=0,
+):
+    """The vendor's backward call on addresses, in the vendors' argument order.
+
+    Parameters
+    ----------
+    handle, mode, param_desc, scale, epsilon, workspace, workspace_size
+        As in `batch_normalization_forward_training`.
+    alpha_data, beta_data : float
+        Blend dx.
+    alpha_param, beta_param : float
+        Blend dscale and dbias.
+    x_desc, dy_desc, dx_desc : TensorDescriptor
+    x, dy, dx, dscale, dbias : int
+        Addresses; all required.
+    saved_mean, saved_inv_variance : int or None
+        Both, taken as they are, or none: recomputed from x and epsilon.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+        As in `Handle.backward`, which has the formula.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnBatchNormalizationBackward``; ``miopenBatchNormalizationBackward_V2`` or, where it is
+    missing, ``miopenBatchNormalizationBackward``; ``dnnl_primitive_execute`` of a batch normalization backward
+    primitive.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
+    cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
+    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
+    _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
+    values = _arguments.backward(mode, alpha_data, beta_data, alpha_param, beta_param, xd, dyd, dxd, pd, epsilon)
+    ws = _workspace_pair(workspace, workspace_size)
+    with h.lock:
+        h._check()
+        _backward(
+            h, values, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd,
+            _arguments.pointer(dx, "dx"), pd, _arguments.pointer(scale, "scale"),
+            _arguments.pointer(dscale, "dscale"), _arguments.pointer(dbias, "dbias"),
+            _arguments.optional_pointer(saved_mean, "saved_mean"),
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), ws, False,
+        )
+
+
+def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
+    """``y = a * x + b * y`` elementwise on addresses; with ``b = 0`` the prior y is not read.
+
+    Parameters
+    ----------
+    handle : Handle
+    a, b : float
+    x_desc, y_desc : TensorDescriptor
+        Same dims and dtype; each with its own strides.
+    x, y : int
+        Addresses.
+    workspace, workspace_size : int
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnTransformTensor``; ``miopenOpTensor``; for oneDNN plain C in the adapter.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
+    values = _arguments.axpby(a, b, xd, yd)
+    ws = _workspace_pair(workspace, workspace_size)
+    with h.lock:
+        h._check()
+        _axpby(h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), ws, False)

@@ -1,0 +1,135 @@
+"""include/pybnorm/shim.h as Cython sees it."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+cdef extern from "pybnorm/shim.h" nogil:
+    enum:
+        PBN_MAX_RANK
+        PBN_PATH_MAX
+        PBN_TEXT_MAX
+        PBN_FLOAT32
+        PBN_FLOAT64
+        PBN_FLOAT16
+        PBN_BFLOAT16
+        PBN_PER_ACTIVATION
+        PBN_SPATIAL
+        PBN_SPATIAL_PERSISTENT
+        PBN_CHANNELS_FIRST
+        PBN_CHANNELS_LAST
+        PBN_STRIDED
+        PBN_OP_DERIVE
+        PBN_OP_FORWARD_TRAINING
+        PBN_OP_FORWARD_INFERENCE
+        PBN_OP_BACKWARD
+        PBN_OP_AXPBY
+        PBN_CAP_RUNS
+        PBN_CAP_BLEND_NATIVE
+        PBN_CAP_BLEND_SCRATCH
+        PBN_CAP_FOLDED
+        PBN_CAP_HOST_STEPS
+        PBN_E_UNSUPPORTED
+        PBN_E_NOT_LOADED
+        PBN_E_SYMBOL
+        PBN_E_LIBRARY
+        PBN_E_VERSION
+        PBN_E_ARGUMENT
+        PBN_E_WORKSPACE
+        PBN_E_MEMORY
+        PBN_E_INTERNAL
+        PBN_CLASS_SUCCESS
+        PBN_CLASS_BAD_PARAMETER
+        PBN_CLASS_NOT_SUPPORTED
+        PBN_CLASS_ALLOCATION
+        PBN_CLASS_NOT_INITIALIZED
+        PBN_CLASS_EXECUTION
+        PBN_CLASS_VERSION
+        PBN_CLASS_INTERNAL
+
+    struct pbn_handle:
+        pass
+
+    struct pbn_tensor:
+        int32_t dtype
+        int32_t rank
+        int64_t *dims
+        int64_t *strides
+        void *vendor
+        void *compute
+        int32_t owned
+        int32_t layout
+
+    struct pbn_call:
+        int32_t operation
+        int32_t mode
+        double alpha
+        double beta
+        double alpha_param
+        double beta_param
+        double factor
+        double epsilon
+        const pbn_tensor *x_desc
+        const pbn_tensor *y_desc
+        const pbn_tensor *dy_desc
+        const pbn_tensor *dx_desc
+        const pbn_tensor *param_desc
+        const void *x
+        const void *dy
+        void *y
+        void *dx
+        const void *scale
+        const void *bias
+        void *running_mean
+        void *running_variance
+        void *saved_mean
+        void *saved_inv_variance
+        void *dscale
+        void *dbias
+        void *workspace
+        size_t workspace_size
+
+    struct pbn_library:
+        void *handle
+        int32_t *version
+        char *path
+        char *message
+
+    struct pbn_backend:
+        const char *name
+        const char *label
+        int32_t device_type
+        int (*load)(const char *file, int no_load, pbn_library *out) noexcept nogil
+        const char *(*status_name)(int status) noexcept nogil
+        int (*status_class)(int status) noexcept nogil
+        void (*last_error)(int status, char *text, size_t size) noexcept nogil
+        int (*current_device)(int *ordinal) noexcept nogil
+        int (*handle_create)(pbn_handle **handle) noexcept nogil
+        int (*handle_borrow)(void *vendor, pbn_handle **handle) noexcept nogil
+        int (*handle_destroy)(pbn_handle *handle) noexcept nogil
+        void *(*handle_pointer)(const pbn_handle *handle) noexcept nogil
+        int (*stream_set)(pbn_handle *handle, void *stream) noexcept nogil
+        int (*stream_get)(pbn_handle *handle, void **stream) noexcept nogil
+        int (*tensor_create)(pbn_tensor *tensor) noexcept nogil
+        int (*tensor_borrow)(void *vendor, pbn_tensor *tensor) noexcept nogil
+        int (*tensor_set)(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) noexcept nogil
+        int (*tensor_get)(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides) noexcept nogil
+        int (*tensor_size)(const pbn_tensor *tensor, size_t *bytes) noexcept nogil
+        int (*tensor_destroy)(pbn_tensor *tensor) noexcept nogil
+        int (*derive)(pbn_tensor *derived, const pbn_tensor *x, int mode) noexcept nogil
+        uint32_t (*capability)(int operation, int mode, int dtype, int layout, int rank, const char **why) noexcept nogil
+        int (*workspace_size)(pbn_handle *handle, const pbn_call *call, size_t *bytes) noexcept nogil
+        int (*forward_training)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*forward_inference)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*axpby)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*has_symbol)(const char *name) noexcept nogil
+
+cdef extern from *:
+    """
+    #include "pybnorm/shim.h"
+    #define PBN_ADDRESS(name) &pbn_backend_##name,
+    static const pbn_backend *const pbn_backends[] = { PBN_BACKENDS(PBN_ADDRESS) };
+    enum { PBN_BACKEND_COUNT = sizeof pbn_backends / sizeof pbn_backends[0] };
+    """
+    const pbn_backend *pbn_backends[]
+    enum:
+        PBN_BACKEND_COUNT

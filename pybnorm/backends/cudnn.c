@@ -1,0 +1,1048 @@
+/* cuDNN 8 and 9, the imperative ("legacy") API: everything that is cuDNN's.
+ *
+ * First the vendor's facts, usable by themselves (C or C++) under PBN_PROTOTYPES_ONLY: the ABI
+ * check holds them against the real header, test doubles are compiled from them. Then the adapter.
+ */
+#if !defined(PBN_PROTOTYPES_ONLY) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+
+/* C(name, value): the same in cuDNN 8 and 9. */
+#define PBN_CUDNN_CONSTANTS(C)                 \
+    C(CUDNN_DATA_FLOAT, 0)                     \
+    C(CUDNN_DATA_DOUBLE, 1)                    \
+    C(CUDNN_DATA_HALF, 2)                      \
+    C(CUDNN_DATA_BFLOAT16, 9)                  \
+    C(CUDNN_BATCHNORM_PER_ACTIVATION, 0)       \
+    C(CUDNN_BATCHNORM_SPATIAL, 1)              \
+    C(CUDNN_BATCHNORM_SPATIAL_PERSISTENT, 2)   \
+    C(CUDNN_STATUS_SUCCESS, 0)
+
+/* cuDNN 9 statuses whose family their thousands do not tell (1008 exists since 9.2). */
+#define PBN_CUDNN9_STATUSES(C)                                      \
+    C(CUDNN_STATUS_NOT_INITIALIZED, 1001)                           \
+    C(CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH, 1002)               \
+    C(CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH, 1003)            \
+    C(CUDNN_STATUS_DEPRECATED, 1004)                                \
+    C(CUDNN_STATUS_LICENSE_ERROR, 1005)                             \
+    C(CUDNN_STATUS_RUNTIME_IN_PROGRESS, 1006)                       \
+    C(CUDNN_STATUS_RUNTIME_FP_OVERFLOW, 1007)                       \
+    C(CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED, 1008)                 \
+    C(CUDNN_STATUS_BAD_PARAM, 2000)                                 \
+    C(CUDNN_STATUS_NOT_SUPPORTED, 3000)                             \
+    C(CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER, 3005)    \
+    C(CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART, 3006)         \
+    C(CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING, 3008) \
+    C(CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE, 3009)      \
+    C(CUDNN_STATUS_INTERNAL_ERROR, 4000)                            \
+    C(CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED, 4003)     \
+    C(CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, 4004)   \
+    C(CUDNN_STATUS_EXECUTION_FAILED, 5000)
+
+/* All of cuDNN 8's statuses but success; some names are those of cuDNN 9 with another number. */
+#define PBN_CUDNN8_STATUSES(C)                      \
+    C(CUDNN_STATUS_NOT_INITIALIZED, 1)              \
+    C(CUDNN_STATUS_ALLOC_FAILED, 2)                 \
+    C(CUDNN_STATUS_BAD_PARAM, 3)                    \
+    C(CUDNN_STATUS_INTERNAL_ERROR, 4)               \
+    C(CUDNN_STATUS_INVALID_VALUE, 5)                \
+    C(CUDNN_STATUS_ARCH_MISMATCH, 6)                \
+    C(CUDNN_STATUS_MAPPING_ERROR, 7)                \
+    C(CUDNN_STATUS_EXECUTION_FAILED, 8)             \
+    C(CUDNN_STATUS_NOT_SUPPORTED, 9)                \
+    C(CUDNN_STATUS_LICENSE_ERROR, 10)               \
+    C(CUDNN_STATUS_RUNTIME_PREREQUISITE_MISSING, 11) \
+    C(CUDNN_STATUS_RUNTIME_IN_PROGRESS, 12)         \
+    C(CUDNN_STATUS_RUNTIME_FP_OVERFLOW, 13)         \
+    C(CUDNN_STATUS_VERSION_MISMATCH, 14)
+
+#define PBN_CONSTANT(name, value) PBN_##name = value,
+#define PBN_CONSTANT8(name, value) PBN_V8_##name = value,
+enum { PBN_CUDNN_CONSTANTS(PBN_CONSTANT) PBN_CUDNN9_STATUSES(PBN_CONSTANT) };
+enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
+#undef PBN_CONSTANT
+#undef PBN_CONSTANT8
+
+/* X(result, name, (parameters)); statuses, modes and dtypes are int-sized enums, handles, descriptors
+ * and streams pointers to opaque structs. */
+#define PBN_CUDNN_SYMBOLS(REQUIRED, OPTIONAL)                                                                        \
+    REQUIRED(size_t, cudnnGetVersion, (void))                                                                        \
+    REQUIRED(const char *, cudnnGetErrorString, (int status))                                                        \
+    REQUIRED(int, cudnnCreate, (void **handle))                                                                      \
+    REQUIRED(int, cudnnDestroy, (void *handle))                                                                      \
+    REQUIRED(int, cudnnSetStream, (void *handle, void *stream))                                                      \
+    REQUIRED(int, cudnnGetStream, (void *handle, void **stream))                                                     \
+    REQUIRED(int, cudnnCreateTensorDescriptor, (void **desc))                                                        \
+    REQUIRED(int, cudnnDestroyTensorDescriptor, (void *desc))                                                        \
+    REQUIRED(int, cudnnSetTensorNdDescriptor,                                                                        \
+             (void *desc, int dtype, int rank, const int *dims, const int *strides))                                 \
+    REQUIRED(int, cudnnGetTensorNdDescriptor,                                                                        \
+             (const void *desc, int rank_requested, int *dtype, int *rank, int *dims, int *strides))                 \
+    REQUIRED(int, cudnnGetTensorSizeInBytes, (const void *desc, size_t *bytes))                                      \
+    REQUIRED(int, cudnnDeriveBNTensorDescriptor, (void *derived, const void *x_desc, int mode))                      \
+    REQUIRED(int, cudnnBatchNormalizationForwardTraining,                                                            \
+             (void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x,        \
+              const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias,              \
+              double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,           \
+              void *saved_inv_variance))                                                                             \
+    REQUIRED(int, cudnnBatchNormalizationForwardInference,                                                           \
+             (void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x,        \
+              const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias,              \
+              const void *running_mean, const void *running_variance, double epsilon))                               \
+    REQUIRED(int, cudnnBatchNormalizationBackward,                                                                   \
+             (void *handle, int mode, const void *alpha, const void *beta, const void *alpha_param,                  \
+              const void *beta_param, const void *x_desc, const void *x, const void *dy_desc, const void *dy,        \
+              const void *dx_desc, void *dx, const void *param_desc, const void *scale, void *dscale, void *dbias,   \
+              double epsilon, const void *saved_mean, const void *saved_inv_variance))                               \
+    OPTIONAL(void, cudnnGetLastErrorString, (char *text, size_t size)) /* cuDNN 9 */                                 \
+    OPTIONAL(int, cudnnTransformTensor,                                                                              \
+             (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
+              const void *y_desc, void *y))                                                                          \
+    OPTIONAL(int, cudnnAddTensor,                                                                                    \
+             (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
+              const void *y_desc, void *y))
+
+/* From the driver, libcuda.so.1: the context that is current on the calling thread. */
+#define PBN_CUDA_DRIVER_SYMBOLS(X) X(int, cuCtxGetDevice, (int *device))
+
+#define PBN_PROTOTYPE(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
+PBN_CUDNN_SYMBOLS(PBN_PROTOTYPE, PBN_PROTOTYPE)
+PBN_CUDA_DRIVER_SYMBOLS(PBN_PROTOTYPE)
+#undef PBN_PROTOTYPE
+
+#ifndef PBN_PROTOTYPES_ONLY
+
+#include <float.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pybnorm/adapter.h"
+#include "pybnorm/dl.h"
+
+struct pbn_handle {
+    void *vendor;
+    int owned;
+};
+
+typedef struct cudnn_api {
+    int major; /* 0: nothing loaded */
+#define PBN_MEMBER(result, name, parameters) pbn_##name##_fn name;
+    PBN_CUDNN_SYMBOLS(PBN_MEMBER, PBN_MEMBER)
+#undef PBN_MEMBER
+} cudnn_api;
+
+static cudnn_api api;
+
+static const char no_handle[] = "the handle is missing";
+static const char no_tensor[] = "a tensor descriptor is missing or was never set";
+static const char no_pointer[] = "a required pointer is missing";
+static const char not_loaded[] = "the cuDNN library has not been loaded";
+static const char bad_mode[] = "the mode is none of PER_ACTIVATION, SPATIAL, SPATIAL_PERSISTENT";
+static const char bad_dtype[] = "the dtype is none of float32, float64, float16, bfloat16";
+static const char bad_rank[] = "the rank is outside 2 to 8";
+static const char rank2_in_8[] = "cuDNN 8 has no tensor descriptor of rank 2; describe the tensor as (N, C, 1, 1)";
+static const char not_mergeable[] =
+    "cuDNN computes on rank 4 and 5 only, and the spatial axes of this rank 6 to 8 tensor are not mutually contiguous, "
+    "so they cannot be merged into one";
+
+/* cuDNN 9's text stays until someone reads it, whoever's failure it was: another user of the library
+ * on this thread may have left one. Reading it takes some 36 ns, a call 3 microseconds and more. */
+static inline void forget_vendor_text(void) {
+    char text[1];
+    if (api.cudnnGetLastErrorString != NULL)
+        api.cudnnGetLastErrorString(text, sizeof text);
+}
+
+/* ---- loading ---------------------------------------------------------------------------------- */
+
+/* libcudnn.so is a dispatcher: it opens its parts at first use, and when one is missing it prints and
+ * abort()s the process (9.27, 8.9.7). So the parts that this file's calls reach are opened first.
+ * The order is the one in which the dispatcher will find them: in the process, beside itself, elsewhere. */
+static int open_part(pbn_library *lib, const char *soname) {
+    pbn_library part;
+    char path[PBN_PATH_MAX];
+    const char *slash = strrchr(lib->path, '/');
+    if (pbn_dl_open(&part, soname, 1) == PBN_OK)
+        return PBN_OK;
+    if (slash != NULL) {
+        int length = snprintf(path, sizeof path, "%.*s/%s", (int)(slash - lib->path), lib->path, soname);
+        if (length > 0 && (size_t)length < sizeof path && pbn_dl_open(&part, path, 0) == PBN_OK)
+            return PBN_OK;
+    }
+    if (pbn_dl_open(&part, soname, 0) == PBN_OK)
+        return PBN_OK;
+    snprintf(lib->message, sizeof lib->message,
+             "its part %s cannot be opened, and calling cuDNN without it would abort the process: %.*s", soname,
+             (int)sizeof lib->message / 2, part.message);
+    return PBN_E_LIBRARY;
+}
+
+static int open_parts(pbn_library *lib) {
+    /* The version cannot be asked before the parts are there; these exports tell it apart. */
+    static const struct {
+        const char *export_name, *parts[2];
+    } dispatchers[] = {
+        {"cudnnGraphVersionCheck", {"libcudnn_graph.so.9", "libcudnn_ops.so.9"}},
+        {"cudnnOpsTrainVersionCheck", {"libcudnn_ops_infer.so.8", "libcudnn_ops_train.so.8"}},
+    };
+    for (size_t i = 0; i < sizeof dispatchers / sizeof dispatchers[0]; i++) {
+        if (pbn_dl_symbol(lib->handle, dispatchers[i].export_name) == NULL)
+            continue;
+        for (int part = 0; part < 2; part++) {
+            int status = open_part(lib, dispatchers[i].parts[part]);
+            if (status != PBN_OK)
+                return status;
+        }
+    }
+    return PBN_OK;
+}
+
+static int resolve(pbn_library *lib, cudnn_api *table) {
+    void *symbol;
+    int status;
+#define PBN_REQUIRE(result, name, parameters)           \
+    status = pbn_dl_require(lib, #name, &symbol);       \
+    if (status != PBN_OK)                               \
+        return status;                                  \
+    memcpy(&table->name, &symbol, sizeof table->name);
+#define PBN_PROBE(result, name, parameters)             \
+    symbol = pbn_dl_symbol(lib->handle, #name);         \
+    memcpy(&table->name, &symbol, sizeof table->name);
+    PBN_CUDNN_SYMBOLS(PBN_REQUIRE, PBN_PROBE)
+#undef PBN_REQUIRE
+#undef PBN_PROBE
+    return PBN_OK;
+}
+
+static int ask_version(pbn_library *lib, cudnn_api *table) {
+    size_t number = table->cudnnGetVersion(); /* 9.27.0 is 92700, 8.9.7 is 8907 */
+    size_t unit = number >= 10000 ? 10000 : 1000;
+    if (number < 1000000) {
+        lib->version[0] = (int32_t)(number / unit);
+        lib->version[1] = (int32_t)(number % unit / 100);
+        lib->version[2] = (int32_t)(number % 100);
+    }
+    if (lib->version[0] != 8 && lib->version[0] != 9) {
+        snprintf(lib->message, sizeof lib->message,
+                 "cudnnGetVersion() returned %zu; cuDNN 8 and cuDNN 9 are the versions this backend speaks", number);
+        return PBN_E_VERSION;
+    }
+    table->major = lib->version[0];
+    return PBN_OK;
+}
+
+static int cudnn_load(const char *file, int no_load, pbn_library *out) {
+    cudnn_api fresh = {0}; /* an earlier load stays in force unless this one succeeds */
+    if (out == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "no record for the library");
+    int status = pbn_dl_open(out, file, no_load);
+    if (status != PBN_OK)
+        return pbn_refuse(status, "the cuDNN library cannot be opened");
+    status = resolve(out, &fresh);
+    if (status == PBN_OK)
+        status = open_parts(out);
+    if (status == PBN_OK)
+        status = ask_version(out, &fresh);
+    if (status != PBN_OK) {
+        pbn_dl_discard(out);
+        return pbn_refuse(status, "the cuDNN library cannot be used");
+    }
+    api = fresh;
+    return PBN_OK;
+}
+
+static int cudnn_has_symbol(const char *name) {
+    if (name == NULL)
+        return -1;
+#define PBN_PRESENT(result, symbol, parameters) \
+    if (strcmp(name, #symbol) == 0)             \
+        return api.symbol != NULL;
+    PBN_CUDNN_SYMBOLS(PBN_PRESENT, PBN_PRESENT)
+#undef PBN_PRESENT
+    return -1;
+}
+
+/* ---- statuses --------------------------------------------------------------------------------- */
+
+static const char *cudnn_status_name(int status) {
+    const char *name;
+    if (status < 0)
+        return "not a cuDNN status";
+    if (api.major == 0)
+        return "cuDNN is not loaded";
+    name = api.cudnnGetErrorString(status);
+    return name != NULL ? name : "CUDNN_UNKNOWN_STATUS";
+}
+
+static int status_class_8(int status) {
+    switch (status) {
+    case PBN_V8_CUDNN_STATUS_NOT_INITIALIZED:
+    case PBN_V8_CUDNN_STATUS_LICENSE_ERROR:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_PREREQUISITE_MISSING:
+        return PBN_CLASS_NOT_INITIALIZED;
+    case PBN_V8_CUDNN_STATUS_ALLOC_FAILED:
+        return PBN_CLASS_ALLOCATION;
+    case PBN_V8_CUDNN_STATUS_BAD_PARAM:
+    case PBN_V8_CUDNN_STATUS_INVALID_VALUE:
+        return PBN_CLASS_BAD_PARAMETER;
+    case PBN_V8_CUDNN_STATUS_ARCH_MISMATCH:
+    case PBN_V8_CUDNN_STATUS_NOT_SUPPORTED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_V8_CUDNN_STATUS_EXECUTION_FAILED:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
+        return PBN_CLASS_EXECUTION;
+    case PBN_V8_CUDNN_STATUS_VERSION_MISMATCH:
+        return PBN_CLASS_VERSION;
+    case PBN_V8_CUDNN_STATUS_INTERNAL_ERROR:
+    case PBN_V8_CUDNN_STATUS_MAPPING_ERROR:
+    default:
+        return PBN_CLASS_INTERNAL;
+    }
+}
+
+static int status_class_9(int status) {
+    switch (status) {
+    case PBN_CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH:
+    case PBN_CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH:
+        return PBN_CLASS_VERSION;
+    case PBN_CUDNN_STATUS_NOT_INITIALIZED:
+    case PBN_CUDNN_STATUS_LICENSE_ERROR:
+    case PBN_CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED:
+    /* Numbered as "not supported", but it is the installation that is broken, not the request. */
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE:
+        return PBN_CLASS_NOT_INITIALIZED;
+    case PBN_CUDNN_STATUS_DEPRECATED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
+    case PBN_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
+        return PBN_CLASS_EXECUTION;
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED:
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED:
+        return PBN_CLASS_ALLOCATION;
+    default:
+        break;
+    }
+    switch (status / 1000 * 1000) { /* the vendor's own rule for the family of a status */
+    case PBN_CUDNN_STATUS_BAD_PARAM:
+        return PBN_CLASS_BAD_PARAMETER;
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_CUDNN_STATUS_EXECUTION_FAILED:
+        return PBN_CLASS_EXECUTION;
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR:
+    default:
+        return PBN_CLASS_INTERNAL;
+    }
+}
+
+static int cudnn_status_class(int status) {
+    if (status == PBN_CUDNN_STATUS_SUCCESS)
+        return PBN_CLASS_SUCCESS;
+    if (status < 0)
+        return PBN_CLASS_INTERNAL;
+    return api.major == 8 ? status_class_8(status) : status_class_9(status);
+}
+
+static void cudnn_last_error(int status, char *text, size_t size) {
+    if (text == NULL || size == 0)
+        return;
+    text[0] = '\0';
+    if (status < 0)
+        pbn_copy_text(text, size, pbn_reason);
+    else if (status > 0 && api.cudnnGetLastErrorString != NULL)
+        api.cudnnGetLastErrorString(text, size);
+    text[size - 1] = '\0';
+}
+
+/* ---- device, handle, stream --------------------------------------------------------------------- */
+
+static int cudnn_current_device(int *ordinal) {
+    static _Atomic(pbn_cuCtxGetDevice_fn) found;
+    if (ordinal == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    *ordinal = -1;
+    pbn_cuCtxGetDevice_fn get_device = atomic_load(&found);
+    if (get_device == NULL) { /* asked anew each time: the driver may come later, with the first handle */
+        pbn_library driver;
+        void *symbol;
+        if (pbn_dl_open(&driver, "libcuda.so.1", 1) != PBN_OK)
+            return PBN_OK;
+        symbol = pbn_dl_symbol(driver.handle, "cuCtxGetDevice");
+        if (symbol == NULL)
+            return PBN_OK;
+        memcpy(&get_device, &symbol, sizeof get_device);
+        atomic_store(&found, get_device);
+    }
+    if (get_device(ordinal) != 0)
+        *ordinal = -1;
+    return PBN_OK;
+}
+
+static int make_handle(void *vendor, int owned, pbn_handle **handle) {
+    *handle = malloc(sizeof **handle);
+    if (*handle == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
+    (*handle)->vendor = vendor;
+    (*handle)->owned = owned;
+    return PBN_OK;
+}
+
+static int cudnn_handle_create(pbn_handle **handle) {
+    void *vendor = NULL;
+    int status;
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    *handle = NULL;
+    if (api.major == 0)
+        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
+    forget_vendor_text();
+    status = api.cudnnCreate(&vendor);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        return status;
+    status = make_handle(vendor, 1, handle);
+    if (status != PBN_OK)
+        api.cudnnDestroy(vendor);
+    return status;
+}
+
+static int cudnn_handle_borrow(void *vendor, pbn_handle **handle) {
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    *handle = NULL;
+    if (api.major == 0)
+        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
+    if (vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    return make_handle(vendor, 0, handle);
+}
+
+static int cudnn_handle_destroy(pbn_handle *handle) {
+    int status = PBN_OK;
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (handle->owned) {
+        forget_vendor_text();
+        status = api.cudnnDestroy(handle->vendor);
+    }
+    free(handle); /* whatever cuDNN says: after a lost context it can only refuse */
+    return status;
+}
+
+static void *cudnn_handle_pointer(const pbn_handle *handle) {
+    return handle != NULL ? handle->vendor : NULL;
+}
+
+static int cudnn_stream_set(pbn_handle *handle, void *stream) {
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    forget_vendor_text();
+    return api.cudnnSetStream(handle->vendor, stream);
+}
+
+static int cudnn_stream_get(pbn_handle *handle, void **stream) {
+    if (handle == NULL || stream == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
+    forget_vendor_text();
+    return api.cudnnGetStream(handle->vendor, stream);
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------ */
+
+static int to_vendor_dtype(int dtype, int *vendor) {
+    switch (dtype) {
+    case PBN_FLOAT32:
+        *vendor = PBN_CUDNN_DATA_FLOAT;
+        return PBN_OK;
+    case PBN_FLOAT64:
+        *vendor = PBN_CUDNN_DATA_DOUBLE;
+        return PBN_OK;
+    case PBN_FLOAT16:
+        *vendor = PBN_CUDNN_DATA_HALF;
+        return PBN_OK;
+    case PBN_BFLOAT16:
+        *vendor = PBN_CUDNN_DATA_BFLOAT16;
+        return PBN_OK;
+    default:
+        return pbn_refuse(PBN_E_ARGUMENT, bad_dtype);
+    }
+}
+
+static int from_vendor_dtype(int vendor, int *dtype) {
+    switch (vendor) {
+    case PBN_CUDNN_DATA_FLOAT:
+        *dtype = PBN_FLOAT32;
+        return PBN_OK;
+    case PBN_CUDNN_DATA_DOUBLE:
+        *dtype = PBN_FLOAT64;
+        return PBN_OK;
+    case PBN_CUDNN_DATA_HALF:
+        *dtype = PBN_FLOAT16;
+        return PBN_OK;
+    case PBN_CUDNN_DATA_BFLOAT16:
+        *dtype = PBN_BFLOAT16;
+        return PBN_OK;
+    default:
+        return pbn_refuse(PBN_E_UNSUPPORTED, bad_dtype);
+    }
+}
+
+/* What may reach cudnnSetTensorNdDescriptor. It answers an offset of 2^31 - 1 with NOT_SUPPORTED but leaves
+ * the descriptor set, and calls with such a one read and write out of bounds; negative strides it accepts. */
+static int check_extent(int rank, const int64_t *dims, const int64_t *strides) {
+    int64_t last = 0;
+    if (rank < 2 || rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, bad_rank);
+    if (rank == 2 && api.major == 8)
+        return pbn_refuse(PBN_E_UNSUPPORTED, rank2_in_8);
+    for (int i = 0; i < rank; i++) {
+        if (dims[i] < 1 || dims[i] > INT_MAX)
+            return pbn_refuse(PBN_E_ARGUMENT, "a dim is outside 1 to 2^31 - 1, the range of cuDNN's int");
+        if (strides[i] < (dims[i] == 1 ? 0 : 1) || strides[i] > INT_MAX)
+            return pbn_refuse(PBN_E_ARGUMENT, "a stride is outside 1 to 2^31 - 1, the range of cuDNN's int "
+                                              "(0 is allowed where the dim is 1)");
+    }
+    for (int i = 0; i < rank; i++) { /* each product is below 2^62 and the sum so far below 2^31 */
+        last += (dims[i] - 1) * strides[i];
+        if (last >= INT_MAX)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the last element lies 2^31 - 1 elements or more behind the first; "
+                                                 "cuDNN addresses elements with 32 bits");
+    }
+    return PBN_OK;
+}
+
+static int set_vendor(void *vendor, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    int narrow_dims[PBN_MAX_RANK], narrow_strides[PBN_MAX_RANK], vendor_dtype = 0;
+    int status = check_extent(rank, dims, strides);
+    if (status == PBN_OK)
+        status = to_vendor_dtype(dtype, &vendor_dtype);
+    if (status != PBN_OK)
+        return status;
+    for (int i = 0; i < rank; i++) {
+        narrow_dims[i] = (int)dims[i];
+        narrow_strides[i] = (int)strides[i];
+    }
+    return api.cudnnSetTensorNdDescriptor(vendor, vendor_dtype, rank, narrow_dims, narrow_strides);
+}
+
+static int get_vendor(const void *vendor, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    int narrow_dims[PBN_MAX_RANK], narrow_strides[PBN_MAX_RANK], vendor_dtype = -1, vendor_rank = -1;
+    int status = api.cudnnGetTensorNdDescriptor(vendor, PBN_MAX_RANK, &vendor_dtype, &vendor_rank, narrow_dims,
+                                                narrow_strides);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        return status;
+    if (vendor_rank < 0 || vendor_rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_INTERNAL, "cuDNN reports a tensor descriptor of a rank above its own maximum of 8");
+    for (int i = 0; i < vendor_rank; i++) {
+        dims[i] = narrow_dims[i];
+        strides[i] = narrow_strides[i];
+    }
+    *rank = vendor_rank;
+    return from_vendor_dtype(vendor_dtype, dtype);
+}
+
+/* The descriptor for the compute calls of `t` (its vendor descriptor need not be set yet): its own, one of the
+ * folded rank, or NULL where the memory does not fold; the descriptor calls work there all the same. */
+static int make_compute(const pbn_tensor *t, void **compute) {
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    int rank, status;
+    *compute = t->vendor;
+    if (t->rank == 4 || t->rank == 5)
+        return PBN_OK;
+    *compute = NULL;
+    status = pbn_fold(t, 4, 5, &rank, dims, strides);
+    if (status != PBN_OK)
+        return status == PBN_E_UNSUPPORTED ? PBN_OK : status;
+    status = api.cudnnCreateTensorDescriptor(compute);
+    if (status != PBN_CUDNN_STATUS_SUCCESS) {
+        *compute = NULL;
+        return status;
+    }
+    status = set_vendor(*compute, t->dtype, rank, dims, strides);
+    if (status != PBN_OK) {
+        api.cudnnDestroyTensorDescriptor(*compute);
+        *compute = NULL;
+    }
+    return status;
+}
+
+static void drop_compute(pbn_tensor *t) {
+    if (t->compute != NULL && t->compute != t->vendor)
+        api.cudnnDestroyTensorDescriptor(t->compute);
+    t->compute = NULL;
+}
+
+static void unset(pbn_tensor *t) {
+    drop_compute(t);
+    t->dtype = t->rank = t->layout = 0;
+    memset(t->dims, 0, sizeof t->dims);
+    memset(t->strides, 0, sizeof t->strides);
+}
+
+/* A record of these values beside t's vendor descriptor, with a compute descriptor of its own. */
+static int describe(const pbn_tensor *t, int dtype, int rank, const int64_t *dims, const int64_t *strides,
+                    pbn_tensor *next) {
+    memset(next, 0, sizeof *next);
+    next->vendor = t->vendor;
+    next->owned = t->owned;
+    next->dtype = dtype;
+    next->rank = rank;
+    memcpy(next->dims, dims, (size_t)rank * sizeof *dims);
+    memcpy(next->strides, strides, (size_t)rank * sizeof *strides);
+    next->layout = pbn_layout_of(rank, dims, strides);
+    return make_compute(next, &next->compute);
+}
+
+static void replace(pbn_tensor *t, const pbn_tensor *next) {
+    drop_compute(t);
+    *t = *next;
+}
+
+/* Takes over what t's vendor descriptor holds; t is unset where that is nothing this backend can use. */
+static int adopt(pbn_tensor *t) {
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    pbn_tensor next;
+    int dtype = 0, rank = 0;
+    int status = get_vendor(t->vendor, &dtype, &rank, dims, strides);
+    if (status == PBN_OK && rank != 0) {
+        status = check_extent(rank, dims, strides);
+        if (status == PBN_E_ARGUMENT) /* not the caller's argument here, but a foreign descriptor's content */
+            status = PBN_E_UNSUPPORTED;
+        if (status == PBN_OK)
+            status = describe(t, dtype, rank, dims, strides, &next);
+    }
+    if (status != PBN_OK || rank == 0)
+        unset(t);
+    else
+        replace(t, &next);
+    return status;
+}
+
+/* After a refusal by cuDNN: the record stays if the vendor descriptor is still what it says. */
+static void unset_if_changed(pbn_tensor *t) {
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    int dtype, rank;
+    if (get_vendor(t->vendor, &dtype, &rank, dims, strides) != PBN_OK || dtype != t->dtype || rank != t->rank ||
+        memcmp(dims, t->dims, (size_t)rank * sizeof *dims) != 0 ||
+        memcmp(strides, t->strides, (size_t)rank * sizeof *strides) != 0)
+        unset(t);
+}
+
+static int check_created(const pbn_tensor *t) {
+    if (api.major == 0)
+        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
+    if (t == NULL || t->vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    return PBN_OK;
+}
+
+static int cudnn_tensor_create(pbn_tensor *tensor) {
+    int status;
+    if (tensor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    memset(tensor, 0, sizeof *tensor);
+    if (api.major == 0)
+        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
+    forget_vendor_text();
+    status = api.cudnnCreateTensorDescriptor(&tensor->vendor);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        tensor->vendor = NULL;
+    else
+        tensor->owned = 1;
+    return status;
+}
+
+static int cudnn_tensor_borrow(void *vendor, pbn_tensor *tensor) {
+    int status;
+    if (tensor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    memset(tensor, 0, sizeof *tensor);
+    tensor->vendor = vendor;
+    status = check_created(tensor);
+    if (status == PBN_OK) {
+        forget_vendor_text();
+        status = adopt(tensor);
+    }
+    if (status != PBN_OK)
+        memset(tensor, 0, sizeof *tensor);
+    return status;
+}
+
+static int cudnn_tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    pbn_tensor next;
+    int vendor_dtype, status = check_created(tensor);
+    if (status != PBN_OK)
+        return status;
+    if (dims == NULL || strides == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    status = check_extent(rank, dims, strides);
+    if (status == PBN_OK)
+        status = to_vendor_dtype(dtype, &vendor_dtype);
+    if (status != PBN_OK)
+        return status;
+    forget_vendor_text();
+    /* The compute descriptor first, on the side, so that a failure leaves both as they were. */
+    status = describe(tensor, dtype, rank, dims, strides, &next);
+    if (status != PBN_OK)
+        return status;
+    status = set_vendor(tensor->vendor, dtype, rank, dims, strides);
+    if (status != PBN_OK) {
+        drop_compute(&next);
+        unset_if_changed(tensor);
+        return status;
+    }
+    replace(tensor, &next);
+    return PBN_OK;
+}
+
+static int cudnn_tensor_get(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    int status = check_created(tensor);
+    if (status != PBN_OK)
+        return status;
+    if (dtype == NULL || rank == NULL || dims == NULL || strides == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    forget_vendor_text();
+    return get_vendor(tensor->vendor, dtype, rank, dims, strides);
+}
+
+static int cudnn_tensor_size(const pbn_tensor *tensor, size_t *bytes) {
+    int status = check_created(tensor);
+    if (status != PBN_OK)
+        return status;
+    if (bytes == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    forget_vendor_text();
+    return api.cudnnGetTensorSizeInBytes(tensor->vendor, bytes);
+}
+
+static int cudnn_tensor_destroy(pbn_tensor *tensor) {
+    int status = PBN_OK;
+    if (tensor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    if (tensor->vendor != NULL) {
+        forget_vendor_text();
+        drop_compute(tensor);
+        if (tensor->owned)
+            status = api.cudnnDestroyTensorDescriptor(tensor->vendor);
+    }
+    memset(tensor, 0, sizeof *tensor);
+    return status;
+}
+
+static int to_vendor_mode(int mode, int *vendor) {
+    switch (mode) {
+    case PBN_PER_ACTIVATION:
+        *vendor = PBN_CUDNN_BATCHNORM_PER_ACTIVATION;
+        return PBN_OK;
+    case PBN_SPATIAL:
+        *vendor = PBN_CUDNN_BATCHNORM_SPATIAL;
+        return PBN_OK;
+    case PBN_SPATIAL_PERSISTENT:
+        *vendor = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
+        return PBN_OK;
+    default:
+        return pbn_refuse(PBN_E_ARGUMENT, bad_mode);
+    }
+}
+
+static int cudnn_derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
+    int vendor_mode, status = check_created(derived);
+    if (status == PBN_OK)
+        status = check_created(x);
+    if (status == PBN_OK)
+        status = to_vendor_mode(mode, &vendor_mode);
+    if (status != PBN_OK)
+        return status;
+    if (x->rank == 0)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    forget_vendor_text();
+    status = api.cudnnDeriveBNTensorDescriptor(derived->vendor, x->vendor, vendor_mode);
+    if (status != PBN_CUDNN_STATUS_SUCCESS) {
+        unset_if_changed(derived);
+        return status;
+    }
+    return adopt(derived);
+}
+
+/* ---- what runs ---------------------------------------------------------------------------------- */
+
+/* y = a*x + b*y for tensors of the same dims with strides of their own. cudnnTransformTensor is the call that
+ * documents exactly this, layouts differing included; x and y must not overlap there. cudnnAddTensor has the same
+ * arguments and documents C = alpha*A + beta*C with A broadcast, so equal dims are a special case of it, but no
+ * differing layouts. cudnnOpTensor would need a descriptor of its own. That every dtype runs and that beta = 0
+ * leaves y unread (the vendor's general rule for blending) is documented, not measured: if a device shows
+ * otherwise, this table is what changes. */
+typedef enum axpby_call { AXPBY_TRANSFORM, AXPBY_ADD } axpby_call;
+
+static const axpby_call axpby_by_dtype[] = {
+    [PBN_FLOAT32] = AXPBY_TRANSFORM,
+    [PBN_FLOAT64] = AXPBY_TRANSFORM,
+    [PBN_FLOAT16] = AXPBY_TRANSFORM,
+    [PBN_BFLOAT16] = AXPBY_TRANSFORM,
+};
+
+static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
+    switch (axpby_by_dtype[dtype]) {
+    case AXPBY_TRANSFORM:
+        return api.cudnnTransformTensor;
+    case AXPBY_ADD:
+        return api.cudnnAddTensor;
+    default:
+        return NULL;
+    }
+}
+
+static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
+
+static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
+    static const char *ignored;
+    int number;
+    if (why == NULL)
+        why = &ignored;
+    *why = NULL;
+    if (rank < 2 || rank > PBN_MAX_RANK) {
+        *why = bad_rank;
+    } else if (rank == 2 && api.major == 8) {
+        *why = rank2_in_8;
+    } else if (to_vendor_dtype(dtype, &number) != PBN_OK) {
+        *why = bad_dtype;
+    } else if (layout != PBN_CHANNELS_FIRST && layout != PBN_CHANNELS_LAST && layout != PBN_STRIDED) {
+        *why = "the layout is none of CHANNELS_FIRST, CHANNELS_LAST, STRIDED";
+    } else if (operation != PBN_OP_AXPBY && to_vendor_mode(mode, &number) != PBN_OK) {
+        *why = bad_mode;
+    } else {
+        switch (operation) {
+        case PBN_OP_DERIVE:
+            return PBN_CAP_RUNS;
+        case PBN_OP_AXPBY:
+            if (api.major != 0 && axpby_function(dtype) == NULL) {
+                *why = no_axpby;
+                return 0;
+            }
+            break;
+        case PBN_OP_FORWARD_TRAINING:
+        case PBN_OP_FORWARD_INFERENCE:
+        case PBN_OP_BACKWARD:
+            break;
+        default:
+            *why = "the operation is unknown";
+            return 0;
+        }
+        return PBN_CAP_RUNS | PBN_CAP_BLEND_NATIVE | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+    }
+    return 0;
+}
+
+static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
+    if (handle == NULL || call == NULL || bytes == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
+    *bytes = 0; /* cuDNN blends by itself, and the plain entry points take no workspace */
+    return PBN_OK;
+}
+
+/* ---- calls -------------------------------------------------------------------------------------- */
+
+/* cuDNN reads a double behind alpha and beta when x is float64 and a float otherwise, without a way to tell. */
+typedef union scalar {
+    float narrow;
+    double wide;
+} scalar;
+
+static int to_scalar(double value, int dtype, scalar *out) {
+    if (dtype == PBN_FLOAT64) {
+        out->wide = value;
+        return PBN_OK;
+    }
+    if (!(value >= -FLT_MAX && value <= FLT_MAX))
+        return pbn_refuse(PBN_E_ARGUMENT, "a blending factor is outside the range of the float32 that cuDNN reads");
+    out->narrow = (float)value;
+    return PBN_OK;
+}
+
+static int to_compute(const pbn_tensor *t, void **desc) {
+    if (t == NULL || t->rank == 0)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    if (t->compute == NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, not_mergeable);
+    *desc = t->compute;
+    return PBN_OK;
+}
+
+static inline uintptr_t bits(const void *pointer) {
+    return (uintptr_t)pointer;
+}
+
+/* A misaligned access is no status in cuDNN: it is reported by the next synchronisation and the CUDA context
+ * is lost. The 16-bit kernels load pairs of elements, except where every tensor is channels-last. `data` and
+ * `params` are the call's addresses or-ed together. */
+static int check_alignment(int dtype, int all_channels_last, uintptr_t data, uintptr_t params) {
+    uintptr_t element = dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
+    uintptr_t param = dtype == PBN_FLOAT64 ? 8 : 4;
+    if ((data & (element - 1)) != 0 || (params & (param - 1)) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "a pointer is not aligned to its element size");
+    if (element == 2 && !all_channels_last && (data & 3) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "float16 and bfloat16 tensors that are not channels-last must be 4-byte "
+                                             "aligned: cuDNN's kernels would lose the CUDA context");
+    return PBN_OK;
+}
+
+static int is_channels_last(const pbn_tensor *t) {
+    return t->layout == PBN_CHANNELS_LAST;
+}
+
+static int check_pair(const void *first, const void *second) {
+    if ((first == NULL) != (second == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "of a pair of statistics one pointer is given and the other is missing");
+    return PBN_OK;
+}
+
+static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
+    scalar alpha, beta;
+    void *x_desc, *y_desc, *param_desc;
+    int mode, status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
+        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
+        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
+        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
+        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
+        (status = check_pair(call->running_mean, call->running_variance)) != PBN_OK ||
+        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
+        (status = check_alignment(call->x_desc->dtype, is_channels_last(call->x_desc) && is_channels_last(call->y_desc),
+                                  bits(call->x) | bits(call->y),
+                                  bits(call->scale) | bits(call->bias) | bits(call->running_mean) |
+                                      bits(call->running_variance) | bits(call->saved_mean) |
+                                      bits(call->saved_inv_variance))) != PBN_OK)
+        return status;
+    forget_vendor_text();
+    return api.cudnnBatchNormalizationForwardTraining(
+        handle->vendor, mode, &alpha, &beta, x_desc, call->x, y_desc, call->y, param_desc, call->scale, call->bias,
+        call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
+        call->saved_inv_variance);
+}
+
+static int cudnn_forward_inference(pbn_handle *handle, const pbn_call *call) {
+    scalar alpha, beta;
+    void *x_desc, *y_desc, *param_desc;
+    int mode, status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
+        call->running_mean == NULL || call->running_variance == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
+        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
+        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
+        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
+        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
+        (status = check_alignment(call->x_desc->dtype, is_channels_last(call->x_desc) && is_channels_last(call->y_desc),
+                                  bits(call->x) | bits(call->y),
+                                  bits(call->scale) | bits(call->bias) | bits(call->running_mean) |
+                                      bits(call->running_variance))) != PBN_OK)
+        return status;
+    forget_vendor_text();
+    return api.cudnnBatchNormalizationForwardInference(handle->vendor, mode, &alpha, &beta, x_desc, call->x, y_desc,
+                                                       call->y, param_desc, call->scale, call->bias,
+                                                       call->running_mean, call->running_variance, call->epsilon);
+}
+
+static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
+    scalar alpha, beta, alpha_param, beta_param;
+    void *x_desc, *dy_desc, *dx_desc, *param_desc;
+    int mode, status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
+        call->dbias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
+        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
+        (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||
+        (status = to_compute(call->dx_desc, &dx_desc)) != PBN_OK ||
+        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
+        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
+        (status = to_scalar(call->alpha_param, call->x_desc->dtype, &alpha_param)) != PBN_OK ||
+        (status = to_scalar(call->beta_param, call->x_desc->dtype, &beta_param)) != PBN_OK ||
+        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
+        (status = check_alignment(call->x_desc->dtype,
+                                  is_channels_last(call->x_desc) && is_channels_last(call->dy_desc) &&
+                                      is_channels_last(call->dx_desc),
+                                  bits(call->x) | bits(call->dy) | bits(call->dx),
+                                  bits(call->scale) | bits(call->dscale) | bits(call->dbias) |
+                                      bits(call->saved_mean) | bits(call->saved_inv_variance))) != PBN_OK)
+        return status;
+    forget_vendor_text();
+    return api.cudnnBatchNormalizationBackward(handle->vendor, mode, &alpha, &beta, &alpha_param, &beta_param, x_desc,
+                                               call->x, dy_desc, call->dy, dx_desc, call->dx, param_desc, call->scale,
+                                               call->dscale, call->dbias, call->epsilon, call->saved_mean,
+                                               call->saved_inv_variance);
+}
+
+static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
+    pbn_cudnnTransformTensor_fn function;
+    scalar alpha, beta;
+    void *x_desc, *y_desc;
+    int status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
+        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
+        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
+        /* which of these kernels load pairs is unknown, so all of them are held to it */
+        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->y), 0)) != PBN_OK)
+        return status;
+    function = axpby_function(call->x_desc->dtype);
+    if (function == NULL)
+        return pbn_refuse(PBN_E_SYMBOL, no_axpby);
+    forget_vendor_text();
+    return function(handle->vendor, &alpha, x_desc, call->x, &beta, y_desc, call->y);
+}
+
+const pbn_backend pbn_backend_cudnn = {
+    .name = "cudnn",
+    .label = "cuDNN",
+    .device_type = 2,
+    .load = cudnn_load,
+    .status_name = cudnn_status_name,
+    .status_class = cudnn_status_class,
+    .last_error = cudnn_last_error,
+    .current_device = cudnn_current_device,
+    .handle_create = cudnn_handle_create,
+    .handle_borrow = cudnn_handle_borrow,
+    .handle_destroy = cudnn_handle_destroy,
+    .handle_pointer = cudnn_handle_pointer,
+    .stream_set = cudnn_stream_set,
+    .stream_get = cudnn_stream_get,
+    .tensor_create = cudnn_tensor_create,
+    .tensor_borrow = cudnn_tensor_borrow,
+    .tensor_set = cudnn_tensor_set,
+    .tensor_get = cudnn_tensor_get,
+    .tensor_size = cudnn_tensor_size,
+    .tensor_destroy = cudnn_tensor_destroy,
+    .derive = cudnn_derive,
+    .capability = cudnn_capability,
+    .workspace_size = cudnn_workspace_size,
+    .forward_training = cudnn_forward_training,
+    .forward_inference = cudnn_forward_inference,
+    .backward = cudnn_backward,
+    .axpby = cudnn_axpby,
+    .has_symbol = cudnn_has_symbol,
+};
+
+#endif /* PBN_PROTOTYPES_ONLY */

@@ -1,0 +1,89 @@
+"""Neutral enumerations; the values are those of ``include/pybnorm/shim.h`` (a test holds them equal)."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["Capability", "DataType", "Layout", "Mode", "Operation", "StatusClass"]
+
+
+class Mode(enum.IntEnum):
+    """Over which axes the statistics are taken, named as cuDNN and MIOpen name it."""
+
+    PER_ACTIVATION = 0
+    """Parameters of shape ``(1, C, D...)``, reduced over N."""
+    SPATIAL = 1
+    """Parameters of shape ``(1, C, 1...)``, reduced over N and the spatial axes."""
+    SPATIAL_PERSISTENT = 2
+    """The mathematics of `SPATIAL` by cuDNN's persistent kernels: often faster, with limits on the value range."""
+
+
+class DataType(enum.IntEnum):
+    """Element types of x, y, dy and dx."""
+
+    FLOAT32 = 0
+    FLOAT64 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def short(self) -> str:
+        """``f32``, ``f64``, ``f16`` or ``bf16``: how problems and tables spell it."""
+        return _SHORT[self]
+
+
+_ITEMSIZE = {DataType.FLOAT32: 4, DataType.FLOAT64: 8, DataType.FLOAT16: 2, DataType.BFLOAT16: 2}
+_SHORT = {DataType.FLOAT32: "f32", DataType.FLOAT64: "f64", DataType.FLOAT16: "f16", DataType.BFLOAT16: "bf16"}
+
+
+class Layout(enum.IntEnum):
+    """How a tensor lies in memory; axis 0 is N and axis 1 is C whatever the layout."""
+
+    CHANNELS_FIRST = 0
+    """Packed NC, NCL, NCHW, NCDHW."""
+    CHANNELS_LAST = 1
+    """Packed NLC, NHWC, NDHWC."""
+    STRIDED = 2
+    """Any other strides that do not overlap."""
+
+
+class Operation(enum.IntEnum):
+    """What a capability query asks about."""
+
+    DERIVE = 0
+    FORWARD_TRAINING = 1
+    FORWARD_INFERENCE = 2
+    BACKWARD = 3
+    AXPBY = 4
+
+
+class Capability(enum.IntFlag):
+    """What a backend answers for one combination; no bit set means that it is refused."""
+
+    RUNS = 1
+    BLEND_NATIVE = 2
+    """The vendor applies alpha and beta itself."""
+    BLEND_SCRATCH = 4
+    """alpha and beta other than 1 and 0 go through the workspace."""
+    FOLDED = 8
+    """The vendor sees another rank or view of the same memory."""
+    HOST_STEPS = 16
+    """Part of the result is computed by pybnorm's adapter on the CPU."""
+
+
+class StatusClass(enum.IntEnum):
+    """Families of vendor statuses."""
+
+    SUCCESS = 0
+    BAD_PARAMETER = 1
+    NOT_SUPPORTED = 2
+    ALLOCATION = 3
+    NOT_INITIALIZED = 4
+    EXECUTION = 5
+    VERSION = 6
+    INTERNAL = 7

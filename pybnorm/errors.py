@@ -1,0 +1,216 @@
+"""Every exception pybnorm raises on purpose.
+
+Argument errors are raised before a vendor library sees the call. Vendor errors carry the vendor's own
+number, name and text. All of them survive pickling, so that they can cross a process border.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AllocationError",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BackendError",
+    "BadParameterError",
+    "ClosedError",
+    "ExecutionError",
+    "InternalError",
+    "LibraryError",
+    "LibraryLoadError",
+    "LibraryNotFoundError",
+    "LibraryVersionError",
+    "NotInitializedError",
+    "NotSupportedError",
+    "PybnormError",
+    "SymbolNotFoundError",
+    "UnsupportedError",
+    "VendorError",
+    "VersionMismatchError",
+    "WorkspaceError",
+]
+
+
+class PybnormError(Exception):
+    """Base class of every pybnorm exception."""
+
+    def __reduce__(self) -> Any:
+        # Exceptions with keyword-only attributes do not pickle by themselves.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[PybnormError], args: tuple[Any, ...], state: dict[str, Any]) -> PybnormError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ArgumentError(PybnormError, ValueError):
+    """An argument has a value that is not allowed.
+
+    Attributes
+    ----------
+    argument : str
+        Name of the argument.
+    value : str
+        What was given, as text.
+    allowed : str
+        What would have been accepted.
+    """
+
+    def __init__(self, argument: str, value: object, allowed: str) -> None:
+        self.argument = argument
+        self.value = value if isinstance(value, str) else _shown(value)
+        self.allowed = allowed
+        super().__init__(f"{argument}: got {self.value}, allowed: {allowed}")
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument is of a type that is not allowed."""
+
+
+class ClosedError(ArgumentError):
+    """A handle or descriptor was used after ``close()``."""
+
+    def __init__(self, argument: str) -> None:
+        super().__init__(argument, "a closed object", "an open one")
+
+
+class WorkspaceError(ArgumentError):
+    """The call needs a workspace and got none, or one that is too small or misaligned."""
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+class LibraryError(PybnormError):
+    """A vendor library cannot be used.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+    attempts : tuple of (str, str, str)
+        Every step tried, as (how, file, why it failed).
+    """
+
+    def __init__(self, message: str, *, backend: str, attempts: tuple[tuple[str, str, str], ...] = ()) -> None:
+        self.backend = backend
+        self.attempts = tuple(attempts)
+        lines = [f"  {how}: {file}: {why}" for how, file, why in self.attempts]
+        super().__init__("\n".join([message, *lines]))
+
+
+class LibraryNotFoundError(LibraryError, ImportError):
+    """No step of the search found a library; the message lists them all."""
+
+
+class LibraryLoadError(LibraryError, OSError):
+    """A library that was named explicitly cannot be opened."""
+
+    def __str__(self) -> str:  # OSError would print its first two arguments as (errno, text)
+        return str(self.args[0])
+
+
+class SymbolNotFoundError(LibraryError, AttributeError):
+    """The library lacks a symbol that the call needs."""
+
+
+class LibraryVersionError(LibraryError, RuntimeError):
+    """The library is of a version this backend does not speak."""
+
+
+class BackendError(PybnormError):
+    """A call reached a backend and failed there.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+    function : str
+        The call that failed.
+    status : int
+        The vendor's own number if positive, one of pybnorm's if negative.
+    status_name : str
+        The vendor's name of the status.
+    text : str
+        The vendor's last-error text, or pybnorm's reason; may be empty.
+    library : str
+        Resolved path of the library.
+    version : tuple of int
+        Its version.
+    descriptors : tuple of str
+        The descriptors of the call, in readable form.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str,
+        function: str,
+        status: int,
+        status_name: str,
+        text: str = "",
+        library: str = "",
+        version: tuple[int, ...] = (),
+        descriptors: tuple[str, ...] = (),
+    ) -> None:
+        self.backend = backend
+        self.function = function
+        self.status = status
+        self.status_name = status_name
+        self.text = text
+        self.library = library
+        self.version = tuple(version)
+        self.descriptors = tuple(descriptors)
+        message = f"{backend} {function}: {status_name} ({status})"
+        if text:
+            message += f": {text}"
+        if library:
+            message += f"\n  library: {library} {'.'.join(map(str, self.version))}".rstrip()
+        for line in self.descriptors:
+            message += f"\n  {line}"
+        super().__init__(message)
+
+
+class UnsupportedError(BackendError, NotImplementedError):
+    """This backend has no right path for the combination; the vendor was not called."""
+
+
+class VendorError(BackendError, RuntimeError):
+    """The vendor library returned a non-zero status."""
+
+
+class BadParameterError(VendorError, ValueError):
+    """The vendor refused an argument."""
+
+
+class NotSupportedError(VendorError, NotImplementedError):
+    """The vendor does not support the combination."""
+
+
+class AllocationError(VendorError, MemoryError):
+    """The vendor, or the adapter, could not allocate."""
+
+
+class NotInitializedError(VendorError):
+    """No device, no driver, or a part of the library is missing."""
+
+
+class ExecutionError(VendorError):
+    """The call failed while running; a lost device context is reported this way too."""
+
+
+class VersionMismatchError(VendorError):
+    """Parts of the vendor library are of different versions."""
+
+
+class InternalError(VendorError):
+    """The vendor reported an internal failure, or a status it does not document."""

@@ -1,0 +1,68 @@
+"""The cuDNN backend's constants and prototypes against NVIDIA's own headers.
+
+The headers come in wheels: nvidia-cudnn-cu12 (or -cu13) for cudnn.h, nvidia-cuda-runtime-cu12 for the CUDA headers
+it includes, and nvidia-cuda-nvcc-cu12 for the crt/ folder those include in turn; or from an installed toolkit.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "abi_cudnn.cpp"
+BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn.c"
+
+
+def from_environment(*names: str) -> list[Path]:
+    """The include folders of the installations that these variables name."""
+    return [Path(os.environ[name], "include") for name in names if os.environ.get(name)]
+
+
+@pytest.fixture
+def check(abi):
+    return abi("cudnn")
+
+
+@pytest.fixture
+def flags(check, site):
+    toolkit = [
+        *from_environment("CUDA_HOME", "CUDA_PATH"),
+        *site("nvidia", "cu13", "include"),
+        *site("nvidia", "cuda_runtime", "include"),
+        Path("/usr/local/cuda/include"),
+    ]
+    compiler_part = [*site("nvidia", "cuda_nvcc", "include"), *site("nvidia", "cuda_crt", "include")]
+    return check.includes(
+        {
+            "cudnn.h": [*from_environment("CUDNN_PATH"), *site("nvidia", "cudnn", "include")],
+            "cuda_runtime_api.h": toolkit,
+            "cuda.h": toolkit,
+            "crt/host_defines.h": [*toolkit, *compiler_part],
+        }
+    )
+
+
+def test_declarations_are_the_vendors(check, flags):
+    result = check.compile(SOURCE, flags)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("declared", "altered", "complaint"),
+    [
+        ("C(CUDNN_DATA_BFLOAT16, 9)", "C(CUDNN_DATA_BFLOAT16, 10)", "value of CUDNN_DATA_BFLOAT16 differs"),
+        ("double factor,", "float factor,", "prototype of cudnnBatchNormalizationForwardTraining differs"),
+        ("(const void *desc, size_t *bytes)", "(const void *desc, int *bytes)", "cudnnGetTensorSizeInBytes differs"),
+        ("(void *handle, void **stream)", "(void *handle)", "prototype of cudnnGetStream differs"),
+    ],
+)
+def test_a_wrong_declaration_is_caught(check, flags, tmp_path, declared, altered, complaint):
+    text = BACKEND.read_text()
+    assert text.count(declared) == 1
+    (tmp_path / "cudnn.c").write_text(text.replace(declared, altered))
+    result = check.compile(SOURCE, flags, backends=tmp_path)
+    assert result.returncode != 0
+    assert complaint in result.stderr

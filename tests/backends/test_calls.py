@@ -1,0 +1,411 @@
+"""One suite for every backend that can execute: the reference and the a-priori bound judge each output.
+
+What a backend must be able to do is written down here (`expected_support`), so that lost coverage is a failure and
+a refusal is checked like a result: UnsupportedError with a reason, outputs untouched.
+"""
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import DataType, Layout, Mode, Operation, _arguments, devices
+from pybnorm.check import bounds, data
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem
+
+LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
+SHAPES = [(6, 5), (4, 3, 7), (4, 5, 6, 7), (2, 3, 2, 3, 4)]
+OPERATIONS = [Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD]
+SENTINEL = 0xA5
+
+
+def expected_support(backend, operation, mode, dtype, layout):
+    """Whether a backend must execute a combination of rank 2 to 5; None where it depends on the machine."""
+    if backend == "cudnn":
+        return True
+    if mode == Mode.SPATIAL_PERSISTENT or dtype == DataType.FLOAT64:
+        return False
+    if backend == "onednn":
+        return None if dtype == DataType.FLOAT16 else True
+    if layout == Layout.CHANNELS_LAST:  # MIOpen: spatial training and backward only
+        return mode == Mode.SPATIAL and operation != Operation.FORWARD_INFERENCE
+    return True
+
+
+class Case:
+    """A problem's arrays on a backend's device, and the call on them at either level."""
+
+    def __init__(self, handle, problem, strides=None):
+        self.handle, self.problem = handle, problem
+        self.device = devices.device_for(handle.library.device_type, handle.device or 0)
+        if self.device.stream:
+            handle.set_stream(self.device.stream)
+        self.inputs = data.generate(problem)
+        self.expected = bounds.Expected(problem, self.inputs)
+        steps = strides or {}
+        self.given, self.made = {}, {}
+        for name, array in self.inputs.arrays().items():
+            if not name.startswith("prior"):
+                self.given[name] = self.place(array, steps.get(name))
+        names = {Operation.BACKWARD: ("dx", "dscale", "dbias")}.get(problem.operation, ("y",))
+        priors = dict(zip(names, (self.inputs.prior, self.inputs.prior_scale, self.inputs.prior_bias), strict=False))
+        for name in names:
+            self.made[name] = self.place(priors[name], steps.get(name))
+        if problem.operation == Operation.FORWARD_TRAINING:
+            if problem.running:
+                self.made["running_mean"] = self.given.pop("mean")
+                self.made["running_variance"] = self.given.pop("variance")
+            if problem.saved:
+                for name in ("saved_mean", "saved_inv_variance"):
+                    self.made[name] = self.place(np.full_like(self.inputs.scale, np.nan))
+        self.before = {name: self.device.to_numpy(b) for name, b in {**self.given, **self.made}.items()}
+
+    def place(self, array, strides=None):
+        """A copy on the device; data in the problem's strides (or the given ones), gaps filled with a sentinel."""
+        if array.shape != self.problem.dims or (array.shape == self.problem.parameter_dims and strides is None):
+            return self.device.from_numpy(np.ascontiguousarray(array))
+        steps = strides or self.problem.strides
+        memory = np.full(_arguments.span(array.shape, steps) * array.itemsize, SENTINEL, np.uint8)
+        view = np.ndarray(array.shape, array.dtype, memory, strides=[s * array.itemsize for s in steps])
+        view[...] = array
+        return self.device.from_numpy(view)
+
+    def options(self):
+        p = self.problem
+        if p.operation == Operation.BACKWARD:
+            return {
+                "alpha_data": p.alpha,
+                "beta_data": p.beta,
+                "alpha_param": p.alpha_param,
+                "beta_param": p.beta_param,
+                "epsilon": p.epsilon,
+                "mode": p.mode,
+            }
+        return {"alpha": p.alpha, "beta": p.beta, "epsilon": p.epsilon, "mode": p.mode}
+
+    def workspace(self, descriptors):
+        p = self.problem
+        size = self.handle.workspace_size(
+            p.operation,
+            descriptors["x"],
+            mode=p.mode,
+            **{f"{n}_desc": descriptors[n] for n in ("y", "dy", "dx") if n in descriptors},
+            alpha=p.alpha,
+            beta=p.beta,
+            alpha_param=p.alpha_param,
+            beta_param=p.beta_param,
+            epsilon=p.epsilon,
+            running=p.running,
+            saved=p.saved,
+        )
+        return self.device.empty_bytes(size) if size else None
+
+    def descriptors(self):
+        data_buffers = {n: b for n, b in {**self.given, **self.made}.items() if n in ("x", "y", "dy", "dx")}
+        return {n: pybnorm.TensorDescriptor(self.handle.backend, b.dtype, b.dims, b.strides) for n, b in data_buffers.items()}
+
+    def run_arrays(self):
+        """The upper level: arrays."""
+        p, a = self.problem, {**self.given, **self.made}
+        memory = self.workspace(self.descriptors())
+        options = self.options() | {"workspace": (memory.pointer, memory.nbytes) if memory else None}
+        if p.operation == Operation.FORWARD_TRAINING:
+            names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+            self.handle.forward_training(
+                a["x"], a["scale"], a["bias"], a["y"], exponential_average_factor=p.factor,
+                **options, **{n: a.get(n) for n in names},
+            )
+        elif p.operation == Operation.FORWARD_INFERENCE:
+            self.handle.forward_inference(a["x"], a["scale"], a["bias"], a["mean"], a["variance"], a["y"], **options)
+        else:
+            self.handle.backward(
+                a["x"], a["dy"], a["scale"], a["dx"], a["dscale"], a["dbias"], **options,
+                saved_mean=a.get("saved_mean"), saved_inv_variance=a.get("saved_inv_variance"),
+            )
+
+    def run_addresses(self):
+        """The lower level: descriptors and addresses."""
+        p, d = self.problem, self.descriptors()
+        a = {n: b.pointer for n, b in {**self.given, **self.made}.items()}
+        memory = self.workspace(d)
+        space = {"workspace": memory.pointer, "workspace_size": memory.nbytes} if memory else {}
+        derived = pybnorm.derive_bn_tensor_descriptor(d["x"], p.mode)
+        if p.operation == Operation.FORWARD_TRAINING:
+            pybnorm.batch_normalization_forward_training(
+                self.handle, p.mode, p.alpha, p.beta, d["x"], a["x"], d["y"], a["y"], derived, a["scale"], a["bias"],
+                p.factor, a.get("running_mean"), a.get("running_variance"), p.epsilon,
+                a.get("saved_mean"), a.get("saved_inv_variance"), **space,
+            )
+        elif p.operation == Operation.FORWARD_INFERENCE:
+            pybnorm.batch_normalization_forward_inference(
+                self.handle, p.mode, p.alpha, p.beta, d["x"], a["x"], d["y"], a["y"], derived, a["scale"], a["bias"],
+                a["mean"], a["variance"], p.epsilon, **space,
+            )
+        else:
+            pybnorm.batch_normalization_backward(
+                self.handle, p.mode, p.alpha, p.beta, p.alpha_param, p.beta_param, d["x"], a["x"], d["dy"], a["dy"],
+                d["dx"], a["dx"], derived, a["scale"], a["dscale"], a["dbias"], p.epsilon,
+                a.get("saved_mean"), a.get("saved_inv_variance"), **space,
+            )
+
+    def judge(self, allowed=(Status.PASS,)):
+        """Every output within bound, every gap and every input as it was."""
+        self.device.synchronize()
+        for output in self.expected.outputs:
+            got = self.device.to_numpy(self.made[output])
+            verdict = bounds.judge(self.expected, output, got.reshape(self.expected.outputs[output].shape))
+            assert verdict.status in allowed, f"{self.problem}: {output}: {verdict}"
+            assert verdict.elements > 0
+            self.gaps_untouched(output, got)
+        self.unchanged(self.given)
+
+    def gaps_untouched(self, name, got):
+        raw, used = bytes_of(got)
+        assert (raw[~used] == SENTINEL).all(), f"{self.problem}: wrote into the gaps of {name}"
+
+    def unchanged(self, names):
+        for name in names:
+            now = self.device.to_numpy({**self.given, **self.made}[name])
+            assert (bytes_of(now)[0] == bytes_of(self.before[name])[0]).all(), f"{self.problem}: {name} was changed"
+
+
+def bytes_of(view):
+    """The bytes from the first to the last element, and which of them belong to elements."""
+    size = view.itemsize + sum((d - 1) * s for d, s in zip(view.shape, view.strides, strict=True))
+    used = np.zeros(size, bool)
+    raw = np.frombuffer(ctypes.string_at(view.ctypes.data, size), np.uint8)
+    offsets = sum(np.ix_(*[np.arange(d) * s for d, s in zip(view.shape, view.strides, strict=True)])).ravel()
+    for byte in range(view.itemsize):
+        used[offsets + byte] = True
+    return raw, used
+
+
+def problem_of(operation, mode, dtype, layout, dims, **options):
+    if operation != Operation.FORWARD_TRAINING:
+        options.pop("running", None)
+        options.pop("factor", None)
+    if operation == Operation.FORWARD_INFERENCE:
+        options.pop("saved", None)
+    if operation != Operation.BACKWARD:
+        options = {k: v for k, v in options.items() if not k.endswith("_param")}
+    return Problem(operation, mode, dtype, dims, _arguments.packed_strides(dims, layout), **options)
+
+
+def supported(handle, problem):
+    """Whether to run; what is written down as supported must be, and a refusal must be a proper one."""
+    bits, reason = pybnorm.capability(
+        handle.backend, problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
+    )
+    must = expected_support(handle.backend, problem.operation, problem.mode, problem.dtype, problem.layout)
+    assert must is None or must == bool(bits), f"{problem}: {reason}"
+    return bool(bits)
+
+
+def refused(case, run):
+    with pytest.raises(pybnorm.UnsupportedError) as info:
+        run(case)
+    assert info.value.text
+    assert info.value.status < 0
+    case.unchanged({**case.given, **case.made})
+
+
+def execute(handle, problem, level, strides=None, allowed=(Status.PASS,)):
+    case = Case(handle, problem, strides)
+    run = Case.run_arrays if level == "arrays" else Case.run_addresses
+    if supported(handle, problem):
+        run(case)
+        case.judge(allowed)
+    else:
+        refused(case, run)
+
+
+@pytest.mark.parametrize("level", ["arrays", "addresses"])
+@pytest.mark.parametrize("fill", ["exact", "randn"])
+@pytest.mark.parametrize("dims", SHAPES, ids=lambda d: "x".join(map(str, d)))
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_plain(handle, operation, mode, dtype, layout, dims, fill, level):
+    """alpha = 1, beta = 0 over NaN priors."""
+    execute(handle, problem_of(operation, mode, dtype, layout, dims, fill=fill), level)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.5), (-0.5, 0.0), (0.0, 1.0), (1.0, -1.0)])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_blending(handle, operation, mode, dtype, layout, alpha, beta):
+    """alpha and beta of data and parameters, each pair different from the other; beta = 0 over NaN."""
+    options = {"alpha": alpha, "beta": beta, "alpha_param": beta + 0.25, "beta_param": alpha, "fill": "randn"}
+    problem = problem_of(operation, mode, dtype, layout, (4, 5, 6, 7), **options)
+    execute(handle, problem, "arrays")
+    execute(handle, problem, "addresses")
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("running", "saved"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
+def test_training_statistics(handle, mode, running, saved, factor):
+    """Each pair given or absent; the running variance is unbiased (m is small enough to tell)."""
+    for dims in [(5, 3, 2, 2), (16, 1, 4, 4)]:
+        problem = problem_of(
+            Operation.FORWARD_TRAINING, mode, DataType.FLOAT32, LAYOUTS[0], dims,
+            running=running, saved=saved, factor=factor, fill="randn",
+        )  # fmt: skip
+        execute(handle, problem, "arrays")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
+@pytest.mark.parametrize("kappa", [0.0, 3.0])
+def test_backward_without_saved_statistics(handle, mode, dtype, layout, kappa):
+    for fill_dims in [(4, 5, 6, 8), (6, 5)]:
+        problem = problem_of(
+            Operation.BACKWARD, mode, dtype, layout, fill_dims, saved=False, fill="randn", kappa=kappa, eps=0.01
+        )
+        # INCONCLUSIVE and WARN are for the judge; here the data is ordinary.
+        execute(handle, problem, "arrays")
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-7, 1e-3, 1.0])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_epsilon(handle, operation, epsilon):
+    options = {"eps": epsilon, "fill": "randn", "saved": operation != Operation.BACKWARD}
+    problem = problem_of(operation, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (4, 5, 6, 8), **options)
+    execute(handle, problem, "arrays")
+
+
+@pytest.mark.parametrize("dims", [(2, 3, 2, 3, 2, 2), (2, 3, 2, 1, 2, 2, 2), (2, 3, 1, 2, 2, 1, 2, 2)], ids=len)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_high_ranks_are_folded(handle, operation, mode, layout, dims):
+    execute(handle, problem_of(operation, mode, DataType.FLOAT32, layout, dims, fill="randn"), "arrays")
+
+
+GAPPED = {
+    "rows": lambda d: (d[1] * d[2] * (d[3] + 2), d[2] * (d[3] + 2), d[3] + 2, 1),
+    "images": lambda d: (d[1] * d[2] * d[3] + 8, d[2] * d[3], d[3], 1),
+    "every other": lambda d: tuple(2 * s for s in _arguments.packed_strides(d)),
+    "hw swapped": lambda d: (d[1] * d[2] * d[3], d[2] * d[3], 1, d[2]),
+    "cn swapped": lambda d: (d[2] * d[3], d[0] * d[2] * d[3], d[3], 1),
+    "nhwc channel slice": lambda d: (d[2] * d[3] * (d[1] + 3), 1, d[3] * (d[1] + 3), d[1] + 3),
+}
+
+
+@pytest.mark.parametrize("view", GAPPED)
+@pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.BFLOAT16], ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_strided_views(handle, operation, mode, dtype, view):
+    """Right and inside its own elements, or refused with a reason; never a wrong value or a touched gap."""
+    dims = (4, 5, 6, 8)
+    problem = Problem(operation, mode, dtype, dims, GAPPED[view](dims), fill="randn")
+    case = Case(handle, problem)
+    try:
+        case.run_arrays()
+    except pybnorm.UnsupportedError as error:
+        assert error.text
+        assert handle.backend != "cudnn"  # cuDNN takes every one of these
+        case.unchanged({**case.given, **case.made})
+    else:
+        case.judge()
+
+
+@pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_layouts_may_differ_between_the_arrays(handle, operation, mode):
+    dims = (4, 5, 6, 8)
+    problem = problem_of(operation, mode, DataType.FLOAT32, LAYOUTS[0], dims, fill="randn")
+    last = _arguments.packed_strides(dims, Layout.CHANNELS_LAST)
+    case = Case(handle, problem, {"y": last, "dy": last})
+    try:
+        case.run_arrays()
+    except pybnorm.UnsupportedError as error:
+        assert error.text
+        assert handle.backend == "miopen"
+        case.unchanged({**case.given, **case.made})
+    else:
+        case.judge()
+
+
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
+@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (2.0, -0.5), (0.0, 1.0), (-1.5, 1.0)])
+@pytest.mark.parametrize("y_layout", LAYOUTS, ids=lambda v: v.name)
+def test_axpby(handle, dtype, a, b, y_layout):
+    dims = (3, 4, 5, 6)
+    bits, reason = pybnorm.capability(handle.backend, "axpby", Mode.SPATIAL, dtype, Layout.CHANNELS_FIRST, 4)
+    device = devices.device_for(handle.library.device_type, handle.device or 0)
+    if device.stream:
+        handle.set_stream(device.stream)
+    rng = np.random.default_rng(1)
+    kind = data.numpy_dtype(dtype)
+    x = rng.standard_normal(dims).astype(kind)
+    prior = (rng.standard_normal(dims) if b else np.full(dims, np.nan)).astype(kind)
+    y = np.ndarray(
+        dims, kind, np.empty(prior.nbytes, np.uint8), strides=[s * kind.itemsize for s in _arguments.packed_strides(dims, y_layout)]
+    )
+    y[...] = prior
+    xb, yb = device.from_numpy(x), device.from_numpy(y)
+    try:
+        handle.axpby(a, xb, b, yb)
+    except pybnorm.UnsupportedError as error:
+        assert error.text
+        assert handle.backend == "miopen" or (not bits and reason)
+        return
+    assert bits
+    device.synchronize()
+    got = device.to_numpy(yb).astype(np.float64)
+    left = a * x.astype(np.float64)
+    right = b * prior.astype(np.float64) if b else 0.0
+    precision = bounds.precision(dtype)
+    bound = 2 * precision.u * (np.abs(left) + np.abs(right)) + precision.u_out * np.abs(left + right) + precision.tiny_out
+    assert (np.abs(got - (left + right)) <= bound).all()
+
+
+def test_one_element_per_statistic(handle):
+    """m = 1: y is the bias, the saved deviation is 1/sqrt(epsilon), and nothing is NaN."""
+    problem = problem_of(
+        Operation.FORWARD_TRAINING, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (1, 5, 1, 1),
+        running=False, fill="randn", eps=0.01,
+    )  # fmt: skip
+    execute(handle, problem, "arrays")
+
+
+def test_a_nan_stays_in_its_channel(handle):
+    problem = problem_of(Operation.FORWARD_TRAINING, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (4, 5, 6, 8), fill="randn")
+    case = Case(handle, problem)
+    x = case.inputs.x.copy()
+    x[1, 2, 3, 4] = np.nan
+    case.given["x"] = case.place(x)
+    case.run_arrays()
+    case.device.synchronize()
+    y = case.device.to_numpy(case.made["y"])
+    assert np.isnan(y[:, 2]).all()
+    assert np.isfinite(np.delete(y, 2, axis=1)).all()
+
+
+def test_repeats_are_bit_equal(handle):
+    problem = problem_of(Operation.BACKWARD, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (8, 16, 14, 14), fill="randn")
+    results = []
+    for _ in range(3):
+        case = Case(handle, problem)
+        case.run_arrays()
+        case.device.synchronize()
+        results.append([case.device.to_numpy(case.made[n]).tobytes() for n in ("dx", "dscale", "dbias")])
+    assert results[0] == results[1] == results[2]
+
+
+def test_every_problem_of_this_file_is_judged_somewhere(handle):
+    """Guards the suite itself: the backend executes at least its written-down share."""
+    combos = list(itertools.product(OPERATIONS, Mode, DataType, LAYOUTS))
+    runs = [
+        bool(pybnorm.capability(handle.backend, o, m, d, layout, 4)[0]) for o, m, d, layout in combos
+    ]
+    assert sum(runs) >= {"cudnn": 72, "onednn": 24, "miopen": 24}[handle.backend]

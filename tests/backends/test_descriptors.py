@@ -1,0 +1,199 @@
+"""Descriptors and the derive call on the real libraries; none of it needs a device."""
+
+import ctypes
+import gc
+
+import pytest
+
+import pybnorm
+from pybnorm import DataType, Layout, Mode, _arguments, errors
+
+SHAPES = [(2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 2, 2, 2, 2), (2, 3, 1, 2, 1, 2, 3, 2)]
+FLOATS = [DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16]
+
+
+@pytest.mark.parametrize("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
+@pytest.mark.parametrize("dtype", list(DataType))
+@pytest.mark.parametrize("dims", SHAPES, ids=str)
+def test_the_vendor_repeats_what_was_set(backend, dims, dtype, layout):
+    strides = _arguments.packed_strides(dims, layout)
+    with pybnorm.TensorDescriptor(backend, dtype, dims, strides) as descriptor:
+        assert descriptor.query() == (dtype, dims, strides)
+        assert (descriptor.dtype, descriptor.dims, descriptor.strides) == (dtype, dims, strides)
+        assert descriptor.layout is _arguments.layout_of(dims, strides)
+        assert descriptor.nbytes == _arguments.numel(dims) * dtype.itemsize
+        assert descriptor.pointer
+
+
+def test_gaps_count_in_the_size(backend):
+    descriptor = pybnorm.TensorDescriptor(backend, "f32", (2, 3, 4, 5), (200, 50, 10, 2))
+    assert descriptor.layout is Layout.STRIDED
+    span = 4 * (200 + 2 * 50 + 3 * 10 + 4 * 2 + 1)
+    # oneDNN counts whole strides of the outermost axis, the others up to the last element.
+    assert descriptor.nbytes == (4 * 2 * 200 if backend == "onednn" else span)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
+@pytest.mark.parametrize("dims", SHAPES, ids=str)
+def test_derive(backend, dims, dtype, layout, mode):
+    x = pybnorm.TensorDescriptor(backend, dtype, dims, _arguments.packed_strides(dims, layout))
+    bits, reason = pybnorm.capability(backend, "derive", mode, dtype, x.layout, len(dims))
+    if not bits:
+        assert reason
+        with pytest.raises(pybnorm.UnsupportedError) as info:
+            pybnorm.derive_bn_tensor_descriptor(x, mode)
+        assert reason in str(info.value)
+        return
+    derived = pybnorm.derive_bn_tensor_descriptor(x, mode)
+    shape = _arguments.derived_dims(dims, mode)
+    assert derived.dims == shape
+    assert derived.dtype is DataType.FLOAT32
+    assert derived.strides == _arguments.packed_strides(shape)
+
+
+def test_every_backend_derives_both_common_modes(backend):
+    """The refusals above cannot be all there is."""
+    for mode in (Mode.PER_ACTIVATION, Mode.SPATIAL):
+        for dims in SHAPES[:4]:
+            x = pybnorm.TensorDescriptor(backend, "f32", dims)
+            assert pybnorm.derive_bn_tensor_descriptor(x, mode).dims == _arguments.derived_dims(dims, mode)
+
+
+def test_derive_of_float64(backend):
+    x = pybnorm.TensorDescriptor(backend, "f64", (2, 3, 4, 5))
+    bits, _ = pybnorm.capability(backend, "derive", 1, "f64", 0, 4)
+    assert bool(bits) == (backend != "miopen")  # MIOpen derives float32 for it
+    if bits:
+        assert pybnorm.derive_bn_tensor_descriptor(x, 1).dtype is DataType.FLOAT64
+
+
+def test_close_is_idempotent_and_final(backend):
+    descriptor = pybnorm.TensorDescriptor(backend, "f32", (2, 3))
+    descriptor.close()
+    descriptor.close()
+    assert descriptor.closed
+    assert repr(descriptor) == "<TensorDescriptor closed>"
+    for use in (descriptor.query, lambda: descriptor.nbytes, lambda: descriptor.pointer, descriptor.__enter__):
+        with pytest.raises(pybnorm.ClosedError):
+            use()
+    with pytest.raises(pybnorm.ClosedError):
+        pybnorm.derive_bn_tensor_descriptor(descriptor, 1)
+
+
+def test_a_foreign_descriptor_is_read_and_left_alone(backend):
+    owner = pybnorm.TensorDescriptor(backend, "f16", (2, 3, 4, 5), (60, 1, 15, 3))
+    borrowed = pybnorm.TensorDescriptor.from_pointer(backend, owner.pointer)
+    assert (borrowed.dtype, borrowed.dims, borrowed.strides) == (owner.dtype, owner.dims, owner.strides)
+    assert borrowed.pointer == owner.pointer
+    borrowed.close()
+    del borrowed
+    gc.collect()
+    assert owner.query() == (DataType.FLOAT16, (2, 3, 4, 5), (60, 1, 15, 3))
+
+
+def test_ten_thousand_descriptors_leave_no_memory(backend):
+    def make():
+        for _ in range(5000):
+            d = pybnorm.TensorDescriptor(backend, "f32", (2, 3, 4, 5))
+            pybnorm.derive_bn_tensor_descriptor(d, 1)
+
+    def resident():
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1])
+
+    make()
+    before = resident()
+    make()
+    assert resident() - before < 256  # pages; one leaked descriptor of 100 bytes each would be 240
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims", "strides", "argument"),
+    [
+        ("int8", (2, 3), None, "dtype"),
+        ("f32", (2,), None, "dims"),
+        ("f32", (2,) * 9, None, "dims"),
+        ("f32", (2, 0), None, "dims"),
+        ("f32", (2, -3), None, "dims"),
+        ("f32", (2, 2**31), None, "dims"),
+        ("f32", "23", None, "dims"),
+        ("f32", (2, 3), (3,), "strides"),
+        ("f32", (2, 3), (0, 1), "strides"),
+        ("f32", (2, 3), (1, 1), "strides"),
+        ("f32", (2, 3), (2**31, 1), "strides"),
+        ("f32", (2, 70000, 70000), None, "strides"),  # the packed stride of N is past int32
+    ],
+)
+def test_bad_descriptors_are_refused(backend, dtype, dims, strides, argument):
+    with pytest.raises(pybnorm.ArgumentError) as info:
+        pybnorm.TensorDescriptor(backend, dtype, dims, strides)
+    assert info.value.argument == argument
+    assert info.value.value in str(info.value)
+
+
+def test_past_two_to_the_31_elements():
+    """cuDNN answers 3000 but leaves such a descriptor set; then calls read out of bounds. Ours is never made."""
+    try:
+        pybnorm.load("cudnn")
+    except pybnorm.LibraryError as error:
+        pytest.skip(str(error).splitlines()[0])
+    with pytest.raises(errors.UnsupportedError, match=r"2\^31|2\*\*31|int32|31"):
+        pybnorm.TensorDescriptor("cudnn", "f16", (2048, 64, 128, 128))
+
+
+@pytest.mark.parametrize("backend_name", ["cuDNN", "", "cuda", 3, None, b"cudnn", "cudnn\0"])
+def test_unknown_backends_are_named(backend_name):
+    with pytest.raises(pybnorm.ArgumentError) as info:
+        pybnorm.TensorDescriptor(backend_name, "f32", (2, 3))
+    assert info.value.argument == "backend"
+    assert "'onednn'" in info.value.allowed
+
+
+@pytest.mark.parametrize("pointer", [0, None, -1, "x", 2.0])
+def test_bad_foreign_pointers(backend, pointer):
+    with pytest.raises(pybnorm.ArgumentError):
+        pybnorm.TensorDescriptor.from_pointer(backend, pointer)
+    with pytest.raises(pybnorm.ArgumentError):
+        pybnorm.Handle.from_pointer(backend, pointer)
+
+
+def test_derive_refuses_other_objects(backend):
+    for bad in (None, 3, "x", ctypes.c_void_p(3)):
+        with pytest.raises(pybnorm.ArgumentTypeError, match="x_desc"):
+            pybnorm.derive_bn_tensor_descriptor(bad, 1)
+    x = pybnorm.TensorDescriptor(backend, "f32", (2, 3))
+    for bad in (3, "spacial", None):
+        with pytest.raises(pybnorm.ArgumentError, match="mode"):
+            pybnorm.derive_bn_tensor_descriptor(x, bad)
+
+
+def test_capability_refuses_bad_words(backend):
+    good = {"operation": "backward", "mode": 1, "dtype": "f32", "layout": 0, "rank": 4}
+    for name, bad in [("operation", 9), ("mode", 5), ("dtype", "f8"), ("layout", 3), ("rank", 1), ("rank", 4.0)]:
+        with pytest.raises(pybnorm.ArgumentError) as info:
+            pybnorm.capability(backend, **(good | {name: bad}))
+        assert info.value.argument == name
+
+
+def test_a_refusal_has_a_reason_and_a_yes_has_none(backend):
+    for operation in ("derive", "forward_training", "forward_inference", "backward", "axpby"):
+        for mode in Mode:
+            for dtype in DataType:
+                for layout in Layout:
+                    for rank in range(2, 9):
+                        bits, reason = pybnorm.capability(backend, operation, mode, dtype, layout, rank)
+                        assert bool(reason) != bool(bits), (operation, mode, dtype, layout, rank)
+
+
+def test_without_a_device_create_says_so(backend):
+    """On a machine with no GPU the vendor's own number and text arrive; with one a handle opens."""
+    try:
+        with pybnorm.Handle(backend) as opened:
+            assert opened.pointer
+    except pybnorm.NotInitializedError as error:
+        assert error.status > 0
+        assert str(error.status) in str(error)
+        assert error.status_name.isupper() or error.status_name.startswith("miopen")
+        assert error.library == pybnorm.load(backend).path

@@ -1,0 +1,228 @@
+"""Handles of every backend that finds a device: ownership, threads, errors, shutdown."""
+
+import concurrent.futures
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import devices
+
+
+def data(handle, dims=(2, 3, 4, 4)):
+    device = devices.device_for(handle.library.device_type, handle.device or 0)
+    if device.stream:
+        handle.set_stream(device.stream)
+    x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
+    parameter = np.ones(dims[1], np.float32)
+    place = device.from_numpy
+    return device, {"x": place(x), "scale": place(parameter), "bias": place(parameter), "y": place(np.full_like(x, np.nan))}
+
+
+def test_close_is_idempotent(handle):
+    opened = pybnorm.Handle(handle.backend)
+    assert not opened.closed
+    opened.close()
+    opened.close()
+    assert opened.closed
+    assert repr(opened) == "<Handle closed>"
+
+
+def test_a_closed_handle_is_refused_everywhere(handle):
+    _, arrays = data(handle)
+    closed = pybnorm.Handle(handle.backend)
+    closed.close()
+    x = pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3, 4, 4))
+    p = pybnorm.derive_bn_tensor_descriptor(x, 1)
+    uses = [
+        lambda: closed.pointer,
+        lambda: closed.stream,
+        lambda: closed.set_stream(0),
+        lambda: closed.forward_training(**arrays),
+        lambda: closed.axpby(1, arrays["x"], 0, arrays["y"]),
+        lambda: closed.workspace_size("backward", x),
+        closed.__enter__,
+        lambda: pybnorm.axpby(closed, 1, x, 64, 0, x, 64),
+        lambda: pybnorm.batch_normalization_forward_inference(closed, 1, 1, 0, x, 1, x, 2, p, 3, 4, 5, 6, 1e-5),
+    ]
+    for use in uses:
+        with pytest.raises(pybnorm.ClosedError, match="handle"):
+            use()
+
+
+def test_context_manager(handle):
+    with pybnorm.Handle(handle.backend) as opened:
+        assert opened.pointer
+        assert handle.backend in repr(opened)
+    assert opened.closed
+
+
+def test_a_foreign_handle_is_used_and_left_open(handle):
+    with pybnorm.Handle(handle.backend) as owner:
+        borrowed = pybnorm.Handle.from_pointer(handle.backend, owner.pointer)
+        assert borrowed.pointer == owner.pointer
+        device, arrays = data(borrowed)
+        borrowed.forward_training(**arrays)
+        device.synchronize()
+        first = device.to_numpy(arrays["y"])
+        borrowed.close()
+        assert np.isfinite(first).all()
+        device, arrays = data(owner)
+        owner.forward_training(**arrays)
+        device.synchronize()
+        assert (device.to_numpy(arrays["y"]) == first).all()
+
+
+def test_a_leaked_handle_warns_and_is_released(handle):
+    opened = pybnorm.Handle(handle.backend)
+    reference = weakref.ref(opened)
+    with pytest.warns(ResourceWarning, match="unclosed <Handle"):
+        del opened
+        gc.collect()
+    assert reference() is None
+
+
+def test_objects_of_a_process_do_not_pickle(handle):
+    import pickle
+
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(handle)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3)))
+
+
+@pytest.mark.parametrize("stream", ["0", 1.5, -1, True])
+def test_bad_streams(handle, stream):
+    with pytest.raises(pybnorm.ArgumentError, match="stream"):
+        handle.set_stream(stream)
+    with pytest.raises(pybnorm.ArgumentError, match="stream"):
+        pybnorm.Handle(handle.backend, stream=stream)
+
+
+def test_streams_are_kept(handle):
+    before = handle.stream
+    try:
+        handle.set_stream(before)
+        assert handle.stream == before
+
+        class Stream:
+            def __cuda_stream__(self):
+                return (0, before)
+
+        handle.set_stream(Stream())
+        assert handle.stream == before
+    finally:
+        handle.set_stream(before)
+
+
+def test_eight_threads_with_a_handle_each(handle):
+    def work(_):
+        with pybnorm.Handle(handle.backend) as own:
+            device, arrays = data(own)
+            for _ in range(50):
+                own.forward_training(**arrays)
+            device.synchronize()
+            return device.to_numpy(arrays["y"]).tobytes()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = set(pool.map(work, range(16)))
+    assert len(results) == 1
+
+
+def test_threads_may_share_a_handle_and_close_descriptors(handle):
+    """The lock serialises calls; a descriptor closed elsewhere is refused or still alive, never freed in use."""
+    device, arrays = data(handle)
+    pointers = {n: b.pointer for n, b in arrays.items()}
+    stop = threading.Event()
+    current = [pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3, 4, 4))]
+
+    def replace():
+        while not stop.is_set():
+            old, current[0] = current[0], pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3, 4, 4))
+            old.close()
+
+    def call(_):
+        refused = 0
+        for _ in range(200):
+            x = current[0]
+            try:
+                pybnorm.axpby(handle, 1.0, x, pointers["x"], 0.0, x, pointers["y"])
+            except pybnorm.ClosedError:
+                refused += 1
+        return refused
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            refusals = list(pool.map(call, range(4)))
+    finally:
+        stop.set()
+        replacing.join()
+    device.synchronize()
+    assert all(r < 200 for r in refusals)
+    assert (device.to_numpy(arrays["y"]) == device.to_numpy(arrays["x"])).all()
+
+
+SHUTDOWN = """
+import sys, pybnorm
+kept = pybnorm.Handle({backend!r})
+x = pybnorm.TensorDescriptor({backend!r}, "f32", (2, 3, 4, 4))
+p = pybnorm.derive_bn_tensor_descriptor(x, 1)
+sys.kept = kept  # outlives the module's own teardown
+"""
+
+
+def test_a_leaked_handle_survives_interpreter_shutdown(handle):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SHUTDOWN.format(backend=handle.backend)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Error" not in run.stderr
+
+
+def test_the_workspace_grows_only_with_need(handle):
+    if handle.library.device_type != 1:
+        pytest.skip(f"{handle.backend}: device backends are given their workspace")
+    with pybnorm.Handle(handle.backend) as own:
+        assert own.workspace_nbytes == 0
+        x, y = np.ones((2, 3, 8, 8), np.float32), np.empty((2, 3, 8, 8), np.float32)
+        one = np.ones(3, np.float32)
+        own.forward_training(x, one, one, y)
+        small = own.workspace_nbytes
+        own.forward_training(x, one, one, y)
+        assert own.workspace_nbytes == small
+        y[...] = 0
+        own.forward_training(x, one, one, y, alpha=2.0, beta=1.0)
+        assert own.workspace_nbytes >= x.nbytes
+        own.forward_training(x, one, one, y)
+        assert own.workspace_nbytes >= x.nbytes
+
+
+def test_a_missing_workspace_is_named_with_its_size(handle):
+    x = pybnorm.TensorDescriptor(handle.backend, "f32", (4, 5, 6, 7))
+    size = handle.workspace_size("forward_training", x, alpha=2.0, beta=0.5, running=False, saved=False)
+    if handle.backend == "cudnn":
+        assert size == 0
+        return
+    assert size > 0
+    device, arrays = data(handle, (4, 5, 6, 7))
+    p = pybnorm.derive_bn_tensor_descriptor(x, 1)
+    a = {n: b.pointer for n, b in arrays.items()}
+    short = device.empty_bytes(size)
+    for workspace, nbytes in [(0, 0), (short.pointer, size - 1), (short.pointer + 1, size)]:
+        with pytest.raises(pybnorm.WorkspaceError, match=f"at least {size} bytes"):
+            pybnorm.batch_normalization_forward_training(
+                handle, 1, 2.0, 0.5, x, a["x"], x, a["y"], p, a["scale"], a["bias"], 0.1, None, None, 1e-5, None, None,
+                workspace=workspace, workspace_size=nbytes,
+            )  # fmt: skip
+    assert np.isnan(device.to_numpy(arrays["y"])).all()

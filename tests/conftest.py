@@ -1,0 +1,59 @@
+"""What every test folder shares: absence of a vendor library is a named skip, or a failure where it is required.
+
+PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
+PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+import pybnorm
+
+
+def _listed(variable, backend):
+    return backend in os.environ.get(variable, "").replace(" ", "").split(",")
+
+
+def absent(variable, backend, reason):
+    """Skip with the reason, or fail where the runner must have it."""
+    if _listed(variable, backend):
+        pytest.fail(f"{backend} is listed in {variable} but: {reason}")
+    pytest.skip(f"{backend}: {reason}")
+
+
+def library(backend):
+    """The backend's loaded library."""
+    try:
+        return pybnorm.load(backend)
+    except pybnorm.LibraryError as error:
+        absent("PYBNORM_REQUIRE", backend, str(error).partition(" To have one")[0])
+
+
+@pytest.fixture(scope="session", params=pybnorm.backends())
+def backend(request):
+    """The name of each backend whose library is on this machine."""
+    library(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def handle(backend):
+    """An open handle of each backend that finds a device."""
+    try:
+        opened = pybnorm.Handle(backend)
+    except pybnorm.NotInitializedError as error:
+        absent("PYBNORM_REQUIRE_DEVICE", backend, f"the library is here but not a device: {error.text or error}")
+    with opened:
+        yield opened
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was skipped, by reason: a line each, however many tests share it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

@@ -1,0 +1,333 @@
+"""The neutral validator: what it accepts, and that every refusal names argument, value and what is allowed."""
+
+import math
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybnorm import _arguments as arguments
+from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+
+class Tensor(NamedTuple):
+    dims: tuple
+    strides: tuple
+    dtype: DataType
+
+
+def tensor(dims, dtype=DataType.FLOAT32):
+    return Tensor(dims, arguments.packed_strides(dims), dtype)
+
+
+def refused(kind, argument, function, *args):
+    with pytest.raises(kind) as info:
+        function(*args)
+    assert info.value.argument == argument
+    assert info.value.argument in str(info.value)
+    assert info.value.value in str(info.value)
+    assert info.value.allowed in str(info.value)
+    return info.value
+
+
+@pytest.mark.parametrize("value", [1, "SPATIAL", "spatial", Mode.SPATIAL])
+def test_mode_accepts_number_and_name(value):
+    assert arguments.mode(value) is Mode.SPATIAL
+
+
+@pytest.mark.parametrize("value", [3, -1, "spacial", None, True, 1.5, [], float("nan")])
+def test_mode_refuses(value):
+    assert "Mode.SPATIAL" in refused(ArgumentError, "mode", arguments.mode, value).allowed
+
+
+@pytest.mark.parametrize("value", [9, "train", False])
+def test_operation_refuses(value):
+    refused(ArgumentError, "operation", arguments.operation, value)
+    assert arguments.operation("backward") is Operation.BACKWARD
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("f32", DataType.FLOAT32),
+        (np.float32, DataType.FLOAT32),
+        (np.dtype("float64"), DataType.FLOAT64),
+        ("float16", DataType.FLOAT16),
+        (ml_dtypes.bfloat16, DataType.BFLOAT16),
+        (np.dtype(ml_dtypes.bfloat16), DataType.BFLOAT16),
+        (DataType.BFLOAT16, DataType.BFLOAT16),
+    ],
+)
+def test_data_type_accepts(value, expected):
+    assert arguments.data_type(value) is expected
+
+
+@pytest.mark.parametrize("value", ["int8", np.int32, None, True, 7, object()])
+def test_data_type_refuses(value):
+    assert "bfloat16" in refused(ArgumentTypeError, "dtype", arguments.data_type, value).allowed
+
+
+@pytest.mark.parametrize("value", [-1e-30, -1, math.nan, math.inf, -math.inf, 1e39])
+def test_epsilon_refuses_values(value):
+    refused(ArgumentError, "epsilon", arguments.epsilon, value)
+
+
+@pytest.mark.parametrize("value", ["1", None, True, b"1", [1], 1j])
+def test_epsilon_refuses_types(value):
+    refused(ArgumentTypeError, "epsilon", arguments.epsilon, value)
+
+
+def test_epsilon_refuses_an_integer_beyond_float():
+    refused(ArgumentError, "epsilon", arguments.epsilon, 10**400)
+
+
+def test_epsilon_accepts():
+    assert arguments.epsilon(0) == 0.0
+    assert arguments.epsilon(np.float32(0.5)) == 0.5
+
+
+@pytest.mark.parametrize("value", [-1e-9, 1.0000001, 2, math.nan, math.inf])
+def test_factor_refuses(value):
+    refused(ArgumentError, "exponential_average_factor", arguments.factor, value)
+
+
+def test_scalar_limits_depend_on_the_data_type():
+    assert arguments.scalar(1e300, "alpha") == 1e300
+    refused(ArgumentError, "alpha", arguments.scalar, 1e300, "alpha", DataType.FLOAT32)
+    refused(ArgumentError, "alpha", arguments.scalar, math.inf, "alpha")
+    refused(ArgumentError, "alpha", arguments.scalar, math.nan, "alpha")
+
+
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_pointer_refuses_values(value):
+    refused(ArgumentError, "x", arguments.pointer, value, "x")
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "0x10", True, object()])
+def test_pointer_refuses_types(value):
+    refused(ArgumentTypeError, "x", arguments.pointer, value, "x")
+
+
+def test_pointer_null():
+    refused(ArgumentError, "x", arguments.pointer, 0, "x")
+    assert arguments.optional_pointer(None, "x") == 0
+    assert arguments.optional_pointer(0, "x") == 0
+
+
+@pytest.mark.parametrize("value", [(3,), (1,) * 9, (2, 0), (2, -1), (2, 2**31), ()])
+def test_dims_refuses_values(value):
+    refused(ArgumentError, "dims", arguments.dims, value)
+
+
+@pytest.mark.parametrize("value", [None, 3, "23", (2, 3.0), (2, True), (2, "3"), b"ab"])
+def test_dims_refuses_types(value):
+    refused(ArgumentTypeError, "dims", arguments.dims, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (1,),
+        (12, 4, 1),
+        (0, 1),  # broadcast over N
+        (2, 1),  # rows overlap
+        (-3, 1),
+        (2**31, 1),
+    ],
+)
+def test_strides_refuses(value):
+    refused(ArgumentError, "strides", arguments.strides, value, (4, 3))
+
+
+def test_strides_of_length_one_axes_are_free():
+    assert arguments.strides((1, 1, 1), (1, 4, 1)) == (1, 1, 1)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(0, 3))
+def test_every_permuted_packed_layout_is_accepted(order, dims, gap):
+    strides, step = [0] * 4, 1
+    for axis in order:
+        strides[axis] = step
+        step = step * dims[axis] + gap
+    assert arguments.strides(strides, tuple(dims)) == tuple(strides)
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
+def test_accepted_strides_never_overlap(dims, data):
+    strides = data.draw(st.lists(st.integers(1, 30), min_size=len(dims), max_size=len(dims)))
+    try:
+        arguments.strides(strides, tuple(dims))
+    except ArgumentError:
+        return
+    offsets = sum(np.ix_(*[np.arange(d) * s for d, s in zip(dims, strides, strict=True)])).ravel()
+    assert len(set(offsets.tolist())) == offsets.size
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_layouts(dims):
+    last = arguments.packed_strides(dims, Layout.CHANNELS_LAST)
+    moved = np.moveaxis(np.empty([dims[0], *dims[2:], dims[1]], np.int8), -1, 1)
+    assert last == moved.strides
+    assert arguments.layout_of(dims, arguments.packed_strides(dims)) is Layout.CHANNELS_FIRST
+    expected = Layout.CHANNELS_FIRST if len(dims) == 2 else Layout.CHANNELS_LAST
+    assert arguments.layout_of(dims, last) is expected
+    assert arguments.layout_of(dims, tuple(2 * s for s in last)) is Layout.STRIDED
+    refused(ArgumentError, "layout", arguments.packed_strides, dims, Layout.STRIDED)
+
+
+def test_derived():
+    assert arguments.derived_dims((8, 3, 4, 5), Mode.SPATIAL) == (1, 3, 1, 1)
+    assert arguments.derived_dims((8, 3, 4, 5), Mode.SPATIAL_PERSISTENT) == (1, 3, 1, 1)
+    assert arguments.derived_dims((8, 3, 4, 5), Mode.PER_ACTIVATION) == (1, 3, 4, 5)
+    assert arguments.reduced_count((8, 3, 4, 5), Mode.SPATIAL) == 160
+    assert arguments.reduced_count((8, 3, 4, 5), Mode.PER_ACTIVATION) == 8
+    assert arguments.derived_data_type(DataType.FLOAT64) is DataType.FLOAT64
+    assert arguments.derived_data_type(DataType.BFLOAT16) is DataType.FLOAT32
+
+
+@pytest.mark.parametrize(("a", "b", "missing"), [(1, None, "b"), (None, 1, "a")])
+def test_pair_refuses_one(a, b, missing):
+    refused(ArgumentError, missing, arguments.pair, "a", a, "b", b)
+
+
+def test_pair():
+    assert arguments.pair("a", 1, "b", 2) is True
+    assert arguments.pair("a", None, "b", None) is False
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3, 1, 1), (3, 1)])
+def test_parameter_dims_accepts(shape):
+    arguments.parameter_dims("scale", shape, (1,) * len(shape), (1, 3, 1, 1))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 1, 3, 3), (), (3, 3)])
+def test_parameter_dims_refuses_shape(shape):
+    refused(ArgumentError, "scale", arguments.parameter_dims, "scale", shape, None, (1, 3, 1, 1))
+
+
+def test_parameter_dims_refuses_gaps():
+    refused(ArgumentError, "scale", arguments.parameter_dims, "scale", (3,), (2,), (1, 3, 1, 1))
+
+
+# ---------------------------------------------------------------- aliasing
+
+
+def region(name, pointer, dims=(4,), strides=(4,), itemsize=4):
+    return arguments.Region(name, pointer, dims, strides, itemsize)
+
+
+def test_disjoint_accepts_neighbours_and_shared_inputs():
+    arguments.disjoint([region("y", 1000)], [region("x", 1016), region("scale", 984), region("bias", 984)])
+
+
+@pytest.mark.parametrize("at", [985, 1000, 1004, 1015])
+def test_disjoint_refuses_overlap(at):
+    error = refused(ArgumentError, "y", arguments.disjoint, [region("y", 1000)], [region("x", at)])
+    assert "x" in error.value
+
+
+def test_disjoint_refuses_overlapping_outputs():
+    with pytest.raises(ArgumentError, match="overlaps"):
+        arguments.disjoint([region("y", 1000), region("saved_mean", 1008)], [])
+
+
+def test_disjoint_sees_past_a_long_input():
+    """The overlap is not between neighbours by start address."""
+    long_input = region("x", 1000, (100,), (4,))
+    with pytest.raises(ArgumentError, match="overlaps x"):
+        arguments.disjoint([region("y", 1200)], [long_input, region("scale", 1100)])
+
+
+def test_disjoint_tells_interleaved_channel_slices_apart():
+    base = np.zeros((4, 5, 5, 16), np.float32)
+    left, right, both = base[..., :8], base[..., 8:], base[..., 4:12]
+
+    def of(name, a):
+        return arguments.Region(name, a.__array_interface__["data"][0], a.shape, a.strides, 4)
+
+    arguments.disjoint([of("y", left)], [of("x", right)])
+    with pytest.raises(ArgumentError):
+        arguments.disjoint([of("y", left)], [of("x", both)])
+
+
+@given(st.data())
+def test_disjoint_agrees_with_numpy_for_equal_strides(data):
+    outer = data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3))
+    base = np.zeros(outer, np.int16)
+    inner = [data.draw(st.integers(1, n)) for n in outer]
+    starts = [[data.draw(st.integers(0, n - k)) for n, k in zip(outer, inner, strict=True)] for _ in range(2)]
+    views = [base[tuple(slice(s, s + k) for s, k in zip(start, inner, strict=True))] for start in starts]
+    regions = [
+        arguments.Region(n, v.__array_interface__["data"][0], v.shape, v.strides, 2)
+        for n, v in zip(("y", "x"), views, strict=True)
+    ]
+    if np.shares_memory(*views):
+        with pytest.raises(ArgumentError):
+            arguments.disjoint(regions[:1], regions[1:])
+    else:
+        arguments.disjoint(regions[:1], regions[1:])
+
+
+# ---------------------------------------------------------------- the calls
+
+
+X = tensor((4, 3, 5, 5))
+P = tensor((1, 3, 1, 1))
+
+
+def training(mode=Mode.SPATIAL, alpha=1, beta=0, x=X, y=X, param=P, factor=0.1, epsilon=1e-5, running=True):
+    return arguments.forward_training(mode, alpha, beta, x, y, param, factor, epsilon, running)
+
+
+def test_forward_training_returns_canonical_values():
+    assert training(mode="spatial", alpha=2) == (Mode.SPATIAL, 2.0, 0.0, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"y": tensor((4, 3, 5, 6))}, "y"),
+        ({"y": tensor((4, 3, 5, 5), DataType.FLOAT16)}, "y"),
+        ({"param": tensor((1, 4, 1, 1))}, "param_desc"),
+        ({"param": tensor((1, 3, 5, 5))}, "param_desc"),
+        ({"param": tensor((1, 3, 1, 1), DataType.FLOAT64)}, "param_desc"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"beta": math.inf}, "beta"),
+        ({"factor": 1.5}, "exponential_average_factor"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"mode": 7}, "mode"),
+        ({"x": tensor((1, 3, 1, 1)), "y": tensor((1, 3, 1, 1))}, "x"),
+        ({"x": tensor((1, 3, 5, 5)), "y": tensor((1, 3, 5, 5)), "mode": 0, "param": tensor((1, 3, 5, 5))}, "x"),
+    ],
+)
+def test_forward_training_refuses(changes, argument):
+    refused(ArgumentError, argument, lambda: training(**changes))
+
+
+def test_one_element_per_statistic_is_allowed_without_running_statistics():
+    one = tensor((1, 3, 1, 1))
+    assert training(x=one, y=one, running=False)[0] is Mode.SPATIAL
+
+
+@pytest.mark.parametrize("argument", ["alpha_data", "beta_data", "alpha_param", "beta_param"])
+def test_backward_refuses_each_scalar(argument):
+    scalars = {"alpha_data": 1, "beta_data": 0, "alpha_param": 1, "beta_param": 0, argument: math.nan}
+    refused(ArgumentError, argument, arguments.backward, 1, *scalars.values(), X, X, X, P, 1e-5)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_backward_refuses_shapes(position):
+    others = [X, X]
+    others[position] = tensor((4, 3, 5, 4))
+    refused(ArgumentError, ("dy", "dx")[position], arguments.backward, 1, 1, 0, 1, 0, X, *others, P, 1e-5)
+
+
+def test_inference_and_axpby_refuse():
+    refused(ArgumentError, "y", arguments.forward_inference, 1, 1, 0, X, tensor((4, 3)), P, 1e-5)
+    refused(ArgumentError, "y", arguments.axpby, 1, 0, X, tensor((4, 3)))
+    refused(ArgumentError, "a", arguments.axpby, 1e39, 0, X, X)
+    refused(ArgumentError, "b", arguments.axpby, 1, math.nan, X, X)

@@ -1,0 +1,99 @@
+"""Exceptions carry what they say and survive a process border."""
+
+import copy
+import pickle
+
+import pytest
+
+from pybnorm import errors
+
+VENDOR = {
+    "backend": "cudnn",
+    "function": "batch_normalization_backward",
+    "status": 2000,
+    "status_name": "CUDNN_STATUS_BAD_PARAM",
+    "text": "epsilon < 0.0",
+    "library": "/lib/libcudnn.so.9",
+    "version": (9, 27, 0),
+    "descriptors": ("x: f32 dims=(2, 3)",),
+}
+
+EXAMPLES = [
+    errors.ArgumentError("epsilon", -1.0, "a finite number >= 0"),
+    errors.ArgumentTypeError("x", None, "an array"),
+    errors.ClosedError("handle"),
+    errors.WorkspaceError("workspace", "0 bytes", "at least 64 bytes"),
+    errors.LibraryNotFoundError("no cuDNN", backend="cudnn", attempts=(("pip", "libcudnn.so.9", "absent"),)),
+    errors.LibraryLoadError("cannot open", backend="onednn", attempts=()),
+    errors.LibraryVersionError("version 2", backend="onednn"),
+    errors.SymbolNotFoundError("symbol cudnnCreate is missing", backend="cudnn"),
+    *[
+        cls(**VENDOR)
+        for cls in (
+            errors.AllocationError,
+            errors.BadParameterError,
+            errors.ExecutionError,
+            errors.InternalError,
+            errors.NotInitializedError,
+            errors.NotSupportedError,
+            errors.UnsupportedError,
+            errors.VersionMismatchError,
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("through", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy], ids=["pickle", "copy"])
+def test_survives(error, through):
+    again = through(error)
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+    assert isinstance(again, errors.PybnormError)
+
+
+def test_every_public_class_is_an_example():
+    abstract = {"PybnormError", "LibraryError", "BackendError", "VendorError"}
+    assert {type(e).__name__ for e in EXAMPLES} | abstract == set(errors.__all__)
+
+
+def test_vendor_message_has_everything():
+    text = str(errors.BadParameterError(**VENDOR))
+    for part in ("cudnn", "2000", "CUDNN_STATUS_BAD_PARAM", "epsilon < 0.0", "batch_normalization_backward"):
+        assert part in text
+    assert "/lib/libcudnn.so.9 9.27.0" in text
+    assert "x: f32 dims=(2, 3)" in text
+
+
+def test_library_message_lists_the_attempts():
+    text = str(EXAMPLES[4])
+    assert "pip: libcudnn.so.9: absent" in text
+
+
+@pytest.mark.parametrize(
+    ("cls", "families"),
+    [
+        (errors.BadParameterError, (ValueError, RuntimeError)),
+        (errors.NotSupportedError, (NotImplementedError,)),
+        (errors.UnsupportedError, (NotImplementedError,)),
+        (errors.AllocationError, (MemoryError,)),
+        (errors.LibraryNotFoundError, (ImportError,)),
+        (errors.LibraryLoadError, (OSError,)),
+        (errors.SymbolNotFoundError, (AttributeError,)),
+        (errors.ArgumentError, (ValueError,)),
+        (errors.ArgumentTypeError, (TypeError, ValueError)),
+    ],
+)
+def test_builtin_families(cls, families):
+    assert all(issubclass(cls, family) for family in families)
+
+
+def test_a_value_that_cannot_be_shown():
+    class Bad:
+        def __repr__(self):
+            raise RuntimeError
+
+    assert errors.ArgumentError("x", Bad(), "an array").value == "<Bad>"
+    assert len(errors.ArgumentError("x", "a" * 5, "b").value) == 5
+    assert len(errors.ArgumentError("x", list(range(1000)), "b").value) == 200

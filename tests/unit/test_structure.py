@@ -1,0 +1,188 @@
+"""The house: who imports whom, one copy of each number, documented and typed surfaces."""
+
+import ast
+import enum
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import pybnorm
+from pybnorm import enums
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "pybnorm"
+
+# Storeys from the top down; a module imports only from storeys below its own (or inside its own package).
+STOREYS = [
+    {"__main__"},
+    {"cli"},
+    {"check", "bench"},
+    {"devices", "reference"},
+    {"__init__"},
+    {"_core"},
+    {"_arguments", "_arrays", "_find"},
+    {"enums", "errors"},
+]
+FORBIDDEN = {  # sharper than the storeys
+    "reference": {"_core", "devices", "_arrays", "_find"},
+    "_arguments": {"_arrays", "_find"},
+    "_find": {"_arguments", "_arrays"},
+    "_arrays": {"_find"},
+    "errors": {"enums"},
+}
+
+
+def storey(name):
+    return next(i for i, names in enumerate(STOREYS) if name in names)
+
+
+def module_of(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    """Names of pybnorm's top-level modules that a file imports."""
+    text = path.read_text()
+    found = set()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = list(path.relative_to(SOURCE).parent.parts)[: len(path.relative_to(SOURCE).parts) - node.level]
+                target = [*base, *(node.module.split(".") if node.module else [])]
+                found |= {target[0]} if target else {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pybnorm":
+                parts = node.module.split(".")
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    parts = alias.name.split(".")
+                    if parts[0] == "pybnorm":
+                        found.add(parts[1] if len(parts) > 1 else "__init__")
+    else:
+        for match in re.finditer(r"^from pybnorm(?:\.(\w+))? import (.+)$", text, re.M):
+            found |= {match[1]} if match[1] else {n.strip() for n in match[2].split(",")}
+    known = set().union(*STOREYS)
+    return {name if name in known else "__init__" for name in found}
+
+
+FILES = sorted([*SOURCE.rglob("*.py"), SOURCE / "_core.pyx"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    name = module_of(path)
+    for target in imports(path) - {name}:
+        assert storey(target) > storey(name), f"{name} imports {target}"
+        assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "backends").glob("*.c")), ids=lambda p: p.name)
+def test_backend_files_include_only_the_contract(path):
+    included = re.findall(r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M)
+    ours = {i for i in included if i.startswith('"')}
+    assert ours <= {'"pybnorm/shim.h"', '"pybnorm/dl.h"', '"pybnorm/adapter.h"'}
+    standard = {f"<{h}.h>" for h in "float limits math stdalign stdatomic stdbool stddef stdint stdio stdlib string".split()}
+    assert {i for i in included if i.startswith("<")} <= standard
+
+
+def test_backend_list_agrees_everywhere():
+    shim = (ROOT / "include/pybnorm/shim.h").read_text()
+    listed = re.findall(r"X\((\w+)\)", re.search(r"#define PBN_BACKENDS\(X\)((?:.*\\\n)*.*\n)", shim)[1])
+    assert tuple(listed) == pybnorm.backends()
+    assert sorted(listed) == sorted(p.stem for p in (SOURCE / "backends").glob("*.c"))
+    assert repr(listed).replace("'", '"') in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("enumeration", "prefix"),
+    [
+        (enums.Mode, "PBN_"),
+        (enums.DataType, "PBN_"),
+        (enums.Layout, "PBN_"),
+        (enums.Operation, "PBN_OP_"),
+        (enums.Capability, "PBN_CAP_"),
+        (enums.StatusClass, "PBN_CLASS_"),
+    ],
+)
+def test_python_enums_are_those_of_the_shim(enumeration, prefix):
+    shim = (ROOT / "include/pybnorm/shim.h").read_text()
+    c_name = {
+        "Mode": "pbn_mode",
+        "DataType": "pbn_dtype",
+        "Layout": "pbn_layout",
+        "Operation": "pbn_operation",
+        "Capability": "pbn_capability",
+        "StatusClass": "pbn_status_class",
+    }[enumeration.__name__]
+    body = re.search(rf"typedef enum {c_name} \{{(.*?)\}} {c_name};", shim, re.S)[1]
+    values = {name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)", body)}
+    members = {prefix + name: member.value for name, member in enumeration.__members__.items()}
+    assert values == members
+
+
+def public_objects():
+    for name in pybnorm.__all__:
+        thing = getattr(pybnorm, name)
+        yield name, thing
+        if inspect.isclass(thing) and not issubclass(thing, (enum.Enum, BaseException)):
+            for attribute, member in vars(thing).items():
+                if not attribute.startswith("_") and (callable(member) or inspect.isdatadescriptor(member)):
+                    if isinstance(getattr(thing, "_fields", None), tuple) and attribute in thing._fields:
+                        continue
+                    yield f"{name}.{attribute}", member
+
+
+@pytest.mark.parametrize(("name", "thing"), list(public_objects()), ids=lambda v: v if isinstance(v, str) else "")
+def test_public_objects_are_documented(name, thing):
+    if not (callable(thing) or inspect.isdatadescriptor(thing)):
+        return
+    if name in {"TensorDescriptor." + a for a in ("backend", "dtype", "dims", "strides", "layout")}:
+        return  # described by the class
+    if name in {"Handle." + a for a in ("backend", "library", "device")}:
+        return
+    text = inspect.getdoc(thing)
+    assert text, name
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(name.split(".")[-1] + "(")]
+    first = lines[0]
+    assert first[0].isupper() or first.startswith("``"), (name, first)
+
+
+def test_the_stub_has_every_public_name():
+    tree = ast.parse((SOURCE / "_core.pyi").read_text())
+    stubbed = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))}
+    assert stubbed == set(pybnorm._core.__all__)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in ("Handle", "TensorDescriptor"):
+            members = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+            members |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
+            actual = {a for a in vars(getattr(pybnorm, node.name)) if not a.startswith("_")}
+            assert {m for m in members if not m.startswith("_")} == actual
+
+
+def test_stub_signatures_agree():
+    tree = ast.parse((SOURCE / "_core.pyi").read_text())
+
+    def names(node):
+        a = node.args
+        return [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            assert names(node) == list(inspect.signature(getattr(pybnorm._core, node.name)).parameters), node.name
+    handle = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Handle")
+    for node in handle.body:
+        if isinstance(node, ast.FunctionDef) and node.name in (
+            "forward_training",
+            "forward_inference",
+            "backward",
+            "axpby",
+            "workspace_size",
+        ):
+            assert names(node) == list(inspect.signature(getattr(pybnorm.Handle, node.name)).parameters), node.name
+
+
+def test_version_is_that_of_the_package():
+    assert f'version = "{pybnorm.__version__}"' in (ROOT / "pyproject.toml").read_text()
