@@ -108,7 +108,8 @@ static inline int pbn_fold(const pbn_tensor *t, int low, int high, int *rank, in
         if (inner == 0)
             inner = t->strides[i];
         else if (t->strides[i] != expected)
-            return pbn_refuse(PBN_E_UNSUPPORTED, "the spatial axes of this rank are not mutually contiguous, so they cannot be merged to the rank the vendor takes");
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the spatial axes of this rank are not mutually contiguous, so they "
+                                                 "cannot be merged to the rank the vendor takes");
         size *= t->dims[i];
         expected = t->strides[i] * t->dims[i];
     }

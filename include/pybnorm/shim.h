@@ -127,7 +127,7 @@ typedef struct pbn_call {
     void *y, *dx;
     const void *scale, *bias;
     void *running_mean, *running_variance; /* inference reads them only */
-    void *saved_mean, *saved_inv_variance; /* inv_variance = 1/sqrt(biased variance + epsilon); backward reads them only */
+    void *saved_mean, *saved_inv_variance; /* 1/sqrt(biased variance + epsilon); backward reads them only */
     void *dscale, *dbias;
     void *workspace;
     size_t workspace_size;
@@ -167,7 +167,8 @@ typedef struct pbn_backend {
     int (*tensor_create)(pbn_tensor *tensor); /* zeroes the record, then asks the vendor */
     int (*tensor_borrow)(void *vendor, pbn_tensor *tensor); /* reads a foreign descriptor into the record */
     int (*tensor_set)(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides);
-    int (*tensor_get)(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides); /* what the vendor says */
+    /* What the vendor says of its own descriptor. */
+    int (*tensor_get)(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides);
     int (*tensor_size)(const pbn_tensor *tensor, size_t *bytes);
     int (*tensor_destroy)(pbn_tensor *tensor); /* safe on a zeroed record; zeroes it */
 
@@ -177,7 +178,8 @@ typedef struct pbn_backend {
     /* Bits of pbn_capability for x in `layout`, or 0 and the reason (static storage) in *why. */
     uint32_t (*capability)(int operation, int mode, int dtype, int layout, int rank, const char **why);
 
-    int (*workspace_size)(pbn_handle *handle, const pbn_call *call, size_t *bytes); /* pointers in `call` may be NULL or not */
+    /* Reads no memory: of the pointers in `call` only whether the statistics are NULL matters. */
+    int (*workspace_size)(pbn_handle *handle, const pbn_call *call, size_t *bytes);
     int (*forward_training)(pbn_handle *handle, const pbn_call *call);
     int (*forward_inference)(pbn_handle *handle, const pbn_call *call);
     int (*backward)(pbn_handle *handle, const pbn_call *call);

@@ -1,0 +1,1001 @@
+/* MIOpen (ROCm).
+ *
+ * The first part holds only facts about the vendor's binary interface, for this adapter, for the
+ * checks against the real header and for test doubles: define PBN_PROTOTYPES_ONLY and include
+ * this file, from C or C++, to get it alone. The second part is the adapter.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+
+/* C(name, value): becomes the constant PBN_<name> */
+#define PBN_MIOPEN_CONSTANTS(C)            \
+    C(miopenStatusSuccess, 0)              \
+    C(miopenStatusNotInitialized, 1)       \
+    C(miopenStatusInvalidValue, 2)         \
+    C(miopenStatusBadParm, 3)              \
+    C(miopenStatusAllocFailed, 4)          \
+    C(miopenStatusInternalError, 5)        \
+    C(miopenStatusNotImplemented, 6)       \
+    C(miopenStatusUnknownError, 7)         \
+    C(miopenStatusUnsupportedOp, 8)        \
+    C(miopenStatusGpuOperationsSkipped, 9) \
+    C(miopenStatusVersionMismatch, 10)     \
+    C(miopenHalf, 0)                       \
+    C(miopenFloat, 1)                      \
+    C(miopenBFloat16, 5)                   \
+    C(miopenDouble, 6)                     \
+    C(miopenBNPerActivation, 0)            \
+    C(miopenBNSpatial, 1)                  \
+    C(miopenTensorOpAdd, 0)                \
+    C(miopenTensorOpMax, 3)
+
+/* S(result, name, parameters). Handles, descriptors and streams are opaque pointers, enums are int.
+ * The adapter cannot work without a REQUIRED symbol. Of the OPTIONAL ones, the _V2 calls take the
+ * plain calls' parameter descriptor four times and are preferred; hipGetDevice belongs to
+ * libamdhip64 and is found in libMIOpen's own dependencies. */
+#define PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)                                                                      \
+    REQUIRED(int, miopenGetVersion, (size_t *major, size_t *minor, size_t *patch))                                  \
+    REQUIRED(const char *, miopenGetErrorString, (int status))                                                      \
+    REQUIRED(int, miopenCreate, (void **handle))                                                                    \
+    REQUIRED(int, miopenDestroy, (void *handle))                                                                    \
+    REQUIRED(int, miopenSetStream, (void *handle, void *stream))                                                    \
+    REQUIRED(int, miopenGetStream, (void *handle, void **stream))                                                   \
+    REQUIRED(int, miopenCreateTensorDescriptor, (void **desc))                                                      \
+    REQUIRED(int, miopenDestroyTensorDescriptor, (void *desc))                                                      \
+    REQUIRED(int, miopenSetTensorDescriptor,                                                                        \
+             (void *desc, int dtype, int rank, const int *dims, const int *strides))                                \
+    REQUIRED(int, miopenGetTensorDescriptorSize, (void *desc, int *rank))                                           \
+    REQUIRED(int, miopenGetTensorDescriptor, (void *desc, int *dtype, int *dims, int *strides))                     \
+    REQUIRED(int, miopenGetTensorNumBytes, (void *desc, size_t *bytes))                                             \
+    REQUIRED(int, miopenDeriveBNTensorDescriptor, (void *derived, void *x_desc, int mode))                          \
+    REQUIRED(int, miopenOpTensor,                                                                                   \
+             (void *handle, int op, const void *alpha1, void *a_desc, const void *a, const void *alpha2,            \
+              void *b_desc, const void *b, const void *beta, void *c_desc, void *c))                                \
+    REQUIRED(int, miopenBatchNormalizationForwardTraining,                                                          \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *param_desc, void *scale, void *bias, double factor, void *running_mean,                         \
+              void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance))                  \
+    REQUIRED(int, miopenBatchNormalizationForwardInference,                                                         \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *param_desc, void *scale, void *bias, void *mean, void *variance, double epsilon))               \
+    REQUIRED(int, miopenBatchNormalizationBackward,                                                                 \
+             (void *handle, int mode, const void *alpha_data, const void *beta_data, const void *alpha_param,       \
+              const void *beta_param, void *x_desc, const void *x, void *dy_desc, const void *dy, void *dx_desc,    \
+              void *dx, void *param_desc, const void *scale, void *dscale, void *dbias, double epsilon,             \
+              const void *saved_mean, const void *saved_inv_variance))                                              \
+    OPTIONAL(int, miopenBatchNormalizationForwardTraining_V2,                                                       \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, void *scale, void *bias,     \
+              double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,          \
+              void *saved_inv_variance))                                                                            \
+    OPTIONAL(int, miopenBatchNormalizationForwardInference_V2,                                                      \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, void *scale, void *bias,     \
+              void *mean, void *variance, double epsilon))                                                          \
+    OPTIONAL(int, miopenBatchNormalizationBackward_V2,                                                              \
+             (void *handle, int mode, const void *alpha_data, const void *beta_data, const void *alpha_param,       \
+              const void *beta_param, void *x_desc, const void *x, void *dy_desc, const void *dy, void *dx_desc,    \
+              void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
+              void *dscale, void *dbias, double epsilon, const void *saved_mean, const void *saved_inv_variance))   \
+    OPTIONAL(int, hipGetDevice, (int *ordinal))
+
+#define PBN_MIOPEN_CONSTANT(name, value) PBN_##name = value,
+enum { PBN_MIOPEN_CONSTANTS(PBN_MIOPEN_CONSTANT) };
+#undef PBN_MIOPEN_CONSTANT
+
+#define PBN_MIOPEN_POINTER(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
+PBN_MIOPEN_SYMBOLS(PBN_MIOPEN_POINTER, PBN_MIOPEN_POINTER)
+#undef PBN_MIOPEN_POINTER
+
+#ifndef PBN_PROTOTYPES_ONLY
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "pybnorm/adapter.h"
+#include "pybnorm/dl.h"
+
+/* ---------------------------------------------------------------- the library */
+
+#define FIELD(result, name, parameters) pbn_##name##_fn name;
+typedef struct symbols {
+    PBN_MIOPEN_SYMBOLS(FIELD, FIELD)
+} symbols;
+#undef FIELD
+
+static symbols api; /* all zero until load has succeeded */
+
+static int resolve(pbn_library *lib, symbols *found) {
+    void *address;
+#define REQUIRED(result, name, parameters)               \
+    if (pbn_dl_require(lib, #name, &address) != PBN_OK)  \
+        return PBN_E_SYMBOL;                             \
+    memcpy(&found->name, &address, sizeof found->name);
+#define OPTIONAL(result, name, parameters)               \
+    address = pbn_dl_symbol(lib->handle, #name);         \
+    memcpy(&found->name, &address, sizeof found->name);
+    PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)
+#undef REQUIRED
+#undef OPTIONAL
+    return PBN_OK;
+}
+
+static int load(const char *file, int no_load, pbn_library *lib) {
+    symbols found;
+    size_t version[3] = {0, 0, 0};
+    int status = pbn_dl_open(lib, file, no_load);
+    if (status != PBN_OK)
+        return status;
+    status = resolve(lib, &found);
+    if (status == PBN_OK) {
+        int answer = found.miopenGetVersion(&version[0], &version[1], &version[2]);
+        if (answer != PBN_miopenStatusSuccess) {
+            snprintf(lib->message, sizeof lib->message, "miopenGetVersion returned %d", answer);
+            status = PBN_E_VERSION;
+        } else if (version[0] != 2 && version[0] != 3) {
+            snprintf(lib->message, sizeof lib->message, "MIOpen %zu.%zu.%zu; this backend speaks 2 and 3", version[0],
+                     version[1], version[2]);
+            status = PBN_E_VERSION;
+        }
+    }
+    if (status != PBN_OK) {
+        pbn_dl_discard(lib);
+        return status;
+    }
+    for (int i = 0; i < 3; i++)
+        lib->version[i] = (int32_t)version[i];
+    api = found;
+    return PBN_OK;
+}
+
+static int is_loaded(void) {
+    return api.miopenGetVersion != NULL;
+}
+
+static int not_loaded(void) {
+    return pbn_refuse(PBN_E_NOT_LOADED, "MIOpen has not been loaded");
+}
+
+static int has_symbol(const char *name) {
+#define KNOWN(result, known, parameters) \
+    if (strcmp(name, #known) == 0)       \
+        return api.known != NULL;
+    PBN_MIOPEN_SYMBOLS(KNOWN, KNOWN)
+#undef KNOWN
+    return -1;
+}
+
+static int current_device(int *ordinal) {
+    if (api.hipGetDevice == NULL || api.hipGetDevice(ordinal) != 0)
+        *ordinal = -1;
+    return PBN_OK;
+}
+
+static int no_device(void) {
+    int ordinal;
+    return api.hipGetDevice != NULL && api.hipGetDevice(&ordinal) != 0;
+}
+
+/* ---------------------------------------------------------------- statuses */
+
+/* miopenCreate answers a missing device with UnknownError, which says nothing; HIP does say it. */
+static _Thread_local int created_without_device;
+
+static const char *status_name(int status) {
+    return is_loaded() ? api.miopenGetErrorString(status) : "MIOpen has not been loaded";
+}
+
+static int status_class(int status) {
+    switch (status) {
+    case PBN_miopenStatusSuccess:
+        return PBN_CLASS_SUCCESS;
+    case PBN_miopenStatusNotInitialized:
+        return PBN_CLASS_NOT_INITIALIZED;
+    case PBN_miopenStatusInvalidValue:
+    case PBN_miopenStatusBadParm:
+        return PBN_CLASS_BAD_PARAMETER;
+    case PBN_miopenStatusAllocFailed:
+        return PBN_CLASS_ALLOCATION;
+    case PBN_miopenStatusNotImplemented:
+    case PBN_miopenStatusUnsupportedOp:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_miopenStatusGpuOperationsSkipped: /* no error to MIOpen, but nothing was computed */
+        return PBN_CLASS_EXECUTION;
+    case PBN_miopenStatusVersionMismatch:
+        return PBN_CLASS_VERSION;
+    case PBN_miopenStatusUnknownError:
+        return created_without_device ? PBN_CLASS_NOT_INITIALIZED : PBN_CLASS_INTERNAL;
+    default:
+        return PBN_CLASS_INTERNAL;
+    }
+}
+
+/* MIOpen writes its explanation to stderr and keeps no text, so this is only what the number means. */
+static const char *status_meaning(int status) {
+    switch (status) {
+    case PBN_miopenStatusNotInitialized:
+        return "an object was not initialized";
+    case PBN_miopenStatusInvalidValue:
+        return "a value is invalid";
+    case PBN_miopenStatusBadParm:
+        return "MIOpen rejected a parameter";
+    case PBN_miopenStatusAllocFailed:
+        return "an allocation failed";
+    case PBN_miopenStatusInternalError:
+        return "MIOpen failed, for example while building a kernel";
+    case PBN_miopenStatusNotImplemented:
+        return "no solver of this MIOpen build takes the problem";
+    case PBN_miopenStatusUnknownError:
+        return created_without_device ? "HIP has no device" : "an error without a number of its own";
+    case PBN_miopenStatusUnsupportedOp:
+        return "the operation is not supported";
+    case PBN_miopenStatusGpuOperationsSkipped:
+        return "the GPU operations were skipped; no result was computed";
+    case PBN_miopenStatusVersionMismatch:
+        return "binary data of another MIOpen version";
+    default:
+        return "";
+    }
+}
+
+static void last_error(int status, char *text, size_t size) {
+    pbn_copy_text(text, size, status < 0 ? pbn_reason : status_meaning(status));
+}
+
+/* ---------------------------------------------------------------- handles */
+
+struct pbn_handle {
+    void *vendor;
+    int owned;
+};
+
+static int make_handle(void *vendor, int owned, pbn_handle **handle) {
+    pbn_handle *h = malloc(sizeof *h);
+    if (h == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
+    h->vendor = vendor;
+    h->owned = owned;
+    *handle = h;
+    return PBN_OK;
+}
+
+static int handle_create(pbn_handle **handle) {
+    void *vendor = NULL;
+    int status;
+    *handle = NULL;
+    if (!is_loaded())
+        return not_loaded();
+    status = api.miopenCreate(&vendor);
+    created_without_device = status == PBN_miopenStatusUnknownError && no_device();
+    if (status != PBN_miopenStatusSuccess)
+        return status;
+    status = make_handle(vendor, 1, handle);
+    if (status != PBN_OK)
+        api.miopenDestroy(vendor);
+    return status;
+}
+
+static int handle_borrow(void *vendor, pbn_handle **handle) {
+    *handle = NULL;
+    if (!is_loaded())
+        return not_loaded();
+    if (vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the borrowed miopenHandle_t is NULL");
+    return make_handle(vendor, 0, handle);
+}
+
+static int handle_destroy(pbn_handle *handle) {
+    int status = PBN_OK;
+    if (handle == NULL)
+        return PBN_OK;
+    if (handle->owned)
+        status = api.miopenDestroy(handle->vendor);
+    free(handle);
+    return status;
+}
+
+static void *handle_pointer(const pbn_handle *handle) {
+    return handle != NULL ? handle->vendor : NULL;
+}
+
+static int stream_set(pbn_handle *handle, void *stream) {
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    return api.miopenSetStream(handle->vendor, stream);
+}
+
+static int stream_get(pbn_handle *handle, void **stream) {
+    *stream = NULL;
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    return api.miopenGetStream(handle->vendor, stream);
+}
+
+/* ---------------------------------------------------------------- tensors */
+
+static int to_vendor_dtype(int dtype, int *vendor) {
+    switch (dtype) {
+    case PBN_FLOAT32:
+        *vendor = PBN_miopenFloat;
+        return PBN_OK;
+    case PBN_FLOAT64:
+        *vendor = PBN_miopenDouble;
+        return PBN_OK;
+    case PBN_FLOAT16:
+        *vendor = PBN_miopenHalf;
+        return PBN_OK;
+    case PBN_BFLOAT16:
+        *vendor = PBN_miopenBFloat16;
+        return PBN_OK;
+    default:
+        return pbn_refuse(PBN_E_ARGUMENT, "dtype is none of float32, float64, float16, bfloat16");
+    }
+}
+
+static int from_vendor_dtype(int vendor, int *dtype) {
+    switch (vendor) {
+    case PBN_miopenFloat:
+        *dtype = PBN_FLOAT32;
+        return PBN_OK;
+    case PBN_miopenDouble:
+        *dtype = PBN_FLOAT64;
+        return PBN_OK;
+    case PBN_miopenHalf:
+        *dtype = PBN_FLOAT16;
+        return PBN_OK;
+    case PBN_miopenBFloat16:
+        *dtype = PBN_BFLOAT16;
+        return PBN_OK;
+    default:
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the descriptor's miopenDataType_t is none of miopenFloat, miopenDouble, "
+                                             "miopenHalf, miopenBFloat16");
+    }
+}
+
+static size_t element_size(int dtype) {
+    return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
+}
+
+/* MIOpen's descriptors hold C ints. */
+static int check_range(int rank, const int64_t *dims, const int64_t *strides) {
+    for (int i = 0; i < rank; i++) {
+        if (dims[i] < 1 || dims[i] > INT_MAX)
+            return pbn_refuse(PBN_E_ARGUMENT, "a size is outside 1 to 2**31 - 1");
+        if (strides[i] < 1 || strides[i] > INT_MAX)
+            return pbn_refuse(PBN_E_ARGUMENT, "a stride is outside 1 to 2**31 - 1");
+    }
+    return PBN_OK;
+}
+
+static int set_descriptor(void *desc, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    int vendor_dtype, d[PBN_MAX_RANK], s[PBN_MAX_RANK];
+    int status = to_vendor_dtype(dtype, &vendor_dtype);
+    if (status == PBN_OK)
+        status = check_range(rank, dims, strides);
+    if (status != PBN_OK)
+        return status;
+    for (int i = 0; i < rank; i++) {
+        d[i] = (int)dims[i];
+        s[i] = (int)strides[i];
+    }
+    return api.miopenSetTensorDescriptor(desc, vendor_dtype, rank, d, s);
+}
+
+/* What the vendor says a descriptor holds; rank 0 (and dtype untouched) for one that was never set. */
+static int get_descriptor(void *desc, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    int vendor_dtype = 0, d[PBN_MAX_RANK], s[PBN_MAX_RANK];
+    int status = api.miopenGetTensorDescriptorSize(desc, rank); /* despite its name, the rank */
+    if (status != PBN_miopenStatusSuccess || *rank == 0)
+        return status;
+    if (*rank < 0 || *rank > PBN_MAX_RANK) /* the getter below writes that many numbers unasked */
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the descriptor's rank is above 8");
+    status = api.miopenGetTensorDescriptor(desc, &vendor_dtype, d, s);
+    if (status != PBN_miopenStatusSuccess)
+        return status;
+    for (int i = 0; i < *rank; i++) {
+        dims[i] = d[i];
+        strides[i] = s[i];
+    }
+    return from_vendor_dtype(vendor_dtype, dtype);
+}
+
+/* The same elements with rank 4, which is the one rank all of MIOpen's batch-norm paths take:
+ * (N, C, 1, 1), (N, C, L, 1), (N, C, H, W), and (N, C, D*H*W, 1) for higher ranks. */
+static void view_4d(int rank, const int64_t *dims, int64_t *view) {
+    view[0] = dims[0];
+    view[1] = rank > 1 ? dims[1] : 1;
+    view[2] = 1;
+    view[3] = rank == 4 ? dims[3] : 1;
+    for (int i = 2; i < (rank == 4 ? 3 : rank); i++)
+        view[2] *= dims[i];
+}
+
+static int new_view_4d(void **desc, int dtype, int rank, const int64_t *dims, int layout) {
+    int64_t view[4], strides[4];
+    int status;
+    view_4d(rank, dims, view);
+    pbn_packed_strides(4, view, layout, strides);
+    *desc = NULL;
+    status = api.miopenCreateTensorDescriptor(desc);
+    if (status == PBN_miopenStatusSuccess)
+        status = set_descriptor(*desc, dtype, 4, view, strides);
+    if (status != PBN_OK && *desc != NULL) {
+        api.miopenDestroyTensorDescriptor(*desc);
+        *desc = NULL;
+    }
+    return status;
+}
+
+static int tensor_create(pbn_tensor *tensor) {
+    int status;
+    memset(tensor, 0, sizeof *tensor);
+    if (!is_loaded())
+        return not_loaded();
+    status = api.miopenCreateTensorDescriptor(&tensor->vendor);
+    tensor->owned = status == PBN_miopenStatusSuccess;
+    return status;
+}
+
+/* Strided tensors and those of 2**31 elements or more get none: no call takes them. */
+static int new_compute(void **desc, int dtype, int rank, const int64_t *dims, int layout) {
+    *desc = NULL;
+    if (layout == PBN_STRIDED || pbn_numel(rank, dims) > INT_MAX)
+        return PBN_OK;
+    return new_view_4d(desc, dtype, rank, dims, layout);
+}
+
+/* Writes down what `vendor` already holds. */
+static void record(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides, int layout,
+                   void *compute) {
+    if (tensor->compute != NULL)
+        api.miopenDestroyTensorDescriptor(tensor->compute);
+    tensor->compute = compute;
+    tensor->dtype = dtype;
+    tensor->rank = rank;
+    tensor->layout = layout;
+    for (int i = 0; i < rank; i++) {
+        tensor->dims[i] = dims[i];
+        tensor->strides[i] = strides[i];
+    }
+}
+
+static int tensor_borrow(void *vendor, pbn_tensor *tensor) {
+    int dtype = 0, rank = 0, layout = PBN_CHANNELS_FIRST, status;
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    void *compute = NULL;
+    memset(tensor, 0, sizeof *tensor);
+    if (!is_loaded())
+        return not_loaded();
+    if (vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the borrowed miopenTensorDescriptor_t is NULL");
+    status = get_descriptor(vendor, &dtype, &rank, dims, strides);
+    if (status == PBN_OK && rank > 0) {
+        layout = pbn_layout_of(rank, dims, strides);
+        status = new_compute(&compute, dtype, rank, dims, layout);
+    }
+    if (status != PBN_OK)
+        return status;
+    tensor->vendor = vendor;
+    record(tensor, dtype, rank, dims, strides, layout, compute);
+    return PBN_OK;
+}
+
+static int tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    int layout, status;
+    void *compute = NULL;
+    if (!is_loaded())
+        return not_loaded();
+    if (tensor->vendor == NULL || dims == NULL || strides == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created, or dims or strides is NULL");
+    if (rank < 1 || rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "rank is outside 1 to 8");
+    status = check_range(rank, dims, strides);
+    if (status != PBN_OK)
+        return status;
+    layout = pbn_layout_of(rank, dims, strides);
+    status = new_compute(&compute, dtype, rank, dims, layout);
+    if (status != PBN_OK)
+        return status;
+    /* MIOpen leaves a descriptor as it was when it refuses new values, so nothing is half set. */
+    status = set_descriptor(tensor->vendor, dtype, rank, dims, strides);
+    if (status != PBN_OK) {
+        if (compute != NULL)
+            api.miopenDestroyTensorDescriptor(compute);
+        return status;
+    }
+    record(tensor, dtype, rank, dims, strides, layout, compute);
+    return PBN_OK;
+}
+
+static int tensor_get(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    if (tensor->vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created");
+    return get_descriptor(tensor->vendor, dtype, rank, dims, strides);
+}
+
+static int tensor_size(const pbn_tensor *tensor, size_t *bytes) {
+    if (tensor->vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created");
+    return api.miopenGetTensorNumBytes(tensor->vendor, bytes);
+}
+
+static int tensor_destroy(pbn_tensor *tensor) {
+    int status = PBN_OK;
+    if (tensor->compute != NULL)
+        status = api.miopenDestroyTensorDescriptor(tensor->compute);
+    if (tensor->vendor != NULL && tensor->owned) {
+        int second = api.miopenDestroyTensorDescriptor(tensor->vendor);
+        status = status != PBN_OK ? status : second;
+    }
+    memset(tensor, 0, sizeof *tensor);
+    return status;
+}
+
+/* ---------------------------------------------------------------- what MIOpen can do right */
+
+static const char *refused_mode(int mode) {
+    switch (mode) {
+    case PBN_PER_ACTIVATION:
+    case PBN_SPATIAL:
+        return NULL;
+    case PBN_SPATIAL_PERSISTENT:
+        return "MIOpen knows two modes; it would take SPATIAL_PERSISTENT for PER_ACTIVATION";
+    default:
+        return "mode is none of PER_ACTIVATION, SPATIAL";
+    }
+}
+
+/* NULL when the combination runs. What MIOpen refuses with a status of its own, or gets wrong only
+ * for some sizes of a supported combination, is not refused here: the vendor's answer is the answer. */
+static const char *refused(int operation, int mode, int dtype, int layout, int rank) {
+    const char *reason;
+    if (dtype < PBN_FLOAT32 || dtype > PBN_BFLOAT16)
+        return "dtype is none of float32, float16, bfloat16";
+    if (operation == PBN_OP_AXPBY) {
+        if (rank < 1 || rank > PBN_MAX_RANK)
+            return "rank is outside 1 to 8";
+        if (dtype == PBN_FLOAT64)
+            return "miopenOpTensor reads its factors as float32 for float64 tensors too";
+        if (dtype == PBN_BFLOAT16)
+            return "miopenOpTensor has no bfloat16 kernel: its OpenCL source does not compile for that type";
+        if (layout == PBN_STRIDED)
+            return "miopenOpTensor is used on packed tensors only";
+        return NULL;
+    }
+    if (operation < PBN_OP_DERIVE || operation > PBN_OP_AXPBY)
+        return "operation is unknown";
+    reason = refused_mode(mode);
+    if (reason != NULL)
+        return reason;
+    if (rank < 2 || rank > PBN_MAX_RANK)
+        return "rank is outside 2 to 8";
+    if (dtype == PBN_FLOAT64)
+        return "MIOpen has no float64 batch norm: no solver takes it, and float32 parameters are derived for it";
+    if (operation == PBN_OP_DERIVE)
+        return NULL; /* a matter of sizes only */
+    if (layout == PBN_STRIDED)
+        return "MIOpen takes packed tensors only; inference and backward ignore strides and return success";
+    if (layout == PBN_CHANNELS_LAST && mode == PBN_PER_ACTIVATION)
+        return "MIOpen's channels-last per-activation kernels read parameters in H, W, C order, "
+               "against the descriptor that it derives";
+    if (layout == PBN_CHANNELS_LAST && operation == PBN_OP_FORWARD_INFERENCE)
+        return "MIOpen's own kernels have no channels-last inference";
+    return NULL;
+}
+
+static uint32_t capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
+    const char *reason = refused(operation, mode, dtype, layout, rank);
+    uint32_t bits = PBN_CAP_RUNS;
+    *why = reason;
+    if (reason != NULL)
+        return 0;
+    if (rank != 4)
+        bits |= PBN_CAP_FOLDED;
+    if (operation == PBN_OP_AXPBY)
+        bits |= PBN_CAP_BLEND_NATIVE;
+    else if (operation != PBN_OP_DERIVE && dtype != PBN_BFLOAT16)
+        bits |= PBN_CAP_BLEND_SCRATCH;
+    return bits;
+}
+
+/* ---------------------------------------------------------------- derive */
+
+/* `mode` has passed refused_mode. */
+static int vendor_mode(int mode) {
+    return mode == PBN_SPATIAL ? PBN_miopenBNSpatial : PBN_miopenBNPerActivation;
+}
+
+static void parameter_dims(const pbn_tensor *x, int mode, int64_t *dims) {
+    for (int i = 0; i < x->rank; i++)
+        dims[i] = i == 1 || (i > 1 && mode == PBN_PER_ACTIVATION) ? x->dims[i] : 1;
+}
+
+/* MIOpen writes out of bounds when it derives from a rank below 4 and refuses ranks above 5, so it
+ * is asked about the rank-4 view, and its answer is compared with the rule it stands for. */
+static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
+    const char *reason;
+    void *x_view = NULL, *answer = NULL;
+    int dtype = -1, rank = 0, status;
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK], wanted[PBN_MAX_RANK], view[4];
+    if (!is_loaded())
+        return not_loaded();
+    reason = refused(PBN_OP_DERIVE, mode, x->dtype, x->layout, x->rank);
+    if (reason != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    parameter_dims(x, mode, wanted);
+    view_4d(x->rank, wanted, view);
+
+    status = new_view_4d(&x_view, x->dtype, x->rank, x->dims, PBN_CHANNELS_FIRST);
+    if (status != PBN_OK)
+        return status;
+    status = api.miopenCreateTensorDescriptor(&answer);
+    if (status == PBN_miopenStatusSuccess) {
+        status = api.miopenDeriveBNTensorDescriptor(answer, x_view, vendor_mode(mode));
+        if (status == PBN_miopenStatusSuccess)
+            status = get_descriptor(answer, &dtype, &rank, dims, strides);
+        api.miopenDestroyTensorDescriptor(answer);
+    }
+    api.miopenDestroyTensorDescriptor(x_view);
+    if (status != PBN_OK)
+        return status;
+    if (rank != 4 || dtype != PBN_FLOAT32 || memcmp(dims, view, sizeof view) != 0)
+        return pbn_refuse(PBN_E_INTERNAL, "miopenDeriveBNTensorDescriptor gave other sizes than (1, C, 1, 1) or "
+                                          "(1, C, H, W), or another type than float32");
+    pbn_packed_strides(x->rank, wanted, PBN_CHANNELS_FIRST, strides);
+    return tensor_set(derived, dtype, x->rank, wanted, strides);
+}
+
+/* ---------------------------------------------------------------- checks before a call */
+
+/* The calls trust MIOpen with nothing that it does not check itself: it looks at x's descriptor
+ * alone, and a short parameter vector or an unlike output is memory out of bounds. */
+static int check_like_x(const pbn_tensor *t, const pbn_tensor *x) {
+    if (t == NULL || t->rank == 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "a data descriptor is missing or was never set");
+    if (t->rank != x->rank || memcmp(t->dims, x->dims, (size_t)x->rank * sizeof x->dims[0]) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "y, dy and dx must have the sizes of x");
+    if (t->dtype != x->dtype)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx in the type of x only");
+    if (t->layout != x->layout)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx to lie in memory as x does, whatever their "
+                                             "descriptors say");
+    return PBN_OK;
+}
+
+static int check_x(const pbn_tensor *x) {
+    int64_t n = 1;
+    if (x == NULL || x->rank == 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "x's descriptor is missing or was never set");
+    for (int i = 0; i < x->rank; i++) {
+        n *= x->dims[i]; /* below 2**62 here, as n was below 2**31 */
+        if (n > INT_MAX)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's kernels index with 32 bits: 2**31 elements or more");
+    }
+    return PBN_OK;
+}
+
+static int check_parameters(const pbn_call *call) {
+    const pbn_tensor *p = call->param_desc;
+    int64_t wanted[PBN_MAX_RANK];
+    if (p == NULL || p->rank == 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is missing or was never set");
+    parameter_dims(call->x_desc, call->mode, wanted);
+    if (p->rank != call->x_desc->rank || memcmp(p->dims, wanted, (size_t)p->rank * sizeof wanted[0]) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is not the one derived from x in this mode");
+    if (p->dtype != PBN_FLOAT32)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's kernels take float32 parameters and statistics only");
+    if (p->layout != PBN_CHANNELS_FIRST)
+        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is not a contiguous vector");
+    return PBN_OK;
+}
+
+/* MIOpen reads factors as float, and miopenOpTensor rounds them to the tensors' type: one that
+ * overflows or loses bits to underflow there would be another factor. */
+static int check_factor(double value, int dtype) {
+    double low = dtype == PBN_FLOAT16 ? 0x1p-14 : FLT_MIN;
+    double high = dtype == PBN_FLOAT16 ? 65504.0 : FLT_MAX;
+    if (value == 0 || (fabs(value) >= low && fabs(value) <= high))
+        return PBN_OK;
+    if (dtype == PBN_FLOAT16)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "miopenOpTensor rounds factors of float16 data to float16, so beta (and "
+                                             "alpha of axpby) must be 0 or from 2**-14 to 65504 in magnitude");
+    return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen reads factors as float32: they must be 0 or normal numbers there");
+}
+
+static int check_call(const pbn_call *call, int operation) {
+    const pbn_tensor *x = call->x_desc;
+    const char *reason;
+    int status = check_x(x);
+    if (status != PBN_OK)
+        return status;
+    reason = refused(operation, call->mode, x->dtype, x->layout, x->rank);
+    if (reason != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    if (operation == PBN_OP_BACKWARD) {
+        if ((status = check_like_x(call->dy_desc, x)) != PBN_OK || (status = check_like_x(call->dx_desc, x)) != PBN_OK)
+            return status;
+    } else if ((status = check_like_x(call->y_desc, x)) != PBN_OK) {
+        return status;
+    }
+    if (operation == PBN_OP_AXPBY) {
+        status = check_factor(call->alpha, x->dtype);
+        return status != PBN_OK ? status : check_factor(call->beta, x->dtype);
+    }
+    if ((status = check_parameters(call)) != PBN_OK)
+        return status;
+    if (call->beta != 0 && x->dtype == PBN_BFLOAT16)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "beta other than 0 on bfloat16 data needs an addition that MIOpen lacks: "
+                                             "miopenOpTensor does not compile for bfloat16");
+    if ((status = check_factor(call->alpha, PBN_FLOAT32)) != PBN_OK ||
+        (status = check_factor(call->beta, x->dtype)) != PBN_OK)
+        return status;
+    if (operation == PBN_OP_BACKWARD && ((status = check_factor(call->alpha_param, PBN_FLOAT32)) != PBN_OK ||
+                                         (status = check_factor(call->beta_param, PBN_FLOAT32)) != PBN_OK))
+        return status;
+    return PBN_OK;
+}
+
+/* ---------------------------------------------------------------- alpha and beta
+ *
+ * MIOpen's batch norm takes (1, 0) only. The rest is composed so that the prior value is not read
+ * when beta is 0, and so that data is rounded as seldom as possible:
+ *   alpha       scale and bias (forward) or scale (backward: dx is linear in it, dscale and dbias
+ *               do not depend on it) are multiplied by alpha in float32 beforehand. No type of x
+ *               is rounded twice, and bfloat16 works.
+ *   beta        the result goes to scratch, and one addition puts it onto beta * prior.
+ *   alpha_param, beta_param
+ *               dscale and dbias go to scratch, and from there, blended, to their place. */
+
+typedef struct workspace_plan {
+    size_t scale, bias, data, dscale, dbias; /* bytes of each piece, 0 when it is not needed; laid out in this order */
+    size_t total;
+} workspace_plan;
+
+static size_t piece(size_t bytes, size_t *total) {
+    bytes = (bytes + 255) / 256 * 256;
+    *total += bytes;
+    return bytes;
+}
+
+static workspace_plan plan_workspace(const pbn_call *call, int operation) {
+    workspace_plan plan = {0, 0, 0, 0, 0, 0};
+    size_t data, params;
+    if (operation == PBN_OP_AXPBY)
+        return plan;
+    data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * element_size(call->x_desc->dtype);
+    params = (size_t)pbn_numel(call->param_desc->rank, call->param_desc->dims) * sizeof(float);
+    if (call->alpha != 1) {
+        plan.scale = piece(params, &plan.total);
+        if (operation != PBN_OP_BACKWARD)
+            plan.bias = piece(params, &plan.total);
+    }
+    if (call->beta != 0)
+        plan.data = piece(data, &plan.total);
+    if (operation == PBN_OP_BACKWARD && (call->alpha_param != 1 || call->beta_param != 0)) {
+        plan.dscale = piece(params, &plan.total);
+        plan.dbias = piece(params, &plan.total);
+    }
+    return plan;
+}
+
+static int workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
+    int status;
+    (void)handle;
+    *bytes = 0;
+    if (!is_loaded())
+        return not_loaded();
+    status = check_call(call, call->operation);
+    if (status == PBN_OK)
+        *bytes = plan_workspace(call, call->operation).total;
+    return status;
+}
+
+/* out = a * A + b * B on one packed layout; with b = 0, B and the former out are not read. The
+ * maximum of a*A with itself is a*A for every A, where a*A + 0*A would turn infinities into NaN. */
+static int op_tensor(pbn_handle *handle, const pbn_tensor *t, double a, const void *A, double b, const void *B,
+                     void *out) {
+    float fa = (float)a, fb = (float)b, zero = 0;
+    if (b == 0)
+        return api.miopenOpTensor(handle->vendor, PBN_miopenTensorOpMax, &fa, t->compute, A, &fa, t->compute, A, &zero,
+                                  t->compute, out);
+    return api.miopenOpTensor(handle->vendor, PBN_miopenTensorOpAdd, &fa, t->compute, A, &fb, t->compute, B, &zero,
+                              t->compute, out);
+}
+
+/* Where a call reads its parameters from and puts its results, after the workspace took what it must. */
+typedef struct routes {
+    const void *scale, *bias;
+    void *out, *dscale, *dbias;
+} routes;
+
+static int prepare(pbn_handle *handle, const pbn_call *call, int operation, workspace_plan *plan, routes *to) {
+    char *next = call->workspace;
+    int status;
+    if (!is_loaded())
+        return not_loaded();
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    status = check_call(call, operation);
+    if (status != PBN_OK)
+        return status;
+    if (call->x == NULL || call->scale == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x or scale is NULL");
+    if (operation == PBN_OP_BACKWARD) {
+        if (call->dy == NULL || call->dx == NULL || call->dscale == NULL || call->dbias == NULL)
+            return pbn_refuse(PBN_E_ARGUMENT, "dy, dx, dscale or dbias is NULL");
+    } else if (call->y == NULL || call->bias == NULL) {
+        return pbn_refuse(PBN_E_ARGUMENT, "y or bias is NULL");
+    }
+    if ((call->running_mean == NULL) != (call->running_variance == NULL) ||
+        (call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "one pointer of a pair of statistics is NULL; MIOpen would ignore the other");
+    /* without them MIOpen silently takes the statistics of the batch */
+    if (operation == PBN_OP_FORWARD_INFERENCE && call->running_mean == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "running_mean and running_variance are NULL");
+
+    *plan = plan_workspace(call, operation);
+    if (plan->total > 0 && (call->workspace == NULL || call->workspace_size < plan->total))
+        return pbn_refuse(PBN_E_WORKSPACE, "workspace is missing or smaller than this alpha and beta need");
+    to->scale = call->scale;
+    to->bias = call->bias;
+    to->out = operation == PBN_OP_BACKWARD ? call->dx : call->y;
+    to->dscale = call->dscale;
+    to->dbias = call->dbias;
+    if (plan->scale > 0) {
+        status = op_tensor(handle, call->param_desc, call->alpha, call->scale, 0, NULL, next);
+        to->scale = next;
+        next += plan->scale;
+    }
+    if (plan->bias > 0 && status == PBN_OK) {
+        status = op_tensor(handle, call->param_desc, call->alpha, call->bias, 0, NULL, next);
+        to->bias = next;
+        next += plan->bias;
+    }
+    if (plan->data > 0) {
+        to->out = next;
+        next += plan->data;
+    }
+    if (plan->dscale > 0) {
+        to->dscale = next;
+        to->dbias = next + plan->dscale;
+    }
+    return status;
+}
+
+static int finish(pbn_handle *handle, const pbn_call *call, int operation, const workspace_plan *plan,
+                  const routes *to) {
+    const pbn_tensor *p = call->param_desc;
+    double a = call->alpha_param, b = call->beta_param;
+    int status = PBN_OK;
+    if (plan->data > 0) {
+        void *out = operation == PBN_OP_BACKWARD ? call->dx : call->y;
+        status = op_tensor(handle, call->x_desc, 1, to->out, call->beta, out, out);
+    }
+    if (plan->dscale > 0 && status == PBN_OK)
+        status = op_tensor(handle, p, a, to->dscale, b, call->dscale, call->dscale);
+    if (plan->dbias > 0 && status == PBN_OK)
+        status = op_tensor(handle, p, a, to->dbias, b, call->dbias, call->dbias);
+    return status;
+}
+
+/* ---------------------------------------------------------------- the calls */
+
+static int forward_training(pbn_handle *handle, const pbn_call *call) {
+    float one = 1, zero = 0; /* MIOpen reads floats here whatever the type of x */
+    workspace_plan plan;
+    routes to;
+    void *xd, *yd, *pd;
+    int status = prepare(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
+    if (status != PBN_OK)
+        return status;
+    xd = call->x_desc->compute;
+    yd = call->y_desc->compute;
+    pd = call->param_desc->compute;
+    if (api.miopenBatchNormalizationForwardTraining_V2 != NULL)
+        status = api.miopenBatchNormalizationForwardTraining_V2(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+            (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
+            call->saved_mean, call->saved_inv_variance);
+    else
+        status = api.miopenBatchNormalizationForwardTraining(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
+            (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
+            call->saved_inv_variance);
+    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
+}
+
+static int forward_inference(pbn_handle *handle, const pbn_call *call) {
+    float one = 1, zero = 0;
+    workspace_plan plan;
+    routes to;
+    void *xd, *yd, *pd;
+    int status = prepare(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
+    if (status != PBN_OK)
+        return status;
+    xd = call->x_desc->compute;
+    yd = call->y_desc->compute;
+    pd = call->param_desc->compute;
+    if (api.miopenBatchNormalizationForwardInference_V2 != NULL)
+        status = api.miopenBatchNormalizationForwardInference_V2(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+            (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);
+    else
+        status = api.miopenBatchNormalizationForwardInference(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
+            (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);
+    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
+}
+
+static int backward(pbn_handle *handle, const pbn_call *call) {
+    float one = 1, zero = 0;
+    workspace_plan plan;
+    routes to;
+    void *xd, *dyd, *dxd, *pd;
+    int status = prepare(handle, call, PBN_OP_BACKWARD, &plan, &to);
+    if (status != PBN_OK)
+        return status;
+    xd = call->x_desc->compute;
+    dyd = call->dy_desc->compute;
+    dxd = call->dx_desc->compute;
+    pd = call->param_desc->compute;
+    if (api.miopenBatchNormalizationBackward_V2 != NULL)
+        status = api.miopenBatchNormalizationBackward_V2(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
+            pd, pd, pd, pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
+    else
+        status = api.miopenBatchNormalizationBackward(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
+            pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
+    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_BACKWARD, &plan, &to);
+}
+
+static int axpby(pbn_handle *handle, const pbn_call *call) {
+    int status;
+    if (!is_loaded())
+        return not_loaded();
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    status = check_call(call, PBN_OP_AXPBY);
+    if (status != PBN_OK)
+        return status;
+    if (call->x == NULL || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x or y is NULL");
+    return op_tensor(handle, call->x_desc, call->alpha, call->x, call->beta, call->y, call->y);
+}
+
+const pbn_backend pbn_backend_miopen = {
+    .name = "miopen",
+    .label = "MIOpen",
+    .device_type = 10,
+    .load = load,
+    .status_name = status_name,
+    .status_class = status_class,
+    .last_error = last_error,
+    .current_device = current_device,
+    .handle_create = handle_create,
+    .handle_borrow = handle_borrow,
+    .handle_destroy = handle_destroy,
+    .handle_pointer = handle_pointer,
+    .stream_set = stream_set,
+    .stream_get = stream_get,
+    .tensor_create = tensor_create,
+    .tensor_borrow = tensor_borrow,
+    .tensor_set = tensor_set,
+    .tensor_get = tensor_get,
+    .tensor_size = tensor_size,
+    .tensor_destroy = tensor_destroy,
+    .derive = derive,
+    .capability = capability,
+    .workspace_size = workspace_size,
+    .forward_training = forward_training,
+    .forward_inference = forward_inference,
+    .backward = backward,
+    .axpby = axpby,
+    .has_symbol = has_symbol,
+};
+
+#endif

@@ -1,0 +1,14 @@
+// What pybnorm/backends/miopen.c says about MIOpen's binary interface, against MIOpen's own header.
+#include <hip/hip_runtime_api.h>
+#include <miopen/miopen.h>
+
+#define PBN_PROTOTYPES_ONLY
+#include "miopen.c"
+
+#include "abi_same.hpp"
+
+#define SAME_VALUE(name, value) PBN_ABI_SAME_VALUE(name, PBN_##name);
+#define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);
+
+PBN_MIOPEN_CONSTANTS(SAME_VALUE)
+PBN_MIOPEN_SYMBOLS(SAME_FUNCTION, SAME_FUNCTION)
