@@ -35,7 +35,7 @@ def flags(check, tmp_path):
     source.write_text(VERSION_CHECK)
     result = check.compile(source, found)
     if result.returncode != 0:
-        check.unavailable(f"the headers are not those of oneDNN 3: {result.stderr.strip()}")
+        check.unavailable(f"the headers are not those of oneDNN 3: {result.stderr.splitlines()[0]}")
     return found
 
 

@@ -1,0 +1,1342 @@
+/* oneDNN (CPU): everything that is oneDNN and nothing else is.
+ *
+ * The first part holds the vendor's facts alone: numbers, structures and prototypes as oneDNN's
+ * C API has them since 3.0. tests/abi compares it with the real headers and the test doubles are
+ * generated from it, so it must stay readable by C++; PBN_PROTOTYPES_ONLY stops after it.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+#include <stdint.h>
+
+/* C(vendor's name, number) */
+#define PBN_DNNL_CONSTANTS(C)            \
+    C(dnnl_success, 0)                   \
+    C(dnnl_out_of_memory, 1)             \
+    C(dnnl_invalid_arguments, 2)         \
+    C(dnnl_unimplemented, 3)             \
+    C(dnnl_last_impl_reached, 4)         \
+    C(dnnl_runtime_error, 5)             \
+    C(dnnl_not_required, 6)              \
+    C(dnnl_invalid_graph, 7)             \
+    C(dnnl_invalid_graph_op, 8)          \
+    C(dnnl_invalid_shape, 9)             \
+    C(dnnl_invalid_data_type, 10)        \
+    C(dnnl_f16, 1)                       \
+    C(dnnl_bf16, 2)                      \
+    C(dnnl_f32, 3)                       \
+    C(dnnl_f64, 7)                       \
+    C(dnnl_blocked, 2)                   \
+    C(dnnl_cpu, 1)                       \
+    C(dnnl_stream_default_flags, 1)      \
+    C(dnnl_forward_training, 64)         \
+    C(dnnl_forward_inference, 96)        \
+    C(dnnl_backward, 128)                \
+    C(dnnl_normalization_flags_none, 0)  \
+    C(dnnl_use_global_stats, 1)          \
+    C(dnnl_use_scale, 2)                 \
+    C(dnnl_use_shift, 4)                 \
+    C(dnnl_scratchpad_mode_user, 1)      \
+    C(dnnl_query_scratchpad_md, 136)     \
+    C(dnnl_query_strides, 14)            \
+    C(dnnl_query_ndims_s32, 256)         \
+    C(dnnl_query_dims, 257)              \
+    C(dnnl_query_data_type, 258)         \
+    C(dnnl_query_submemory_offset_s64, 259) \
+    C(dnnl_query_padded_dims, 260)       \
+    C(dnnl_query_format_kind, 262)       \
+    C(dnnl_query_inner_nblks_s32, 263)   \
+    C(DNNL_MAX_NDIMS, 12)                \
+    C(DNNL_RUNTIME_NONE, 0)              \
+    C(DNNL_RUNTIME_SYCL, 512)            \
+    C(DNNL_ARG_SRC, 1)                   \
+    C(DNNL_ARG_DST, 17)                  \
+    C(DNNL_ARG_MEAN, 49)                 \
+    C(DNNL_ARG_VARIANCE, 50)             \
+    C(DNNL_ARG_SCALE, 51)                \
+    C(DNNL_ARG_SHIFT, 52)                \
+    C(DNNL_ARG_SCRATCHPAD, 80)           \
+    C(DNNL_ARG_DIFF_SRC, 129)            \
+    C(DNNL_ARG_DIFF_DST, 145)            \
+    C(DNNL_ARG_DIFF_SCALE, 255)          \
+    C(DNNL_ARG_DIFF_SHIFT, 256)
+
+typedef struct pbn_dnnl_version { /* dnnl_version_t */
+    int major, minor, patch;
+    const char *hash;
+    unsigned cpu_runtime, gpu_runtime;
+} pbn_dnnl_version;
+
+typedef struct pbn_dnnl_exec_arg { /* dnnl_exec_arg_t */
+    int arg;
+    void *memory;
+} pbn_dnnl_exec_arg;
+
+/* (result, name, (parameters)): enums are int, opaque handles void *. */
+#define PBN_DNNL_SYMBOLS(REQUIRED, OPTIONAL)                                                                        \
+    REQUIRED(const pbn_dnnl_version *, dnnl_version, (void))                                                        \
+    REQUIRED(int, dnnl_engine_create, (void **engine, int kind, size_t index))                                      \
+    REQUIRED(int, dnnl_engine_destroy, (void *engine))                                                              \
+    REQUIRED(int, dnnl_engine_get_kind, (void *engine, int *kind))                                                  \
+    REQUIRED(int, dnnl_stream_create, (void **stream, void *engine, unsigned flags))                                \
+    REQUIRED(int, dnnl_stream_destroy, (void *stream))                                                              \
+    REQUIRED(int, dnnl_stream_get_engine, (const void *stream, void **engine))                                      \
+    REQUIRED(int, dnnl_stream_wait, (void *stream))                                                                 \
+    REQUIRED(int, dnnl_memory_create, (void **memory, const void *desc, void *engine, void *data))                  \
+    REQUIRED(int, dnnl_memory_destroy, (void *memory))                                                              \
+    REQUIRED(int, dnnl_memory_set_data_handle, (void *memory, void *data))                                          \
+    REQUIRED(int, dnnl_memory_desc_create_with_strides,                                                             \
+             (void **desc, int rank, const int64_t *dims, int data_type, const int64_t *strides))                   \
+    REQUIRED(int, dnnl_memory_desc_destroy, (void *desc))                                                           \
+    REQUIRED(int, dnnl_memory_desc_query, (const void *desc, int what, void *result))                               \
+    REQUIRED(size_t, dnnl_memory_desc_get_size, (const void *desc))                                                 \
+    REQUIRED(int, dnnl_primitive_attr_create, (void **attr))                                                        \
+    REQUIRED(int, dnnl_primitive_attr_destroy, (void *attr))                                                        \
+    REQUIRED(int, dnnl_primitive_attr_set_scratchpad_mode, (void *attr, int mode))                                  \
+    REQUIRED(int, dnnl_batch_normalization_forward_primitive_desc_create,                                           \
+             (void **primitive_desc, void *engine, int prop_kind, const void *src, const void *dst, float epsilon,  \
+              unsigned flags, const void *attr))                                                                    \
+    REQUIRED(int, dnnl_batch_normalization_backward_primitive_desc_create,                                          \
+             (void **primitive_desc, void *engine, int prop_kind, const void *diff_src, const void *diff_dst,       \
+              const void *src, float epsilon, unsigned flags, const void *forward_hint, const void *attr))          \
+    REQUIRED(const void *, dnnl_primitive_desc_query_md, (const void *primitive_desc, int what, int index))         \
+    REQUIRED(int, dnnl_primitive_desc_destroy, (void *primitive_desc))                                              \
+    REQUIRED(int, dnnl_primitive_create, (void **primitive, const void *primitive_desc))                            \
+    REQUIRED(int, dnnl_primitive_execute,                                                                           \
+             (const void *primitive, void *stream, int count, const pbn_dnnl_exec_arg *args))                       \
+    REQUIRED(int, dnnl_primitive_destroy, (void *primitive))                                                        \
+    OPTIONAL(const char *, dnnl_status2str, (int status))
+
+#define PBN_DNNL_TYPEDEF(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
+PBN_DNNL_SYMBOLS(PBN_DNNL_TYPEDEF, PBN_DNNL_TYPEDEF)
+#undef PBN_DNNL_TYPEDEF
+
+#ifndef PBN_PROTOTYPES_ONLY
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pybnorm/adapter.h"
+#include "pybnorm/dl.h"
+#include "pybnorm/shim.h"
+
+#define PBN_DNNL_ENUMERATOR(name, number) name = number,
+enum { PBN_DNNL_CONSTANTS(PBN_DNNL_ENUMERATOR) };
+#undef PBN_DNNL_ENUMERATOR
+
+/* ------------------------------------------------------------------ library */
+
+typedef struct vendor_table {
+#define MEMBER(result, name, parameters) pbn_##name##_fn name;
+    PBN_DNNL_SYMBOLS(MEMBER, MEMBER)
+#undef MEMBER
+    unsigned char runs[4][PBN_OP_AXPBY]; /* [dtype][operation]: the library has a primitive for this processor */
+} vendor_table;
+
+static vendor_table vendor;
+static int loaded;
+
+static int failed(int status, const char *call) {
+    if (status != dnnl_success)
+        pbn_reason = call;
+    return status;
+}
+
+/* A vendor call whose failure leaves the function at once. */
+#define TRY(name, arguments)                                    \
+    do {                                                        \
+        int status_ = failed(vendor.name arguments, "from " #name); \
+        if (status_ != dnnl_success)                            \
+            return status_;                                     \
+    } while (0)
+
+static int vendor_dtype(int dtype) {
+    switch (dtype) {
+    case PBN_FLOAT32: return dnnl_f32;
+    case PBN_FLOAT64: return dnnl_f64;
+    case PBN_FLOAT16: return dnnl_f16;
+    case PBN_BFLOAT16: return dnnl_bf16;
+    default: return -1;
+    }
+}
+
+static int neutral_dtype(int dtype) {
+    switch (dtype) {
+    case dnnl_f32: return PBN_FLOAT32;
+    case dnnl_f64: return PBN_FLOAT64;
+    case dnnl_f16: return PBN_FLOAT16;
+    case dnnl_bf16: return PBN_BFLOAT16;
+    default: return -1;
+    }
+}
+
+static size_t item_size(int dtype) {
+    return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
+}
+
+/* Asks for each primitive once: the answer depends on the instruction set, not only on the version. */
+static int probe(vendor_table *v, const char **call) {
+    static const int dtypes[] = {PBN_FLOAT32, PBN_FLOAT16, PBN_BFLOAT16};
+    static const int64_t dims[] = {2, 16, 2, 2}, strides[] = {64, 4, 2, 1};
+    const unsigned affine = dnnl_use_scale | dnnl_use_shift;
+    void *engine = NULL;
+    int status = v->dnnl_engine_create(&engine, dnnl_cpu, 0);
+    *call = "dnnl_engine_create";
+    for (size_t i = 0; status == dnnl_success && i < sizeof dtypes / sizeof *dtypes; i++) {
+        unsigned char *row = v->runs[dtypes[i]];
+        void *md = NULL, *train = NULL, *infer = NULL, *back = NULL;
+        *call = "dnnl_memory_desc_create_with_strides";
+        status = v->dnnl_memory_desc_create_with_strides(&md, 4, dims, vendor_dtype(dtypes[i]), strides);
+        if (status != dnnl_success)
+            break;
+        row[PBN_OP_FORWARD_TRAINING] = v->dnnl_batch_normalization_forward_primitive_desc_create(
+                                           &train, engine, dnnl_forward_training, md, md, 0, affine, NULL) == 0;
+        row[PBN_OP_FORWARD_INFERENCE] =
+            v->dnnl_batch_normalization_forward_primitive_desc_create(
+                &infer, engine, dnnl_forward_inference, md, md, 0, affine | dnnl_use_global_stats, NULL) == 0;
+        if (row[PBN_OP_FORWARD_TRAINING])
+            row[PBN_OP_BACKWARD] = v->dnnl_batch_normalization_backward_primitive_desc_create(
+                                       &back, engine, dnnl_backward, md, md, md, 0, affine, train, NULL) == 0;
+        if (back != NULL)
+            v->dnnl_primitive_desc_destroy(back);
+        if (infer != NULL)
+            v->dnnl_primitive_desc_destroy(infer);
+        if (train != NULL)
+            v->dnnl_primitive_desc_destroy(train);
+        v->dnnl_memory_desc_destroy(md);
+    }
+    if (engine != NULL)
+        v->dnnl_engine_destroy(engine);
+    return status;
+}
+
+static int resolve(pbn_library *lib, vendor_table *table) {
+    void *address;
+#define REQUIRED(result, name, parameters)                          \
+    do {                                                            \
+        int code = pbn_dl_require(lib, #name, &address);            \
+        if (code != PBN_OK)                                         \
+            return code;                                            \
+        memcpy(&table->name, &address, sizeof address);             \
+    } while (0);
+#define OPTIONAL(result, name, parameters)                          \
+    do {                                                            \
+        address = pbn_dl_symbol(lib->handle, #name);                \
+        memcpy(&table->name, &address, sizeof address);             \
+    } while (0);
+    /* The version before the rest: an older library lacks symbols only because it is older. */
+    REQUIRED(, dnnl_version, )
+    const pbn_dnnl_version *version = table->dnnl_version();
+    if (version == NULL) {
+        snprintf(lib->message, sizeof lib->message, "dnnl_version returned NULL");
+        return PBN_E_VERSION;
+    }
+    lib->version[0] = version->major;
+    lib->version[1] = version->minor;
+    lib->version[2] = version->patch;
+    if (version->major != 3) {
+        snprintf(lib->message, sizeof lib->message, "oneDNN %d.%d.%d; this backend speaks oneDNN 3", version->major,
+                 version->minor, version->patch);
+        return PBN_E_VERSION;
+    }
+    if (version->cpu_runtime == DNNL_RUNTIME_NONE || (version->cpu_runtime & DNNL_RUNTIME_SYCL) != 0) {
+        snprintf(lib->message, sizeof lib->message,
+                 "oneDNN %d.%d.%d was built %s; a native CPU runtime (OpenMP, TBB, sequential, thread pool) is needed",
+                 version->major, version->minor, version->patch,
+                 version->cpu_runtime == DNNL_RUNTIME_NONE ? "without a CPU runtime" : "with the SYCL CPU runtime");
+        return PBN_E_VERSION;
+    }
+    PBN_DNNL_SYMBOLS(REQUIRED, OPTIONAL)
+#undef REQUIRED
+#undef OPTIONAL
+    return PBN_OK;
+}
+
+static int load(const char *file, int no_load, pbn_library *out) {
+    vendor_table table;
+    const char *call = "";
+    int code = pbn_dl_open(out, file, no_load);
+    if (code != PBN_OK)
+        return code;
+    memset(&table, 0, sizeof table);
+    code = resolve(out, &table);
+    if (code == PBN_OK && (code = probe(&table, &call)) != dnnl_success)
+        snprintf(out->message, sizeof out->message, "%s failed with status %d", call, code);
+    if (code != PBN_OK) {
+        pbn_dl_discard(out);
+        return code;
+    }
+    vendor = table;
+    loaded = 1;
+    return PBN_OK;
+}
+
+static int not_loaded(void) {
+    return pbn_refuse(PBN_E_NOT_LOADED, "oneDNN has not been loaded");
+}
+
+static const char *status_name(int status) {
+#define NAME(name) \
+    case name: return #name;
+    switch (status) {
+        NAME(dnnl_success)
+        NAME(dnnl_out_of_memory)
+        NAME(dnnl_invalid_arguments)
+        NAME(dnnl_unimplemented)
+        NAME(dnnl_last_impl_reached)
+        NAME(dnnl_runtime_error)
+        NAME(dnnl_not_required)
+        NAME(dnnl_invalid_graph)
+        NAME(dnnl_invalid_graph_op)
+        NAME(dnnl_invalid_shape)
+        NAME(dnnl_invalid_data_type)
+    }
+#undef NAME
+    const char *text = status > 0 && loaded && vendor.dnnl_status2str ? vendor.dnnl_status2str(status) : NULL;
+    return text != NULL ? text : "unknown dnnl_status_t";
+}
+
+static int status_class(int status) {
+    switch (status) {
+    case dnnl_success: return PBN_CLASS_SUCCESS;
+    case dnnl_out_of_memory: return PBN_CLASS_ALLOCATION;
+    case dnnl_invalid_arguments:
+    case dnnl_invalid_graph:
+    case dnnl_invalid_graph_op:
+    case dnnl_invalid_shape:
+    case dnnl_invalid_data_type: return PBN_CLASS_BAD_PARAMETER;
+    case dnnl_unimplemented:
+    case dnnl_last_impl_reached: return PBN_CLASS_NOT_SUPPORTED;
+    case dnnl_runtime_error: return PBN_CLASS_EXECUTION;
+    default: return PBN_CLASS_INTERNAL;
+    }
+}
+
+/* oneDNN keeps no error text; for its statuses the name of the failing call is all there is. */
+static void last_error(int status, char *text, size_t size) {
+    pbn_copy_text(text, size, status != PBN_OK ? pbn_reason : NULL);
+}
+
+static int current_device(int *ordinal) {
+    *ordinal = 0;
+    return PBN_OK;
+}
+
+static int has_symbol(const char *name) {
+#define KNOWN(result, symbol, parameters) \
+    if (strcmp(name, #symbol) == 0)       \
+        return loaded && vendor.symbol != NULL;
+    PBN_DNNL_SYMBOLS(KNOWN, KNOWN)
+#undef KNOWN
+    return -1;
+}
+
+/* ------------------------------------------------------------------ primitives, created once per handle */
+
+#define VIEW_RANK 5 /* oneDNN 3.2 accepts rank 6 and above, then reads and writes out of bounds */
+#define CACHE_SIZE 64
+#define MAX_ARGS 9
+
+typedef enum kind { TRAINING, STATISTICS, INFERENCE, BACKWARD } kind;
+
+/* What the arguments are, in the order the calls below pass pointers; `tensors` come before the vectors. */
+static const struct {
+    int prop;
+    unsigned flags;
+    int tensors, count;
+    int args[MAX_ARGS - 1];
+} recipes[] = {
+    [TRAINING] = {dnnl_forward_training, dnnl_use_scale | dnnl_use_shift, 2, 6,
+                  {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}},
+    [STATISTICS] = {dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
+                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}},
+    [INFERENCE] = {dnnl_forward_inference, dnnl_use_global_stats | dnnl_use_scale | dnnl_use_shift, 2, 6,
+                   {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}},
+    [BACKWARD] = {dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
+                  {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,
+                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}},
+};
+
+/* The memory a primitive computes on. All tensors of one primitive share it: oneDNN has no kernel for
+ * x and y of different strides. Compared bytewise, so unused entries are zero. */
+typedef struct view {
+    int32_t dtype, rank;
+    int64_t dims[VIEW_RANK], strides[VIEW_RANK];
+} view;
+
+typedef struct primitive {
+    struct {
+        int32_t kind;
+        float epsilon; /* oneDNN takes no double */
+        view memory;
+    } key;
+    void *vendor;
+    int count;
+    pbn_dnnl_exec_arg args[MAX_ARGS];
+    size_t scratchpad;
+    uint64_t last_use;
+} primitive;
+
+struct pbn_handle {
+    void *engine, *stream;         /* in use; the engine is the stream's */
+    void *own_engine, *own_stream; /* NULL in a borrowed handle */
+    uint64_t calls;
+    int primitives;
+    primitive *latest;
+    primitive cache[CACHE_SIZE];
+};
+
+static void primitive_clear(primitive *p) {
+    for (int i = 0; i < p->count; i++)
+        vendor.dnnl_memory_destroy(p->args[i].memory);
+    if (p->vendor != NULL)
+        vendor.dnnl_primitive_destroy(p->vendor);
+    memset(p, 0, sizeof *p);
+}
+
+static void cache_clear(pbn_handle *h) {
+    for (int i = 0; i < h->primitives; i++)
+        primitive_clear(&h->cache[i]);
+    h->primitives = 0;
+    h->latest = NULL;
+}
+
+/* What creation needs for its own duration only. */
+typedef struct temporaries {
+    void *tensor, *vector, *attr, *forward, *backward;
+} temporaries;
+
+static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporaries *t) {
+    const view *m = &p->key.memory;
+    const int k = p->key.kind, backward = k == BACKWARD;
+    const int64_t one = 1;
+    TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, vendor_dtype(m->dtype), m->strides));
+    TRY(dnnl_memory_desc_create_with_strides, (&t->vector, 1, &params, dnnl_f32, &one));
+    TRY(dnnl_primitive_attr_create, (&t->attr));
+    TRY(dnnl_primitive_attr_set_scratchpad_mode, (t->attr, dnnl_scratchpad_mode_user));
+    TRY(dnnl_batch_normalization_forward_primitive_desc_create,
+        (&t->forward, h->engine, backward ? dnnl_forward_training : recipes[k].prop, t->tensor, t->tensor,
+         p->key.epsilon, recipes[k].flags, t->attr));
+    if (backward)
+        TRY(dnnl_batch_normalization_backward_primitive_desc_create,
+            (&t->backward, h->engine, recipes[k].prop, t->tensor, t->tensor, t->tensor, p->key.epsilon,
+             recipes[k].flags, t->forward, t->attr));
+    const void *desc = backward ? t->backward : t->forward;
+    const void *scratchpad = vendor.dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+    p->scratchpad = scratchpad != NULL ? vendor.dnnl_memory_desc_get_size(scratchpad) : 0;
+    TRY(dnnl_primitive_create, (&p->vendor, desc));
+    for (int i = 0; i < recipes[k].count + (p->scratchpad > 0); i++) {
+        int last = i == recipes[k].count;
+        p->args[i].arg = last ? DNNL_ARG_SCRATCHPAD : recipes[k].args[i];
+        TRY(dnnl_memory_create, (&p->args[i].memory,
+                                 last ? scratchpad : i < recipes[k].tensors ? t->tensor : t->vector, h->engine, NULL));
+        p->count = i + 1;
+    }
+    return PBN_OK;
+}
+
+static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memory, int64_t params, primitive **out) {
+    primitive wanted;
+    memset(&wanted, 0, sizeof wanted);
+    wanted.key.kind = k;
+    wanted.key.epsilon = epsilon;
+    wanted.key.memory = *memory;
+    primitive *p = h->latest, *oldest = h->cache;
+    if (p == NULL || memcmp(&p->key, &wanted.key, sizeof p->key) != 0) {
+        p = NULL;
+        for (int i = 0; i < h->primitives && p == NULL; i++) {
+            primitive *c = &h->cache[i];
+            if (memcmp(&c->key, &wanted.key, sizeof c->key) == 0)
+                p = c;
+            else if (c->last_use < oldest->last_use)
+                oldest = c;
+        }
+    }
+    if (p == NULL) {
+        temporaries t = {0};
+        int status = primitive_fill(h, &wanted, params, &t);
+        if (t.backward != NULL)
+            vendor.dnnl_primitive_desc_destroy(t.backward);
+        if (t.forward != NULL)
+            vendor.dnnl_primitive_desc_destroy(t.forward);
+        if (t.attr != NULL)
+            vendor.dnnl_primitive_attr_destroy(t.attr);
+        if (t.vector != NULL)
+            vendor.dnnl_memory_desc_destroy(t.vector);
+        if (t.tensor != NULL)
+            vendor.dnnl_memory_desc_destroy(t.tensor);
+        if (status != PBN_OK) {
+            primitive_clear(&wanted);
+            return status;
+        }
+        if (h->primitives < CACHE_SIZE)
+            p = &h->cache[h->primitives++];
+        else
+            primitive_clear(p = oldest);
+        *p = wanted;
+    }
+    p->last_use = ++h->calls;
+    *out = h->latest = p;
+    return PBN_OK;
+}
+
+static int primitive_run(pbn_handle *h, primitive *p, const void *const *pointers, void *scratchpad) {
+    const int count = recipes[p->key.kind].count;
+    for (int i = 0; i < p->count; i++)
+        TRY(dnnl_memory_set_data_handle, (p->args[i].memory, i < count ? (void *)(uintptr_t)pointers[i] : scratchpad));
+    TRY(dnnl_primitive_execute, (p->vendor, h->stream, p->count, p->args));
+    /* OpenMP, TBB and sequential builds are done already; only an asynchronous thread pool waits here. */
+    TRY(dnnl_stream_wait, (h->stream));
+    return PBN_OK;
+}
+
+/* ------------------------------------------------------------------ handle */
+
+static int handle_create(pbn_handle **out) {
+    *out = NULL;
+    if (!loaded)
+        return not_loaded();
+    pbn_handle *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
+    int status = failed(vendor.dnnl_engine_create(&h->own_engine, dnnl_cpu, 0), "from dnnl_engine_create");
+    if (status == dnnl_success) {
+        status = failed(vendor.dnnl_stream_create(&h->own_stream, h->own_engine, dnnl_stream_default_flags),
+                        "from dnnl_stream_create");
+        if (status != dnnl_success)
+            vendor.dnnl_engine_destroy(h->own_engine);
+    }
+    if (status != dnnl_success) {
+        free(h);
+        return status;
+    }
+    h->engine = h->own_engine;
+    h->stream = h->own_stream;
+    *out = h;
+    return PBN_OK;
+}
+
+/* Primitives and memory objects belong to one engine, so a stream of another engine empties the cache. */
+static int stream_set(pbn_handle *h, void *stream) {
+    void *engine = h->own_engine;
+    int engine_kind = dnnl_cpu;
+    if (stream == NULL) {
+        if (h->own_stream == NULL)
+            return pbn_refuse(PBN_E_ARGUMENT, "a borrowed oneDNN handle has no stream of its own to return to");
+        stream = h->own_stream;
+    } else {
+        TRY(dnnl_stream_get_engine, (stream, &engine));
+        TRY(dnnl_engine_get_kind, (engine, &engine_kind));
+        if (engine_kind != dnnl_cpu)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the stream's engine is not a CPU engine");
+    }
+    if (engine != h->engine)
+        cache_clear(h);
+    h->engine = engine;
+    h->stream = stream;
+    return PBN_OK;
+}
+
+static int handle_borrow(void *stream, pbn_handle **out) {
+    *out = NULL;
+    if (!loaded)
+        return not_loaded();
+    if (stream == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "dnnl_stream_t is NULL");
+    pbn_handle *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
+    int status = stream_set(h, stream);
+    if (status != PBN_OK) {
+        free(h);
+        return status;
+    }
+    *out = h;
+    return PBN_OK;
+}
+
+static int handle_destroy(pbn_handle *h) {
+    int status = PBN_OK;
+    if (h == NULL)
+        return PBN_OK;
+    cache_clear(h);
+    if (h->own_stream != NULL)
+        status = failed(vendor.dnnl_stream_destroy(h->own_stream), "from dnnl_stream_destroy");
+    if (h->own_engine != NULL) {
+        int second = failed(vendor.dnnl_engine_destroy(h->own_engine), "from dnnl_engine_destroy");
+        status = status != PBN_OK ? status : second;
+    }
+    free(h);
+    return status;
+}
+
+static void *handle_pointer(const pbn_handle *h) {
+    return h->stream;
+}
+
+static int stream_get(pbn_handle *h, void **stream) {
+    *stream = h->stream;
+    return PBN_OK;
+}
+
+/* ------------------------------------------------------------------ tensor descriptors */
+
+static int tensor_create(pbn_tensor *t) {
+    memset(t, 0, sizeof *t); /* oneDNN's descriptors are made with their contents, in tensor_set */
+    return loaded ? PBN_OK : not_loaded();
+}
+
+static int tensor_destroy(pbn_tensor *t) {
+    int status = PBN_OK;
+    if (t->owned && t->vendor != NULL)
+        status = failed(vendor.dnnl_memory_desc_destroy(t->vendor), "from dnnl_memory_desc_destroy");
+    memset(t, 0, sizeof *t);
+    return status;
+}
+
+static int tensor_set(pbn_tensor *t, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    int64_t kept_dims[PBN_MAX_RANK], kept_strides[PBN_MAX_RANK]; /* the caller's may lie in `t` itself */
+    void *md = NULL;
+    if (!loaded)
+        return not_loaded();
+    if (vendor_dtype(dtype) < 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
+    if (rank < 2 || rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "the rank must be 2 to 8");
+    for (int i = 0; i < rank; i++) {
+        if (dims[i] < 1 || strides[i] < 1)
+            return pbn_refuse(PBN_E_ARGUMENT, "dims and strides must be positive");
+        kept_dims[i] = dims[i];
+        kept_strides[i] = strides[i];
+    }
+    int status = failed(vendor.dnnl_memory_desc_create_with_strides(&md, rank, dims, vendor_dtype(dtype), strides),
+                        "from dnnl_memory_desc_create_with_strides");
+    if (status == dnnl_invalid_arguments)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN refuses these strides: ordered by stride, each axis must step "
+                                             "over the whole extent (size times stride) of the one before it");
+    if (status != dnnl_success)
+        return status;
+    status = tensor_destroy(t);
+    t->dtype = dtype;
+    t->rank = rank;
+    memcpy(t->dims, kept_dims, sizeof *kept_dims * (size_t)rank);
+    memcpy(t->strides, kept_strides, sizeof *kept_strides * (size_t)rank);
+    t->vendor = t->compute = md;
+    t->owned = 1;
+    t->layout = pbn_layout_of(rank, t->dims, t->strides);
+    return status;
+}
+
+static int describe(const void *md, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    int format = 0, blocks = 0, vendor_type = 0, n = 0;
+    int64_t offset = 0;
+    const int64_t *d = NULL, *s = NULL, *padded = NULL;
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_format_kind, &format));
+    if (format != dnnl_blocked)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor has no strides (its format kind is not blocked)");
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_inner_nblks_s32, &blocks));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_submemory_offset_s64, &offset));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_ndims_s32, &n));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_data_type, &vendor_type));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_dims, (void *)&d));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_padded_dims, (void *)&padded));
+    TRY(dnnl_memory_desc_query, (md, dnnl_query_strides, (void *)&s));
+    if (blocks != 0 || offset != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "memory descriptors with inner blocks or an offset are not plain strides");
+    if (n < 1 || n > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor's rank is not 1 to 8");
+    if (neutral_dtype(vendor_type) < 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor's data type is not f32, f64, f16 or bf16");
+    for (int i = 0; i < n; i++) {
+        if (padded[i] != d[i])
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor is padded");
+        dims[i] = d[i];
+        strides[i] = s[i];
+    }
+    *dtype = neutral_dtype(vendor_type);
+    *rank = n;
+    return PBN_OK;
+}
+
+static int tensor_get(const pbn_tensor *t, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
+    if (t->vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor descriptor has not been set");
+    return describe(t->vendor, dtype, rank, dims, strides);
+}
+
+static int tensor_borrow(void *md, pbn_tensor *t) {
+    int dtype = 0, rank = 0;
+    memset(t, 0, sizeof *t);
+    if (!loaded)
+        return not_loaded();
+    if (md == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "dnnl_memory_desc_t is NULL");
+    int status = describe(md, &dtype, &rank, t->dims, t->strides);
+    for (int i = 0; status == PBN_OK && i < rank; i++)
+        if (t->dims[i] < 1 || t->strides[i] < 1)
+            status = pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor has a size or stride that is below 1 or set "
+                                                   "at run time");
+    if (status != PBN_OK) {
+        memset(t, 0, sizeof *t);
+        return status;
+    }
+    t->dtype = dtype;
+    t->rank = rank;
+    t->vendor = t->compute = md;
+    t->layout = pbn_layout_of(rank, t->dims, t->strides);
+    return PBN_OK;
+}
+
+static int tensor_size(const pbn_tensor *t, size_t *bytes) {
+    if (t->vendor == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor descriptor has not been set");
+    *bytes = vendor.dnnl_memory_desc_get_size(t->vendor);
+    return PBN_OK;
+}
+
+/* ------------------------------------------------------------------ what runs */
+
+static const char *const persistent_reason = "SPATIAL_PERSISTENT is cuDNN's; SPATIAL is the same mathematics";
+
+static int check_mode(int mode) {
+    if (mode == PBN_SPATIAL || mode == PBN_PER_ACTIVATION)
+        return PBN_OK;
+    if (mode == PBN_SPATIAL_PERSISTENT)
+        return pbn_refuse(PBN_E_UNSUPPORTED, persistent_reason);
+    return pbn_refuse(PBN_E_ARGUMENT, "unknown mode");
+}
+
+static int check_support(int operation, int mode, int dtype) {
+    int code = check_mode(mode);
+    if (code != PBN_OK)
+        return code;
+    if (vendor_dtype(dtype) < 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
+    if (dtype == PBN_FLOAT64)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's CPU batch normalization has no float64");
+    if (!vendor.runs[dtype][operation])
+        return pbn_refuse(PBN_E_UNSUPPORTED,
+                          dtype == PBN_FLOAT16    ? "this oneDNN has no float16 batch normalization for this "
+                                                    "processor's instruction set"
+                          : dtype == PBN_BFLOAT16 ? "this oneDNN has no bfloat16 batch normalization for this "
+                                                    "processor's instruction set"
+                                                  : "this oneDNN has no float32 batch normalization");
+    return PBN_OK;
+}
+
+static uint32_t capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
+    uint32_t bits = PBN_CAP_RUNS;
+    int code = PBN_OK;
+    if (!loaded)
+        code = not_loaded();
+    else if (rank < 2 || rank > PBN_MAX_RANK)
+        code = pbn_refuse(PBN_E_ARGUMENT, "the rank must be 2 to 8");
+    else if (operation == PBN_OP_DERIVE)
+        code = check_mode(mode);
+    else if (vendor_dtype(dtype) < 0)
+        code = pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
+    else if (operation == PBN_OP_AXPBY)
+        bits |= PBN_CAP_HOST_STEPS;
+    else if (operation < PBN_OP_DERIVE || operation > PBN_OP_AXPBY)
+        code = pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
+    else if ((code = check_support(operation, mode, dtype)) == PBN_OK) {
+        const int per_activation = mode == PBN_PER_ACTIVATION, folded = rank > (per_activation ? 2 : VIEW_RANK);
+        bits |= PBN_CAP_BLEND_SCRATCH;
+        if (folded)
+            bits |= PBN_CAP_FOLDED;
+        /* Statistics change form (variance, inverse deviation, running average) on either side of the
+         * training and backward primitives. Inference is the vendor's alone unless memory is rearranged. */
+        if (operation != PBN_OP_FORWARD_INFERENCE || (per_activation && layout != PBN_CHANNELS_FIRST) ||
+            (folded && layout == PBN_STRIDED))
+            bits |= PBN_CAP_HOST_STEPS;
+    }
+    if (why != NULL)
+        *why = code == PBN_OK ? NULL : pbn_reason;
+    return code == PBN_OK ? bits : 0;
+}
+
+/* oneDNN has no such call; the neutral rule. */
+static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    if (!loaded)
+        return not_loaded();
+    int code = check_mode(mode);
+    if (code != PBN_OK)
+        return code;
+    if (x->rank < 2)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensor descriptor of x has not been set");
+    for (int i = 0; i < x->rank; i++)
+        dims[i] = i == 1 || (i > 1 && mode == PBN_PER_ACTIVATION) ? x->dims[i] : 1;
+    pbn_packed_strides(x->rank, dims, PBN_CHANNELS_FIRST, strides);
+    return tensor_set(derived, x->dtype == PBN_FLOAT64 ? PBN_FLOAT64 : PBN_FLOAT32, x->rank, dims, strides);
+}
+
+/* ------------------------------------------------------------------ y = a*x + b*y in C */
+
+static inline float bits_to_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline double from_f32(float f) { return f; }
+static inline float to_f32(double d) { return (float)d; }
+static inline double from_f64(double d) { return d; }
+static inline double to_f64(double d) { return d; }
+static inline double from_bf16(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
+
+/* The float next to d towards zero, its last bit set if d lies beyond: rounding that to 16 bits gives
+ * what rounding d itself would, where rounding twice to nearest does not always. */
+static inline uint32_t sticky_float_bits(double d) {
+    const float f = (float)d;
+    return (float_to_bits(f) - (fabs((double)f) > fabs(d))) | (fabs((double)f) != fabs(d));
+}
+
+static inline uint16_t to_bf16(double d) {
+    uint32_t bits = sticky_float_bits(d);
+    uint32_t nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    uint32_t quiet = bits >> 16 | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : nearest);
+}
+
+static inline double from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 0x1fu, fraction = h & 0x3ffu;
+    if (exponent == 0) /* subnormals are multiples of 2^-24 */
+        return bits_to_float(sign | float_to_bits((float)fraction * 0x1p-24f));
+    return bits_to_float(sign | (exponent == 0x1f ? 0xffu : exponent + 112) << 23 | fraction << 13);
+}
+
+static inline uint16_t to_f16(double d) {
+    uint32_t bits = sticky_float_bits(d), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u);
+    if (size >= 0x47800000u) /* 2^16 and above */
+        return (uint16_t)(sign | 0x7c00u);
+    if (size < 0x38800000u) /* below 2^-14: adding 1/2 leaves the multiple of 2^-24 in the low bits, rounded */
+        return (uint16_t)(sign | (float_to_bits(bits_to_float(size) + 0.5f) - 0x3f000000u));
+    return (uint16_t)(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13);
+}
+
+/* Unit strides apart so that the compiler vectorises them; b = 0 apart so that y is not read. */
+#define ROW(name, X, from_x, Y, from_y, to_y)                                                                       \
+    static void name(const void *xv, int64_t sx, void *yv, int64_t sy, int64_t n, double a, double b) {             \
+        const X *x = (const X *)xv;                                                                                 \
+        Y *y = (Y *)yv;                                                                                             \
+        if (sx == 1 && sy == 1) {                                                                                   \
+            if (b == 0)                                                                                             \
+                for (int64_t i = 0; i < n; i++)                                                                     \
+                    y[i] = to_y(a * from_x(x[i]));                                                                  \
+            else                                                                                                    \
+                for (int64_t i = 0; i < n; i++)                                                                     \
+                    y[i] = to_y(a * from_x(x[i]) + b * from_y(y[i]));                                               \
+        } else if (b == 0)                                                                                          \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                y[i * sy] = to_y(a * from_x(x[i * sx]));                                                            \
+        else                                                                                                        \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                y[i * sy] = to_y(a * from_x(x[i * sx]) + b * from_y(y[i * sy]));                                    \
+    }
+
+ROW(row_f32, float, from_f32, float, from_f32, to_f32)
+ROW(row_f64, double, from_f64, double, from_f64, to_f64)
+ROW(row_f16, uint16_t, from_f16, uint16_t, from_f16, to_f16)
+ROW(row_bf16, uint16_t, from_bf16, uint16_t, from_bf16, to_bf16)
+ROW(row_f16_to_f32, uint16_t, from_f16, float, from_f32, to_f32)
+ROW(row_bf16_to_f32, uint16_t, from_bf16, float, from_f32, to_f32)
+ROW(row_f32_to_f16, float, from_f32, uint16_t, from_f16, to_f16)
+ROW(row_f32_to_bf16, float, from_f32, uint16_t, from_bf16, to_bf16)
+#undef ROW
+
+typedef void (*row_function)(const void *, int64_t, void *, int64_t, int64_t, double, double);
+
+static row_function row_of(int from, int to) {
+    if (from == to)
+        return from == PBN_FLOAT32 ? row_f32 : from == PBN_FLOAT64 ? row_f64 : from == PBN_FLOAT16 ? row_f16 : row_bf16;
+    if (to == PBN_FLOAT32)
+        return from == PBN_FLOAT16 ? row_f16_to_f32 : row_bf16_to_f32;
+    return to == PBN_FLOAT16 ? row_f32_to_f16 : row_f32_to_bf16;
+}
+
+/* Elementwise over `rank` axes; neighbouring axes that are contiguous in both memories become one. */
+static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, const int64_t *x_strides, double a,
+                  int y_dtype, void *y, const int64_t *y_strides, double b) {
+    int64_t n[PBN_MAX_RANK], sx[PBN_MAX_RANK], sy[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
+    int order[PBN_MAX_RANK], axes = 0, merged = 0;
+    for (int i = 0; i < rank; i++) { /* innermost first, by y's stride */
+        if (dims[i] == 1)
+            continue;
+        int j = axes++;
+        for (; j > 0 && y_strides[order[j - 1]] > y_strides[i]; j--)
+            order[j] = order[j - 1];
+        order[j] = i;
+    }
+    for (int i = 0; i < axes; i++) {
+        int axis = order[i], below = merged - 1;
+        if (merged > 0 && x_strides[axis] == sx[below] * n[below] && y_strides[axis] == sy[below] * n[below]) {
+            n[below] *= dims[axis];
+            continue;
+        }
+        n[merged] = dims[axis];
+        sx[merged] = x_strides[axis];
+        sy[merged] = y_strides[axis];
+        merged++;
+    }
+    if (merged == 0) {
+        n[0] = sx[0] = sy[0] = 1;
+        merged = 1;
+    }
+    const row_function row = row_of(x_dtype, y_dtype);
+    const int64_t x_item = (int64_t)item_size(x_dtype), y_item = (int64_t)item_size(y_dtype);
+    const int plain = a == 1 && b == 0 && x_dtype == y_dtype && sx[0] == 1 && sy[0] == 1;
+    const char *px = (const char *)x;
+    char *py = (char *)y;
+    for (;;) {
+        if (plain)
+            memmove(py, px, (size_t)(n[0] * y_item));
+        else
+            row(px, sx[0], py, sy[0], n[0], a, b);
+        int i = 1;
+        for (; i < merged; i++) {
+            px += sx[i] * x_item;
+            py += sy[i] * y_item;
+            if (++at[i] < n[i])
+                break;
+            px -= sx[i] * n[i] * x_item;
+            py -= sy[i] * n[i] * y_item;
+            at[i] = 0;
+        }
+        if (i == merged)
+            return;
+    }
+}
+
+/* ------------------------------------------------------------------ the plan of one call */
+
+#define NOWHERE SIZE_MAX
+#define ALIGNMENT 64
+
+/* How one call reaches the primitive, a function of the call's descriptors, scalars and of which
+ * statistics pointers are given. Offsets lie in the caller's workspace; NOWHERE means not needed.
+ *
+ * One memory order serves all tensors of the primitive, x's own where that is possible. A tensor in
+ * another order is copied; a result in another order, or to be blended, is computed in the workspace,
+ * in place of the copied input if there is one. 16-bit data to be blended are computed in float32, so
+ * that the result is rounded to 16 bits once. */
+typedef struct plan {
+    view memory;
+    int64_t order[PBN_MAX_RANK]; /* strides, in x's rank, of the memory the primitive sees */
+    int64_t count;               /* elements of x */
+    int64_t params;              /* statistics */
+    /* Parameter (c, s) is element c*positions + s for the caller and s*channels + c for the primitive;
+     * positions is 1 unless per-activation parameters follow a channels-last x. */
+    int64_t channels, positions;
+    int recompute;               /* backward without saved statistics */
+    size_t x, dy, result, statistics_y;
+    size_t scale, bias, mean, variance, dscale, dbias;
+    size_t scratchpad, total;
+    primitive *main, *statistics;
+} plan;
+
+static size_t reserve(plan *p, size_t bytes) {
+    size_t offset = p->total;
+    p->total += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return offset;
+}
+
+static int matches(const pbn_tensor *t, const int64_t *order) {
+    for (int i = 0; i < t->rank; i++)
+        if (t->dims[i] != 1 && t->strides[i] != order[i])
+            return 0;
+    return 1;
+}
+
+static int check_tensor(const pbn_tensor *t, const pbn_tensor *x) {
+    if (t == NULL || t->rank != x->rank || t->dtype != x->dtype ||
+        memcmp(t->dims, x->dims, sizeof *x->dims * (size_t)x->rank) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensors of one call must agree in shape and data type");
+    return PBN_OK;
+}
+
+/* Chooses the memory order and the view of it that the primitive takes. */
+static void choose_memory(plan *p, const pbn_call *call, int one_order, int widen) {
+    const pbn_tensor *x = call->x_desc;
+    const int per_activation = call->mode == PBN_PER_ACTIVATION;
+    int64_t c = x->dims[1], s = p->count / x->dims[0] / c;
+    int64_t *d = p->memory.dims, *t = p->memory.strides;
+    const int last = x->layout == PBN_CHANNELS_LAST;
+    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK;
+    p->memory.dtype = widen ? PBN_FLOAT32 : x->dtype;
+    p->channels = p->params = per_activation ? c * s : c;
+    p->positions = 1;
+    pbn_packed_strides(x->rank, x->dims, last ? PBN_CHANNELS_LAST : PBN_CHANNELS_FIRST, p->order);
+    if (strided) {
+        /* An axis of length 1 may carry any stride; one beyond all others is valid for oneDNN's ordering rule. */
+        int64_t beyond = 1;
+        for (int i = 0; i < x->rank; i++)
+            if (x->dims[i] != 1 && x->dims[i] * x->strides[i] > beyond)
+                beyond = x->dims[i] * x->strides[i];
+        for (int i = 0; i < x->rank; i++)
+            p->order[i] = x->dims[i] != 1 ? x->strides[i] : beyond;
+    }
+    if (per_activation) {
+        p->memory.rank = 2;
+        d[0] = x->dims[0], t[0] = c * s;
+        d[1] = c * s, t[1] = 1;
+        if (last) {
+            p->channels = c;
+            p->positions = s;
+        }
+    } else if (x->rank <= VIEW_RANK) {
+        p->memory.rank = x->rank;
+        memcpy(d, x->dims, sizeof *d * (size_t)x->rank);
+        memcpy(t, p->order, sizeof *t * (size_t)x->rank);
+    } else {
+        p->memory.rank = 3;
+        d[0] = x->dims[0], t[0] = c * s;
+        d[1] = c, t[1] = last ? 1 : s;
+        d[2] = s, t[2] = last ? c : 1;
+    }
+}
+
+static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
+    const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
+    const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
+    if (h == NULL || x == NULL || x->rank < 2 || x->rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
+    int code = check_support(call->operation, call->mode, x->dtype);
+    if (code == PBN_OK)
+        code = check_tensor(out, x);
+    if (code == PBN_OK && backward)
+        code = check_tensor(call->dy_desc, x);
+    if (code != PBN_OK)
+        return code;
+
+    memset(p, 0, sizeof *p);
+    p->x = p->dy = p->result = p->statistics_y = NOWHERE;
+    p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
+    p->count = pbn_numel(x->rank, x->dims);
+    p->recompute = backward && call->saved_mean == NULL;
+    const int blended = call->alpha != 1 || call->beta != 0;
+    const int widen = blended && x->dtype != PBN_FLOAT32;
+    const int one_order = !blended && !p->recompute && matches(out, x->strides) &&
+                          (!backward || matches(call->dy_desc, x->strides));
+    choose_memory(p, call, one_order, widen);
+    if (call->param_desc == NULL || call->param_desc->dtype != PBN_FLOAT32 ||
+        pbn_numel(call->param_desc->rank, call->param_desc->dims) != p->params)
+        return pbn_refuse(PBN_E_ARGUMENT, "param_desc must be float32 with one element per statistic");
+
+    /* Tensors. The result is known to be copied to its place whenever it has an offset here. */
+    const size_t tensor = (size_t)p->count * item_size(p->memory.dtype);
+    const int permuted = p->positions > 1, direct = !blended && matches(out, p->order);
+    if (widen || !matches(x, p->order))
+        p->x = reserve(p, tensor);
+    if (backward && (widen || !matches(call->dy_desc, p->order)))
+        p->dy = reserve(p, tensor);
+    if (!direct) {
+        p->result = backward ? p->dy : p->x;
+        if (p->result == NOWHERE) {
+            p->result = reserve(p, tensor);
+            p->statistics_y = p->result;
+        }
+    }
+    if (p->recompute && p->statistics_y == NOWHERE)
+        p->statistics_y = reserve(p, tensor);
+
+    /* Vectors. Backward always changes their form: signs, variance, blending. */
+    const size_t vector = (size_t)p->params * sizeof(float);
+    if (backward || permuted)
+        p->scale = reserve(p, vector);
+    if (!backward && permuted)
+        p->bias = reserve(p, vector);
+    if (permuted || p->recompute || (!backward && !inference && call->saved_mean == NULL))
+        p->mean = reserve(p, vector);
+    if (permuted || backward || (!inference && call->saved_inv_variance == NULL))
+        p->variance = reserve(p, vector);
+    if (backward) {
+        p->dscale = reserve(p, vector);
+        p->dbias = reserve(p, vector);
+    }
+
+    /* With saved statistics the variance is made from the inverse deviation, epsilon included. */
+    const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
+    code = primitive_get(h, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params,
+                         &p->main);
+    if (code != PBN_OK)
+        return code;
+    size_t scratchpad = p->main->scratchpad;
+    if (p->recompute) {
+        code = primitive_get(h, STATISTICS, 0.0f, &p->memory, p->params, &p->statistics);
+        if (code != PBN_OK)
+            return code;
+        if (p->statistics->scratchpad > scratchpad)
+            scratchpad = p->statistics->scratchpad;
+    }
+    if (scratchpad > 0)
+        p->scratchpad = reserve(p, scratchpad);
+    return PBN_OK;
+}
+
+/* The first aligned byte of the workspace, or NULL: too small, or none and none needed. */
+static int claim(const plan *p, const pbn_call *call, char **base) {
+    *base = NULL;
+    if (p->total == 0)
+        return PBN_OK;
+    uintptr_t first = ((uintptr_t)call->workspace + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    size_t skipped = (size_t)(first - (uintptr_t)call->workspace);
+    if (call->workspace == NULL || call->workspace_size < skipped || call->workspace_size - skipped < p->total)
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is missing or smaller than the workspace query's answer");
+    *base = (char *)first;
+    return PBN_OK;
+}
+
+static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
+    plan p;
+    *bytes = 0;
+    if (!loaded)
+        return not_loaded();
+    if (call->operation == PBN_OP_AXPBY || call->operation == PBN_OP_DERIVE)
+        return PBN_OK;
+    if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
+        return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
+    int code = plan_call(h, call, &p);
+    if (code == PBN_OK && p.total > 0)
+        *bytes = p.total + ALIGNMENT - 1; /* the workspace itself may start anywhere */
+    return code;
+}
+
+static void *place(char *base, size_t offset) {
+    return offset == NOWHERE ? NULL : base + offset;
+}
+
+/* The caller's tensor as the primitive reads it. */
+static const void *tensor_in(const plan *p, const pbn_tensor *t, const void *data, void *copy) {
+    if (copy == NULL)
+        return data;
+    blend(t->rank, t->dims, t->dtype, data, t->strides, 1, p->memory.dtype, copy, p->order, 0);
+    return copy;
+}
+
+static void tensor_out(const plan *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
+    if (result != NULL)
+        blend(t->rank, t->dims, p->memory.dtype, result, p->order, alpha, t->dtype, data, t->strides, beta);
+}
+
+/* For each parameter its index for the caller, u, and for the primitive, v. */
+#define EACH_PARAMETER(p, u, v)                                                     \
+    for (int64_t c_ = 0, u = 0; c_ < (p)->channels; c_++)                           \
+        for (int64_t s_ = 0, v = c_; s_ < (p)->positions; s_++, u++, v += (p)->channels)
+
+static const float *vector_in(const plan *p, const void *data, float *copy) {
+    const float *from = (const float *)data;
+    if (copy == NULL)
+        return from;
+    EACH_PARAMETER(p, u, v)
+        copy[v] = from[u];
+    return copy;
+}
+
+/* ------------------------------------------------------------------ the calls */
+
+static int forward_training(pbn_handle *h, const pbn_call *call) {
+    plan p;
+    char *base;
+    if (!loaded)
+        return not_loaded();
+    int code = plan_call(h, call, &p);
+    if (code == PBN_OK)
+        code = claim(&p, call, &base);
+    if (code != PBN_OK)
+        return code;
+    const int64_t m = p.count / p.params;
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale and bias must not be NULL");
+    if ((call->running_mean == NULL) != (call->running_variance == NULL) ||
+        (call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "running and saved statistics come in pairs");
+    if (call->running_mean != NULL && m == 1)
+        return pbn_refuse(PBN_E_ARGUMENT, "one element per statistic has no unbiased variance");
+
+    void *result = place(base, p.result);
+    float *mean = p.mean != NOWHERE ? place(base, p.mean) : call->saved_mean;
+    float *variance = p.variance != NOWHERE ? place(base, p.variance) : call->saved_inv_variance;
+    const void *pointers[] = {tensor_in(&p, call->x_desc, call->x, place(base, p.x)),
+                              result != NULL ? result : call->y,
+                              mean,
+                              variance,
+                              vector_in(&p, call->scale, place(base, p.scale)),
+                              vector_in(&p, call->bias, place(base, p.bias))};
+    code = primitive_run(h, p.main, pointers, place(base, p.scratchpad));
+    if (code != PBN_OK)
+        return code;
+
+    if (call->running_mean != NULL) {
+        float *running_mean = call->running_mean, *running_variance = call->running_variance;
+        const double keep = 1 - call->factor, unbiased = (double)m / (double)(m - 1);
+        EACH_PARAMETER(&p, u, v) {
+            running_mean[u] = (float)(keep * running_mean[u] + call->factor * mean[v]);
+            running_variance[u] = (float)(keep * running_variance[u] + call->factor * unbiased * variance[v]);
+        }
+    }
+    if (call->saved_mean != NULL) {
+        float *saved_mean = call->saved_mean, *saved_inv_variance = call->saved_inv_variance;
+        EACH_PARAMETER(&p, u, v) {
+            saved_mean[u] = mean[v];
+            saved_inv_variance[u] = (float)(1 / sqrt(variance[v] + call->epsilon));
+        }
+    }
+    tensor_out(&p, call->y_desc, result, call->y, call->alpha, call->beta);
+    return PBN_OK;
+}
+
+static int forward_inference(pbn_handle *h, const pbn_call *call) {
+    plan p;
+    char *base;
+    if (!loaded)
+        return not_loaded();
+    int code = plan_call(h, call, &p);
+    if (code == PBN_OK)
+        code = claim(&p, call, &base);
+    if (code != PBN_OK)
+        return code;
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
+        call->running_mean == NULL || call->running_variance == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale, bias, running_mean and running_variance must not be NULL");
+
+    void *result = place(base, p.result);
+    const void *pointers[] = {tensor_in(&p, call->x_desc, call->x, place(base, p.x)),
+                              result != NULL ? result : call->y,
+                              vector_in(&p, call->running_mean, place(base, p.mean)),
+                              vector_in(&p, call->running_variance, place(base, p.variance)),
+                              vector_in(&p, call->scale, place(base, p.scale)),
+                              vector_in(&p, call->bias, place(base, p.bias))};
+    code = primitive_run(h, p.main, pointers, place(base, p.scratchpad));
+    if (code == PBN_OK)
+        tensor_out(&p, call->y_desc, result, call->y, call->alpha, call->beta);
+    return code;
+}
+
+/* oneDNN takes a variance. 1/iv^2 with epsilon = 0 gives any iv back: 0 from an infinite variance,
+ * infinity from a zero one, and a negative iv as |iv| with scale and dscale negated, because dx is
+ * scale*iv*(...) around a product of two iv. */
+static int variance_from_saved(const plan *p, const float *inv_variance, float *variance, float *scale) {
+    EACH_PARAMETER(p, u, v) {
+        const double iv = inv_variance[u];
+        variance[v] = (float)(1 / (iv * iv));
+        if (iv < 0)
+            scale[v] = -scale[v];
+        if (!isnormal(variance[v]) && isfinite(iv) && iv != 0)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "a finite saved_inv_variance beyond about 1e-19 to 1e19 has no "
+                                                 "float32 variance, which is what oneDNN takes");
+    }
+    return PBN_OK;
+}
+
+static void gradient_out(const plan *p, const float *from, void *data, const float *inv_variance, double alpha,
+                         double beta) {
+    float *to = (float *)data;
+    if (to == NULL)
+        return;
+    EACH_PARAMETER(p, u, v) {
+        const double sign = inv_variance != NULL && inv_variance[u] < 0 ? -1 : 1;
+        to[u] = (float)(beta == 0 ? sign * alpha * from[v] : sign * alpha * from[v] + beta * to[u]);
+    }
+}
+
+static int backward(pbn_handle *h, const pbn_call *call) {
+    plan p;
+    char *base;
+    if (!loaded)
+        return not_loaded();
+    int code = plan_call(h, call, &p);
+    if (code == PBN_OK)
+        code = claim(&p, call, &base);
+    if (code != PBN_OK)
+        return code;
+    if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
+        call->dbias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, dy, dx, scale, dscale and dbias must not be NULL");
+    if ((call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "saved statistics come in pairs");
+
+    float *scale = place(base, p.scale), *variance = place(base, p.variance), *own_mean = place(base, p.mean);
+    float *dscale = place(base, p.dscale), *dbias = place(base, p.dbias);
+    void *result = place(base, p.result), *scratchpad = place(base, p.scratchpad);
+    vector_in(&p, call->scale, scale);
+    const float *mean = own_mean;
+    if (!p.recompute) {
+        code = variance_from_saved(&p, call->saved_inv_variance, variance, scale);
+        if (code != PBN_OK)
+            return code;
+        mean = vector_in(&p, call->saved_mean, own_mean);
+    }
+    const void *x = tensor_in(&p, call->x_desc, call->x, place(base, p.x));
+    if (p.recompute) {
+        const void *pointers[] = {x, place(base, p.statistics_y), mean, variance};
+        code = primitive_run(h, p.statistics, pointers, scratchpad);
+        if (code != PBN_OK)
+            return code;
+    }
+    const void *dy = tensor_in(&p, call->dy_desc, call->dy, place(base, p.dy));
+    const void *pointers[] = {x, dy, result != NULL ? result : call->dx, mean, variance, scale, dscale, dbias};
+    code = primitive_run(h, p.main, pointers, scratchpad);
+    if (code != PBN_OK)
+        return code;
+    gradient_out(&p, dscale, call->dscale, call->saved_inv_variance, call->alpha_param, call->beta_param);
+    gradient_out(&p, dbias, call->dbias, NULL, call->alpha_param, call->beta_param);
+    tensor_out(&p, call->dx_desc, result, call->dx, call->alpha, call->beta);
+    return PBN_OK;
+}
+
+static int axpby(pbn_handle *h, const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc, *y = call->y_desc;
+    (void)h;
+    if (!loaded)
+        return not_loaded();
+    if (x == NULL || call->x == NULL || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x and y must not be NULL");
+    int code = check_tensor(y, x);
+    if (code == PBN_OK)
+        blend(x->rank, x->dims, x->dtype, call->x, x->strides, call->alpha, y->dtype, call->y, y->strides, call->beta);
+    return code;
+}
+
+const pbn_backend pbn_backend_onednn = {
+    .name = "onednn",
+    .label = "oneDNN",
+    .device_type = 1,
+    .load = load,
+    .status_name = status_name,
+    .status_class = status_class,
+    .last_error = last_error,
+    .current_device = current_device,
+    .handle_create = handle_create,
+    .handle_borrow = handle_borrow,
+    .handle_destroy = handle_destroy,
+    .handle_pointer = handle_pointer,
+    .stream_set = stream_set,
+    .stream_get = stream_get,
+    .tensor_create = tensor_create,
+    .tensor_borrow = tensor_borrow,
+    .tensor_set = tensor_set,
+    .tensor_get = tensor_get,
+    .tensor_size = tensor_size,
+    .tensor_destroy = tensor_destroy,
+    .derive = derive,
+    .capability = capability,
+    .workspace_size = workspace_size,
+    .forward_training = forward_training,
+    .forward_inference = forward_inference,
+    .backward = backward,
+    .axpby = axpby,
+    .has_symbol = has_symbol,
+};
+
+#endif /* PBN_PROTOTYPES_ONLY */
