@@ -1,0 +1,430 @@
+"""Arrays of any framework, as the numbers a call needs: pointer, dims, strides, dtype, device.
+
+Asked in this order: `Buffer` itself, NumPy, PyTorch, ``__cuda_array_interface__``, DLPack, the buffer protocol.
+An object that does not speak a protocol is passed on to the next one; one that speaks it and fails is an error
+that names the argument. No framework is imported, no data is copied, and no stream is synchronised: ordering the
+producer's stream before the call is the caller's, as with every asynchronous vendor call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["Buffer", "Memory", "as_buffer", "as_memory"]
+
+CPU = 1
+CUDA = 2
+ROCM = 10
+UNKNOWN_DEVICE = -1
+
+_DTYPES = "float32, float64, float16 or bfloat16"
+_PROTOCOLS = "NumPy, PyTorch, DLPack, __cuda_array_interface__, the buffer protocol or a pybnorm Buffer"
+
+
+class Buffer(NamedTuple):
+    """An array, described. Also the way to give memory of which only the address is known.
+
+    The memory spans from the lowest to the highest element that `dims` and `strides` reach.
+    """
+
+    pointer: int
+    """Address of element (0, 0, ...)."""
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements; may be 0 or negative."""
+    dtype: DataType
+    device_type: int
+    """As in DLPack: 1 CPU, 2 CUDA, 3 CUDA pinned host, 10 ROCm, 11 ROCm pinned host, 13 CUDA managed."""
+    device_id: int
+    """-1 where the producer does not say."""
+    writable: bool
+    owner: object
+    """Keeps the memory alive."""
+
+
+class Memory(NamedTuple):
+    """Contiguous bytes, such as a workspace."""
+
+    pointer: int
+    nbytes: int
+    device_type: int
+    device_id: int
+    writable: bool
+    owner: object
+
+
+class _View(NamedTuple):
+    """What a protocol says, before anything is required of the element type."""
+
+    pointer: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DataType | None
+    dtype_name: str  # for errors; may be empty where dtype is not None
+    itemsize: int
+    device_type: int
+    device_id: int
+    writable: bool
+    owner: object
+
+
+def as_buffer(obj: Any, argument: str) -> Buffer:
+    """Describe an array.
+
+    Parameters
+    ----------
+    obj : array
+        Of float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16`` in NumPy), of any rank and strides.
+    argument : str
+        The name that errors give it.
+
+    Returns
+    -------
+    Buffer
+        `obj` itself if it is one.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Not an array, or of another dtype or byte order.
+    ArgumentError
+        Strides that are not whole elements, an address that is not aligned to the element, a mask, a NULL
+        address, or the object's own protocol failed (the cause is chained).
+    """
+    if type(obj) is Buffer:
+        return obj
+    view = _view(obj, argument)
+    if view.dtype is None:
+        raise ArgumentTypeError(argument, f"an array of dtype {view.dtype_name}", _DTYPES)
+    if view.pointer == 0 and 0 not in view.dims:
+        raise ArgumentError(argument, "an array at address 0", "an array with memory")
+    if view.pointer % view.itemsize:
+        raise ArgumentError(argument, f"address {view.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
+    return Buffer(
+        view.pointer,
+        view.dims,
+        view.strides,
+        view.dtype,
+        view.device_type,
+        view.device_id,
+        view.writable,
+        view.owner,
+    )
+
+
+def as_memory(obj: Any, argument: str) -> Memory:
+    """Describe contiguous memory of any element type, such as a workspace.
+
+    Parameters
+    ----------
+    obj : Memory or array
+        A C-contiguous array of any dtype that `as_buffer`'s protocols can express.
+    argument : str
+        The name that errors give it.
+
+    Returns
+    -------
+    Memory
+        `obj` itself if it is one.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Not an array.
+    ArgumentError
+        Not contiguous, a NULL address, or the object's own protocol failed.
+    """
+    if type(obj) is Memory:
+        return obj
+    view = _of_buffer(obj) if type(obj) is Buffer else _view(obj, argument)
+    count = math.prod(view.dims)
+    packed = _packed(view.dims)
+    if count and any(d > 1 and s != p for d, s, p in zip(view.dims, view.strides, packed, strict=True)):
+        raise ArgumentError(
+            argument, f"dims {view.dims} with strides {view.strides} in elements", "C-contiguous memory"
+        )
+    nbytes = count * view.itemsize
+    if view.pointer == 0 and nbytes:
+        raise ArgumentError(argument, "an array at address 0", "an array with memory")
+    return Memory(view.pointer, nbytes, view.device_type, view.device_id, view.writable, view.owner)
+
+
+def _of_buffer(buffer: Buffer) -> _View:
+    pointer, dims, strides, dtype, device_type, device_id, writable, owner = buffer
+    return _View(pointer, dims, strides, dtype, "", dtype.itemsize, device_type, device_id, writable, owner)
+
+
+def _view(obj: Any, argument: str) -> _View:
+    if isinstance(obj, np.ndarray):
+        return _numpy(obj, argument, obj)
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)  # absent while another thread is importing torch
+    if tensor is not None and isinstance(obj, tensor):
+        return _torch(obj, argument, torch)
+    for protocol in (_cuda_array_interface, _dlpack, _buffer_protocol):
+        view = protocol(obj, argument)
+        if view is not None:
+            return view
+    raise ArgumentTypeError(argument, obj, f"an array of {_DTYPES}, by {_PROTOCOLS}")
+
+
+# ---- NumPy
+
+_NUMPY_DTYPES = {
+    np.dtype(np.float32): DataType.FLOAT32,
+    np.dtype(np.float64): DataType.FLOAT64,
+    np.dtype(np.float16): DataType.FLOAT16,
+}
+
+
+def _numpy_dtype(dtype: np.dtype[Any]) -> DataType | None:
+    found = _NUMPY_DTYPES.get(dtype)  # other byte orders are other keys
+    if found is None and dtype.name == "bfloat16" and dtype.isnative and dtype.itemsize == 2:
+        return DataType.BFLOAT16  # ml_dtypes', which need not be importable here
+    return found
+
+
+def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise ArgumentTypeError(argument, "a masked array", "an array without a mask, such as its filled()")
+    dtype = array.dtype
+    found = _numpy_dtype(dtype)
+    return _View(
+        array.__array_interface__["data"][0],
+        array.shape,
+        _element_strides(array.shape, array.strides, dtype.itemsize, argument),
+        found,
+        "" if found is not None else f"{dtype}" if dtype.isnative else f"{dtype} (not this machine's byte order)",
+        dtype.itemsize,
+        CPU,
+        0,
+        array.flags.writeable,
+        owner,
+    )
+
+
+def _element_strides(dims: tuple[int, ...], strides: tuple[int, ...], itemsize: int, argument: str) -> tuple[int, ...]:
+    if not itemsize:  # NumPy's empty strings
+        return (0,) * len(dims)
+    for dim, stride in zip(dims, strides, strict=True):
+        if stride % itemsize and dim > 1:  # nothing is ever stepped along an axis of length 1
+            raise ArgumentError(argument, f"strides of {strides} bytes", f"multiples of the {itemsize} byte element")
+    return tuple([stride // itemsize for stride in strides])
+
+
+def _packed(dims: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(dims)
+    for axis in range(len(dims) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * max(dims[axis], 1)
+    return tuple(strides)
+
+
+# ---- PyTorch
+
+_TORCH_DTYPES = {
+    "torch.float32": DataType.FLOAT32,
+    "torch.float64": DataType.FLOAT64,
+    "torch.float16": DataType.FLOAT16,
+    "torch.bfloat16": DataType.BFLOAT16,
+}
+
+
+def _torch(tensor: Any, argument: str, torch: Any) -> _View:
+    # Attributes instead of DLPack: faster, and it also takes tensors that require a gradient.
+    try:
+        device = tensor.device
+        name = str(tensor.dtype)
+        view = _View(
+            tensor.data_ptr(),  # fails by itself for sparse, meta and wrapped tensors
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            _TORCH_DTYPES.get(name),
+            name,
+            tensor.element_size(),
+            # ROCm builds of PyTorch call their devices cuda too.
+            CPU if device.type == "cpu" else ROCM if getattr(torch.version, "hip", None) else CUDA,
+            device.index or 0,
+            True,
+            tensor,
+        )
+        negated = tensor.is_neg()
+    except Exception as error:
+        _failed(argument, tensor, "PyTorch's tensor attributes", error)
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(argument, f"a tensor on {device}", "a tensor on a cpu or cuda device")
+    if negated:
+        raise ArgumentError(argument, "a tensor that is lazily negated", "its resolve_neg()")
+    return view
+
+
+# ---- __cuda_array_interface__
+
+_TYPESTRS = {"<f4": DataType.FLOAT32, "<f8": DataType.FLOAT64, "<f2": DataType.FLOAT16}
+
+
+def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
+    protocol = "__cuda_array_interface__"
+    try:
+        interface = obj.__cuda_array_interface__
+    except AttributeError:
+        return None
+    except Exception as error:
+        _failed(argument, obj, protocol, error)
+    try:
+        typestr = interface["typestr"]
+        if typestr not in _TYPESTRS and hasattr(obj, "__dlpack__"):
+            return None  # the interface has no bfloat16; DLPack has
+        pointer, read_only = interface["data"]
+        dims = tuple(interface["shape"])
+        byte_strides = interface.get("strides")
+        mask = interface.get("mask")
+        itemsize = int(typestr[2:])
+        device_type, device_id = CUDA, UNKNOWN_DEVICE
+        if hasattr(obj, "__dlpack_device__"):
+            device_type, device_id = map(int, obj.__dlpack_device__())
+    except Exception as error:
+        _failed(argument, obj, protocol, error)
+    if mask is not None:
+        raise ArgumentTypeError(argument, "a masked array", "an array without a mask")
+    strides = _packed(dims) if byte_strides is None else _element_strides(dims, tuple(byte_strides), itemsize, argument)
+    return _View(
+        int(pointer or 0),
+        dims,
+        strides,
+        _TYPESTRS.get(typestr),
+        typestr,
+        itemsize,
+        device_type,
+        device_id,
+        not read_only,
+        obj,
+    )
+
+
+# ---- DLPack: the structures of dlpack.h 1.x
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+_DL_READ_ONLY = 1
+_DL_IS_COPIED = 2
+_DL_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
+_DL_DTYPES = {
+    (2, 32, 1): DataType.FLOAT32,
+    (2, 64, 1): DataType.FLOAT64,
+    (2, 16, 1): DataType.FLOAT16,
+    (4, 16, 1): DataType.BFLOAT16,
+}
+# Own prototypes: argtypes set on ctypes.pythonapi's shared functions could be overwritten by anyone.
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _dlpack(obj: Any, argument: str) -> _View | None:
+    if not hasattr(obj, "__dlpack__") or not hasattr(obj, "__dlpack_device__"):
+        return None
+    try:
+        on_cpu = int(obj.__dlpack_device__()[0]) == CPU
+        # -1: no synchronisation; ordering is the caller's. Producers on the CPU take no stream.
+        stream = {} if on_cpu else {"stream": -1}
+        try:
+            capsule = obj.__dlpack__(max_version=(1, 1), copy=False, **stream)
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = obj.__dlpack__(**stream)
+    except Exception as error:
+        _failed(argument, obj, "__dlpack__", error)
+    # The capsule is not consumed: it stays the owner, and its destructor releases the tensor.
+    if _capsule_is_valid(capsule, b"dltensor_versioned"):
+        versioned = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:  # nothing but the version and the deleter may be read then
+            raise ArgumentError(
+                argument, f"a tensor of DLPack {versioned.major}.{versioned.minor}", "DLPack 1, or older"
+            )
+        tensor = versioned.tensor
+        # A copy would swallow what is written to it.
+        writable = not versioned.flags & (_DL_READ_ONLY | _DL_IS_COPIED)
+    elif _capsule_is_valid(capsule, b"dltensor"):
+        tensor = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
+        writable = True  # this form cannot say otherwise
+    else:
+        raise ArgumentError(argument, f"a __dlpack__ that returns {capsule!r}", "an unused DLPack capsule")
+    dims = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.ndim and tensor.strides else _packed(dims)
+    lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
+    return _View(
+        (tensor.data or 0) + tensor.byte_offset,
+        dims,
+        strides,
+        _DL_DTYPES.get((tensor.code, tensor.bits, tensor.lanes)),
+        f"{_DL_CODES.get(tensor.code, f'code {tensor.code} ')}{tensor.bits}{lanes}",
+        (tensor.bits * tensor.lanes + 7) // 8,
+        tensor.device_type,
+        tensor.device_id,
+        writable,
+        capsule,
+    )
+
+
+# ---- buffer protocol (PEP 3118)
+
+
+def _buffer_protocol(obj: Any, argument: str) -> _View | None:
+    try:
+        memory = memoryview(obj)
+    except TypeError:
+        return None
+    except Exception as error:
+        _failed(argument, obj, "buffer protocol", error)
+    try:
+        array = np.asarray(memory)  # reads the format; holds the buffer
+    except Exception as error:
+        _failed(argument, obj, f"buffer protocol (format {memory.format!r})", error)
+    return _numpy(array, argument, array)
+
+
+def _failed(argument: str, obj: object, protocol: str, error: Exception) -> NoReturn:
+    raise ArgumentError(
+        argument,
+        f"{type(obj).__module__}.{type(obj).__qualname__} whose {protocol} failed: {type(error).__name__}: {error}",
+        f"an array of {_DTYPES}, by {_PROTOCOLS}",
+    ) from error

@@ -1,0 +1,408 @@
+"""Where the vendor libraries are: one table, a few small steps, and a memory of everything tried.
+
+The caller brings ``open_library``; nothing here opens a file by itself, except that the vendors' own
+Python packages (``cuda.pathfinder``, ``rocm_sdk``) are asked first and may do so. Order of the search:
+
+1. an explicit path, or ``PYBNORM_LIB_<BACKEND>``: if set and not usable, raise; never fall through
+2. a copy that is already in the process: two in one process are worse than the wrong one
+3. the vendor's Python packaging
+4. ``$CONDA_PREFIX/lib``
+5. the bare soname: RUNPATH, ``LD_LIBRARY_PATH``, the system's loader configuration
+6. root variables and fixed directories
+7. one error that lists every place and why it did not serve
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from pybnorm.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    LibraryError,
+    LibraryLoadError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    SymbolNotFoundError,
+)
+
+__all__ = ["SPECS", "LibrarySpec", "OpenFailed", "find"]
+
+Attempts = tuple[tuple[str, str, str], ...]
+Opened_co = TypeVar("Opened_co", covariant=True)
+
+# Kinds of failure of a file that was named explicitly.
+_NAMED_FILE_ERRORS: dict[str, type[LibraryError]] = {
+    "open": LibraryLoadError,
+    "symbol": SymbolNotFoundError,
+    "version": LibraryVersionError,
+}
+
+
+class OpenFailed(Exception):
+    """A file did not serve as the library.
+
+    Attributes
+    ----------
+    kind : str
+        ``"open"``: the loader refused it; ``"symbol"``: a required symbol is missing;
+        ``"version"``: it is of a version the backend does not speak.
+    message : str
+        The loader's text, the symbol or the version.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        if kind not in _NAMED_FILE_ERRORS:
+            raise ValueError(f"kind: got {kind!r}, allowed: {', '.join(_NAMED_FILE_ERRORS)}")
+        self.kind = kind
+        self.message = message
+        super().__init__(kind, message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class OpenLibrary(Protocol[Opened_co]):
+    """Opens a path or bare soname and resolves its symbols; ``no_load``: only if it is in the process."""
+
+    def __call__(self, file: str, no_load: bool, /) -> Opened_co: ...
+
+
+Opened = TypeVar("Opened")
+
+
+@dataclass(frozen=True)
+class LibrarySpec:
+    """Where one vendor's library may be.
+
+    Sonames carry their version: the unversioned name is a development link that wheels do not have
+    and that may point at another release.
+    """
+
+    backend: str
+    label: str
+    sonames: tuple[str, ...]
+    """Best first."""
+    hint: str
+    """How to install it."""
+    loaded_names: tuple[str, ...] = ()
+    """Names asked for in the process only, where nothing new can be picked up by them."""
+    pathfinder: str = ""
+    """Name that ``cuda.pathfinder`` knows it by."""
+    rocm_sdk: str = ""
+    """Name that ``rocm_sdk`` knows it by."""
+    rocm_sdk_needs: tuple[str, ...] = ()
+    """What it links to, by ``rocm_sdk``'s names; loaded first only where the library fails without."""
+    distributions: tuple[str, ...] = ()
+    """Python distributions that carry the file."""
+    roots: tuple[str, ...] = ()
+    """Variables that name an installation's root."""
+    folders: tuple[str, ...] = ()
+    """Fixed directories, as glob patterns; ``{prefix}`` is this Python's. Highest version first."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides the search."""
+        return f"PYBNORM_LIB_{self.backend.upper()}"
+
+
+_CUDNN = LibrarySpec(
+    backend="cudnn",
+    label="cuDNN",
+    sonames=("libcudnn.so.9", "libcudnn.so.8"),
+    hint="pip install nvidia-cudnn-cu13 (or -cu12, as the driver needs), or your distribution's cuDNN 9",
+    pathfinder="cudnn",
+    distributions=("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11"),
+    roots=("CUDNN_PATH", "CUDA_PATH", "CUDA_HOME"),
+)
+
+_MIOPEN = LibrarySpec(
+    backend="miopen",
+    label="MIOpen",
+    sonames=("libMIOpen.so.1",),
+    hint="install ROCm's MIOpen (package miopen-hip, Debian and Ubuntu: libmiopen1), or AMD's rocm[libraries] wheels",
+    # PyTorch's ROCm wheels carry, and link to, a copy under the unversioned name.
+    loaded_names=("libMIOpen.so",),
+    rocm_sdk="miopen",
+    rocm_sdk_needs=("amdhip64", "amd_comgr", "hiprtc", "roctx64", "hipblas", "hipblaslt", "hiprand"),
+    roots=("ROCM_PATH", "ROCM_HOME", "HIP_PATH"),
+    folders=("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib"),
+)
+
+_ONEDNN = LibrarySpec(
+    backend="onednn",
+    label="oneDNN",
+    sonames=("libdnnl.so.3",),
+    hint="pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or conda-forge",
+    distributions=("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb"),
+    roots=("DNNLROOT",),
+    folders=("{prefix}/lib",),
+)
+
+SPECS: dict[str, LibrarySpec] = {spec.backend: spec for spec in (_CUDNN, _MIOPEN, _ONEDNN)}
+"""Every backend's library, by the backend's name."""
+
+
+class _Candidate(NamedTuple):
+    """A file worth opening."""
+
+    how: str
+    file: str
+    no_load: bool = False
+    repair: Callable[[], None] | None = None
+    """Tried once, before a second opening, when the loader refuses the file."""
+
+
+class _Miss(NamedTuple):
+    """A place that has no such file."""
+
+    how: str
+    file: str
+    why: str
+
+
+_Step = Callable[[LibrarySpec], Iterator["_Candidate | _Miss"]]
+
+
+def _in_process(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    # The loader compares DT_SONAME too, so this also finds copies that were opened by absolute path.
+    for name in spec.sonames + spec.loaded_names:
+        yield _Candidate("already in the process", name, no_load=True)
+
+
+def _cuda_pathfinder(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    if not spec.pathfinder:
+        return
+    how = "cuda.pathfinder"
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        # Versions before 1.7 do not know cuDNN; it also refuses when cuBLAS, which it loads first, is absent.
+        path = pathfinder.load_nvidia_dynamic_lib(spec.pathfinder).abs_path
+    except Exception as error:
+        yield _Miss(how, spec.pathfinder, _one_line(error))
+        return
+    yield _Candidate(how, path) if path else _Miss(how, spec.pathfinder, "it does not know the path")
+
+
+def _rocm_sdk(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    if not spec.rocm_sdk:
+        return
+    how = "rocm_sdk"
+    try:
+        rocm_sdk = importlib.import_module("rocm_sdk")
+        # It may run a tool to learn the GPU target, and prints that tool's troubles to stdout.
+        with contextlib.redirect_stdout(sys.stderr):
+            path = os.fspath(rocm_sdk.find_libraries(spec.rocm_sdk)[0])
+    except Exception as error:  # some versions raise UnboundLocalError for a package that is not installed
+        yield _Miss(how, spec.rocm_sdk, _one_line(error))
+        return
+
+    def preload() -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            rocm_sdk.preload_libraries(*spec.rocm_sdk_needs, rtld_global=False)
+
+    yield _Candidate(how, path, repair=preload)
+
+
+def _distributions(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    # The installer's file list also covers --user and other schemes, where the file is not under sys.prefix.
+    for name in spec.distributions:
+        how = f"distribution {name}"
+        try:
+            listed = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            yield _Miss(how, spec.sonames[0], "not installed")
+            continue
+        files = sorted((f for f in listed if f.name in spec.sonames), key=lambda f: spec.sonames.index(f.name))
+        if not files:
+            yield _Miss(how, spec.sonames[0], "not in its list of files")
+        for file in files:
+            path = Path(str(file.locate()))
+            yield _existing(how, str(path.parent.resolve() / path.name))
+
+
+def _conda(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    yield from _root(spec, "CONDA_PREFIX", ("lib",))
+
+
+def _system(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    for soname in spec.sonames:
+        yield _Candidate("system loader", soname)
+
+
+def _roots(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    for variable in spec.roots:
+        yield from _root(spec, variable, ("lib", "lib64"))
+
+
+def _folders(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    for template in spec.folders:
+        pattern = template.replace("{prefix}", glob.escape(sys.prefix))
+        folders = sorted(glob.glob(pattern), key=_version_in, reverse=True)
+        if not folders:
+            yield _Miss("fixed directory", pattern, "no such directory")
+        for folder in folders:
+            for soname in spec.sonames:
+                yield _existing("fixed directory", os.path.join(folder, soname))
+
+
+_STEPS: tuple[_Step, ...] = (
+    _in_process,
+    _cuda_pathfinder,
+    _rocm_sdk,
+    _distributions,
+    _conda,
+    _system,
+    _roots,
+    _folders,
+)
+
+
+def find(
+    spec: LibrarySpec, open_library: OpenLibrary[Opened], path: str | os.PathLike[str] | None = None
+) -> tuple[Opened, str, Attempts]:
+    """Open the first library that serves.
+
+    Parameters
+    ----------
+    spec : LibrarySpec
+        An entry of `SPECS`.
+    open_library : callable
+        ``open_library(file, no_load)`` returns anything, or raises `OpenFailed`.
+    path : str or path-like, optional
+        The file to open; no other is tried. Goes before the environment variable.
+
+    Returns
+    -------
+    opened : object
+        What ``open_library`` returned.
+    found_via : str
+        The step that found it.
+    attempts : tuple of (str, str, str)
+        What failed before, as (how, file, why).
+
+    Raises
+    ------
+    LibraryLoadError, SymbolNotFoundError, LibraryVersionError
+        The file named by `path` or by ``PYBNORM_LIB_<BACKEND>`` does not serve.
+    LibraryNotFoundError
+        No step found a library that serves.
+    ArgumentError
+        `path` is empty, or not a path.
+    """
+    if path is not None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentTypeError("path", path, "the library's file as str or os.PathLike, or None")
+        named = os.fsdecode(path)
+        if not named:
+            raise ArgumentError("path", path, "a file name, or None to search")
+        return _open_named(spec, open_library, "path", named)
+    named = os.environ.get(spec.variable, "")
+    if named:  # set to nothing means not set, as shells have it
+        return _open_named(spec, open_library, spec.variable, named)
+    return _search(spec, open_library)
+
+
+def _open_named(
+    spec: LibrarySpec, open_library: OpenLibrary[Opened], how: str, named: str
+) -> tuple[Opened, str, Attempts]:
+    # An absolute path: a bare name would be searched for, and could open something else than was named.
+    file = os.path.abspath(os.path.expanduser(named))
+    if not os.path.isfile(file):
+        failure = OpenFailed("open", "is a directory" if os.path.isdir(file) else "no such file")
+    else:
+        try:
+            opened = open_library(file, False)
+        except OpenFailed as error:
+            failure = error
+        else:
+            _trace(spec, how, file, "opened")
+            return opened, how, ()
+    _trace(spec, how, file, str(failure))
+    raise _NAMED_FILE_ERRORS[failure.kind](
+        f"{spec.label}: the library named by {how} cannot be used, and no other is tried",
+        backend=spec.backend,
+        attempts=((how, file, str(failure)),),
+    ) from failure
+
+
+def _search(spec: LibrarySpec, open_library: OpenLibrary[Opened]) -> tuple[Opened, str, Attempts]:
+    attempts: list[tuple[str, str, str]] = []
+    failed: set[str] = set()
+
+    def remember(how: str, file: str, why: str) -> None:
+        _trace(spec, how, file, why)
+        attempts.append((how, file, why))
+
+    for step in _STEPS:
+        for place in step(spec):
+            if isinstance(place, _Miss):
+                remember(*place)
+                continue
+            how, file, no_load, repair = place
+            same = os.path.realpath(file) if os.path.isabs(file) else ""
+            if same in failed:
+                remember(how, file, "the same file as above")
+                continue
+            while True:
+                try:
+                    opened = open_library(file, no_load)
+                except OpenFailed as error:
+                    remember(how, file, str(error))
+                    if same:
+                        failed.add(same)
+                    if error.kind != "open" or repair is None:
+                        break
+                    try:
+                        repair()
+                    except Exception as trouble:
+                        remember(how, file, f"preloading what it needs: {_one_line(trouble)}")
+                        break
+                    how, repair = f"{how}, what it needs preloaded", None
+                else:
+                    _trace(spec, how, file, "opened")
+                    return opened, how, tuple(attempts)
+    names = " or ".join(spec.sonames)
+    raise LibraryNotFoundError(
+        f"{spec.label}: no usable {names} found. To have one: {spec.hint}; or set {spec.variable} to the file. Tried:",
+        backend=spec.backend,
+        attempts=tuple(attempts),
+    )
+
+
+def _root(spec: LibrarySpec, variable: str, subfolders: tuple[str, ...]) -> Iterator[_Candidate | _Miss]:
+    root = os.environ.get(variable, "")
+    if not root:
+        yield _Miss(variable, f"${variable}/{subfolders[0]}", "the variable is not set")
+        return
+    for subfolder in subfolders:
+        for soname in spec.sonames:
+            yield _existing(variable, os.path.abspath(os.path.join(root, subfolder, soname)))
+
+
+def _existing(how: str, file: str) -> _Candidate | _Miss:
+    return _Candidate(how, file) if os.path.isfile(file) else _Miss(how, file, "no such file")
+
+
+def _version_in(folder: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", folder))
+
+
+def _one_line(error: Exception) -> str:
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _trace(spec: LibrarySpec, how: str, file: str, outcome: str) -> None:
+    if os.environ.get("PYBNORM_DEBUG_LOAD", "") not in ("", "0") and sys.stderr is not None:
+        print(f"pybnorm: {spec.backend}: {how}: {file}: {outcome}", file=sys.stderr)

@@ -1,0 +1,89 @@
+"""Memory, streams and timing of a device, for checks, benchmarks and tests; calls never go through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pybnorm._arrays import Buffer, Memory
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+
+__all__ = ["Device", "device_for"]
+
+
+class Device(Protocol):
+    """What `pybnorm.devices.cpu.Device` and `pybnorm.devices.cuda.Device` have in common."""
+
+    device_type: int
+    """As in DLPack."""
+    device_id: int
+    name: str
+
+    @property
+    def stream(self) -> int:
+        """Address of the stream that the device's copies and events use; give it to the handle. 0 on the CPU."""
+        ...
+
+    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
+        """Copy an array of any strides: the result has the same strides, and the bytes in its gaps are copied too."""
+        ...
+
+    def to_numpy(self, buffer: Buffer) -> Any:
+        """Copy back what `from_numpy` made; waits for the stream."""
+        ...
+
+    def empty_bytes(self, nbytes: int) -> Memory:
+        """Uninitialised memory for a workspace, aligned to at least 64 bytes."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        ...
+
+    def time(
+        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
+    ) -> tuple[float, ...]:
+        """Seconds per call, one number per repeat of `calls` calls, after `warmup` calls that are not timed."""
+        ...
+
+
+def device_for(device_type: int, device_id: int = 0) -> Device:
+    """The device of a DLPack device type, such as a `Library`'s.
+
+    Parameters
+    ----------
+    device_type : int
+        1 (CPU) or 2 (CUDA).
+    device_id : int, default 0
+        Ordinal.
+
+    Returns
+    -------
+    Device
+
+    Raises
+    ------
+    ArgumentError
+        Another device type, or an ordinal that is not a non-negative integer.
+    LibraryNotFoundError
+        CUDA without the packages ``cuda-core`` and ``cuda-bindings``.
+    """
+    if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
+        raise ArgumentError("device_id", device_id, "an integer from 0")
+    if device_type == 1:
+        from pybnorm.devices import cpu
+
+        return cpu.Device(device_id)
+    if device_type == 2:
+        from pybnorm.devices import cuda
+
+        return cuda.Device(device_id)
+    if device_type == 10:
+        raise ArgumentError(
+            "device_type",
+            "10 (ROCm)",
+            "1 (CPU) or 2 (CUDA); for ROCm the module that takes memory, streams and events from libamdhip64 "
+            "is missing (pybnorm.devices.hip), so bring arrays of a framework that runs on it",
+        )
+    raise ArgumentError("device_type", device_type, "1 (CPU) or 2 (CUDA)")

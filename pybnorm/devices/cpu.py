@@ -1,0 +1,196 @@
+"""The CPU: memory of NumPy, no streams."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pybnorm._arrays import CPU, Buffer, Memory, as_buffer
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["Allocation", "Device"]
+
+_ALIGNMENT = 64
+
+
+class Allocation(NamedTuple):
+    """Owner of a `Buffer` made from a NumPy array, with what is needed to go back."""
+
+    memory: object
+    """Keeps the bytes alive."""
+    address: int
+    """Of the lowest byte; a negative stride puts it before the buffer's first element."""
+    nbytes: int
+    numpy_dtype: np.dtype[Any]
+
+
+class Device:
+    """The CPU as a device.
+
+    Parameters
+    ----------
+    device_id : int
+        0.
+    """
+
+    device_type = CPU
+
+    def __init__(self, device_id: int = 0) -> None:
+        if device_id != 0:
+            raise ArgumentError("device_id", device_id, "0, there is one CPU")
+        self.device_id = 0
+        self.name = _processor()
+
+    @property
+    def stream(self) -> int:
+        """0: the CPU has no streams."""
+        return 0
+
+    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
+        """Copy an array of any strides.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+            Strides and the bytes in the gaps between elements are kept.
+        dtype : DataType, optional
+            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+
+        Returns
+        -------
+        Buffer
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            `array` is no NumPy array of `dtype`.
+        """
+        view = described(array, dtype)
+        low, nbytes = extent(array)
+        memory = aligned_bytes(nbytes)
+        ctypes.memmove(memory.ctypes.data, view.pointer + low, nbytes)
+        allocation = Allocation(memory, memory.ctypes.data, nbytes, array.dtype)
+        return view._replace(pointer=memory.ctypes.data - low, writable=True, owner=allocation)
+
+    def to_numpy(self, buffer: Buffer) -> Any:
+        """Copy back what `from_numpy` made, gaps included.
+
+        Parameters
+        ----------
+        buffer : Buffer
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the original NumPy dtype and strides.
+        """
+        allocation = allocation_of(buffer)
+        memory = aligned_bytes(allocation.nbytes)
+        ctypes.memmove(memory.ctypes.data, allocation.address, allocation.nbytes)
+        return rebuilt(memory, buffer)
+
+    def empty_bytes(self, nbytes: int) -> Memory:
+        """Uninitialised memory for a workspace, aligned to 64 bytes."""
+        memory = aligned_bytes(nbytes)
+        return Memory(memory.ctypes.data, nbytes, CPU, 0, True, memory)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: calls on the CPU return when they are done."""
+
+    def time(
+        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
+    ) -> tuple[float, ...]:
+        """Time calls with the system's monotonic clock.
+
+        Parameters
+        ----------
+        call : callable
+            Without arguments.
+        repeats : int
+            Measurements.
+        calls : int
+            Calls per measurement.
+        warmup : int
+            Calls before the first measurement.
+
+        Returns
+        -------
+        tuple of float
+            Seconds per call, one for each repeat.
+        """
+        for _ in range(warmup):
+            call()
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            seconds.append((time.perf_counter() - start) / calls)
+        return tuple(seconds)
+
+
+def described(array: Any, dtype: DataType | None) -> Buffer:
+    """The `Buffer` of a NumPy array, its element type overridden by `dtype` where only the bits are given."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentTypeError("array", array, "a NumPy array")
+    if dtype is DataType.BFLOAT16 and array.dtype == np.uint16:
+        return as_buffer(array.view(np.float16), "array")._replace(dtype=dtype)
+    buffer = as_buffer(array, "array")
+    if dtype is not None and buffer.dtype != dtype:
+        bits = " or uint16 bits" if dtype is DataType.BFLOAT16 else ""
+        raise ArgumentTypeError("array", f"dtype {array.dtype}", f"{dtype.name.lower()}{bits}, as dtype says")
+    return buffer
+
+
+def extent(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """(offset of the lowest byte from the first element, bytes from the lowest to the highest)."""
+    if array.size == 0:
+        return 0, 0
+    steps = [(dim - 1) * stride for dim, stride in zip(array.shape, array.strides, strict=True)]
+    low = sum(step for step in steps if step < 0)
+    high = sum(step for step in steps if step > 0)
+    return low, high - low + array.itemsize
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
+    """Uninitialised bytes at a 64-byte boundary."""
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def allocation_of(buffer: Buffer) -> Allocation:
+    """The owner that `from_numpy` gave the buffer."""
+    if not isinstance(buffer, Buffer) or not isinstance(buffer.owner, Allocation):
+        raise ArgumentTypeError("buffer", buffer, "a Buffer that from_numpy of a pybnorm device returned")
+    return buffer.owner
+
+
+def rebuilt(memory: np.ndarray[Any, Any], buffer: Buffer) -> np.ndarray[Any, Any]:
+    """The array over a copy of the bytes of a buffer."""
+    allocation = allocation_of(buffer)
+    itemsize = buffer.dtype.itemsize
+    return np.ndarray(
+        buffer.dims,
+        allocation.numpy_dtype,
+        buffer=memory,
+        offset=buffer.pointer - allocation.address,
+        strides=tuple(stride * itemsize for stride in buffer.strides),
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""One CUDA device, through ``cuda.core``: memory, a stream, and times by events."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from pybnorm._arrays import CUDA, Buffer, Memory
+from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt
+from pybnorm.enums import DataType
+from pybnorm.errors import LibraryNotFoundError
+
+__all__ = ["Device"]
+
+
+class Device:
+    """A CUDA device with a stream of its own, current on the thread that made it.
+
+    Parameters
+    ----------
+    device_id : int
+        Ordinal.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        ``cuda-core`` or ``cuda-bindings`` is not installed.
+
+    Notes
+    -----
+    The stream does not synchronise with the legacy default stream: a handle must be given `stream`.
+    """
+
+    device_type = CUDA
+
+    def __init__(self, device_id: int = 0) -> None:
+        self._core = _cuda_core()
+        self._device = self._core.Device(device_id)
+        self._device.set_current()
+        self._stream = self._device.create_stream()
+        self.device_id = device_id
+        self.name = str(self._device.name)
+
+    @property
+    def stream(self) -> int:
+        """Address of the stream."""
+        return int(self._stream.handle)
+
+    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
+        """Copy an array of any strides to the device, on the stream, and wait for it.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+            Strides and the bytes in the gaps between elements are kept.
+        dtype : DataType, optional
+            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+
+        Returns
+        -------
+        Buffer
+            In device memory.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            `array` is no NumPy array of `dtype`.
+        """
+        view = described(array, dtype)
+        low, nbytes = extent(array)
+        memory = self._allocate(nbytes)
+        if nbytes:
+            memory.copy_from(self._core.Buffer.from_handle(view.pointer + low, nbytes), stream=self._stream)
+            self._stream.sync()
+        address = int(memory.handle)
+        return view._replace(
+            pointer=address - low,
+            device_type=CUDA,
+            device_id=self.device_id,
+            writable=True,
+            owner=Allocation(memory, address, nbytes, array.dtype),
+        )
+
+    def to_numpy(self, buffer: Buffer) -> Any:
+        """Copy back what `from_numpy` made, gaps included, after all work on the stream.
+
+        Parameters
+        ----------
+        buffer : Buffer
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the original NumPy dtype and strides.
+        """
+        allocation = allocation_of(buffer)
+        host = aligned_bytes(allocation.nbytes)
+        if allocation.nbytes:
+            source = self._core.Buffer.from_handle(allocation.address, allocation.nbytes)
+            target = self._core.Buffer.from_handle(host.ctypes.data, allocation.nbytes)
+            target.copy_from(source, stream=self._stream)
+            self._stream.sync()
+        return rebuilt(host, buffer)
+
+    def empty_bytes(self, nbytes: int) -> Memory:
+        """Uninitialised device memory for a workspace, aligned to 256 bytes by CUDA's allocator."""
+        memory = self._allocate(nbytes)
+        return Memory(int(memory.handle), nbytes, CUDA, self.device_id, True, memory)
+
+    def synchronize(self) -> None:
+        """Wait for the stream; an error of earlier asynchronous work surfaces here."""
+        self._stream.sync()
+
+    def time(
+        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
+    ) -> tuple[float, ...]:
+        """Time what calls enqueue on the stream, between two events.
+
+        Parameters
+        ----------
+        call : callable
+            Without arguments; must work on `stream`.
+        repeats : int
+            Measurements.
+        calls : int
+            Calls per measurement; many small ones in one hide the gaps between launches.
+        warmup : int
+            Calls before the first measurement.
+
+        Returns
+        -------
+        tuple of float
+            Seconds per call, one for each repeat.
+        """
+        for _ in range(warmup):
+            call()
+        self._stream.sync()
+        # Nothing waits between repeats, so the device need not idle while the host prepares the next one.
+        events = [self._event() for _ in range(repeats + 1)]
+        self._stream.record(events[0])
+        for event in events[1:]:
+            for _ in range(calls):
+                call()
+            self._stream.record(event)
+        self._stream.sync()
+        milliseconds = [end - start for start, end in itertools.pairwise(events)]
+        return tuple(value * 1e-3 / calls for value in milliseconds)
+
+    def _allocate(self, nbytes: int) -> Any:
+        # Stream-ordered: the memory is freed on this stream, after the work that still uses it.
+        return self._device.allocate(max(nbytes, 1), stream=self._stream)
+
+    def _event(self) -> Any:
+        try:
+            options = self._core.EventOptions(timing_enabled=True)
+        except TypeError:  # its name before cuda-core 1.0
+            options = self._core.EventOptions(enable_timing=True)
+        return self._device.create_event(options)
+
+
+def _cuda_core() -> Any:
+    try:
+        core = importlib.import_module("cuda.core")
+        # Before 0.5 everything was in cuda.core.experimental.
+        return core if hasattr(core, "Device") else importlib.import_module("cuda.core.experimental")
+    except ImportError as error:
+        raise LibraryNotFoundError(
+            f"CUDA memory and streams need the Python packages cuda-core and cuda-bindings ({error}): "
+            "pip install cuda-core[cu13] (or [cu12])",
+            backend="cudnn",
+        ) from error

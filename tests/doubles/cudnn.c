@@ -1,0 +1,10 @@
+/* A libcudnn that answers what loading asks. DOUBLE_VERSION: cudnnGetVersion()'s number. */
+#define PBN_PROTOTYPES_ONLY
+#include DOUBLE_BACKEND
+
+#define DECLARE(result, name, parameters) result name parameters;
+DOUBLE_SYMBOLS(DECLARE, DECLARE)
+
+size_t cudnnGetVersion(void) { return DOUBLE_VERSION; }
+
+const char *cudnnGetErrorString(int status) { return status == 0 ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_DOUBLE"; }

@@ -1,0 +1,20 @@
+/* Every symbol of one vendor's interface, so that a double can be loaded; calling one that the
+ * double's own file does not define ends the process. Compiled by build.py with
+ *   DOUBLE_BACKEND  the vendor's adapter file, for its prototypes
+ *   DOUBLE_SYMBOLS  the adapter's list of symbols
+ */
+#define PBN_PROTOTYPES_ONLY
+#include DOUBLE_BACKEND
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Noreturn void unexpected(const char *name) {
+    fprintf(stderr, "test double: %s was called and is not defined\n", name);
+    abort();
+}
+
+#define DEFAULT(result, name, parameters) \
+    result name parameters;               \
+    __attribute__((weak)) result name parameters { unexpected(#name); }
+DOUBLE_SYMBOLS(DEFAULT, DEFAULT)

@@ -1,0 +1,15 @@
+/* A libMIOpen that answers what loading asks. DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch. */
+#define PBN_PROTOTYPES_ONLY
+#include DOUBLE_BACKEND
+
+#define DECLARE(result, name, parameters) result name parameters;
+DOUBLE_SYMBOLS(DECLARE, DECLARE)
+
+int miopenGetVersion(size_t *major, size_t *minor, size_t *patch) {
+    *major = DOUBLE_VERSION / 1000000;
+    *minor = DOUBLE_VERSION / 1000 % 1000;
+    *patch = DOUBLE_VERSION % 1000;
+    return 0;
+}
+
+const char *miopenGetErrorString(int status) { return status == 0 ? "miopenStatusSuccess" : "miopenStatusDouble"; }

@@ -1,0 +1,115 @@
+"""Doubles of the vendor libraries, and child processes to load them in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pybnorm
+
+_BUILD = Path(__file__).resolve().parents[1] / "doubles" / "build.py"
+_PACKAGE_PARENT = Path(pybnorm.__file__).resolve().parents[1]
+
+
+def _load_build() -> ModuleType:
+    name = "pybnorm_test_doubles"  # "build" is also the name of a well-known package
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, _BUILD)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def doubles(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Builds doubles, see tests/doubles/build.py."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))[0]
+    if shutil.which(compiler) is None:
+        pytest.fail(f"these tests compile doubles of the vendor libraries, and there is no C compiler {compiler!r}")
+    return _load_build().Doubles(tmp_path_factory.mktemp("doubles"))
+
+
+@pytest.fixture(scope="session")
+def vendors() -> Any:
+    """The builder's table of vendors."""
+    return _load_build().VENDORS
+
+
+Child = Callable[..., Any]
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Child:
+    """Runs a script in a fresh interpreter: what one test loads cannot hide another's failure.
+
+    The script calls ``report(value)`` once; the value comes back through JSON. The environment has none of the
+    variables that steer the search, except those given.
+    """
+
+    def run(script: str, env: Mapping[str, object] | None = None, **values: object) -> Any:
+        steering = ("PYBNORM_", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME")
+        steering += ("ROCM_PATH", "ROCM_HOME", "HIP_PATH", "DNNLROOT", "LD_PRELOAD")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(steering)}
+        environment["PYTHONPATH"] = str(_PACKAGE_PARENT)
+        environment.update({key: str(value) for key, value in (env or {}).items()})
+        answer = tmp_path / "answer.json"
+        answer.unlink(missing_ok=True)
+        prelude = _PRELUDE.format(answer=str(answer), values=json.dumps(values, default=str))
+        file = tmp_path / "script.py"
+        file.write_text(prelude + textwrap.dedent(script))
+        done = subprocess.run(
+            [sys.executable, str(file)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert answer.exists(), f"the script reported nothing\n{done.stdout}\n{done.stderr}"
+        run.stdout, run.stderr = done.stdout, done.stderr  # type: ignore[attr-defined]
+        return json.loads(answer.read_text())
+
+    return run
+
+
+_PRELUDE = '''\
+import json, os, sys
+values = json.loads({values!r})
+
+
+def report(value):
+    with open({answer!r}, "w") as file:
+        json.dump(value, file, default=str)
+
+
+def mapped(*names):
+    """Files of this process whose names begin so."""
+    with open("/proc/self/maps") as file:
+        paths = {{line.split(maxsplit=5)[5].strip() for line in file if len(line.split(maxsplit=5)) == 6}}
+    return sorted(path for path in paths if os.path.basename(path).startswith(names))
+
+
+def attempt(call):
+    """What a call returned or raised, as data."""
+    try:
+        value = call()
+    except Exception as error:
+        classes = [c.__name__ for c in type(error).__mro__]
+        attempts = getattr(error, "attempts", ())
+        return {{"error": classes[0], "classes": classes, "text": str(error), "attempts": attempts}}
+    return {{"value": value._asdict() if hasattr(value, "_asdict") else value}}
+
+
+'''

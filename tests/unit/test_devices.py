@@ -1,0 +1,259 @@
+"""Memory, streams and timing: the CPU for real, the CUDA module over a stand-in for cuda.core and over the real one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pybnorm._arrays import Buffer, as_buffer, as_memory
+from pybnorm.devices import cuda, device_for
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
+
+
+def stand_in(event_option: str) -> Any:
+    """The part of cuda.core that is used, with host memory as the device's; ``event_option`` differs by version."""
+    log: list[Any] = []
+
+    class Memory:
+        def __init__(self, address: int, size: int, keep: object = None) -> None:
+            self.handle, self.size, self.keep = address, size, keep
+
+        @staticmethod
+        def from_handle(ptr: int, size: int) -> Memory:
+            return Memory(ptr, size)
+
+        def copy_from(self, src: Memory, *, stream: Stream) -> None:
+            assert self.size == src.size
+            log.append(("copy", self.size, stream))
+            # Asynchronous: nothing is there before the stream is waited for.
+            stream.pending.append(lambda: ctypes.memmove(self.handle, src.handle, self.size))
+
+    class Event:
+        def __init__(self, options: Any) -> None:
+            self.options, self.at = options, 0.0
+
+        def __sub__(self, other: Event) -> float:
+            assert self.at
+            assert other.at
+            return (self.at - other.at) * 1e3
+
+    class Stream:
+        handle = 0xABC0
+
+        def __init__(self) -> None:
+            self.pending: list[Any] = []
+
+        def sync(self) -> None:
+            log.append("sync")
+            while self.pending:
+                self.pending.pop(0)()
+
+        def record(self, event: Event) -> None:
+            self.pending.append(lambda: setattr(event, "at", time.perf_counter()))
+
+    class Device:
+        def __init__(self, device_id: int) -> None:
+            self.device_id, self.name = device_id, "stand-in"
+
+        def set_current(self) -> None:
+            log.append(("current", self.device_id))
+
+        def create_stream(self) -> Stream:
+            return Stream()
+
+        def create_event(self, options: Any) -> Event:
+            return Event(options)
+
+        def allocate(self, size: int, *, stream: Stream) -> Memory:
+            assert size > 0
+            memory = (ctypes.c_uint8 * (size + 8))()
+            ctypes.memset(memory, 0xEE, size + 8)
+            return Memory((ctypes.addressof(memory) + 7) // 8 * 8, size, memory)
+
+    def event_options(**fields: bool) -> Any:
+        if set(fields) != {event_option}:
+            raise TypeError(f"unexpected {set(fields)}")
+        return fields
+
+    module = ModuleType("cuda.core")
+    module.__dict__.update(Device=Device, Buffer=Memory, EventOptions=event_options, log=log)
+    return module
+
+
+def real_cuda() -> Any:
+    reason = ""
+    try:
+        return cuda.Device(0)
+    except LibraryNotFoundError as error:
+        reason = str(error)
+    except Exception as error:  # no driver, no device: cuda.core's own exceptions
+        reason = f"{type(error).__name__}: {error}"
+    if "cudnn" in os.environ.get("PYBNORM_REQUIRE_DEVICE", "").replace(" ", "").split(","):
+        pytest.fail(f"cudnn is listed in PYBNORM_REQUIRE_DEVICE but there is no CUDA device: {reason}")
+    pytest.skip(f"no CUDA device: {reason}")
+
+
+@pytest.fixture(params=["cpu", "cuda stand-in", "cuda"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "cpu":
+        return device_for(1)
+    if request.param == "cuda":
+        return real_cuda()
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", stand_in("timing_enabled"))
+    return device_for(2)
+
+
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+VIEWS = {
+    "packed": lambda x: x,
+    "channels last": lambda x: x.transpose(0, 3, 1, 2),
+    "gaps": lambda x: x[:, 1::2, ::3],
+    "backwards": lambda x: x[::-1, :, ::-2],
+    "broadcast": lambda x: np.broadcast_to(x[:1], (4, *x.shape[1:])),
+    "one element": lambda x: x[1:2, 2:3, 3:4, 4:5],
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x[1, 2, 3, 4],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_there_and_back(device: Any, dtype: Any, view: str) -> None:
+    base = np.random.default_rng(1).standard_normal((2, 3, 4, 5)).astype(dtype)
+    x = np.asarray(VIEWS[view](base))
+    buffer = device.from_numpy(x)
+    assert as_buffer(buffer, "x") is buffer
+    described = as_buffer(x, "x")
+    assert (buffer.dims, buffer.strides, buffer.dtype) == (described.dims, described.strides, described.dtype)
+    assert (buffer.device_type, buffer.device_id, buffer.writable) == (device.device_type, 0, True)
+    assert buffer.pointer != described.pointer
+    back = device.to_numpy(buffer)
+    assert back.dtype == x.dtype
+    assert back.shape == x.shape
+    if x.size:
+        assert back.strides == x.strides
+    assert back.tobytes() == x.tobytes()
+    assert not np.shares_memory(back, x)
+
+
+def test_gaps_are_copied_both_ways(device: Any) -> None:
+    base = np.arange(24, dtype=np.float32)
+    x = base.reshape(4, 6)[1:3, 1::2]  # elements 7, 9, 11, 13, 15, 17
+    back = device.to_numpy(device.from_numpy(x))
+    lowest = back.__array_interface__["data"][0]
+    assert np.frombuffer(ctypes.string_at(lowest, 11 * 4), np.float32).tolist() == list(range(7, 18))
+
+
+def test_what_the_caller_writes_later_is_not_seen(device: Any) -> None:
+    x = np.zeros(4, np.float32)
+    buffer = device.from_numpy(x)
+    x[:] = 1
+    assert device.to_numpy(buffer).tolist() == [0, 0, 0, 0]
+    first = device.to_numpy(buffer)
+    first[:] = 2
+    assert device.to_numpy(buffer).tolist() == [0, 0, 0, 0]
+
+
+def test_bits_of_bfloat16(device: Any) -> None:
+    bits = np.array([[0x3F80, 0x4000, 0x4040]], np.uint16)[:, ::2]
+    buffer = device.from_numpy(bits, DataType.BFLOAT16)
+    assert (buffer.dtype, buffer.dims, buffer.strides) == (DataType.BFLOAT16, (1, 2), (3, 2))
+    assert device.to_numpy(buffer).tolist() == [[0x3F80, 0x4040]]
+    assert device.to_numpy(buffer).dtype == np.uint16
+
+
+def test_arguments_are_checked(device: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"array: got dtype float32, allowed: float64, as dtype says"):
+        device.from_numpy(np.zeros(3, np.float32), DataType.FLOAT64)
+    with pytest.raises(ArgumentTypeError, match=r"array: got an array of dtype uint16"):
+        device.from_numpy(np.zeros(3, np.uint16))
+    with pytest.raises(ArgumentTypeError, match=r"array: got dtype float16, allowed: bfloat16 or uint16 bits"):
+        device.from_numpy(np.zeros(3, np.float16), DataType.BFLOAT16)
+    with pytest.raises(ArgumentTypeError, match=r"array: got \[1.0\]"):
+        device.from_numpy([1.0])
+    with pytest.raises(ArgumentTypeError, match=r"buffer: got"):
+        device.to_numpy(Buffer(64, (1,), (1,), DataType.FLOAT32, 1, 0, True, None))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000])
+def test_workspace(device: Any, nbytes: int) -> None:
+    memory = device.empty_bytes(nbytes)
+    assert as_memory(memory, "workspace") is memory
+    assert memory[1:-1] == (nbytes, device.device_type, 0, True)
+    if nbytes and device.name != "stand-in":
+        assert memory.pointer % 64 == 0
+
+
+def test_time(device: Any) -> None:
+    calls: list[float] = []
+    seconds = device.time(lambda: calls.append(time.perf_counter()), repeats=3, calls=4, warmup=2)
+    assert len(calls) == 2 + 3 * 4
+    assert len(seconds) == 3
+    assert all(0 <= s < 1 for s in seconds)
+    device.synchronize()
+
+
+def test_time_on_the_cpu_is_that_of_a_call() -> None:
+    (seconds,) = device_for(1).time(lambda: time.sleep(0.01), calls=10)
+    assert 0.01 <= seconds < 0.1  # ten of them take longer
+
+
+def test_names_and_streams(device: Any) -> None:
+    assert device.name
+    assert isinstance(device.name, str)
+    assert (device.stream == 0) == (device.device_type == 1)
+
+
+@pytest.mark.parametrize("option", ["timing_enabled", "enable_timing"])
+def test_both_spellings_of_event_options(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", stand_in(option))
+    assert len(device_for(2).time(lambda: None, repeats=2)) == 2
+
+
+def test_cuda_core_before_it_left_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = stand_in("enable_timing")
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", ModuleType("cuda.core"))
+    monkeypatch.setitem(sys.modules, "cuda.core.experimental", core)
+    assert device_for(2, 3).device_id == 3
+    assert core.log == [("current", 3)]
+
+
+def test_devices_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match=r"device_type: got 10 \(ROCm\).*libamdhip64 is missing"):
+        device_for(10)
+    with pytest.raises(ArgumentError, match=r"device_type: got 7, allowed: 1"):
+        device_for(7)
+    for device_id in (-1, True, "0"):
+        with pytest.raises(ArgumentError, match=r"device_id: got"):
+            device_for(1, device_id)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"there is one CPU"):
+        device_for(1, 1)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings"):
+        device_for(2)
+
+
+def test_copies_wait_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = stand_in("timing_enabled")
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    device = device_for(2)
+    core.log.clear()
+    buffer = device.from_numpy(np.ones(4, np.float32))
+    assert [entry if entry == "sync" else entry[0] for entry in core.log] == ["copy", "sync"]
+    core.log.clear()
+    device.to_numpy(buffer)
+    assert [entry if entry == "sync" else entry[0] for entry in core.log] == ["copy", "sync"]
+    assert device.stream == 0xABC0

@@ -1,0 +1,545 @@
+"""The search itself: order, memory of failures, overrides. Nothing is loaded here."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import pickle
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import pybnorm
+from pybnorm import _find, errors
+from pybnorm._find import SPECS, LibrarySpec, OpenFailed, find
+
+VARIABLES = ("CONDA_PREFIX", "PYBNORM_DEBUG_LOAD", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME", "ROCM_PATH", "ROCM_HOME")
+VARIABLES += ("HIP_PATH", "DNNLROOT", "FOO_ROOT", "FOO_HOME", "PYBNORM_LIB_FOO")
+VARIABLES += tuple(spec.variable for spec in SPECS.values())
+
+
+class Opener:
+    """Opens what it was told to; remembers what it was asked."""
+
+    def __init__(self, opens: dict[str, object] | None = None) -> None:
+        self.opens = opens or {}
+        self.asked: list[tuple[str, bool]] = []
+
+    def __call__(self, file: str, no_load: bool) -> object:
+        self.asked.append((file, no_load))
+        answer = self.opens.get(f"{file} in process" if no_load else file, OpenFailed("open", "cannot open it"))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class World:
+    """A machine on which every step of the search has something to look at."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.monkeypatch = monkeypatch
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        # None in sys.modules makes an import fail, also where the real package is installed.
+        for name in ("cuda", "cuda.pathfinder", "rocm_sdk"):
+            monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setattr(_find.importlib.metadata, "files", self._no_distribution)
+        monkeypatch.setattr(sys, "prefix", str(root / "prefix"))
+        self.spec = LibrarySpec(
+            backend="foo",
+            label="Foo",
+            sonames=("libfoo.so.9", "libfoo.so.8"),
+            hint="install foo",
+            loaded_names=("libfoo.so",),
+            pathfinder="foo",
+            rocm_sdk="foo",
+            rocm_sdk_needs=("runtime", "compiler"),
+            distributions=("foo-cu13", "foo-cu12"),
+            roots=("FOO_ROOT", "FOO_HOME"),
+            folders=(str(root / "opt/foo-*/lib"), "{prefix}/lib"),
+        )
+
+    @staticmethod
+    def _no_distribution(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    def file(self, *parts: str) -> str:
+        path = self.root.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(path))
+        return str(path)
+
+    def pathfinder(self, answer: object) -> list[str]:
+        asked: list[str] = []
+
+        def load_nvidia_dynamic_lib(name: str) -> object:
+            asked.append(name)
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(abs_path=answer)  # no other attribute may be used
+
+        module = ModuleType("cuda.pathfinder")
+        module.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib  # type: ignore[attr-defined]
+        self.monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+        self.monkeypatch.setitem(sys.modules, "cuda.pathfinder", module)
+        return asked
+
+    def rocm_sdk(self, answer: object, preload: Any = lambda *_, **__: None) -> list[Any]:
+        calls: list[Any] = []
+
+        def find_libraries(*names: str) -> list[Path]:
+            calls.append(("find", names))
+            print("the tool says something")
+            if isinstance(answer, Exception):
+                raise answer
+            return [Path(str(answer))]
+
+        def preload_libraries(*names: str, rtld_global: bool = True) -> None:
+            calls.append(("preload", names, rtld_global))
+            preload()
+
+        module = ModuleType("rocm_sdk")
+        module.find_libraries = find_libraries  # type: ignore[attr-defined]
+        module.preload_libraries = preload_libraries  # type: ignore[attr-defined]
+        self.monkeypatch.setitem(sys.modules, "rocm_sdk", module)
+        return calls
+
+    def distributions(self, files: dict[str, list[str]]) -> None:
+        def listed(name: str) -> Any:
+            if name not in files:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return [SimpleNamespace(name=Path(f).name, locate=lambda f=f: Path(f)) for f in files[name]]
+
+        self.monkeypatch.setattr(_find.importlib.metadata, "files", listed)
+
+    def variable(self, name: str, value: object) -> None:
+        self.monkeypatch.setenv(name, str(value))
+
+    def furnish(self) -> list[tuple[str, str, bool]]:
+        """Puts a library everywhere; returns the (how, file, no_load) in the order of the search."""
+        wheel_path = self.file("pathfinder/libfoo.so.9")
+        rocm_path = self.file("rocm/libfoo.so.9")
+        cu13, cu12 = self.file("cu13/libfoo.so.9"), self.file("cu12/libfoo.so.8")
+        self.pathfinder(wheel_path)
+        self.rocm_sdk(rocm_path)
+        self.distributions({"foo-cu13": [self.file("cu13/readme"), cu13], "foo-cu12": [cu12]})
+        conda = [self.file("conda/lib", soname) for soname in self.spec.sonames]
+        self.variable("CONDA_PREFIX", self.root / "conda")
+        root = [self.file("root", lib, soname) for lib in ("lib", "lib64") for soname in self.spec.sonames]
+        self.variable("FOO_ROOT", self.root / "root")
+        home = [self.file("home/lib64/libfoo.so.9")]
+        self.variable("FOO_HOME", self.root / "home")
+        newest, older = self.file("opt/foo-6.10/lib/libfoo.so.9"), self.file("opt/foo-6.9.2/lib/libfoo.so.9")
+        prefix = self.file("prefix/lib/libfoo.so.9")
+        return [
+            ("already in the process", "libfoo.so.9", True),
+            ("already in the process", "libfoo.so.8", True),
+            ("already in the process", "libfoo.so", True),
+            ("cuda.pathfinder", wheel_path, False),
+            ("rocm_sdk", rocm_path, False),
+            ("rocm_sdk, what it needs preloaded", rocm_path, False),
+            ("distribution foo-cu13", cu13, False),
+            ("distribution foo-cu12", cu12, False),
+            *[("CONDA_PREFIX", file, False) for file in conda],
+            ("system loader", "libfoo.so.9", False),
+            ("system loader", "libfoo.so.8", False),
+            *[("FOO_ROOT", file, False) for file in root],
+            *[("FOO_HOME", file, False) for file in home],
+            ("fixed directory", newest, False),
+            ("fixed directory", older, False),
+            ("fixed directory", prefix, False),
+        ]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+# ---- order
+
+
+def test_every_place_is_tried_in_order(world: World) -> None:
+    places = world.furnish()
+    opener = Opener()
+    with pytest.raises(errors.LibraryNotFoundError) as caught:
+        find(world.spec, opener)
+    assert opener.asked == [(file, no_load) for _, file, no_load in places]
+    tried = [(how, file) for how, file, why in caught.value.attempts if why == "cannot open it"]
+    assert tried == [(how, file) for how, file, _ in places]
+
+
+@pytest.mark.parametrize("index", range(20))
+def test_the_first_that_opens_ends_the_search(world: World, index: int) -> None:
+    places = world.furnish()
+    assert len(places) == 20
+    how, file, no_load = places[index]
+    library = object()
+    opener = Opener({f"{file} in process" if no_load else file: library})
+    if how == "rocm_sdk, what it needs preloaded":  # opens only once its needs are there
+        opener.opens = {}
+        world.rocm_sdk(file, preload=lambda: opener.opens.update({file: library}))
+    opened, found_via, attempts = find(world.spec, opener)
+    assert opened is library
+    assert found_via == how
+    assert opener.asked == [(f, n) for _, f, n in places[: index + 1]]
+    assert [(h, f) for h, f, why in attempts if why == "cannot open it"] == [(h, f) for h, f, _ in places[:index]]
+
+
+def test_bare_machine_lists_every_place_with_its_reason(world: World) -> None:
+    with pytest.raises(errors.LibraryNotFoundError) as caught:
+        find(world.spec, Opener())
+    reasons = {(how, file): why for how, file, why in caught.value.attempts}
+    assert reasons[("already in the process", "libfoo.so")] == "cannot open it"
+    assert reasons[("cuda.pathfinder", "foo")].startswith("ModuleNotFoundError")
+    assert reasons[("rocm_sdk", "foo")].startswith("ModuleNotFoundError")
+    assert reasons[("distribution foo-cu12", "libfoo.so.9")] == "not installed"
+    assert reasons[("CONDA_PREFIX", "$CONDA_PREFIX/lib")] == "the variable is not set"
+    assert reasons[("system loader", "libfoo.so.8")] == "cannot open it"
+    assert reasons[("FOO_HOME", "$FOO_HOME/lib")] == "the variable is not set"
+    assert reasons[("fixed directory", str(world.root / "opt/foo-*/lib"))] == "no such directory"
+    text = str(caught.value)
+    assert all(f"  {how}: {file}: {why}" in text for (how, file), why in reasons.items())
+    assert "install foo" in text
+    assert "PYBNORM_LIB_FOO" in text
+    assert caught.value.backend == "foo"
+    assert isinstance(caught.value, ImportError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.attempts) == (text, caught.value.attempts)
+
+
+def test_a_variable_set_to_nothing_is_not_set(world: World) -> None:
+    world.variable("PYBNORM_LIB_FOO", "")
+    world.variable("CONDA_PREFIX", "")
+    world.variable("FOO_ROOT", "")
+    opener = Opener({"libfoo.so.9": "system"})
+    opened, found_via, attempts = find(world.spec, opener)
+    assert (opened, found_via) == ("system", "system loader")
+    assert ("CONDA_PREFIX", "$CONDA_PREFIX/lib", "the variable is not set") in attempts
+
+
+@pytest.mark.parametrize("kind", ["symbol", "version", "open"])
+@pytest.mark.parametrize("place", ["libfoo.so.9 in process", "libfoo.so.9"])
+def test_a_library_that_does_not_serve_is_remembered_and_the_search_goes_on(
+    world: World, kind: str, place: str
+) -> None:
+    root = world.file("root/lib/libfoo.so.9")
+    world.variable("FOO_ROOT", world.root / "root")
+    opened, found_via, attempts = find(
+        world.spec, Opener({place: OpenFailed(kind, "this and that"), root: "the root's"})
+    )
+    assert (opened, found_via) == ("the root's", "FOO_ROOT")
+    how = "already in the process" if "process" in place else "system loader"
+    assert (how, "libfoo.so.9", "this and that") in attempts
+
+
+def test_nothing_but_unusable_libraries_is_not_found(world: World) -> None:
+    with pytest.raises(errors.LibraryNotFoundError, match=r"libfoo.so.9: version 7"):
+        find(world.spec, Opener({"libfoo.so.9": OpenFailed("version", "version 7")}))
+
+
+def test_one_file_by_two_ways_is_opened_once(world: World) -> None:
+    file = world.file("conda/lib/libfoo.so.9")
+    (world.root / "home").symlink_to(world.root / "conda")
+    world.variable("CONDA_PREFIX", world.root / "conda")
+    world.variable("FOO_HOME", world.root / "home")
+    opener = Opener()
+    with pytest.raises(errors.LibraryNotFoundError) as caught:
+        find(world.spec, opener)
+    assert [f for f, _ in opener.asked if "/" in f] == [file]
+    assert ("FOO_HOME", str(world.root / "home/lib/libfoo.so.9"), "the same file as above") in caught.value.attempts
+
+
+def test_other_exceptions_of_the_opener_are_not_hidden(world: World) -> None:
+    with pytest.raises(ZeroDivisionError):
+        find(world.spec, Opener({"libfoo.so.9": ZeroDivisionError()}))
+
+
+# ---- overrides
+
+
+NAMED_ERRORS = {
+    "open": errors.LibraryLoadError,
+    "symbol": errors.SymbolNotFoundError,
+    "version": errors.LibraryVersionError,
+}
+
+
+@pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
+def test_a_named_file_is_opened_and_nothing_else(world: World, how: str) -> None:
+    world.furnish()
+    file = world.file("named/any name")
+    if how != "path":
+        world.variable(how, file)
+    opener = Opener({file: "named", "libfoo.so.9 in process": "loaded"})
+    assert find(world.spec, opener, file if how == "path" else None) == ("named", how, ())
+    assert opener.asked == [(file, False)]
+
+
+@pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
+@pytest.mark.parametrize("kind", ["open", "symbol", "version"])
+def test_a_named_file_that_does_not_serve_raises_and_never_falls_through(world: World, how: str, kind: str) -> None:
+    world.furnish()
+    file = world.file("named/libfoo.so.9")
+    if how != "path":
+        world.variable(how, file)
+    opener = Opener({file: OpenFailed(kind, "for a reason"), "libfoo.so.9 in process": "loaded"})
+    with pytest.raises(NAMED_ERRORS[kind]) as caught:
+        find(world.spec, opener, file if how == "path" else None)
+    assert type(caught.value) is NAMED_ERRORS[kind]
+    assert opener.asked == [(file, False)]
+    assert caught.value.attempts == ((how, file, "for a reason"),)
+    assert all(part in str(caught.value) for part in ("Foo", how, file, "for a reason"))
+
+
+@pytest.mark.parametrize(("made", "why"), [(False, "no such file"), (True, "is a directory")])
+@pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
+def test_a_named_file_that_is_no_file_never_reaches_the_loader(world: World, how: str, made: bool, why: str) -> None:
+    place = world.root / "elsewhere"
+    if made:
+        place.mkdir()
+    if how != "path":
+        world.variable(how, place)
+    opener = Opener({"libfoo.so.9 in process": "loaded"})
+    with pytest.raises(errors.LibraryLoadError, match=why) as caught:
+        find(world.spec, opener, place if how == "path" else None)
+    assert opener.asked == []
+    assert caught.value.attempts == ((how, str(place), why),)
+
+
+def test_the_path_goes_before_the_variable(world: World) -> None:
+    world.variable("PYBNORM_LIB_FOO", world.file("variable.so"))
+    file = world.file("argument.so")
+    assert find(world.spec, Opener({file: "argument"}), Path(file)) == ("argument", "path", ())
+
+
+def test_a_bare_name_is_a_file_of_this_directory_not_a_search(world: World) -> None:
+    world.monkeypatch.chdir(world.root)
+    file = world.file("libfoo.so.9")
+    opener = Opener({"libfoo.so.9": "the system's", file: "this directory's"})
+    assert find(world.spec, opener, "libfoo.so.9")[0] == "this directory's"
+    world.variable("PYBNORM_LIB_FOO", "libfoo.so.8")
+    with pytest.raises(errors.LibraryLoadError, match=r"no such file"):
+        find(world.spec, opener)
+
+
+def test_home_is_expanded(world: World) -> None:
+    world.variable("HOME", world.root)
+    file = world.file("libfoo.so.9")
+    world.variable("PYBNORM_LIB_FOO", "~/libfoo.so.9")
+    assert find(world.spec, Opener({file: 1}))[0] == 1
+
+
+def test_a_path_is_checked(world: World) -> None:
+    opener = Opener({"libfoo.so.9": 1})
+    with pytest.raises(errors.ArgumentError, match=r"^path: "):
+        find(world.spec, opener, "")
+    with pytest.raises(errors.ArgumentTypeError, match=r"^path: got 3"):
+        find(world.spec, opener, 3)  # type: ignore[arg-type]
+    assert opener.asked == []
+
+
+def test_open_failed_knows_three_kinds() -> None:
+    with pytest.raises(ValueError, match=r"kind: got 'other'"):
+        OpenFailed("other", "")
+
+
+# ---- the vendors' Python packaging
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Unknown library name: 'foo'.\n  Known: cudart"), OSError("no"), KeyError("foo")]
+)
+def test_pathfinder_that_does_not_know_or_find_it_is_passed_by(world: World, error: Exception) -> None:
+    asked = world.pathfinder(error)
+    opened, _, attempts = find(world.spec, Opener({"libfoo.so.9": 1}))
+    assert opened == 1
+    assert asked == ["foo"]
+    why = next(why for how, _, why in attempts if how == "cuda.pathfinder")
+    assert why.startswith(type(error).__name__)
+    assert "\n" not in why
+
+
+def test_pathfinder_without_a_path_is_passed_by(world: World) -> None:
+    world.pathfinder(None)
+    opener = Opener({"libfoo.so.9": 1})
+    assert find(world.spec, opener)[0] == 1
+    assert None not in [file for file, _ in opener.asked]
+
+
+@pytest.mark.parametrize("error", [UnboundLocalError("py_module"), ModuleNotFoundError("rocm[libraries]"), OSError()])
+def test_rocm_sdk_that_fails_is_passed_by(world: World, error: Exception) -> None:
+    calls = world.rocm_sdk(error)
+    opened, _, attempts = find(world.spec, Opener({"libfoo.so.9": 1}))
+    assert opened == 1
+    assert calls == [("find", ("foo",))]
+    assert any(how == "rocm_sdk" and why.startswith(type(error).__name__) for how, _, why in attempts)
+
+
+def test_rocm_sdk_preloads_only_after_the_loader_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    file = world.file("rocm/libfoo.so.9")
+    calls = world.rocm_sdk(file)
+    assert find(world.spec, Opener({file: 1}))[1] == "rocm_sdk"
+    assert calls == [("find", ("foo",))]
+    for kind in ("symbol", "version"):
+        calls = world.rocm_sdk(file)
+        find(world.spec, Opener({file: OpenFailed(kind, ""), "libfoo.so.9": 1}))
+        assert calls == [("find", ("foo",))]
+    calls = world.rocm_sdk(file)
+    find(world.spec, Opener({"libfoo.so.9": 1}))
+    assert calls == [("find", ("foo",)), ("preload", ("runtime", "compiler"), False)]
+    assert capsys.readouterr().out == ""  # what its tools print must not reach stdout, which may be JSON
+
+
+def test_rocm_sdk_whose_preloading_fails_is_passed_by(world: World) -> None:
+    def preload() -> None:
+        raise KeyError("runtime")
+
+    file = world.file("rocm/libfoo.so.9")
+    world.rocm_sdk(file, preload)
+    opener = Opener({"libfoo.so.9": 1})
+    _, _, attempts = find(world.spec, opener)
+    assert [f for f, _ in opener.asked if f == file] == [file]
+    assert ("rocm_sdk", file, "preloading what it needs: KeyError: 'runtime'") in attempts
+
+
+def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    site = tmp_path / "user/lib/python/site-packages"
+    info = site / "foo_cpu-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foo-cpu\nVersion: 1.0\n")
+    (info / "RECORD").write_text(
+        "foo_cpu-1.0.dist-info/METADATA,,\n../../libfoo.so.8,,\n../../libfoo.so.9,,\n../../gone,,\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    library = tmp_path / "user/lib/libfoo.so.9"
+    spec = LibrarySpec("foo", "Foo", ("libfoo.so.9", "libfoo.so.8"), "", distributions=("foo-gpu", "foo-cpu"))
+    with pytest.raises(errors.LibraryNotFoundError) as caught:
+        find(spec, Opener())
+    assert ("distribution foo-gpu", "libfoo.so.9", "not installed") in caught.value.attempts
+    assert ("distribution foo-cpu", str(library), "no such file") in caught.value.attempts
+    library.write_text("")
+    opener = Opener({str(library): 1})
+    assert find(spec, opener)[:2] == (1, "distribution foo-cpu")
+
+
+def test_of_a_distributions_files_the_best_soname_goes_first(world: World) -> None:
+    eight, nine = world.file("cu12/libfoo.so.8"), world.file("cu12/libfoo.so.9")
+    world.distributions({"foo-cu12": [eight, nine]})
+    assert find(world.spec, Opener({eight: 8, nine: 9}))[0] == 9
+    assert find(world.spec, Opener({eight: 8}))[0] == 8
+
+
+def test_a_distribution_without_the_file_is_passed_by(world: World) -> None:
+    world.distributions({"foo-cu13": [], "foo-cu12": ["/somewhere/libfoo.so"]})
+    _, _, attempts = find(world.spec, Opener({"libfoo.so.9": 1}))
+    for name in ("foo-cu13", "foo-cu12"):
+        assert (f"distribution {name}", "libfoo.so.9", "not in its list of files") in attempts
+
+
+# ---- trace
+
+
+@pytest.mark.parametrize(("value", "traced"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_trace(world: World, capsys: pytest.CaptureFixture[str], value: str | None, traced: bool) -> None:
+    if value is not None:
+        world.variable("PYBNORM_DEBUG_LOAD", value)
+    _, _, attempts = find(world.spec, Opener({"libfoo.so.8": 1}))
+    lines = [f"pybnorm: foo: {how}: {file}: {why}" for how, file, why in attempts]
+    lines.append("pybnorm: foo: system loader: libfoo.so.8: opened")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == (lines if traced else [])
+
+
+# ---- the table
+
+
+def test_the_table_has_every_backend() -> None:
+    assert set(SPECS) == set(pybnorm.backends())
+    assert all(name == spec.backend for name, spec in SPECS.items())
+
+
+def test_sonames_are_versioned() -> None:
+    for spec in SPECS.values():
+        assert all(re.fullmatch(r"lib\w+\.so\.\d+", soname) for soname in spec.sonames)
+    assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8")
+    assert SPECS["miopen"].sonames == ("libMIOpen.so.1",)
+    assert SPECS["onednn"].sonames == ("libdnnl.so.3",)
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "miopen", "onednn"])
+def test_the_variable_of_each_backend(world: World, backend: str) -> None:
+    spec = SPECS[backend]
+    assert spec.variable == f"PYBNORM_LIB_{backend.upper()}"
+    file = world.file("x.so")
+    world.variable(spec.variable, file)
+    assert find(spec, Opener({file: 1})) == (1, spec.variable, ())
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"),
+    [
+        (
+            "cudnn",
+            ["already in the process", "cuda.pathfinder", "distribution nvidia-cudnn-cu13",
+             "distribution nvidia-cudnn-cu12", "distribution nvidia-cudnn-cu11", "CONDA_PREFIX", "system loader",
+             "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME"],
+        ),
+        (
+            "miopen",
+            ["already in the process", "rocm_sdk", "CONDA_PREFIX", "system loader", "ROCM_PATH", "ROCM_HOME",
+             "HIP_PATH", "fixed directory"],
+        ),
+        (
+            "onednn",
+            ["already in the process", "distribution onednn-cpu-gomp", "distribution onednn-cpu-iomp",
+             "distribution onednn-cpu-tbb", "CONDA_PREFIX", "system loader", "DNNLROOT", "fixed directory"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_steps_of_each_backend(world: World, backend: str, steps: list[str]) -> None:
+    with pytest.raises(errors.LibraryNotFoundError) as caught:
+        find(SPECS[backend], Opener())
+    assert list(dict.fromkeys(how for how, _, _ in caught.value.attempts)) == steps
+
+
+def test_fixed_directories_of_miopen(world: World) -> None:
+    patterns = SPECS["miopen"].folders
+    assert patterns == ("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib")
+    moved = tuple(str(world.root) + pattern for pattern in patterns)
+    spec = dataclasses.replace(SPECS["miopen"], folders=moved)
+    folders = [
+        "opt/rocm/core-7.9/lib",
+        "opt/rocm/core-7.10/lib",
+        "opt/rocm/lib",
+        "opt/rocm-6.4.1/lib",
+        "opt/rocm-7.0/lib",
+    ]
+    files = [world.file(folder, "libMIOpen.so.1") for folder in folders]
+    opener = Opener()
+    with pytest.raises(errors.LibraryNotFoundError):
+        find(spec, opener)
+    assert [f for f, _ in opener.asked if "/" in f] == [files[i] for i in (1, 0, 2, 4, 3)]
+
+
+def test_the_prefix_may_hold_glob_characters(world: World) -> None:
+    world.monkeypatch.setattr(sys, "prefix", str(world.root / "pre[fix]*"))
+    file = world.file("pre[fix]*/lib/libdnnl.so.3")
+    assert find(SPECS["onednn"], Opener({file: 1}))[:2] == (1, "fixed directory")
+
+
+def test_the_unversioned_name_is_only_looked_up_in_the_process(world: World) -> None:
+    opener = Opener()
+    with pytest.raises(errors.LibraryNotFoundError):
+        find(SPECS["miopen"], opener)
+    assert ("libMIOpen.so", True) in opener.asked
+    assert "libMIOpen.so" not in [os.path.basename(f) for f, no_load in opener.asked if not no_load]

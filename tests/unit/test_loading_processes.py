@@ -1,0 +1,486 @@
+"""Loading for real, each time in a fresh process: doubles of all three libraries, and the real ones of this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+BACKENDS = ("cudnn", "miopen", "onednn")
+VERSIONS = {"cudnn": [9, 19, 0], "miopen": [3, 4, 0], "onednn": [3, 2, 0]}
+VENDOR_FILES = ("libcudnn", "libMIOpen", "libdnnl", "libcuda", "libamdhip64", "libhsa-runtime64")
+
+
+def variable(backend: str) -> str:
+    return f"PYBNORM_LIB_{backend.upper()}"
+
+
+def unavailable(backend: str, reason: str) -> NoReturn:
+    """Skip with the reason, or fail where PYBNORM_REQUIRE lists the backend."""
+    if backend in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(","):
+        pytest.fail(f"{backend} is required (PYBNORM_REQUIRE) but {reason}")
+    pytest.skip(reason)
+
+
+def distribution_file(*names: str, soname: str) -> tuple[str, str]:
+    """(distribution, path) of an installed wheel's library."""
+    for name in names:
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == soname:
+                return name, str(Path(str(file.locate())).resolve())
+    unavailable("onednn" if "dnnl" in soname else "cudnn", f"none of {names} is installed with {soname}")
+
+
+# ---- importing
+
+
+def test_importing_loads_no_vendor_library(child: Any) -> None:
+    answer = child(
+        """
+        import pybnorm
+        pybnorm.backends(), pybnorm.loaded("cudnn"), pybnorm.Mode.SPATIAL
+        import pybnorm.devices
+        report(mapped(*values["names"]))
+        """,
+        names=VENDOR_FILES,
+    )
+    assert answer == []
+
+
+def test_the_check_of_the_process_map_sees_a_loaded_library(child: Any, doubles: Any) -> None:
+    library = doubles.build("miopen")
+    answer = child("import pybnorm; pybnorm.load('miopen'); report(mapped('libMIOpen'))", {variable("miopen"): library})
+    assert answer == [str(library)]
+
+
+# ---- doubles: what can be wrong with a named file
+
+
+@pytest.mark.parametrize("how", ["variable", "path"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backend: str, how: str) -> None:
+    library = doubles.build(backend)
+    env = {variable(backend): library} if how == "variable" else {}
+    answer = child(
+        """
+        import pybnorm
+        path = values["path"]
+        before = pybnorm.loaded(values["backend"])
+        library = pybnorm.load(values["backend"], path)
+        same = pybnorm.load(values["backend"]) is library is pybnorm.loaded(values["backend"])
+        report([before, same, library._asdict(), mapped(values["soname"])])
+        """,
+        env,
+        backend=backend,
+        path=str(library) if how == "path" else None,
+        soname=vendors[backend].soname,
+    )
+    before, same, loaded, files = answer
+    assert before is None
+    assert same
+    assert loaded["backend"] == backend
+    assert loaded["version"] == VERSIONS[backend]
+    assert loaded["path"] == str(library)
+    assert loaded["found_via"] == (variable(backend) if how == "variable" else "path")
+    assert loaded["attempts"] == []
+    assert files == [str(library)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_named_file_can_be_instead(child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str) -> None:
+    soname = vendors[backend].soname
+    text, folder = tmp_path / soname, tmp_path / "folder"
+    text.write_text("not a library\n")
+    folder.mkdir()
+    short = tmp_path / "short.so"
+    short.write_bytes(doubles.build(backend).read_bytes()[:100])
+    files = {
+        "text": text,
+        "folder": folder,
+        "short": short,
+        "missing": tmp_path / "missing" / soname,
+        "other": doubles.plain(soname),
+        "needy": doubles.plain("needy.so", "int pbn_nowhere(void); int pbn_call(void) { return pbn_nowhere(); }"),
+        "version": doubles.build(backend, version=vendors[backend].other_version),
+    }
+    answer = child(
+        """
+        import pybnorm
+        backend, variable = values["backend"], values["variable"]
+        result = {}
+        for name, file in values["files"].items():
+            by_path = attempt(lambda: pybnorm.load(backend, file))
+            os.environ[variable] = file
+            result[name] = {"path": by_path, variable: attempt(lambda: pybnorm.load(backend))}
+            del os.environ[variable]
+        report([result, mapped(*values["names"])])
+        """,
+        backend=backend,
+        variable=variable(backend),
+        files={name: str(file) for name, file in files.items()},
+        names=VENDOR_FILES,
+    )
+    result, still_mapped = answer
+    expected = {
+        "text": ("LibraryLoadError", ("file too short", "invalid ELF header")),
+        "folder": ("LibraryLoadError", ("is a directory",)),
+        "short": ("LibraryLoadError", ("cannot read file data",)),
+        "missing": ("LibraryLoadError", ("no such file",)),
+        "other": ("SymbolNotFoundError", tuple(doubles.symbols(backend, "REQUIRED")[:1])),
+        "needy": ("LibraryLoadError", ("undefined symbol: pbn_nowhere",)),
+        "version": ("LibraryVersionError", ("7605", "4.0.0", "2.7.0")),
+    }
+    for name, (error, texts) in expected.items():
+        assert set(result[name]) == {"path", variable(backend)}
+        for how, got in result[name].items():
+            assert got.get("error") == error, (name, got)
+            assert any(text in got["text"] for text in texts), (name, got)
+            assert str(files[name]) in got["text"]
+            assert [attempt[:2] for attempt in got["attempts"]] == [[how, str(files[name])]]
+    # The real library of this machine has not been taken instead, and what was refused is gone.
+    assert still_mapped == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backend: str) -> None:
+    names = doubles.symbols(backend, "REQUIRED")
+    assert len(names) >= 15
+    files = {name: str(doubles.build(backend, without=[name])) for name in names}
+    answer = child(
+        """
+        import pybnorm
+        report({name: attempt(lambda: pybnorm.load(values["backend"], file)) for name, file in values["files"].items()})
+        """,
+        backend=backend,
+        files=files,
+    )
+    assert set(answer) == set(names)
+    for name, result in answer.items():
+        assert result.get("error") == "SymbolNotFoundError", (name, result)
+        assert f" {name} " in f" {result['attempts'][0][2]} ", result
+        assert "AttributeError" in result["classes"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend: str) -> None:
+    names = doubles.symbols(backend, "OPTIONAL")
+    assert names
+    script = """
+        import pybnorm
+        pybnorm.load(values["backend"], values["file"])
+        report([pybnorm.has_symbol(values["backend"], name) for name in [*values["names"], "no_such_symbol"]])
+        """
+    for name in names:
+        file = doubles.build(backend, without=[name])
+        answer = child(script, backend=backend, file=str(file), names=names)
+        assert answer == [other != name for other in names] + [None]
+
+
+def test_symbols_come_from_the_opened_file_only(child: Any, doubles: Any) -> None:
+    whole = doubles.build("miopen", soname="libwhole.so")
+    part = doubles.build("miopen", without=["miopenDestroy"])
+    answer = child(
+        """
+        import ctypes, pybnorm
+        ctypes.CDLL(values["whole"], mode=ctypes.RTLD_GLOBAL).miopenDestroy
+        report(attempt(lambda: pybnorm.load("miopen", values["part"])))
+        """,
+        whole=str(whole),
+        part=str(part),
+    )
+    assert answer["error"] == "SymbolNotFoundError"
+    assert "miopenDestroy" in answer["text"]
+
+
+def test_what_is_loaded_stays_local(child: Any, doubles: Any) -> None:
+    answer = child(
+        """
+        import ctypes, pybnorm
+        pybnorm.load("cudnn", values["file"])
+        report([hasattr(ctypes.CDLL(None), "cudnnGetVersion"), hasattr(ctypes.CDLL(values["file"]), "cudnnGetVersion")])
+        """,
+        file=str(doubles.build("cudnn")),
+    )
+    assert answer == [False, True]
+
+
+def test_a_oneDNN_without_a_native_cpu_runtime_is_refused(child: Any, doubles: Any) -> None:
+    for runtime in (0, 512):  # none, SYCL
+        library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}"])
+        answer = child("import pybnorm; report(attempt(lambda: pybnorm.load('onednn', values['f'])))", f=str(library))
+        assert answer["error"] == "LibraryVersionError"
+        assert "CPU runtime" in answer["text"]
+
+
+# ---- doubles: the search
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_in_the_process_is_preferred(
+    child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str
+) -> None:
+    """Also one that was opened by absolute path, and before anything that is installed."""
+    mine, other = doubles.build(backend), doubles.build(backend)
+    conda = tmp_path / "conda/lib"
+    conda.mkdir(parents=True)
+    (conda / other.name).symlink_to(other)
+    answer = child(
+        """
+        import ctypes, pybnorm
+        ctypes.CDLL(values["mine"])
+        report([pybnorm.load(values["backend"])._asdict(), mapped(values["soname"])])
+        """,
+        {"CONDA_PREFIX": conda.parent, "LD_LIBRARY_PATH": other.parent},
+        mine=str(mine),
+        backend=backend,
+        soname=vendors[backend].soname,
+    )
+    loaded, files = answer
+    assert loaded["path"] == str(mine)
+    assert loaded["found_via"] == "already in the process"
+    assert loaded["attempts"] == []
+    assert files == [str(mine)]
+
+
+def test_pytorchs_miopen_is_found_under_its_unversioned_name(child: Any, doubles: Any) -> None:
+    torchs = doubles.build("miopen", soname="libMIOpen.so")
+    answer = child(
+        """
+        import ctypes, pybnorm
+        ctypes.CDLL(values["torchs"])
+        report(pybnorm.load("miopen")._asdict())
+        """,
+        torchs=str(torchs),
+    )
+    assert answer["path"] == str(torchs)
+    assert answer["found_via"] == "already in the process"
+    assert [attempt[1] for attempt in answer["attempts"]] == ["libMIOpen.so.1"]
+
+
+def test_an_unusable_copy_in_the_process_is_remembered(child: Any, doubles: Any, vendors: Any) -> None:
+    old = doubles.build("miopen", version=vendors["miopen"].other_version)
+    new = doubles.build("miopen")
+    answer = child(
+        """
+        import ctypes, pybnorm
+        os.makedirs("conda/lib")
+        os.symlink(values["new"], "conda/lib/libMIOpen.so.1")
+        os.environ["CONDA_PREFIX"] = os.path.abspath("conda")
+        ctypes.CDLL(values["old"])
+        report(pybnorm.load("miopen")._asdict())
+        """,
+        old=str(old),
+        new=str(new),
+    )
+    assert answer["found_via"] == "CONDA_PREFIX"
+    assert answer["version"] == VERSIONS["miopen"]
+    how, file, why = answer["attempts"][0]
+    assert (how, file) == ("already in the process", "libMIOpen.so.1")
+    assert "4.0.0" in why
+
+
+PLACES = {
+    "CONDA_PREFIX": ("CONDA_PREFIX", "{root}", "CONDA_PREFIX"),
+    "LD_LIBRARY_PATH": ("LD_LIBRARY_PATH", "{root}/lib", "system loader"),
+    "ROCM_PATH": ("ROCM_PATH", "{root}", "ROCM_PATH"),
+    "ROCM_HOME": ("ROCM_HOME", "{root}", "ROCM_HOME"),
+    "HIP_PATH": ("HIP_PATH", "{root}", "HIP_PATH"),
+}
+# A soname that no machine has: what is installed here cannot answer for the place under test.
+OWN_SONAME = """
+        import dataclasses, pybnorm
+        from pybnorm import _find
+        folders = (os.getcwd() + "/opt/rocm-*/lib",)
+        _find.SPECS["miopen"] = dataclasses.replace(
+            _find.SPECS["miopen"], sonames=("libMIOpen.so.987",), loaded_names=(), folders=folders
+        )
+"""
+
+
+@pytest.mark.parametrize("place", [*PLACES, "fixed"])
+def test_each_place_for_real(child: Any, doubles: Any, tmp_path: Path, place: str) -> None:
+    library = doubles.build("miopen", soname="libMIOpen.so.987")
+    root = tmp_path / "opt/rocm-7.0.2"
+    (root / "lib").mkdir(parents=True)
+    (root / "lib/libMIOpen.so.987").symlink_to(library)
+    name, value, found_via = PLACES.get(place, ("", "", "fixed directory"))
+    env = {name: value.format(root=root)} if name else {}
+    if place != "fixed":
+        (tmp_path / "opt/rocm-7.0.2").rename(tmp_path / "elsewhere")
+        env = {name: value.format(root=tmp_path / "elsewhere")}
+    answer = child(OWN_SONAME + "        report(attempt(lambda: pybnorm.load('miopen')))", env)
+    assert answer["value"]["found_via"] == found_via
+    assert Path(answer["value"]["path"]).resolve() == library
+
+
+def test_nothing_anywhere_lists_everything_and_is_not_cached(child: Any, doubles: Any) -> None:
+    library = doubles.build("miopen", soname="libMIOpen.so.987")
+    answer = child(
+        OWN_SONAME
+        + """
+        first = attempt(lambda: pybnorm.load("miopen"))
+        handle = attempt(lambda: pybnorm.Handle("miopen"))
+        os.environ["PYBNORM_LIB_MIOPEN"] = values["file"]
+        report([first, handle, attempt(lambda: pybnorm.load("miopen"))])
+        """,
+        file=str(library),
+    )
+    first, handle, then = answer
+    assert first["error"] == handle["error"] == "LibraryNotFoundError"
+    assert "ImportError" in first["classes"]
+    hows = [how for how, _, _ in first["attempts"]]
+    assert list(dict.fromkeys(hows)) == [
+        "already in the process", "rocm_sdk", "CONDA_PREFIX", "system loader", "ROCM_PATH", "ROCM_HOME", "HIP_PATH",
+        "fixed directory",
+    ]  # fmt: skip
+    assert all(f"{how}: {file}: {why}" in first["text"] for how, file, why in first["attempts"])
+    assert "PYBNORM_LIB_MIOPEN" in first["text"]
+    assert then["value"]["found_via"] == "PYBNORM_LIB_MIOPEN"
+
+
+def test_many_threads_load_once(child: Any, doubles: Any) -> None:
+    answer = child(
+        """
+        import threading, pybnorm
+        from pybnorm import _find
+        searches, found, barrier = [], [], threading.Barrier(8)
+        original = _find.find
+        def counted(*arguments):
+            searches.append(1)
+            return original(*arguments)
+        _find.find = counted
+        def work():
+            barrier.wait()
+            found.append(pybnorm.load("miopen"))
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        [t.start() for t in threads], [t.join() for t in threads]
+        report([len(searches), len(found), len({id(f) for f in found})])
+        """,
+        {variable("miopen"): doubles.build("miopen")},
+    )
+    assert answer == [1, 8, 1]
+
+
+def test_a_second_file_is_refused_once_one_is_loaded(child: Any, doubles: Any) -> None:
+    one, two = doubles.build("miopen"), doubles.build("miopen")
+    answer = child(
+        """
+        import pybnorm
+        pybnorm.load("miopen", values["one"])
+        report([attempt(lambda: pybnorm.load("miopen", values[k])) for k in ("one", "two")])
+        """,
+        one=str(one),
+        two=str(two),
+    )
+    assert answer[0]["value"]["path"] == str(one)
+    assert answer[1]["error"] == "LibraryLoadError"
+    assert str(one) in answer[1]["text"]
+
+
+def test_the_trace_goes_to_stderr(child: Any, doubles: Any) -> None:
+    library = doubles.build("cudnn")
+    env = {variable("cudnn"): library}
+    script = "import pybnorm; pybnorm.load('cudnn'); report(1)"
+    child(script, env)
+    assert (child.stdout, child.stderr) == ("", "")
+    child(script, {**env, "PYBNORM_DEBUG_LOAD": 1})
+    assert (child.stdout, child.stderr) == ("", f"pybnorm: cudnn: {variable('cudnn')}: {library}: opened\n")
+
+
+# ---- the real libraries
+
+
+def test_the_real_onednn_of_its_wheel(child: Any) -> None:
+    name, path = distribution_file("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", soname="libdnnl.so.3")
+    answer = child("import pybnorm; report([pybnorm.load('onednn')._asdict(), mapped('libdnnl')])")
+    loaded, files = answer
+    assert loaded["found_via"] == f"distribution {name}"
+    assert Path(loaded["path"]).resolve() == Path(path)
+    assert loaded["version"][0] == 3
+    assert loaded["device_type"] == 1
+    assert [Path(file).resolve() for file in files] == [Path(path)]
+
+
+def test_the_real_onednn_is_not_taken_when_another_file_is_named(child: Any, tmp_path: Path) -> None:
+    distribution_file("onednn-cpu-gomp", soname="libdnnl.so.3")
+    answer = child(
+        "import pybnorm; report([attempt(lambda: pybnorm.Handle('onednn')), mapped('libdnnl')])",
+        {variable("onednn"): tmp_path / "gone.so"},
+    )
+    assert answer[0]["error"] == "LibraryLoadError"
+    assert answer[1] == []
+
+
+CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
+
+
+def test_the_real_cudnn_without_pathfinder(child: Any) -> None:
+    name, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
+    answer = child(
+        """
+        sys.modules["cuda.pathfinder"] = None  # as if not installed
+        import pybnorm
+        report([pybnorm.load("cudnn")._asdict(), mapped("libcudnn.so")])
+        """
+    )
+    loaded, files = answer
+    assert loaded["found_via"] == f"distribution {name}"
+    assert Path(loaded["path"]).resolve() == Path(path)
+    assert loaded["version"][0] == 9
+    assert loaded["device_type"] == 2
+    assert [Path(file).resolve() for file in files] == [Path(path)]
+    assert any(how == "cuda.pathfinder" and "ModuleNotFoundError" in why for how, _, why in loaded["attempts"])
+
+
+def test_the_real_cudnn_through_pathfinder(child: Any, doubles: Any) -> None:
+    _, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
+    try:
+        version = importlib.metadata.version("cuda-pathfinder")
+    except importlib.metadata.PackageNotFoundError:
+        unavailable("cudnn", "cuda-pathfinder is not installed")
+    if tuple(map(int, version.split(".")[:2])) < (1, 7):
+        pytest.skip(f"cuda-pathfinder {version} does not know cuDNN, 1.7 does")
+    # Pathfinder loads cuBLAS first, which cuDNN's wheel need not have beside it; binding needs none of it.
+    cublas = doubles.plain("libcublasLt.so.12")
+    answer = child(
+        "import pybnorm; report(pybnorm.load('cudnn')._asdict())",
+        {"LD_LIBRARY_PATH": cublas.parent},
+    )
+    assert answer["found_via"] == "cuda.pathfinder"
+    assert Path(answer["path"]).resolve() == Path(path)
+    assert answer["version"][0] == 9
+
+
+def test_a_real_library_that_was_loaded_before_is_used(child: Any) -> None:
+    _, path = distribution_file("onednn-cpu-gomp", soname="libdnnl.so.3")
+    answer = child(
+        """
+        import ctypes, pybnorm
+        ctypes.CDLL(values["path"])
+        report(pybnorm.load("onednn")._asdict())
+        """,
+        path=path,
+    )
+    assert answer["found_via"] == "already in the process"
+    assert Path(answer["path"]).resolve() == Path(path)
+
+
+def test_the_search_leaves_the_environment_alone(child: Any) -> None:
+    answer = child(
+        """
+        before = dict(os.environ)
+        import pybnorm
+        for backend in pybnorm.backends():
+            attempt(lambda: pybnorm.load(backend))
+        report([dict(os.environ) == before, sys.prefix])
+        """
+    )
+    assert answer == [True, sys.prefix]
