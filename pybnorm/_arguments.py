@@ -2,7 +2,7 @@
 
 The rules come from what batch norm means and from what the vendor libraries do with bad input (crash, write out of
 bounds, return success with NaN). Nothing here changes if a vendor changes. Every function returns the value in its
-canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the argument, what it was and what is allowed.
+canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the argument, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "disjoint",
     "epsilon",
     "factor",
+    "fill",
     "forward_inference",
     "forward_training",
     "is_packed_vector",
@@ -51,14 +52,22 @@ INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's desc
 POINTER_MAX = 2**64 - 1
 _FLOAT32_MAX = 3.4028234663852886e38
 _FLOAT64_MAX = 1.7976931348623157e308
+_LARGEST = {
+    DataType.FLOAT64: _FLOAT64_MAX,
+    DataType.FLOAT32: _FLOAT32_MAX,
+    DataType.FLOAT16: 65504.0,
+    DataType.BFLOAT16: (2.0 - 2.0**-7) * 2.0**127,
+}
 
-_MODES: dict[object, Mode] = {m: m for m in Mode} | {m.name: m for m in Mode} | {m.name.lower(): m for m in Mode}
-_OPERATIONS: dict[object, Operation] = (
-    {o: o for o in Operation} | {o.name: o for o in Operation} | {o.name.lower(): o for o in Operation}
-)
-_DATA_TYPES: dict[object, DataType] = (
-    {d: d for d in DataType} | {d.name.lower(): d for d in DataType} | {d.short: d for d in DataType}
-)
+_MODES: dict[object, Any] = {}
+_OPERATIONS: dict[object, Any] = {}
+_DATA_TYPES: dict[object, Any] = {}
+for _m in Mode:
+    _MODES |= dict.fromkeys((_m, _m.name, _m.name.lower()), _m)
+for _o in Operation:
+    _OPERATIONS |= dict.fromkeys((_o, _o.name, _o.name.lower()), _o)
+for _d in DataType:
+    _DATA_TYPES |= dict.fromkeys((_d, _d.name.lower(), _d.short), _d)
 
 
 class TensorLike(Protocol):
@@ -237,7 +246,7 @@ def _integers(value: object, argument: str) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)):
         raise ArgumentTypeError(argument, value, "a sequence of integers")
     try:
-        items = tuple(value)  # type: ignore[arg-type]
+        items: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
         if any(isinstance(v, bool) for v in items):
             raise TypeError
         return tuple(operator.index(v) for v in items)
@@ -401,7 +410,9 @@ def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
         )
     expected = derived_data_type(x.dtype)
     if param.dtype != expected:
-        raise ArgumentTypeError("param_desc", f"dtype {param.dtype.short}", f"{expected.short} for {x.dtype.short} data")
+        raise ArgumentTypeError(
+            "param_desc", f"dtype {param.dtype.short}", f"{expected.short} for {x.dtype.short} data"
+        )
 
 
 def forward_training(
@@ -430,13 +441,21 @@ def forward_training(
     if has_running and reduced_count(x.dims, m) == 1:
         # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen leaves the correction out, PyTorch refuses.
         raise ArgumentError(
-            "x", f"dims {x.dims} in mode {m.name}", "at least two elements per statistic when running statistics are updated"
+            "x",
+            f"dims {x.dims} in mode {m.name}",
+            "at least two elements per statistic when running statistics are updated",
         )
     return result
 
 
 def forward_inference(
-    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None, epsilon_: object
+    bn_mode: object,
+    alpha: object,
+    beta: object,
+    x: TensorLike,
+    y: TensorLike,
+    param: TensorLike | None,
+    epsilon_: object,
 ) -> tuple[Mode, float, float, float]:
     """Rules of forward inference; returns mode, alpha, beta and epsilon in canonical form."""
     m = mode(bn_mode)
@@ -481,3 +500,12 @@ def axpby(a: object, b: object, x: TensorLike, y: TensorLike) -> tuple[float, fl
     result = (scalar(a, "a", x.dtype), scalar(b, "b", x.dtype))
     _same("y", y, x)
     return result
+
+
+def fill(value: object, y: TensorLike) -> float:
+    """Rules of y = value; returns the value in canonical form."""
+    allowed = f"a finite number that {y.dtype.name.lower()} can hold"
+    number = _float(value, "value", allowed)
+    if not abs(number) <= _LARGEST[y.dtype]:
+        raise ArgumentError("value", value, allowed)
+    return number

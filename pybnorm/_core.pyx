@@ -31,6 +31,7 @@ from pybnorm._shim cimport (
     PBN_OP_AXPBY,
     PBN_OP_BACKWARD,
     PBN_OP_DERIVE,
+    PBN_OP_FILL,
     PBN_OP_FORWARD_INFERENCE,
     PBN_OP_FORWARD_TRAINING,
     PBN_TEXT_MAX,
@@ -65,6 +66,7 @@ __all__ = [
     "batch_normalization_forward_training",
     "capability",
     "derive_bn_tensor_descriptor",
+    "fill",
     "has_symbol",
     "load",
     "loaded",
@@ -97,7 +99,14 @@ cdef dict _REACHABLE = {
     2: frozenset({2, 13}),     # CUDA: also managed memory
     10: frozenset({10}),       # ROCm
 }
-cdef dict _DEVICE_NAMES = {1: "CPU", 2: "CUDA", 3: "CUDA pinned host", 10: "ROCm", 11: "ROCm pinned host", 13: "CUDA managed"}
+cdef dict _DEVICE_NAMES = {
+    1: "CPU",
+    2: "CUDA",
+    3: "CUDA pinned host",
+    10: "ROCm",
+    11: "ROCm pinned host",
+    13: "CUDA managed",
+}
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef size_t _WORKSPACE_ALIGNMENT = 64
 
@@ -264,7 +273,7 @@ def capability(backend, operation, mode, dtype, layout, rank):
     backend : str
     operation : Operation
     mode : Mode
-        Ignored for `Operation.AXPBY`.
+        Ignored for `Operation.AXPBY` and `Operation.FILL`.
     dtype : DataType
         Element type of x.
     layout : Layout
@@ -838,7 +847,9 @@ cdef class Handle:
                 f"{_DEVICE_NAMES[self.table.device_type]} memory, which backend {self.backend} computes on",
             )
         if self.device is not None and buffer.device_id not in (self.device, -1):
-            raise errors.ArgumentError(argument, f"memory of device {buffer.device_id}", f"device {self.device}, the handle's")
+            raise errors.ArgumentError(
+                argument, f"memory of device {buffer.device_id}", f"device {self.device}, the handle's"
+            )
         if output and not buffer.writable:
             raise errors.ArgumentError(argument, "a read-only array", "a writable one")
         return buffer
@@ -850,11 +861,15 @@ cdef class Handle:
         _arguments.strides(steps, shape, argument)
         return buffer._replace(dims=shape, strides=steps)
 
-    cdef uintptr_t _parameter(self, object array, str argument, TensorDescriptor param, bint output=False) except? 0:
+    cdef uintptr_t _parameter(
+        self, object array, str argument, TensorDescriptor param, list kept, bint output=False
+    ) except? 0:
+        """The address of a parameter array; `kept` holds its memory until the call has returned."""
         buffer = self._buffer(array, argument, output)
         if buffer.dtype != param.dtype:
             raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", param.dtype.short)
         _arguments.parameter_dims(argument, buffer.dims, buffer.strides, param.dims)
+        kept.append(buffer)
         return buffer.pointer
 
     cdef TensorDescriptor _described(self, object buffer):
@@ -938,6 +953,7 @@ cdef class Handle:
         """
         with self.lock:
             self._check()
+            kept = []
             has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
             xb = self._data(x, "x")
@@ -956,13 +972,13 @@ cdef class Handle:
                 yd,
                 yb.pointer,
                 pd,
-                self._parameter(scale, "scale", pd),
-                self._parameter(bias, "bias", pd),
-                self._parameter(running_mean, "running_mean", pd, True) if has_running else 0,
-                self._parameter(running_variance, "running_variance", pd, True) if has_running else 0,
-                self._parameter(saved_mean, "saved_mean", pd, True) if has_saved else 0,
-                self._parameter(saved_inv_variance, "saved_inv_variance", pd, True) if has_saved else 0,
-                self._workspace(workspace),
+                self._parameter(scale, "scale", pd, kept),
+                self._parameter(bias, "bias", pd, kept),
+                self._parameter(running_mean, "running_mean", pd, kept, True) if has_running else 0,
+                self._parameter(running_variance, "running_variance", pd, kept, True) if has_running else 0,
+                self._parameter(saved_mean, "saved_mean", pd, kept, True) if has_saved else 0,
+                self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept, True) if has_saved else 0,
+                self._workspace(workspace, kept),
                 True,
             )
 
@@ -1006,6 +1022,7 @@ cdef class Handle:
         """
         with self.lock:
             self._check()
+            kept = []
             xb = self._data(x, "x")
             yb = self._data(y, "y", True)
             values = _arguments.forward_inference(mode, alpha, beta, xb, yb, None, epsilon)
@@ -1020,11 +1037,11 @@ cdef class Handle:
                 yd,
                 yb.pointer,
                 pd,
-                self._parameter(scale, "scale", pd),
-                self._parameter(bias, "bias", pd),
-                self._parameter(running_mean, "running_mean", pd),
-                self._parameter(running_variance, "running_variance", pd),
-                self._workspace(workspace),
+                self._parameter(scale, "scale", pd, kept),
+                self._parameter(bias, "bias", pd, kept),
+                self._parameter(running_mean, "running_mean", pd, kept),
+                self._parameter(running_variance, "running_variance", pd, kept),
+                self._workspace(workspace, kept),
                 True,
             )
 
@@ -1083,6 +1100,7 @@ cdef class Handle:
         """
         with self.lock:
             self._check()
+            kept = []
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
             xb = self._data(x, "x")
             dyb = self._data(dy, "dy")
@@ -1104,12 +1122,12 @@ cdef class Handle:
                 dxd,
                 dxb.pointer,
                 pd,
-                self._parameter(scale, "scale", pd),
-                self._parameter(dscale, "dscale", pd, True),
-                self._parameter(dbias, "dbias", pd, True),
-                self._parameter(saved_mean, "saved_mean", pd) if has_saved else 0,
-                self._parameter(saved_inv_variance, "saved_inv_variance", pd) if has_saved else 0,
-                self._workspace(workspace),
+                self._parameter(scale, "scale", pd, kept),
+                self._parameter(dscale, "dscale", pd, kept, True),
+                self._parameter(dbias, "dbias", pd, kept, True),
+                self._parameter(saved_mean, "saved_mean", pd, kept) if has_saved else 0,
+                self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept) if has_saved else 0,
+                self._workspace(workspace, kept),
                 True,
             )
 
@@ -1120,13 +1138,101 @@ cdef class Handle:
         """
         with self.lock:
             self._check()
+            kept = []
             xb = self._data(x, "x")
             yb = self._data(y, "y", True)
             values = _arguments.axpby(a, b, xb, yb)
             _axpby(
                 self, values, self._described(xb), xb.pointer, self._described(yb), yb.pointer,
-                self._workspace(workspace), True,
+                self._workspace(workspace, kept), True,
             )
+
+    def fill(self, value, y):
+        """``y = value`` everywhere, on an array of any strides; what lies between its elements is not written.
+
+        Parameters
+        ----------
+        value : float
+            Finite and in the range of y's dtype, to which it is rounded.
+        y : array, rank 2 to 8
+            Written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `fill`.
+        """
+        with self.lock:
+            self._check()
+            yb = self._data(y, "y", True)
+            _fill(self, _arguments.fill(value, yb), self._described(yb), yb.pointer)
+
+    def buffer(self, array, argument, *, output=False):
+        """Describe an array that this handle's calls can reach, without calling the vendor.
+
+        Parameters
+        ----------
+        array : array
+        argument : str
+            The name that errors give it.
+        output : bool
+            Whether it must be writable.
+
+        Returns
+        -------
+        Buffer
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not an array, on another device, or read-only where it must be writable.
+        """
+        self._check()
+        return self._buffer(array, argument, output)
+
+    def memory(self, workspace):
+        """Address and bytes of a workspace that this handle's calls can reach; (0, 0) for ``None``.
+
+        Parameters
+        ----------
+        workspace : array or (int, int) or None
+
+        Returns
+        -------
+        (int, int)
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not contiguous memory, on another device, or read-only.
+        """
+        self._check()
+        return self._workspace(workspace, [])
+
+    def descriptor(self, array, argument="array"):
+        """The descriptor of a data array, from the handle's bounded cache; the array's memory is not touched.
+
+        Parameters
+        ----------
+        array : array, rank 2 to 8
+        argument : str
+            The name that errors give it.
+
+        Returns
+        -------
+        TensorDescriptor
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+        """
+        with self.lock:
+            self._check()
+            return self._described(self._data(array, argument))
 
     def workspace_size(
         self,
@@ -1169,7 +1275,7 @@ cdef class Handle:
             0 where the vendor needs none.
         """
         op = _arguments.operation(operation)
-        if op == Operation.DERIVE:
+        if op in (Operation.DERIVE, Operation.FILL):
             raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
         _arguments.boolean(running, "running")
         _arguments.boolean(saved, "saved")
@@ -1217,8 +1323,8 @@ cdef class Handle:
                 raise _error(self.table, status, "workspace_size", (f"x={xd!r}",))
         return size
 
-    cdef tuple _workspace(self, object workspace):
-        """(address, bytes) of the workspace argument."""
+    cdef tuple _workspace(self, object workspace, list kept):
+        """(address, bytes) of the workspace argument; `kept` holds its memory until the call has returned."""
         if workspace is None:
             return 0, 0
         if isinstance(workspace, tuple) and len(workspace) == 2:
@@ -1233,6 +1339,7 @@ cdef class Handle:
                 f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
                 f"{_DEVICE_NAMES[self.table.device_type]} memory",
             )
+        kept.append(memory)
         return memory.pointer, memory.nbytes
 
     cdef int _ensure_workspace(self, pbn_call *call, bint own, str function) except -1:
@@ -1300,7 +1407,7 @@ cdef tuple _shown(const pbn_call *call):
     _show(lines, "dy", call.dy_desc)
     _show(lines, "dx", call.dx_desc)
     _show(lines, "param", call.param_desc)
-    if call.operation != PBN_OP_AXPBY:
+    if call.operation != PBN_OP_AXPBY and call.operation != PBN_OP_FILL:
         lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
     return tuple(lines)
 
@@ -1334,8 +1441,10 @@ cdef int _run(Handle handle, pbn_call *call, str name) except -1:
             status = table.forward_inference(c_handle, call)
         elif call.operation == PBN_OP_BACKWARD:
             status = table.backward(c_handle, call)
-        else:
+        elif call.operation == PBN_OP_AXPBY:
             status = table.axpby(c_handle, call)
+        else:
+            status = table.fill(c_handle, call)
     if status != 0:
         raise _error(handle.table, status, name, _shown(call))
     return 0
@@ -1459,6 +1568,16 @@ cdef int _axpby(
     return _run(handle, &call, "axpby")
 
 
+cdef int _fill(Handle handle, object value, TensorDescriptor yd, uintptr_t y) except -1:
+    cdef pbn_call call
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_FILL
+    call.alpha = value
+    call.y_desc, call.y = &yd.tensor, <void *>y
+    _check_capability(handle.table, PBN_OP_FILL, 1, yd, "fill")
+    return _run(handle, &call, "fill")
+
+
 # ---------------------------------------------------------------- the calls on addresses
 
 def batch_normalization_forward_training(
@@ -1524,7 +1643,9 @@ def batch_normalization_forward_training(
         "running_mean", running_mean or None, "running_variance", running_variance or None
     )
     _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
-    values = _arguments.forward_training(mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running)
+    values = _arguments.forward_training(
+        mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running
+    )
     ws = _workspace_pair(workspace, workspace_size)
     with h.lock:
         h._check()
@@ -1692,3 +1813,31 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     with h.lock:
         h._check()
         _axpby(h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), ws, False)
+
+
+def fill(handle, value, y_desc, y):
+    """``y = value`` everywhere, on an address; what lies between the elements is not written.
+
+    Parameters
+    ----------
+    handle : Handle
+    value : float
+        Finite and in the range of y's dtype, to which it is rounded.
+    y_desc : TensorDescriptor
+    y : int
+        Address.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnSetTensor``; ``miopenSetTensor``; for oneDNN plain C in the adapter.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
+    number = _arguments.fill(value, yd)
+    with h.lock:
+        h._check()
+        _fill(h, number, yd, _arguments.pointer(y, "y"))

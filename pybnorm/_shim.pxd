@@ -22,6 +22,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_OP_FORWARD_INFERENCE
         PBN_OP_BACKWARD
         PBN_OP_AXPBY
+        PBN_OP_FILL
         PBN_CAP_RUNS
         PBN_CAP_BLEND_NATIVE
         PBN_CAP_BLEND_SCRATCH
@@ -110,17 +111,24 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*stream_get)(pbn_handle *handle, void **stream) noexcept nogil
         int (*tensor_create)(pbn_tensor *tensor) noexcept nogil
         int (*tensor_borrow)(void *vendor, pbn_tensor *tensor) noexcept nogil
-        int (*tensor_set)(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) noexcept nogil
-        int (*tensor_get)(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides) noexcept nogil
+        int (*tensor_set)(
+            pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides
+        ) noexcept nogil
+        int (*tensor_get)(
+            const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides
+        ) noexcept nogil
         int (*tensor_size)(const pbn_tensor *tensor, size_t *bytes) noexcept nogil
         int (*tensor_destroy)(pbn_tensor *tensor) noexcept nogil
         int (*derive)(pbn_tensor *derived, const pbn_tensor *x, int mode) noexcept nogil
-        uint32_t (*capability)(int operation, int mode, int dtype, int layout, int rank, const char **why) noexcept nogil
+        uint32_t (*capability)(
+            int operation, int mode, int dtype, int layout, int rank, const char **why
+        ) noexcept nogil
         int (*workspace_size)(pbn_handle *handle, const pbn_call *call, size_t *bytes) noexcept nogil
         int (*forward_training)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*forward_inference)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*axpby)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*fill)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
 
 cdef extern from *:

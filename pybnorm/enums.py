@@ -60,6 +60,7 @@ class Operation(enum.IntEnum):
     FORWARD_INFERENCE = 2
     BACKWARD = 3
     AXPBY = 4
+    FILL = 5
 
 
 class Capability(enum.IntFlag):

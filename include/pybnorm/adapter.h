@@ -4,6 +4,7 @@
 #ifndef PYBNORM_ADAPTER_H
 #define PYBNORM_ADAPTER_H
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -84,6 +85,39 @@ static inline void pbn_packed_strides(int rank, const int64_t *dims, int layout,
     for (int i = rank - 1; i >= 0; i--) {
         strides[i] = next;
         next *= dims[i];
+    }
+}
+
+/* `value`, finite and within the type's range, as an element of `dtype`: to nearest, ties to even. */
+static inline void pbn_encode(double value, int dtype, void *element) {
+    float narrow = (float)value;
+    if (dtype == PBN_FLOAT64) {
+        memcpy(element, &value, sizeof value);
+    } else if (dtype == PBN_FLOAT32) {
+        memcpy(element, &narrow, sizeof narrow);
+    } else {
+        /* Rounded once, from double: 11 or 8 significant bits, fewer below the smallest normal number. */
+        const int digits = dtype == PBN_FLOAT16 ? 11 : 8, lowest = dtype == PBN_FLOAT16 ? -24 : -133;
+        int exponent;
+        double unit, rounded;
+        uint32_t bits;
+        frexp(value, &exponent);
+        unit = ldexp(1.0, exponent - digits > lowest ? exponent - digits : lowest);
+        rounded = nearbyint(value / unit) * unit;
+        if (dtype == PBN_BFLOAT16) {
+            narrow = (float)rounded; /* exact: bfloat16 is the upper half of float32 */
+            memcpy(&bits, &narrow, sizeof bits);
+            bits >>= 16;
+        } else {
+            const double size = fabs(rounded);
+            frexp(size, &exponent);
+            bits = size < 0x1p-14 ? (uint32_t)(size * 0x1p24)
+                                  : (uint32_t)(exponent + 14) << 10 | ((uint32_t)ldexp(size, 11 - exponent) & 0x3ff);
+            if (signbit(value))
+                bits |= 0x8000;
+        }
+        const uint16_t half = (uint16_t)bits;
+        memcpy(element, &half, sizeof half);
     }
 }
 

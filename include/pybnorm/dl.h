@@ -27,8 +27,9 @@ static inline int pbn_dl_open(pbn_library *lib, const char *file, int no_load) {
     dlerror();
     lib->handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | (no_load ? RTLD_NOLOAD : 0));
     if (lib->handle == NULL) {
-        const char *text = dlerror(); /* NULL under RTLD_NOLOAD when the library is merely absent */
-        snprintf(lib->message, sizeof lib->message, "%s", text ? text : "not loaded in this process");
+        const char *text = dlerror();
+        /* Under RTLD_NOLOAD the loader's own text says that the file cannot be opened, which nobody tried. */
+        snprintf(lib->message, sizeof lib->message, "%s", no_load || !text ? "not loaded in this process" : text);
         return PBN_E_LIBRARY;
     }
     if (dlinfo(lib->handle, RTLD_DI_LINKMAP, &map) == 0 && map != NULL && map->l_name[0] != '\0')

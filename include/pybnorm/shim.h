@@ -53,7 +53,8 @@ typedef enum pbn_operation {
     PBN_OP_FORWARD_TRAINING = 1,
     PBN_OP_FORWARD_INFERENCE = 2,
     PBN_OP_BACKWARD = 3,
-    PBN_OP_AXPBY = 4 /* y = a*x + b*y, elementwise */
+    PBN_OP_AXPBY = 4, /* y = a*x + b*y, elementwise */
+    PBN_OP_FILL = 5   /* y = a everywhere */
 } pbn_operation;
 
 /* What the capability query answers; 0 means the combination is refused. */
@@ -112,6 +113,7 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * backward           dx = alpha*dx' + beta*dx; dscale, dbias blended by alpha_param, beta_param;
  *                    saved pair both (epsilon unused, any values honoured) or none (recomputed from x)
  * axpby              y = alpha*x + beta*y (x, y: same dims and dtype, each with its own strides)
+ * fill               y = alpha, rounded to y's dtype; no workspace; between strides nothing is written
  *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
@@ -184,6 +186,7 @@ typedef struct pbn_backend {
     int (*forward_inference)(pbn_handle *handle, const pbn_call *call);
     int (*backward)(pbn_handle *handle, const pbn_call *call);
     int (*axpby)(pbn_handle *handle, const pbn_call *call);
+    int (*fill)(pbn_handle *handle, const pbn_call *call);
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
     int (*has_symbol)(const char *name);

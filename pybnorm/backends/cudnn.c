@@ -101,7 +101,8 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *y_desc, void *y))                                                                          \
     OPTIONAL(int, cudnnAddTensor,                                                                                    \
              (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
-              const void *y_desc, void *y))
+              const void *y_desc, void *y))                                                                          \
+    OPTIONAL(int, cudnnSetTensor, (void *handle, const void *y_desc, void *y, const void *value))
 
 /* From the driver, libcuda.so.1: the context that is current on the calling thread. */
 #define PBN_CUDA_DRIVER_SYMBOLS(X) X(int, cuCtxGetDevice, (int *device))
@@ -799,6 +800,7 @@ static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
     }
 }
 
+static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
 static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
 
 static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
@@ -815,7 +817,7 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         *why = bad_dtype;
     } else if (layout != PBN_CHANNELS_FIRST && layout != PBN_CHANNELS_LAST && layout != PBN_STRIDED) {
         *why = "the layout is none of CHANNELS_FIRST, CHANNELS_LAST, STRIDED";
-    } else if (operation != PBN_OP_AXPBY && to_vendor_mode(mode, &number) != PBN_OK) {
+    } else if (operation != PBN_OP_AXPBY && operation != PBN_OP_FILL && to_vendor_mode(mode, &number) != PBN_OK) {
         *why = bad_mode;
     } else {
         switch (operation) {
@@ -827,6 +829,12 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
                 return 0;
             }
             break;
+        case PBN_OP_FILL:
+            if (api.major != 0 && api.cudnnSetTensor == NULL) {
+                *why = no_fill;
+                return 0;
+            }
+            return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
         case PBN_OP_FORWARD_TRAINING:
         case PBN_OP_FORWARD_INFERENCE:
         case PBN_OP_BACKWARD:
@@ -1014,6 +1022,25 @@ static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
     return function(handle->vendor, &alpha, x_desc, call->x, &beta, y_desc, call->y);
 }
 
+/* cudnnSetTensor reads the value in the tensor's own type. */
+static int cudnn_fill(pbn_handle *handle, const pbn_call *call) {
+    void *y_desc;
+    double value; /* room and alignment for any of the types */
+    int status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
+        (status = check_alignment(call->y_desc->dtype, 0, bits(call->y), 0)) != PBN_OK)
+        return status;
+    if (api.cudnnSetTensor == NULL)
+        return pbn_refuse(PBN_E_SYMBOL, no_fill);
+    pbn_encode(call->alpha, call->y_desc->dtype, &value);
+    forget_vendor_text();
+    return api.cudnnSetTensor(handle->vendor, y_desc, call->y, &value);
+}
+
 const pbn_backend pbn_backend_cudnn = {
     .name = "cudnn",
     .label = "cuDNN",
@@ -1042,6 +1069,7 @@ const pbn_backend pbn_backend_cudnn = {
     .forward_inference = cudnn_forward_inference,
     .backward = cudnn_backward,
     .axpby = cudnn_axpby,
+    .fill = cudnn_fill,
     .has_symbol = cudnn_has_symbol,
 };
 

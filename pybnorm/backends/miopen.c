@@ -53,6 +53,7 @@
     REQUIRED(int, miopenOpTensor,                                                                                   \
              (void *handle, int op, const void *alpha1, void *a_desc, const void *a, const void *alpha2,            \
               void *b_desc, const void *b, const void *beta, void *c_desc, void *c))                                \
+    REQUIRED(int, miopenSetTensor, (void *handle, void *y_desc, void *y, const void *value))                        \
     REQUIRED(int, miopenBatchNormalizationForwardTraining,                                                          \
              (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
               void *param_desc, void *scale, void *bias, double factor, void *running_mean,                         \
@@ -566,7 +567,14 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
             return "miopenOpTensor is used on packed tensors only";
         return NULL;
     }
-    if (operation < PBN_OP_DERIVE || operation > PBN_OP_AXPBY)
+    if (operation == PBN_OP_FILL) {
+        if (rank < 1 || rank > PBN_MAX_RANK)
+            return "rank is outside 1 to 8";
+        if (layout == PBN_STRIDED)
+            return "miopenSetTensor is used on packed tensors only";
+        return NULL;
+    }
+    if (operation < PBN_OP_DERIVE || operation > PBN_OP_FILL)
         return "operation is unknown";
     reason = refused_mode(mode);
     if (reason != NULL)
@@ -597,7 +605,7 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_FOLDED;
     if (operation == PBN_OP_AXPBY)
         bits |= PBN_CAP_BLEND_NATIVE;
-    else if (operation != PBN_OP_DERIVE && dtype != PBN_BFLOAT16)
+    else if (operation != PBN_OP_DERIVE && operation != PBN_OP_FILL && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
     return bits;
 }
@@ -967,6 +975,28 @@ static int axpby(pbn_handle *handle, const pbn_call *call) {
     return op_tensor(handle, call->x_desc, call->alpha, call->x, call->beta, call->y, call->y);
 }
 
+/* miopenSetTensor reads the value in the tensor's own type. */
+static int fill(pbn_handle *handle, const pbn_call *call) {
+    const pbn_tensor *y = call->y_desc;
+    double value; /* room and alignment for any of the types */
+    const char *reason;
+    int status;
+    if (!is_loaded())
+        return not_loaded();
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    status = check_x(y);
+    if (status != PBN_OK)
+        return status;
+    reason = refused(PBN_OP_FILL, call->mode, y->dtype, y->layout, y->rank);
+    if (reason != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    if (call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "y is NULL");
+    pbn_encode(call->alpha, y->dtype, &value);
+    return api.miopenSetTensor(handle->vendor, y->compute, call->y, &value);
+}
+
 const pbn_backend pbn_backend_miopen = {
     .name = "miopen",
     .label = "MIOpen",
@@ -995,6 +1025,7 @@ const pbn_backend pbn_backend_miopen = {
     .forward_inference = forward_inference,
     .backward = backward,
     .axpby = axpby,
+    .fill = fill,
     .has_symbol = has_symbol,
 };
 

@@ -737,9 +737,9 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         code = check_mode(mode);
     else if (vendor_dtype(dtype) < 0)
         code = pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
-    else if (operation == PBN_OP_AXPBY)
+    else if (operation == PBN_OP_AXPBY || operation == PBN_OP_FILL)
         bits |= PBN_CAP_HOST_STEPS;
-    else if (operation < PBN_OP_DERIVE || operation > PBN_OP_AXPBY)
+    else if (operation < PBN_OP_DERIVE || operation > PBN_OP_FILL)
         code = pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
     else if ((code = check_support(operation, mode, dtype)) == PBN_OK) {
         const int per_activation = mode == PBN_PER_ACTIVATION, folded = rank > (per_activation ? 2 : VIEW_RANK);
@@ -1308,6 +1308,48 @@ static int axpby(pbn_handle *h, const pbn_call *call) {
     return code;
 }
 
+/* oneDNN has no such call. The elements of the innermost axis are written in turn, the other axes counted through. */
+static int fill(pbn_handle *h, const pbn_call *call) {
+    const pbn_tensor *y = call->y_desc;
+    int64_t dims[PBN_MAX_RANK], steps[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
+    double value; /* room for any of the types */
+    int rank = 0, i;
+    (void)h;
+    if (!loaded)
+        return not_loaded();
+    if (y == NULL || y->rank == 0 || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "y must not be NULL");
+    const size_t item = item_size(y->dtype);
+    pbn_encode(call->alpha, y->dtype, &value);
+    for (i = y->rank - 1; i >= 0; i--) { /* innermost first; axes that continue one another become one */
+        if (y->dims[i] == 1)
+            continue;
+        if (rank > 0 && y->strides[i] == steps[rank - 1] * dims[rank - 1]) {
+            dims[rank - 1] *= y->dims[i];
+        } else {
+            dims[rank] = y->dims[i];
+            steps[rank++] = y->strides[i];
+        }
+    }
+    if (rank == 0) {
+        dims[0] = steps[0] = 1;
+        rank = 1;
+    }
+    char *to = (char *)call->y;
+    do {
+        for (int64_t k = 0; k < dims[0]; k++)
+            memcpy(to + (size_t)(k * steps[0]) * item, &value, item);
+        for (i = 1; i < rank; i++) {
+            to += (size_t)steps[i] * item;
+            if (++at[i] < dims[i])
+                break;
+            to -= (size_t)(steps[i] * dims[i]) * item;
+            at[i] = 0;
+        }
+    } while (i < rank);
+    return PBN_OK;
+}
+
 const pbn_backend pbn_backend_onednn = {
     .name = "onednn",
     .label = "oneDNN",
@@ -1336,6 +1378,7 @@ const pbn_backend pbn_backend_onednn = {
     .forward_inference = forward_inference,
     .backward = backward,
     .axpby = axpby,
+    .fill = fill,
     .has_symbol = has_symbol,
 };
 

@@ -49,7 +49,16 @@ class Set:
 
     def untouched(self):
         self.device.synchronize()
-        for name in ("y", "dx", "running_mean", "running_variance", "saved_mean", "saved_inv_variance", "dscale", "dbias"):
+        for name in (
+            "y",
+            "dx",
+            "running_mean",
+            "running_variance",
+            "saved_mean",
+            "saved_inv_variance",
+            "dscale",
+            "dbias",
+        ):
             assert (self.device.to_numpy(getattr(self, name)) == 7).all(), name
 
 
@@ -104,7 +113,9 @@ def test_empty(good, call):
     refuse(good, call, "x", x=empty)
 
 
-@pytest.mark.parametrize(("call", "name"), [("training", "y"), ("inference", "y"), ("backward", "dy"), ("backward", "dx")])
+@pytest.mark.parametrize(
+    ("call", "name"), [("training", "y"), ("inference", "y"), ("backward", "dy"), ("backward", "dx")]
+)
 def test_shape_and_dtype_of_the_other_data(good, call, name):
     refuse(good, call, name, **{name: good.array(np.ones((4, 3, 6, 5), np.float32))})
     refuse(good, call, name, pybnorm.ArgumentTypeError, **{name: good.array(np.ones(DIMS, np.float16))})
@@ -311,14 +322,18 @@ def test_the_good_addresses_are_good(good, low):
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("value", [-1, 2**64, "0x10", 1.5, True, object()])
 def test_bad_addresses(good, low, call, value):
-    for name in [n for n, v in low.calls[call][1].items() if isinstance(v, int) and n not in ("mode", "workspace_size")]:
+    for name in [
+        n for n, v in low.calls[call][1].items() if isinstance(v, int) and n not in ("mode", "workspace_size")
+    ]:
         low_refuse(good, low, call, name, value)
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("value", [0, None])
 def test_null_addresses(good, low, call, value):
-    for name in [n for n, v in low.calls[call][1].items() if isinstance(v, int) and n not in ("mode", "workspace_size")]:
+    for name in [
+        n for n, v in low.calls[call][1].items() if isinstance(v, int) and n not in ("mode", "workspace_size")
+    ]:
         low_refuse(good, low, call, name, value)
 
 

@@ -105,7 +105,10 @@ class Case:
 
     def descriptors(self):
         data_buffers = {n: b for n, b in {**self.given, **self.made}.items() if n in ("x", "y", "dy", "dx")}
-        return {n: pybnorm.TensorDescriptor(self.handle.backend, b.dtype, b.dims, b.strides) for n, b in data_buffers.items()}
+        return {
+            n: pybnorm.TensorDescriptor(self.handle.backend, b.dtype, b.dims, b.strides)
+            for n, b in data_buffers.items()
+        }
 
     def run_arrays(self):
         """The upper level: arrays."""
@@ -115,15 +118,27 @@ class Case:
         if p.operation == Operation.FORWARD_TRAINING:
             names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
             self.handle.forward_training(
-                a["x"], a["scale"], a["bias"], a["y"], exponential_average_factor=p.factor,
-                **options, **{n: a.get(n) for n in names},
+                a["x"],
+                a["scale"],
+                a["bias"],
+                a["y"],
+                exponential_average_factor=p.factor,
+                **options,
+                **{n: a.get(n) for n in names},
             )
         elif p.operation == Operation.FORWARD_INFERENCE:
             self.handle.forward_inference(a["x"], a["scale"], a["bias"], a["mean"], a["variance"], a["y"], **options)
         else:
             self.handle.backward(
-                a["x"], a["dy"], a["scale"], a["dx"], a["dscale"], a["dbias"], **options,
-                saved_mean=a.get("saved_mean"), saved_inv_variance=a.get("saved_inv_variance"),
+                a["x"],
+                a["dy"],
+                a["scale"],
+                a["dx"],
+                a["dscale"],
+                a["dbias"],
+                **options,
+                saved_mean=a.get("saved_mean"),
+                saved_inv_variance=a.get("saved_inv_variance"),
             )
 
     def run_addresses(self):
@@ -135,20 +150,65 @@ class Case:
         derived = pybnorm.derive_bn_tensor_descriptor(d["x"], p.mode)
         if p.operation == Operation.FORWARD_TRAINING:
             pybnorm.batch_normalization_forward_training(
-                self.handle, p.mode, p.alpha, p.beta, d["x"], a["x"], d["y"], a["y"], derived, a["scale"], a["bias"],
-                p.factor, a.get("running_mean"), a.get("running_variance"), p.epsilon,
-                a.get("saved_mean"), a.get("saved_inv_variance"), **space,
+                self.handle,
+                p.mode,
+                p.alpha,
+                p.beta,
+                d["x"],
+                a["x"],
+                d["y"],
+                a["y"],
+                derived,
+                a["scale"],
+                a["bias"],
+                p.factor,
+                a.get("running_mean"),
+                a.get("running_variance"),
+                p.epsilon,
+                a.get("saved_mean"),
+                a.get("saved_inv_variance"),
+                **space,
             )
         elif p.operation == Operation.FORWARD_INFERENCE:
             pybnorm.batch_normalization_forward_inference(
-                self.handle, p.mode, p.alpha, p.beta, d["x"], a["x"], d["y"], a["y"], derived, a["scale"], a["bias"],
-                a["mean"], a["variance"], p.epsilon, **space,
+                self.handle,
+                p.mode,
+                p.alpha,
+                p.beta,
+                d["x"],
+                a["x"],
+                d["y"],
+                a["y"],
+                derived,
+                a["scale"],
+                a["bias"],
+                a["mean"],
+                a["variance"],
+                p.epsilon,
+                **space,
             )
         else:
             pybnorm.batch_normalization_backward(
-                self.handle, p.mode, p.alpha, p.beta, p.alpha_param, p.beta_param, d["x"], a["x"], d["dy"], a["dy"],
-                d["dx"], a["dx"], derived, a["scale"], a["dscale"], a["dbias"], p.epsilon,
-                a.get("saved_mean"), a.get("saved_inv_variance"), **space,
+                self.handle,
+                p.mode,
+                p.alpha,
+                p.beta,
+                p.alpha_param,
+                p.beta_param,
+                d["x"],
+                a["x"],
+                d["dy"],
+                a["dy"],
+                d["dx"],
+                a["dx"],
+                derived,
+                a["scale"],
+                a["dscale"],
+                a["dbias"],
+                p.epsilon,
+                a.get("saved_mean"),
+                a.get("saved_inv_variance"),
+                **space,
             )
 
     def judge(self, allowed=(Status.PASS,)):
@@ -349,7 +409,10 @@ def test_axpby(handle, dtype, a, b, y_layout):
     x = rng.standard_normal(dims).astype(kind)
     prior = (rng.standard_normal(dims) if b else np.full(dims, np.nan)).astype(kind)
     y = np.ndarray(
-        dims, kind, np.empty(prior.nbytes, np.uint8), strides=[s * kind.itemsize for s in _arguments.packed_strides(dims, y_layout)]
+        dims,
+        kind,
+        np.empty(prior.nbytes, np.uint8),
+        strides=[s * kind.itemsize for s in _arguments.packed_strides(dims, y_layout)],
     )
     y[...] = prior
     xb, yb = device.from_numpy(x), device.from_numpy(y)
@@ -365,7 +428,9 @@ def test_axpby(handle, dtype, a, b, y_layout):
     left = a * x.astype(np.float64)
     right = b * prior.astype(np.float64) if b else 0.0
     precision = bounds.precision(dtype)
-    bound = 2 * precision.u * (np.abs(left) + np.abs(right)) + precision.u_out * np.abs(left + right) + precision.tiny_out
+    bound = (
+        2 * precision.u * (np.abs(left) + np.abs(right)) + precision.u_out * np.abs(left + right) + precision.tiny_out
+    )
     assert (np.abs(got - (left + right)) <= bound).all()
 
 
@@ -379,7 +444,9 @@ def test_one_element_per_statistic(handle):
 
 
 def test_a_nan_stays_in_its_channel(handle):
-    problem = problem_of(Operation.FORWARD_TRAINING, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (4, 5, 6, 8), fill="randn")
+    problem = problem_of(
+        Operation.FORWARD_TRAINING, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (4, 5, 6, 8), fill="randn"
+    )
     case = Case(handle, problem)
     x = case.inputs.x.copy()
     x[1, 2, 3, 4] = np.nan
@@ -405,7 +472,5 @@ def test_repeats_are_bit_equal(handle):
 def test_every_problem_of_this_file_is_judged_somewhere(handle):
     """Guards the suite itself: the backend executes at least its written-down share."""
     combos = list(itertools.product(OPERATIONS, Mode, DataType, LAYOUTS))
-    runs = [
-        bool(pybnorm.capability(handle.backend, o, m, d, layout, 4)[0]) for o, m, d, layout in combos
-    ]
+    runs = [bool(pybnorm.capability(handle.backend, o, m, d, layout, 4)[0]) for o, m, d, layout in combos]
     assert sum(runs) >= {"cudnn": 72, "onednn": 24, "miopen": 24}[handle.backend]

@@ -21,7 +21,12 @@ def data(handle, dims=(2, 3, 4, 4)):
     x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
     parameter = np.ones(dims[1], np.float32)
     place = device.from_numpy
-    return device, {"x": place(x), "scale": place(parameter), "bias": place(parameter), "y": place(np.full_like(x, np.nan))}
+    return device, {
+        "x": place(x),
+        "scale": place(parameter),
+        "bias": place(parameter),
+        "y": place(np.full_like(x, np.nan)),
+    }
 
 
 def test_close_is_idempotent(handle):
