@@ -1,0 +1,12 @@
+"""Runs one batch-norm case on vendor libraries and on the float64 reference, and says who is wrong.
+
+A case is a `Problem`, one line of text. Its inputs are a function of that line (`pybnorm.check.data`), its verdict
+follows from a derived error bound (`pybnorm.check.bounds`), and each library runs in a process of its own
+(`pybnorm.check.runner`).
+"""
+
+from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.problem import Problem, expand, read_suite
+from pybnorm.check.runner import CaseResult, Worker, run_case
+
+__all__ = ["CaseResult", "Point", "Problem", "Status", "Verdict", "Worker", "expand", "read_suite", "run_case"]

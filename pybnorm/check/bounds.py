@@ -1,0 +1,823 @@
+r"""The a-priori error bound of every output, per element, and the verdict that follows from it.
+
+Symbols: ``u`` unit roundoff of the compute type (2**-24 for float32, float16 and bfloat16 data, 2**-53 for float64),
+``u_o`` of the output type, ``u_p`` of parameters and statistics, ``t_o`` the smallest normal of the output type (a
+library may flush to zero), ``m`` elements per statistic and ``h`` the depth of a sum. Per statistic: mean ``mu``,
+biased variance ``v``, ``A`` = mean \|x\|, ``Q`` = mean x**2, ``r`` = 1 / sqrt(v + epsilon) and
+``kappa`` = \|mu\| / sqrt(v). The reference is float64 on the inputs as stored, so quantising the inputs costs nothing.
+
+Classes
+-------
+A (stable)
+    Two-pass, Welford, shifted or float64-accumulating kernels meet it: PASS.
+B (one-pass)
+    E[x**2] - mu**2 and the uncentred sum(dy*x) - mu*sum(dy). Met by B but not by A: WARN.
+C (diagnosis only)
+    B with h = m, one sequential chain. Meeting it explains a FAIL and never excuses it.
+
+``h = min(m, 16 + 4 sqrt(m))`` covers blocked and pairwise sums. Where every sum of the data is free of rounding in any
+order (`pybnorm.check.data.sums_are_exact`) the sums contribute nothing and what is left is the one rounding of the
+division by m, or of the multiplication by a rounded 1/m: h = 1, the class called "exact". Welford's recurrence divides
+by 1 ... m and so rounds even there; an output that depends on statistics taken from x may therefore fall back from
+"exact" to A with the usual h and still pass, which the verdict says.
+
+Forward
+-------
+* mean: dmu = (h+1) u A; stored + u_p \|mu\|
+* variance, A: dv = (h+4) u (v + \|mu\| sqrt(v)) + dmu**2 (the kappa**1 term is Welford's);
+  B: max(A, (h+3) u Q + 2 \|mu\| dmu + dmu**2 + 2 u mu**2)
+* inverse deviation: dr = max(1/sqrt(max(v-dv, 0) + eps) - r, r - 1/sqrt(v+dv+eps)) + 4 u r; stored + u_p r
+* y: E = \|scale\| (r dmu + \|x-mu\| dr) + 4 u (\|scale\| r (\|x\|+\|mu\|) + \|bias\|); bound E + u_o (\|y\|+E) + t_o.
+  Inference: dmu = 0 and dr = 4 u r. \|x\|+\|mu\|, not \|x-mu\|, because a kernel may fold to y = a x + b.
+* running mean: f dmu + (3u+u_p) (\|(1-f) old\| + \|f mu\|)
+* running variance: f c dv + (5u+u_p) (\|(1-f) old\| + f c v), c = m/(m-1)
+
+Backward
+--------
+With x_hat = (x-mu) r, S = sum \|dy\|, W = sum \|dy\| w, w = \|x_hat\| (A) or (\|x\|+\|mu\|) r (B); saved
+statistics have dmu = dr = 0:
+
+* dbias: E_b = h u S; + u_p \|dbias\|
+* dscale: E_s = (h+4) u W + r dmu \|dbias\| + \|dscale\| dr/r; + u_p \|dscale\|
+* dx: with D = r dmu + \|x_hat\| dr/r + 3 u w,
+  E = \|scale\| r [5u (\|dy\| + \|dbias\|/m + \|x_hat\| \|dscale\|/m) + E_b/m + \|x_hat\| E_s/m + (\|dscale\|/m) D]
+  + \|dx\| (dr/r + 2u); bound E + u_o (\|dx\|+E) + t_o
+
+Blending out = alpha res + beta prior: \|alpha\| E + 2u (\|alpha res\| + \|beta prior\|), then stored as above. With
+beta = 0 the prior is poison and a finite result is required.
+
+Verdicts
+--------
+A NaN or infinity where the reference is finite and \|reference\| + bound is in range is FAIL. Elements whose
+reference is not finite, or out of the output's range, are not judged. Where dr/r > 1/4 the first-order terms above mean
+nothing: elements of that statistic that depend on dr are INCONCLUSIVE, unless a stricter class that is conclusive holds
+them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import reference
+from pybnorm.check.data import Inputs, round_to, sums_are_exact
+from pybnorm.check.problem import Problem
+from pybnorm.enums import DataType, Mode, Operation
+
+__all__ = [
+    "Expected",
+    "Point",
+    "Precision",
+    "Status",
+    "Tier",
+    "Verdict",
+    "bessel_convention",
+    "depth",
+    "judge",
+    "precision",
+    "tiers",
+    "untrusted",
+]
+
+Array = npt.NDArray[Any]
+WORST_POINTS = 10
+
+
+class Status(enum.Enum):
+    """Outcome of an output or of a case, never mixed up with one another."""
+
+    PASS = "PASS"
+    """Within the stable bound."""
+    WARN = "WARN"
+    """Outside the stable bound, within the one-pass bound: single-pass cancellation."""
+    UNSUPPORTED = "UNSUPPORTED"
+    """The backend refused the combination, by name."""
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """The bound says nothing about this data."""
+    MISTRUSTED = "MISTRUSTED"
+    """The case could not have failed."""
+    RESOURCE = "RESOURCE"
+    """Memory could not be had."""
+    BUILD_FAILED = "BUILD_FAILED"
+    """The library could not compile its kernel."""
+    CRASHED = "CRASHED"
+    """The process of the library died."""
+    FAIL = "FAIL"
+    """Wrong."""
+
+    @property
+    def severity(self) -> int:
+        """Position in the order above; the worst output decides a case."""
+        return list(Status).index(self)
+
+    @property
+    def good(self) -> bool:
+        """Whether a run with nothing but such cases exits with 0."""
+        return self in (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+
+
+# ---------------------------------------------------------------- symbols
+
+
+class Precision(NamedTuple):
+    """The roundoffs of a data type's computation."""
+
+    u: float
+    u_out: float
+    u_param: float
+    tiny_out: float
+    tiny_param: float
+    max_out: float
+    max_param: float
+
+
+_ROUNDOFF = {
+    DataType.FLOAT64: (2.0**-53, 2.0**-1022, float(np.finfo(np.float64).max)),
+    DataType.FLOAT32: (2.0**-24, 2.0**-126, float(np.finfo(np.float32).max)),
+    DataType.FLOAT16: (2.0**-11, 2.0**-14, 65504.0),
+    DataType.BFLOAT16: (2.0**-8, 2.0**-126, (2.0 - 2.0**-7) * 2.0**127),
+}
+
+
+def precision(dtype: DataType) -> Precision:
+    """Unit roundoffs, smallest normals and largest finite values for data of `dtype`."""
+    param = DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
+    u_out, tiny_out, max_out = _ROUNDOFF[dtype]
+    u_param, tiny_param, max_param = _ROUNDOFF[param]
+    return Precision(u_param, u_out, u_param, tiny_out, tiny_param, max_out, max_param)
+
+
+def depth(m: int) -> float:
+    """Roundings on the longest path of a blocked or pairwise sum of m terms."""
+    return min(float(m), 16.0 + 4.0 * math.sqrt(m))
+
+
+class Tier(NamedTuple):
+    """One class of kernels: its name, whether it may take one pass, and the depth of its sums."""
+
+    name: str
+    one_pass: bool
+    h: float
+
+    @property
+    def status(self) -> Status:
+        """The verdict of an output that this class holds."""
+        return Status.WARN if self.one_pass else Status.PASS
+
+
+def tiers(problem: Problem, output: str) -> tuple[Tier, ...]:
+    """The classes to try for one output, strictest first."""
+    h = depth(problem.m)
+    stable, one_pass = Tier("A", False, h), Tier("B", True, h)
+    if not sums_are_exact(problem):
+        return stable, one_pass
+    if problem.recomputes and output != "dbias":
+        return Tier("exact", False, 1.0), stable, one_pass
+    return Tier("exact", False, 1.0), Tier("B", True, 1.0)
+
+
+# ---------------------------------------------------------------- formulas
+
+
+class Moments(NamedTuple):
+    """What the bound needs of x, per statistic, in float64 and the derived shape."""
+
+    mean: Array
+    variance: Array
+    absolute: Array
+    """A = mean of \\|x\\|."""
+    square: Array
+    """Q = mean of x**2."""
+    inverse: Array
+    """r."""
+
+
+class Deviations(NamedTuple):
+    """How far a class of kernels may be off in mean, variance and inverse deviation."""
+
+    mean: Array
+    variance: Array
+    inverse: Array
+    undecided: Array
+    """True where dr/r > 1/4."""
+
+
+def deviations(moments: Moments, epsilon: float, u: float, tier: Tier) -> Deviations:
+    """Bounds of statistics recomputed from x, before they are stored."""
+    h, mean, v, r = tier.h, np.abs(moments.mean), moments.variance, moments.inverse
+    d_mean = (h + 1) * u * moments.absolute
+    d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2
+    if tier.one_pass:
+        d_variance = np.maximum(
+            d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = 1 / np.sqrt(np.maximum(v - d_variance, 0) + epsilon) - r
+        below = r - 1 / np.sqrt(v + d_variance + epsilon)
+        d_inverse = np.maximum(above, below) + 4 * u * r
+        undecided = ~(d_inverse <= 0.25 * r)
+    return Deviations(d_mean, d_variance, d_inverse, undecided)
+
+
+def given(inverse: Array, relative: float) -> Deviations:
+    """Statistics that the caller gives: the mean is taken as it is, the inverse deviation within `relative`."""
+    zero = np.zeros_like(inverse)
+    return Deviations(zero, zero, relative * inverse, np.zeros(inverse.shape, bool))
+
+
+def forward_error(
+    x: Array, mean: Array, r: Array, scale: Array, bias: Array, errors: Sequence[Array], u: float
+) -> Array:
+    """E of y, before y is stored; `errors` are dmu and dr."""
+    d_mean, d_inverse = errors
+    scale = np.abs(scale)
+    spread = scale * (r * d_mean + np.abs(x - mean) * d_inverse)
+    result: Array = spread + 4 * u * (scale * r * (np.abs(x) + np.abs(mean)) + np.abs(bias))
+    return result
+
+
+def backward_error(
+    x: Array,
+    dy: Array,
+    dx: Array,
+    mean: Array,
+    r: Array,
+    scale: Array,
+    dscale: Array,
+    dbias: Array,
+    errors: Sequence[Array],
+    m: int,
+    u: float,
+    one_pass: bool,
+) -> Array:
+    """E of dx, before dx is stored; `errors` are dmu, dr, E of dscale and E of dbias."""
+    d_mean, d_inverse, e_dscale, e_dbias = errors
+    dscale, dbias = np.abs(dscale) / m, np.abs(dbias) / m
+    normal = np.abs(x - mean) * r
+    w = (np.abs(x) + np.abs(mean)) * r if one_pass else normal
+    relative = d_inverse / r
+    d_normal = r * d_mean + normal * relative + 3 * u * w
+    inner = 5 * u * (np.abs(dy) + dbias + normal * dscale) + e_dbias / m + normal * (e_dscale / m) + dscale * d_normal
+    result: Array = np.abs(scale) * r * inner + np.abs(dx) * (relative + 2 * u)
+    return result
+
+
+def stored(
+    error: Array, result: Array, alpha: float, beta: float, prior: Array | None, u: float, u_out: float, tiny: float
+) -> tuple[Array, Array]:
+    """(alpha * result + beta * prior, bound of it as stored), from E of the unblended result."""
+    out = result
+    if alpha != 1 or beta != 0:
+        out = alpha * result
+        size = np.abs(out)
+        if beta != 0:
+            assert prior is not None
+            blend = beta * prior
+            out, size = out + blend, size + np.abs(blend)
+        error = abs(alpha) * error + 2 * u * size
+    return out, error + u_out * (np.abs(out) + error) + tiny
+
+
+# ---------------------------------------------------------------- the reference beside its bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A block of one output: where it is, what is right, what came, and each class's bound and undecided elements."""
+
+    index: tuple[slice, ...]
+    reference: Array
+    got: Array | None
+    classes: list[tuple[Array, Array]]
+
+
+class Expected:
+    """The right outputs of a problem and the bounds of each.
+
+    Parameters
+    ----------
+    problem : Problem
+    inputs : Inputs
+        As stored; need not be the ones `pybnorm.check.data.generate` gives.
+
+    Attributes
+    ----------
+    outputs : dict of str to ndarray
+        float64 results before blending: y | saved_mean, saved_inv_variance | running_mean, running_variance |
+        dx, dscale, dbias, as the problem has them.
+    biased_running_variance : ndarray or None
+        What a library that leaves out m / (m - 1) would write.
+    """
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        self.problem, self.inputs, self.precision = problem, inputs, precision(problem.dtype)
+        self.outputs: dict[str, Array] = {}
+        self.biased_running_variance: Array | None = None
+        self._sums: dict[bool, tuple[Array, Array]] = {}
+        operation = problem.operation
+        with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
+            if operation == Operation.FORWARD_TRAINING:
+                self._training()
+            elif operation == Operation.FORWARD_INFERENCE:
+                self._inference()
+            else:
+                self._backward()
+
+    def _training(self) -> None:
+        problem, inputs = self.problem, self.inputs
+        running: dict[str, Any] = {}
+        if problem.running:
+            running = {"running_mean": inputs.mean, "running_variance": inputs.variance}
+        result = reference.forward_training(
+            inputs.x,
+            inputs.scale,
+            inputs.need("bias"),
+            mode=problem.mode,
+            epsilon=problem.epsilon,
+            exponential_average_factor=problem.factor,
+            **running,
+        )
+        self.outputs["y"] = result.y
+        if problem.saved:
+            self.outputs |= {"saved_mean": result.saved_mean, "saved_inv_variance": result.saved_inv_variance}
+        if problem.running:
+            assert result.running_mean is not None
+            assert result.running_variance is not None
+            self.outputs |= {"running_mean": result.running_mean, "running_variance": result.running_variance}
+            old = inputs.need("variance").astype(np.float64)
+            self.biased_running_variance = (1 - problem.factor) * old + problem.factor * result.variance
+        self._take_moments(result.saved_mean, result.variance, result.saved_inv_variance)
+
+    def _inference(self) -> None:
+        problem, inputs = self.problem, self.inputs
+        mean, variance = inputs.need("mean"), inputs.need("variance")
+        result = reference.forward_inference(
+            inputs.x,
+            inputs.scale,
+            inputs.need("bias"),
+            mean,
+            variance,
+            mode=problem.mode,
+            epsilon=problem.epsilon,
+        )
+        self.outputs["y"] = result.y
+        self._mean = mean.astype(np.float64)
+        self._inverse = 1 / np.sqrt(variance.astype(np.float64) + problem.epsilon)
+        self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, 4 * self.precision.u)
+
+    def _backward(self) -> None:
+        problem, inputs = self.problem, self.inputs
+        saved: dict[str, Any] = {}
+        if problem.saved:
+            saved = {"saved_mean": inputs.saved_mean, "saved_inv_variance": inputs.saved_inv_variance}
+        result = reference.backward(
+            inputs.x,
+            inputs.need("dy"),
+            inputs.scale,
+            mode=problem.mode,
+            epsilon=problem.epsilon,
+            **saved,
+        )
+        self.outputs |= {"dx": result.dx, "dscale": result.dscale, "dbias": result.dbias}
+        if problem.saved:
+            self._mean = inputs.need("saved_mean").astype(np.float64)
+            self._inverse = inputs.need("saved_inv_variance").astype(np.float64)
+            self._deviations = lambda tier: given(self._inverse, 0.0)
+        else:
+            forward = reference.forward_training(
+                inputs.x,
+                np.ones_like(inputs.scale),
+                np.zeros_like(inputs.scale),
+                mode=problem.mode,
+                epsilon=problem.epsilon,
+            )
+            self._take_moments(forward.saved_mean, forward.variance, forward.saved_inv_variance)
+
+    def _take_moments(self, mean: Array, variance: Array, inverse: Array) -> None:
+        def powers(x: Array) -> Iterator[Array]:
+            yield np.abs(x)
+            x *= x
+            yield x
+
+        absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), self.problem.mode)
+        m = self.problem.m
+        self._mean, self._inverse = mean, inverse
+        self._moments = Moments(mean, variance, absolute / m, square / m, inverse)
+        self._deviations = lambda tier: deviations(self._moments, self.problem.epsilon, self.precision.u, tier)
+
+    def _absolute_sums(self, one_pass: bool) -> tuple[Array, Array]:
+        """S and W of backward."""
+        if one_pass not in self._sums:
+
+            def weights(dy: Array, x: Array, mean: Array, r: Array) -> Iterator[Array]:
+                np.abs(dy, out=dy)
+                yield dy
+                yield dy * ((np.abs(x) + np.abs(mean)) * r if one_pass else np.abs(x - mean) * r)
+
+            sums = reference.reduce_blocks(
+                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean, self._inverse)
+            )
+            self._sums[one_pass] = sums[0], sums[1]
+        return self._sums[one_pass]
+
+    def _sum_errors(self, tier: Tier, d: Deviations) -> tuple[Array, Array]:
+        """E of dscale and of dbias."""
+        u = self.precision.u
+        total, weighted = self._absolute_sums(tier.one_pass)
+        dscale, dbias = np.abs(self.outputs["dscale"]), np.abs(self.outputs["dbias"])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            e_dscale = (tier.h + 4) * u * weighted + self._inverse * d.mean * dbias + dscale * d.inverse / self._inverse
+        return e_dscale, tier.h * u * total
+
+    def blend(self, output: str) -> tuple[float, float, Array | None]:
+        """alpha, beta and prior of an output."""
+        problem, inputs = self.problem, self.inputs
+        if output in ("y", "dx"):
+            return problem.alpha, problem.beta, inputs.prior
+        if output in ("dscale", "dbias"):
+            prior = inputs.prior_scale if output == "dscale" else inputs.prior_bias
+            return problem.alpha_param, problem.beta_param, prior
+        return 1.0, 0.0, None
+
+    def kappa(self, index: tuple[int, ...]) -> float:
+        """\\|mean\\| / standard deviation of the statistic that the element at `index` of any output belongs to."""
+        place = tuple(min(i, n - 1) for i, n in zip(index, self._mean.shape, strict=True))
+        with np.errstate(all="ignore"):
+            deviation = np.sqrt(self._moments.variance[place]) if self.problem.recomputes else 1 / self._inverse[place]
+            return float(np.abs(self._mean[place]) / deviation)
+
+    def parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[_Part]:
+        """Walk one output in blocks (all at once where it is a parameter), with the bound of each of `classes`."""
+        with np.errstate(all="ignore"):
+            if output in ("y", "dx"):
+                yield from self._data_parts(output, got, classes)
+            else:
+                yield self._parameter_part(output, got, classes)
+
+    def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[_Part]:
+        p, inputs, m = self.precision, self.inputs, self.problem.m
+        alpha, beta, prior = self.blend(output)
+        arrays = [self.outputs[output], inputs.x]
+        parameters = [self._mean, self._inverse, inputs.scale]
+        if output == "dx":
+            arrays.append(inputs.need("dy"))
+            parameters += [self.outputs["dscale"], self.outputs["dbias"]]
+        else:
+            parameters.append(inputs.need("bias"))
+        first = len(parameters)
+        undecided = []
+        for tier in classes:
+            d = self._deviations(tier)
+            undecided.append(d.undecided)
+            parameters += [d.mean, d.inverse]
+            if output == "dx":
+                parameters += self._sum_errors(tier, d)
+        step = (len(parameters) - first) // len(classes)
+        if got is not None:
+            arrays.append(got)
+        if beta != 0:
+            assert prior is not None
+            arrays.append(prior)
+        for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
+            result, x = block.arrays[:2]
+            rest = list(block.arrays[2:])
+            dy = rest.pop(0) if output == "dx" else None
+            values = rest.pop(0) if got is not None else None
+            before = rest.pop(0) if beta != 0 else None
+            mean, r, scale = block.parameters[:3]
+            bounds = []
+            out = result
+            for i, tier in enumerate(classes):
+                own = block.parameters[first + i * step : first + (i + 1) * step]
+                if dy is None:
+                    error = forward_error(x, mean, r, scale, block.parameters[3], own, p.u)
+                else:
+                    dscale, dbias = block.parameters[3:5]
+                    error = backward_error(x, dy, result, mean, r, scale, dscale, dbias, own, m, p.u, tier.one_pass)
+                out, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+                bounds.append((bound, np.broadcast_to(undecided[i][block.parameter_index], bound.shape)))
+            yield _Part(block.index, out, values, bounds)
+
+    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> _Part:
+        p, problem, inputs, result = self.precision, self.problem, self.inputs, self.outputs[output]
+        alpha, beta, prior = self.blend(output)
+        bounds, out = [], result
+        for tier in classes:
+            d = self._deviations(tier)
+            undecided = np.zeros(result.shape, bool)
+            if output in ("dscale", "dbias"):
+                error = self._sum_errors(tier, d)[0 if output == "dscale" else 1]
+                before = None if prior is None else prior.astype(np.float64)
+                out, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+                if output == "dscale":
+                    undecided = d.undecided
+            elif output == "saved_mean":
+                bound = d.mean + p.u_param * np.abs(result) + p.tiny_param
+            elif output == "saved_inv_variance":
+                bound = d.inverse + p.u_param * result + p.tiny_param
+                undecided = d.undecided
+            else:
+                bound = self._running_bound(output, d, problem.factor, inputs) + p.tiny_param
+            bounds.append((bound, undecided))
+        index = tuple(slice(0, n) for n in result.shape)
+        values = None if got is None else got.astype(np.float64).reshape(result.shape)
+        return _Part(index, out, values, bounds)
+
+    def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
+        u, u_p, m = self.precision.u, self.precision.u_param, self.problem.m
+        if output == "running_mean":
+            old, batch, slack, roundings = inputs.need("mean"), self._moments.mean, d.mean, 3
+        else:
+            c = m / (m - 1)
+            old, batch, slack, roundings = inputs.need("variance"), c * self._moments.variance, c * d.variance, 5
+        kept = np.abs((1 - f) * old.astype(np.float64))
+        result: Array = f * slack + (roundings * u + u_p) * (kept + np.abs(f * batch))
+        return result
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One element of one output."""
+
+    index: tuple[int, ...]
+    reference: float
+    got: float
+    bound: float
+    ratio: float
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What was found about one output."""
+
+    output: str
+    status: Status
+    tier: str
+    """The strictest class that holds every element; of the loosest tried if none does."""
+    ratio: float
+    """Worst error / bound in the strictest class."""
+    ratios: dict[str, float]
+    """The same for every class that was tried."""
+    elements: int
+    over: int = 0
+    """Elements that no conclusive class holds."""
+    undecided: int = 0
+    """Elements that no class can judge."""
+    unjudged: int = 0
+    """Elements whose right value is not finite or out of the type's range."""
+    identical: bool = False
+    """Every judged element is the reference rounded to the output type."""
+    worst: list[Point] = dataclasses.field(default_factory=list)
+    """Up to ten elements by falling error / bound, in the class `tier`."""
+    note: str = ""
+
+
+@dataclasses.dataclass
+class _Tally:
+    ratio: float = 0.0
+    over: int = 0
+    undecided: int = 0
+    unjudged: int = 0
+    different: int = 0
+    elements: int = 0
+    worst: list[Point] = dataclasses.field(default_factory=list)
+
+
+def judge(expected: Expected, output: str, got: Array) -> Verdict:
+    """The verdict on one output.
+
+    Parameters
+    ----------
+    expected : Expected
+    output : str
+        A key of ``expected.outputs``.
+    got : ndarray
+        What the library wrote, as stored, in logical order.
+    """
+    classes = tiers(expected.problem, output)
+    ratios: dict[str, float] = {}
+    for count in range(1, len(classes) + 1):
+        tally = _compare(expected, output, got, classes[:count])
+        tier = classes[count - 1]
+        ratios[tier.name] = tally.ratio
+        if not tally.over and not tally.undecided:
+            break
+    status, notes = tier.status, []
+    if tally.over:
+        status = Status.FAIL
+        chain = Tier("C", True, float(expected.problem.m))
+        if _compare(expected, output, got, (chain,)).ratio <= 1:
+            notes.append("as one sequential chain of sums would err (class C)")
+    elif tally.undecided or tally.unjudged == tally.elements:
+        status = Status.INCONCLUSIVE
+        notes.append(
+            f"{tally.undecided} elements of statistics whose inverse deviation no bound holds"
+            if tally.undecided
+            else "no element's right value is in range"
+        )
+    elif status == Status.WARN:
+        notes.append(f"single-pass cancellation, kappa={expected.kappa(tally.worst[0].index):.3g}")
+    elif count > 1:
+        notes.append("exact sums were rounded, as by Welford's recurrence; within class A")
+    if output == "running_variance":
+        notes.append(f"variance convention: {bessel_convention(expected, got)}")
+    return Verdict(
+        output=output,
+        status=status,
+        tier=tier.name,
+        ratio=ratios[classes[0].name],
+        ratios=ratios,
+        elements=tally.elements,
+        over=tally.over,
+        undecided=tally.undecided,
+        unjudged=tally.unjudged,
+        identical=not tally.different,
+        worst=tally.worst,
+        note="; ".join(notes),
+    )
+
+
+def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> _Tally:
+    """Count what `classes` together do not hold; ratios and points are those of the last class."""
+    tally = _Tally()
+    data = output in ("y", "dx")
+    largest = expected.precision.max_out if data else expected.precision.max_param
+    dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
+    for part in expected.parts(output, got, classes):
+        assert part.got is not None
+        right, values = part.reference, part.got
+        with np.errstate(all="ignore"):
+            tally.different += int(np.count_nonzero(round_to(right, dtype).astype(np.float64) != values))
+            error = np.abs(values - right)
+            held = np.zeros(right.shape, bool)
+            decided = np.zeros(right.shape, bool)
+            for bound, undecided in part.classes:
+                judged = np.isfinite(right) & (np.abs(right) + bound <= largest)
+                wild = judged & ~np.isfinite(values)
+                ratio = np.where(error == 0, 0.0, error / bound)
+                ratio = np.where(wild, np.inf, np.where(judged, ratio, 0.0))
+                held |= ~undecided & (ratio <= 1) | ~judged
+                decided |= ~undecided
+        tally.elements += right.size
+        tally.unjudged += int(np.count_nonzero(~judged))
+        tally.over += int(np.count_nonzero(judged & ~held & (~undecided | wild)))
+        tally.undecided += int(np.count_nonzero(judged & ~held & undecided & ~wild))
+        tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
+        _remember(tally.worst, part, error, bound, ratio)
+    return tally
+
+
+def _remember(worst: list[Point], part: _Part, error: Array, bound: Array, ratio: Array) -> None:
+    """Merge a block's largest ratios into the list of worst points."""
+    floor = worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
+    flat = ratio.ravel()
+    chosen = np.argpartition(flat, -WORST_POINTS)[-WORST_POINTS:] if flat.size > WORST_POINTS else np.arange(flat.size)
+    for i in chosen:
+        if flat[i] > floor:
+            local = np.unravel_index(int(i), ratio.shape)
+            index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
+            assert part.got is not None
+            values = (float(part.reference[local]), float(part.got[local]), float(bound[local]))
+            worst.append(Point(index, *values, float(flat[i])))
+    worst.sort(key=lambda point: -point.ratio)
+    del worst[WORST_POINTS:]
+
+
+def bessel_convention(expected: Expected, got: Array) -> str:
+    """Which variance went into the running variance: "unbiased", "biased", "cannot tell" or "neither".
+
+    pybnorm's rule is the unbiased one; the other is evaluated to name what a wrong library did.
+    """
+    tier = tiers(expected.problem, "running_variance")[-1]
+    part = expected._parameter_part("running_variance", got, (tier,))
+    assert part.got is not None
+    assert expected.biased_running_variance is not None
+    bound = part.classes[0][0]
+    # the bound of the biased form is smaller by (m-1)/m, which the comparison need not know
+    unbiased = bool(np.all(np.abs(part.got - part.reference) <= bound))
+    biased = bool(np.all(np.abs(part.got - expected.biased_running_variance) <= bound))
+    if unbiased and biased:
+        return "cannot tell"
+    return "unbiased" if unbiased else "biased" if biased else "neither"
+
+
+# ---------------------------------------------------------------- trust
+
+
+def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[str]:
+    """Inputs whose change this case would not notice; not empty means MISTRUSTED.
+
+    Each input that the operation reads is changed in one place, and the reference must move by more than the bound in
+    some output: by the loosest stable bound, or with `one_pass`, for a case that only the one-pass bound accepted, by
+    that. At most four statistics are looked at, the first three and the last, because each is independent of the
+    others.
+
+    Not required, because the formulas do not depend on it (or, for epsilon, because only the exact fill makes it
+    comparable with the variance):
+
+    * epsilon unless the fill is exact; epsilon in backward with saved statistics
+    * x, scale and epsilon where m = 1 and the statistics come from x: x_hat is 0, and dx with it, so that alpha does
+      not show either (but the statistics that training saves or updates show x)
+    * scale in backward where m <= 2 and the statistics come from x: dx is 0 up to epsilon
+    * what only alpha = 0 hides, a prior where its beta is 0, running priors where the factor is 1
+    """
+    count = int(np.prod(problem.parameter_dims))
+    chosen = sorted({*range(min(3, count)), count - 1})
+    per_activation = problem.mode == Mode.PER_ACTIVATION
+    small_inputs = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
+    small = dataclasses.replace(problem, dims=small_inputs.x.shape, strides=())
+    baseline = _flat(Expected(small, small_inputs), one_pass)
+    return [
+        name
+        for name, changed, other in _changes(small, small_inputs)
+        if not _moved(baseline, _flat(Expected(changed, other), one_pass))
+    ]
+
+
+def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
+    if per_activation:
+        return array.reshape(array.shape[0], -1)[:, chosen]
+    return np.take(array, chosen, axis=1)
+
+
+def _flat(expected: Expected, one_pass: bool) -> dict[str, tuple[Array, Array]]:
+    """Every output as one array, with its loosest bound."""
+    result = {}
+    for name, values in expected.outputs.items():
+        tier = [t for t in tiers(expected.problem, name) if one_pass or not t.one_pass][-1]
+        right, bound = np.empty(values.shape), np.empty(values.shape)
+        for part in expected.parts(name, None, (tier,)):
+            right[part.index] = part.reference
+            bound[part.index] = part.classes[0][0]
+        result[name] = right, bound
+    return result
+
+
+def _moved(before: dict[str, tuple[Array, Array]], after: dict[str, tuple[Array, Array]]) -> bool:
+    with np.errstate(all="ignore"):
+        return any(bool(np.any(np.abs(after[name][0] - right) > bound)) for name, (right, bound) in before.items())
+
+
+def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    operation, m = problem.operation, problem.m
+    backward = operation == Operation.BACKWARD
+    normal_is_zero = problem.recomputes and m == 1
+
+    def array(name: str, change: Callable[[Array], Array]) -> tuple[str, Problem, Inputs]:
+        old = getattr(inputs, name)
+        new = old.astype(np.float64)
+        new.flat[-1] = change(new.flat[-1])
+        dtype = problem.dtype if name in ("x", "dy", "prior") else problem.parameter_dtype
+        return name, problem, dataclasses.replace(inputs, **{name: round_to(new, dtype)})
+
+    def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
+        changes: dict[str, Any] = {name: value}
+        return name, dataclasses.replace(problem, **changes), inputs
+
+    last_channel = inputs.x.reshape(inputs.x.shape[0], inputs.x.shape[1], -1)[:, -1].astype(np.float64)
+    spread = float(last_channel.max() - last_channel.min()) or 1.0 + abs(float(last_channel.flat[-1]))
+    shows_x = operation == Operation.FORWARD_TRAINING and problem.saved
+    shows_normal = not normal_is_zero and bool(problem.alpha or (backward and problem.alpha_param))
+    updates = operation == Operation.FORWARD_TRAINING and problem.running
+    if shows_x or shows_normal or updates:
+        yield array("x", lambda value: value + spread)
+    if problem.alpha and not normal_is_zero and not (backward and problem.recomputes and m <= 2):
+        yield array("scale", lambda value: 1.5 * value)
+    if problem.fill == "exact" and not (backward and problem.saved) and (shows_x or shows_normal):
+        yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
+    if inputs.bias is not None and problem.alpha:
+        yield array("bias", lambda value: value + 1)
+    if inputs.dy is not None and (problem.alpha or problem.alpha_param):
+        yield array("dy", lambda value: value + 1)
+    reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha
+    reads_running = updates and problem.factor != 1
+    if reads_statistics or reads_running:
+        deviation = math.sqrt(float(inputs.need("variance").astype(np.float64).flat[-1]))
+        yield array("mean", lambda value: value + deviation)
+        yield array("variance", lambda value: 4 * value)
+    if updates:
+        yield option("factor", problem.factor / 2 if problem.factor else 0.5)
+    if backward and problem.saved:
+        one_deviation = 1 / float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1])
+        yield array("saved_mean", lambda value: value + one_deviation)
+        yield array("saved_inv_variance", lambda value: 1.5 * value)
+    if not (backward and normal_is_zero):
+        yield option("alpha", 1.5 * problem.alpha or 0.5)
+    if problem.beta:
+        yield option("beta", 1.5 * problem.beta)
+        yield array("prior", lambda value: value + 1)
+    if backward:
+        yield option("alpha_param", 1.5 * problem.alpha_param or 0.5)
+        if problem.beta_param:
+            yield option("beta_param", 1.5 * problem.beta_param)
+            yield array("prior_scale", lambda value: value + 1)
+            yield array("prior_bias", lambda value: value + 1)

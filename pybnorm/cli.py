@@ -1,0 +1,339 @@
+"""The command ``pybnorm``: what is here, and is it right?"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+import pybnorm
+from pybnorm._find import SPECS
+from pybnorm.check import report, runner
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem, expand, read_suite
+from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError
+
+__all__ = ["main"]
+
+REQUIRE = "PYBNORM_REQUIRE"
+REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
+_WIDTH = 200  # of what is not a terminal: no case line is folded there
+_OPERATIONS = {
+    Operation.FORWARD_TRAINING: "train",
+    Operation.FORWARD_INFERENCE: "infer",
+    Operation.BACKWARD: "backward",
+    Operation.AXPBY: "axpby",
+}
+_MODES = {Mode.SPATIAL: "spatial", Mode.SPATIAL_PERSISTENT: "persistent", Mode.PER_ACTIVATION: "peract"}
+_LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
+_RANKS = range(2, 9)
+
+
+def _console(stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(pybnorm.__version__, prog_name="pybnorm")
+def main() -> None:
+    """Batch normalization of every vendor library on this machine, held against a float64 reference."""
+
+
+def _write_json(value: Any, target: str) -> None:
+    text = json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n"
+    if target == "-":
+        click.echo(text, nl=False)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+# ---------------------------------------------------------------- info
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def info(as_json: bool) -> None:
+    """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    workers = {name: runner.Worker(name) for name in pybnorm.backends()}
+    found: list[runner.BackendInfo] = []
+    abilities: dict[str, list[dict[str, Any]]] = {}
+    try:
+        pending = {name: worker.describe() for name, worker in workers.items()}
+        for name, future in pending.items():
+            found.append(_described(name, future))
+            if found[-1].loaded:
+                abilities[name] = workers[name].submit(_abilities, name).result()
+    finally:
+        for worker in workers.values():
+            worker.close()
+    if as_json:
+        backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
+        _write_json({"environment": report.environment(), "backends": backends}, "-")
+        return
+    console = _console()
+    machine = report.environment()
+    console.print(f"pybnorm {machine['pybnorm']}, Python {machine['python']}, {machine['platform']}")
+    for item in found:
+        _print_info(console, item, abilities.get(item.backend, []))
+
+
+def _described(name: str, future: Any) -> runner.BackendInfo:
+    try:
+        result: runner.BackendInfo = future.result()
+    except Exception as error:  # the process died while it loaded the library
+        return runner.BackendInfo(name, label=SPECS[name].label, problem=f"{type(error).__name__}: {error}")
+    return result
+
+
+def _abilities(backend: str) -> list[dict[str, Any]]:
+    """Every combination that the capability query knows, ranks with equal answers together."""
+    rows = []
+    for operation, word in _OPERATIONS.items():
+        for mode, mode_word in _MODES.items():
+            for dtype in DataType:
+                for layout, layout_word in _LAYOUTS.items():
+                    answers: dict[tuple[str, str], list[int]] = {}
+                    for rank in _RANKS:
+                        bits, reason = pybnorm.capability(backend, operation, mode, dtype, layout, rank)
+                        words = runner.capability_words(bits)
+                        answers.setdefault((words, reason), []).append(rank)
+                    for (words, reason), ranks in answers.items():
+                        rows.append(
+                            {
+                                "operation": word,
+                                "mode": mode_word,
+                                "dtype": dtype.short,
+                                "layout": layout_word,
+                                "ranks": ranks,
+                                "capability": words,
+                                "reason": reason,
+                            }
+                        )
+    return rows
+
+
+def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str, Any]]) -> None:
+    console.print()
+    console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {report.version_text(item)}".rstrip()))
+    if item.loaded:
+        console.print(f"  path       {item.path}", soft_wrap=True)
+        console.print(f"  found via  {item.found_via}", soft_wrap=True)
+    if item.device:
+        console.print(f"  device     {item.device}")
+    if item.problem:
+        console.print(Text.assemble(("  absent     " if not item.loaded else "  unusable   ", "yellow"), item.problem))
+        for how, file, why in item.attempts if not item.loaded else ():
+            console.print(f"    {how}: {file}: {why}", soft_wrap=True, markup=False)
+        if item.hint:
+            console.print(f"  to have it {item.hint}", soft_wrap=True, markup=False)
+    if not rows:
+        return
+    table = Table(box=None, padding=(0, 3, 0, 2))
+    table.add_column("dtype")
+    for word in _MODES.values():
+        table.add_column(word)
+    for dtype in DataType:
+        own = [r for r in rows if r["dtype"] == dtype.short and r["operation"] != "axpby"]
+        table.add_row(dtype.short, *(_ability_text([r for r in own if r["mode"] == word]) for word in _MODES.values()))
+    console.print(table)
+    reasons = dict.fromkeys(r["reason"] for r in rows if r["reason"])
+    for reason in reasons:
+        console.print(f"    - {reason}", markup=False, soft_wrap=True)
+
+
+def _ability_text(rows: list[dict[str, Any]]) -> str:
+    """The operations that run, grouped by the layouts and ranks in which they do."""
+    groups: dict[str, list[str]] = {}
+    for operation in dict.fromkeys(r["operation"] for r in rows):
+        places = []
+        for layout in _LAYOUTS.values():
+            chosen = (r for r in rows if r["operation"] == operation and r["layout"] == layout and r["capability"])
+            ranks = sorted(rank for r in chosen for rank in r["ranks"])
+            if ranks:
+                span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
+                places.append(f"{layout} {span}D")
+        groups.setdefault(", ".join(places), []).append(operation)
+    return "\n".join(f"{'/'.join(words)}: {places}" for places, words in groups.items() if places) or "-"
+
+
+# ---------------------------------------------------------------- check
+
+
+@main.command()
+@click.option("--backend", "backends", multiple=True, help="Backend to run; may be repeated. Default: all that load.")
+@click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
+@click.option("--suite", help="Named suite, or a file of problem lines. Default without --case: smoke.")
+@click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE, or to standard output in place of the table.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
+@click.pass_context
+def check(
+    context: click.Context,
+    backends: tuple[str, ...],
+    cases: tuple[str, ...],
+    suite: str | None,
+    json_target: str | None,
+    verbose: bool,
+) -> None:
+    """Run cases on the vendor libraries and judge every output by its error bound.
+
+    \b
+    Exit status:
+      0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
+      1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
+         PYBNORM_REQUIRE_DEVICE or of --backend could not run beside others
+      2  nothing could be judged: no library, no supported case, bad arguments
+
+    \b
+    A case, options at their default left out:
+      train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
+      nchw|nhwc|strides=AxB...,NxCxHxW[,fill=exact|randn][,kappa=K]
+      [,alpha=][,beta=][,alpha_param=][,beta_param=][,running=0|1]
+      [,saved=0|1][,factor=][,eps=][,seed=]
+    """
+    try:
+        problems = _problems(cases, suite)
+        chosen = _backends(backends, "--backend") or pybnorm.backends()
+        required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+    started = time.monotonic()
+    console = _console(stderr=json_target == "-")
+    names = list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE])))
+    found, results = _run(names, problems, console)
+    missing = [
+        i.backend
+        for i in found
+        if (i.backend in required[REQUIRE] and not i.loaded)
+        or (i.backend in required[REQUIRE_DEVICE] and i.problem)
+        or (i.backend in backends and i.problem and results)
+    ]
+    status = report.exit_status(results, missing)
+    if json_target:
+        document = {
+            "environment": report.environment(),
+            "backends": found,
+            "cases": results,
+            "required_but_absent": missing,
+            "exit_status": status,
+        }
+        _write_json(document, json_target)
+    if json_target != "-":
+        report.print_results(console, results)
+    report.print_details(console, results, verbose)
+    report.print_totals(console, results, time.monotonic() - started)
+    _explain(console, found, results, missing)
+    context.exit(status)
+
+
+def _problems(cases: tuple[str, ...], suite: str | None) -> list[Problem]:
+    problems = [problem for case in cases for problem in expand(case)]
+    if suite is not None or not cases:
+        problems += _suite(suite or "smoke")
+    return list(dict.fromkeys(problems))
+
+
+def _suite(name: str) -> list[Problem]:
+    folder = importlib.resources.files("pybnorm.check") / "suites"
+    packaged = sorted(f.name.removesuffix(".txt") for f in folder.iterdir() if f.name.endswith(".txt"))
+    if name in packaged:
+        return read_suite((folder / f"{name}.txt").read_text(encoding="utf-8"), name)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError("--suite", name, f"{' | '.join(packaged)} | a readable file ({error})") from None
+    return read_suite(text, name)
+
+
+def _required(variable: str) -> tuple[str, ...]:
+    names = (name.strip() for name in os.environ.get(variable, "").split(","))
+    return _backends(tuple(filter(None, names)), variable)
+
+
+def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
+    known = pybnorm.backends()
+    for name in names:
+        if name not in known:
+            raise ArgumentError(argument, name, " | ".join(known))
+    return names
+
+
+def _run(
+    names: list[str], problems: list[Problem], console: Console
+) -> tuple[list[runner.BackendInfo], list[runner.CaseResult]]:
+    workers = {name: runner.Worker(name) for name in names}
+    results: list[runner.CaseResult] = []
+    try:
+        pending = {name: worker.describe() for name, worker in workers.items()}
+        found = [_described(name, future) for name, future in pending.items()]
+        report.print_backends(console, found)
+        usable = [i.backend for i in found if not i.problem]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("check", total=len(usable) * len(problems))
+            for name in usable:
+                for problem in problems:
+                    progress.update(task, description=name)
+                    results.append(workers[name].run(problem))
+                    progress.advance(task)
+                workers[name].close()
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return found, results
+
+
+def _explain(
+    console: Console, found: list[runner.BackendInfo], results: list[runner.CaseResult], missing: list[str]
+) -> None:
+    """Why the exit status is what the statuses alone do not show."""
+    for name in missing:
+        console.print(Text(f"{name} was asked for and could not run", "bold red"))
+    if not results:
+        console.print(Text("No vendor library could run, so nothing was checked. To have one:", "bold red"))
+        for item in found:
+            console.print(f"  {item.backend}: {item.hint or item.problem}", markup=False, soft_wrap=True)
+    elif all(r.status == Status.UNSUPPORTED for r in results):
+        console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))
+
+
+# ---------------------------------------------------------------- bench
+
+
+@main.group()
+def bench() -> None:
+    """Measure speed and memory."""
+
+
+@bench.command("reference")
+@click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls of each side.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None:
+    """The float64 reference against plain NumPy; exits with 1 beyond its limits of time and memory."""
+    from pybnorm.bench import reference
+
+    result = reference.run(repeats=repeats)
+    if as_json:
+        _write_json(result, "-")
+    else:
+        click.echo(reference.render(result))
+    context.exit(0 if result["within_limits"] else 1)
