@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from place import device_of
 
 import pybnorm
-from pybnorm import devices, errors
+from pybnorm import errors
 from pybnorm._arrays import Buffer
 from pybnorm.enums import Mode
 
@@ -16,9 +17,7 @@ class Set:
 
     def __init__(self, handle):
         self.handle = handle
-        self.device = devices.device_for(handle.library.device_type, handle.device or 0)
-        if self.device.stream:
-            handle.set_stream(self.device.stream)
+        self.device = device_of(handle)
         rng = np.random.default_rng(3)
         x, one = rng.standard_normal(DIMS).astype(np.float32), np.ones(3, np.float32)
         place = self.device.from_numpy

@@ -9,9 +9,10 @@ import itertools
 
 import numpy as np
 import pytest
+from place import device_of
 
 import pybnorm
-from pybnorm import DataType, Layout, Mode, Operation, _arguments, devices
+from pybnorm import DataType, Layout, Mode, Operation, _arguments
 from pybnorm.check import bounds, data
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
@@ -40,9 +41,7 @@ class Case:
 
     def __init__(self, handle, problem, strides=None):
         self.handle, self.problem = handle, problem
-        self.device = devices.device_for(handle.library.device_type, handle.device or 0)
-        if self.device.stream:
-            handle.set_stream(self.device.stream)
+        self.device = device_of(handle)
         self.inputs = data.generate(problem)
         self.expected = bounds.Expected(problem, self.inputs)
         steps = strides or {}
@@ -378,13 +377,14 @@ def test_strided_views(handle, operation, mode, dtype, view):
         case.judge()
 
 
+@pytest.mark.parametrize("other", [("y", "dy"), ("dx",), ("dy", "dx")], ids="+".join)
 @pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
-def test_layouts_may_differ_between_the_arrays(handle, operation, mode):
+def test_layouts_may_differ_between_the_arrays(handle, operation, mode, other):
     dims = (4, 5, 6, 8)
     problem = problem_of(operation, mode, DataType.FLOAT32, LAYOUTS[0], dims, fill="randn")
     last = _arguments.packed_strides(dims, Layout.CHANNELS_LAST)
-    case = Case(handle, problem, {"y": last, "dy": last})
+    case = Case(handle, problem, dict.fromkeys(other, last))
     try:
         case.run_arrays()
     except pybnorm.UnsupportedError as error:
@@ -401,9 +401,7 @@ def test_layouts_may_differ_between_the_arrays(handle, operation, mode):
 def test_axpby(handle, dtype, a, b, y_layout):
     dims = (3, 4, 5, 6)
     bits, reason = pybnorm.capability(handle.backend, "axpby", Mode.SPATIAL, dtype, Layout.CHANNELS_FIRST, 4)
-    device = devices.device_for(handle.library.device_type, handle.device or 0)
-    if device.stream:
-        handle.set_stream(device.stream)
+    device = device_of(handle)
     rng = np.random.default_rng(1)
     kind = data.numpy_dtype(dtype)
     x = rng.standard_normal(dims).astype(kind)

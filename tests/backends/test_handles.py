@@ -9,15 +9,13 @@ import weakref
 
 import numpy as np
 import pytest
+from place import device_of
 
 import pybnorm
-from pybnorm import devices
 
 
 def data(handle, dims=(2, 3, 4, 4)):
-    device = devices.device_for(handle.library.device_type, handle.device or 0)
-    if device.stream:
-        handle.set_stream(device.stream)
+    device = device_of(handle)
     x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
     parameter = np.ones(dims[1], np.float32)
     place = device.from_numpy
@@ -110,6 +108,7 @@ def test_bad_streams(handle, stream):
 
 
 def test_streams_are_kept(handle):
+    device_of(handle)
     before = handle.stream
     try:
         handle.set_stream(before)
