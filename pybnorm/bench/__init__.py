@@ -1,0 +1,1 @@
+"""Measurements: the reference against NumPy, the backends against the memory roofline."""

@@ -1,0 +1,1061 @@
+"""The judge judged: the reference against formulas written another way, in exact or extended arithmetic."""
+
+import itertools
+import math
+import tracemalloc
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pybnorm import reference
+from pybnorm.bench import reference as bench
+from pybnorm.enums import DataType, Layout, Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+MODES = list(Mode)
+DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+SHAPES = [
+    (7, 5),
+    (5, 3, 4),
+    (3, 4, 5, 6),
+    (2, 3, 4, 3, 5),
+    (3, 2, 2, 3, 2, 3),
+    (2, 3, 2, 1, 2, 3, 2),
+    (2, 3, 1, 2, 2, 2, 1, 3),
+]
+MEBIBYTE = 1 << 20
+U64 = 2.0**-53
+
+
+@pytest.fixture(params=["whole", "tiny", "odd"])
+def blocks(request, monkeypatch):
+    """Block sizes: the real ones, and such that small arrays are cut along every axis."""
+    if request.param != "whole":
+        block, kept, run = {"tiny": (8, 2, 4), "odd": (37, 5, 11)}[request.param]
+        monkeypatch.setattr(reference, "BLOCK", block)
+        monkeypatch.setattr(reference, "_KEPT", kept)
+        monkeypatch.setattr(reference, "_RUN", run)
+    return request.param
+
+
+def reduced(rank, mode):
+    return (0,) if mode == Mode.PER_ACTIVATION else (0, *range(2, rank))
+
+
+def derived(shape, mode):
+    axes = reduced(len(shape), mode)
+    return tuple(1 if a in axes else d for a, d in enumerate(shape))
+
+
+def count(shape, mode):
+    return math.prod(shape[a] for a in reduced(len(shape), mode))
+
+
+def laid_out(values, layout):
+    """The same values with other strides."""
+    rank = values.ndim
+    if layout == "channels_first":
+        return np.ascontiguousarray(values)
+    if layout == "channels_last":
+        order = [0, *range(2, rank), 1]
+    elif layout == "reversed":
+        order = list(reversed(range(rank)))
+    elif layout == "batch_inside":  # C, N, spatial
+        order = [1, 0, *range(2, rank)]
+    elif layout == "gaps":
+        big = np.full([2 * d + 1 for d in values.shape], np.nan).astype(values.dtype)
+        view = big[tuple(slice(1, None, 2) for _ in values.shape)]
+        view[...] = values
+        return view
+    elif layout == "backwards":
+        flip = tuple(slice(None, None, -1) for _ in values.shape)
+        return np.ascontiguousarray(values[flip])[flip]
+    inverse = sorted(range(rank), key=order.__getitem__)
+    return np.ascontiguousarray(values.transpose(order)).transpose(inverse)
+
+
+LAYOUTS = ["channels_first", "channels_last", "reversed", "batch_inside", "gaps", "backwards"]
+
+
+def random(shape, dtype=np.float64, seed=0, scale=1.0, offset=0.0):
+    return (np.random.default_rng(seed).standard_normal(shape) * scale + offset).astype(dtype)
+
+
+class Naive:
+    """Batch norm statistic by statistic in ``np.longdouble``; arrays of shape (m, statistics)."""
+
+    def __init__(self, x, mode, epsilon):
+        self.shape, self.mode, self.epsilon = x.shape, mode, np.longdouble(epsilon)
+        self.axes = reduced(x.ndim, mode)
+        self.x = self.flat(x)
+        self.m = self.x.shape[0]
+        self.mean = self.x.sum(axis=0) / self.m
+        self.variance = ((self.x - self.mean) ** 2).sum(axis=0) / self.m
+        self.inv = 1 / np.sqrt(self.variance + self.epsilon)
+
+    def flat(self, values):
+        kept = [a for a in range(len(self.shape)) if a not in self.axes]
+        wide = np.asarray(values).astype(np.float64).astype(np.longdouble)
+        return wide.transpose([*self.axes, *kept]).reshape(-1, math.prod(self.shape[a] for a in kept))
+
+    def parameter(self, values):
+        return np.asarray(values).astype(np.float64).astype(np.longdouble).reshape(-1)
+
+    def forward(self, scale, bias):
+        return (self.x - self.mean) * self.inv * self.parameter(scale) + self.parameter(bias)
+
+    def backward(self, dy, scale, mean=None, inv=None):
+        mean, inv = (self.mean, self.inv) if mean is None else (self.parameter(mean), self.parameter(inv))
+        dy, x_hat = self.flat(dy), (self.x - mean) * inv
+        dbias, dscale = dy.sum(axis=0), (dy * x_hat).sum(axis=0)
+        return self.parameter(scale) * inv * (dy - dbias / self.m - x_hat * dscale / self.m), dscale, dbias
+
+
+def close(got, expected, magnitude=1.0, units=40):
+    """Within some float64 units of the magnitude of the terms."""
+    expected = np.asarray(expected, dtype=np.longdouble).reshape(np.shape(got))
+    error = np.abs(np.asarray(got, dtype=np.longdouble) - expected)
+    bound = units * U64 * np.maximum(np.abs(expected), magnitude)
+    assert np.all(error <= bound), f"error {np.max(error / bound) * units} units"
+
+
+# ---------------------------------------------------------------- derive
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_derive(shape, mode):
+    for dtype in ("f16", "bf16", "f32", np.dtype(np.float32), DataType.FLOAT32):
+        assert reference.derive(shape, dtype, mode) == (derived(shape, mode), DataType.FLOAT32)
+    assert reference.derive(shape, np.float64, mode) == (derived(shape, mode), DataType.FLOAT64)
+
+
+# ---------------------------------------------------------------- against the naive formula
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"rank{len(s)}")
+def test_every_mode_rank_and_layout(shape, mode, layout, blocks):
+    x = laid_out(random(shape, np.float32, 1, scale=3, offset=2), layout)
+    dy = laid_out(random(shape, np.float32, 2), LAYOUTS[LAYOUTS.index(layout) - 1])  # another layout than x's
+    scale, bias = random(derived(shape, mode), np.float32, 3), random(derived(shape, mode), np.float32, 4)
+    mean, variance = random(derived(shape, mode), np.float32, 5), random(derived(shape, mode), np.float32, 6) ** 2
+    naive = Naive(x, mode, 1e-3)
+
+    got = reference.forward_training(x, scale, bias, mode=mode, epsilon=1e-3)
+    close(got.saved_mean.ravel(), naive.mean, 5)
+    close(got.variance.ravel(), naive.variance, 10)
+    close(got.saved_inv_variance.ravel(), naive.inv)
+    close(naive.flat(got.y), naive.forward(scale, bias), 5 * np.max(naive.inv))
+    assert got.running_mean is None
+    assert got.running_variance is None
+    assert got.saved_mean.shape == got.saved_inv_variance.shape == got.variance.shape == derived(shape, mode)
+    assert {a.dtype for a in got if a is not None} == {np.dtype(np.float64)}
+
+    close(
+        naive.flat(reference.forward_inference(x, scale, bias, mean, variance, mode=mode, epsilon=1e-3).y),
+        (naive.x - naive.parameter(mean)) / np.sqrt(naive.parameter(variance) + naive.epsilon) * naive.parameter(scale)
+        + naive.parameter(bias),
+        300,
+    )
+
+    for saved in ({}, {"saved_mean": got.saved_mean, "saved_inv_variance": got.saved_inv_variance}):
+        gradients = reference.backward(x, dy, scale, mode=mode, epsilon=1e-3, **saved)
+        for value, expected in zip(gradients, naive.backward(dy, scale), strict=True):
+            value = naive.flat(value) if value.shape == shape else value.ravel()
+            close(value, expected, 10 * max(1, np.max(naive.inv) ** 2), units=200)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_widened_exactly(dtype, mode):
+    shape = (6, 5, 4, 3)
+    x, dy = random(shape, dtype, 1), random(shape, dtype, 2)
+    scale, bias = random(derived(shape, mode), dtype, 3), random(derived(shape, mode), dtype, 4)
+    wide = [a.astype(np.float64) for a in (x, dy, scale, bias)]
+    for narrow, expected in (
+        (
+            reference.forward_training(x, scale, bias, mode=mode),
+            reference.forward_training(wide[0], *wide[2:], mode=mode),
+        ),
+        (reference.backward(x, dy, scale, mode=mode), reference.backward(*wide[:3], mode=mode)),
+    ):
+        for a, b in zip(narrow, expected, strict=True):
+            if a is not None:
+                np.testing.assert_array_equal(a, b)
+
+
+def test_parameters_without_their_axes_of_length_one():
+    x, dy = random((4, 3, 5, 2), seed=1), random((4, 3, 5, 2), seed=2)
+    s, b, m, v = (random((1, 3, 1, 1), seed=i) ** 2 for i in range(4))
+    flat = [a.reshape(3) for a in (s, b, m, v)]
+    strided = [np.repeat(a, 2)[::2] for a in flat]
+    expected = reference.forward_training(x, s, b, running_mean=m, running_variance=v)
+    for parameters in (flat, strided):
+        s1, b1, m1, v1 = parameters
+        got = reference.forward_training(x, s1, b1, running_mean=m1, running_variance=v1)
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(
+            reference.forward_inference(x, s1, b1, m1, v1).y, reference.forward_inference(x, s, b, m, v).y
+        )
+        one = reference.backward(x, dy, s1, saved_mean=m1, saved_inv_variance=v1)
+        np.testing.assert_array_equal(one.dx, reference.backward(x, dy, s, saved_mean=m, saved_inv_variance=v).dx)
+
+
+# ---------------------------------------------------------------- exact data
+
+
+def exact_problem(mode, dtype, m_spatial, channels=3, seed=0):
+    """Data whose statistics no float64 sum can round: x = mu + {0, 1/2, -1/2}, variance 3/16, epsilon 1/16, inv 2."""
+    generator = np.random.default_rng(seed)
+    shape = (8, channels, *m_spatial)
+    mean = generator.choice([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0], derived(shape, mode))
+    deviations = np.repeat([0.0, 0.5, -0.5], [2, 3, 3])
+    kept = math.prod(derived(shape, mode))
+    m = count(shape, mode)
+    columns = np.stack([generator.permutation(np.tile(deviations, m // 8)) for _ in range(kept)], axis=1)
+    axes = reduced(len(shape), mode)
+    order = [*axes, *(a for a in range(len(shape)) if a not in axes)]
+    x = columns.reshape([shape[a] for a in order]).transpose(np.argsort(order)) + mean
+    scale = generator.choice([0.5, -1.0, 2.0, -4.0], derived(shape, mode))
+    bias = generator.integers(-8, 8, derived(shape, mode)) / 4
+    dy = generator.integers(-2, 3, shape)
+    return [a.astype(dtype) for a in (x, dy, scale, bias, mean)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spatial", [(), (3,), (8, 8), (5, 7)])
+def test_exact_data_give_exact_results(dtype, mode, spatial, blocks):
+    x, dy, scale, bias, mean = exact_problem(mode, dtype, spatial)
+    m = count(x.shape, mode)
+    got = reference.forward_training(x, scale, bias, mode=mode, epsilon=1 / 16)
+    np.testing.assert_array_equal(got.saved_mean, mean.astype(np.float64))
+    assert np.all(got.variance == 3 / 16)
+    assert np.all(got.saved_inv_variance == 2.0)
+    wide, s, b = x.astype(np.float64), scale.astype(np.float64), bias.astype(np.float64)
+    x_hat = (wide - mean.astype(np.float64)) * 2.0
+    assert set(np.unique(x_hat)) == {-1.0, 0.0, 1.0}
+    np.testing.assert_array_equal(got.y, s * x_hat + b)
+
+    # Backward in integers: every term of dscale and dbias is one.
+    integers, axes = dy.astype(np.int64), reduced(x.ndim, mode)
+    dbias = integers.sum(axis=axes, keepdims=True)
+    dscale = (integers * x_hat.astype(np.int64)).sum(axis=axes, keepdims=True)
+    for saved in ({}, {"saved_mean": got.saved_mean, "saved_inv_variance": got.saved_inv_variance}):
+        gradients = reference.backward(x, dy, scale, mode=mode, epsilon=1 / 16, **saved)
+        np.testing.assert_array_equal(gradients.dbias, dbias)
+        np.testing.assert_array_equal(gradients.dscale, dscale)
+        numerator = m * integers - dbias - x_hat.astype(np.int64) * dscale
+        exact = [
+            Fraction(float(f)) * 2 * int(n) / m
+            for f, n in zip(np.broadcast_to(s, x.shape).ravel(), numerator.ravel(), strict=True)
+        ]
+        if m & (m - 1) == 0:
+            assert [Fraction(float(v)) for v in gradients.dx.ravel()] == exact
+        else:
+            close(gradients.dx.ravel(), [float(e) for e in exact], 16, units=4)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_statistics_against_fractions(data):
+    """Any float32 values: mean and variance within a few units of the exact rational numbers."""
+    shape = data.draw(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 4)), label="shape")
+    mode = data.draw(st.sampled_from([Mode.SPATIAL, Mode.PER_ACTIVATION]), label="mode")
+    size = math.prod(shape)
+    values = st.floats(-1e6, 1e6, width=32)
+    x = np.array(data.draw(st.lists(values, min_size=size, max_size=size)), np.float32).reshape(shape)
+    order = data.draw(st.permutations(range(3)), label="order")
+    x = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "BLOCK", data.draw(st.integers(1, 40), label="block"))
+        patch.setattr(reference, "_KEPT", data.draw(st.integers(1, 4), label="kept"))
+        patch.setattr(reference, "_RUN", data.draw(st.integers(1, 16), label="run"))
+        ones = np.ones(derived(shape, mode))
+        got = reference.forward_training(x, ones, ones, mode=mode)
+    m = count(shape, mode)
+    for index in np.ndindex(derived(shape, mode)):
+        part = x[tuple(slice(None) if a in reduced(3, mode) else slice(i, i + 1) for a, i in enumerate(index))]
+        exact = [Fraction(float(v)) for v in part.ravel()]
+        mean = sum(exact) / m
+        variance = sum((v - mean) ** 2 for v in exact) / m
+        assert abs(Fraction(float(got.saved_mean[index])) - mean) <= 4 * U64 * max(abs(v) for v in exact)
+        # The float64 mean is off by u * |mean| at most, which the second sum then takes out again.
+        assert abs(Fraction(float(got.variance[index])) - variance) <= 16 * U64 * variance
+
+
+# ---------------------------------------------------------------- numerics
+
+
+def exact_moments(values):
+    exact = [Fraction(float(v)) for v in values]
+    mean = sum(exact) / len(exact)
+    return mean, sum((v - mean) ** 2 for v in exact) / len(exact)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        random(3001, scale=1e-3, offset=1e7),
+        random(3001, scale=1, offset=1e12),
+        np.concatenate([[1e15], random(3000)]),  # the pivot is the outlier
+        np.concatenate([random(3000), [-1e15]]),
+        random(3001, scale=1e-150),
+        random(3001, scale=1e120),
+    ],
+    ids=["kappa 1e10", "kappa 1e12", "outlier first", "outlier last", "small", "large"],
+)
+def test_hard_float64_columns(column, blocks):
+    mean, variance = exact_moments(column)
+    for x in (column.reshape(-1, 1), column.reshape(1, 1, -1)):
+        got = reference.forward_training(x, np.ones(1), np.ones(1))
+        allowed = 2 * U64 * abs(mean) + U64 * Fraction(float(np.mean(np.abs(column - float(mean)))))
+        assert abs(Fraction(got.saved_mean.item()) - mean) <= allowed
+        assert abs(Fraction(got.variance.item()) - variance) <= 64 * U64 * variance
+
+
+def test_long_reductions_do_not_lose_digits():
+    """2e7 float32 values: ten of them, repeated by a stride of 0."""
+    row = random(10, np.float32, scale=0.1, offset=3.0)
+    mean, variance = exact_moments(row)
+    for x in (
+        np.broadcast_to(row, (2_000_000, 1, 10)),
+        np.tile(row, 200_000).reshape(-1, 1),
+    ):
+        got = reference.forward_training(x, np.ones(1), np.zeros(1), out={"y": np.empty(x.shape, np.float16)})
+        assert abs(Fraction(got.saved_mean.item()) - mean) <= 2 * U64 * abs(mean)
+        assert abs(Fraction(got.variance.item()) - variance) <= 4 * U64 * variance
+
+
+def test_sums_over_many_blocks_are_compensated(monkeypatch):
+    """With blocks of one element a plain running sum of 0.1 would be off by 1e-11 relative."""
+    monkeypatch.setattr(reference, "BLOCK", 1)
+    x = np.full((20_000, 1), 0.1)
+    (total,) = reference.reduce_blocks(lambda v: v, (x,), Mode.SPATIAL)
+    exact = 20_000 * Fraction(0.1)
+    assert abs(Fraction(total.item()) - exact) <= U64 * exact
+
+
+@pytest.mark.parametrize("value", [0.1, 100.0, 1e10, -1 / 3, 1e-30, 5e-324])
+@pytest.mark.parametrize("mode", MODES)
+def test_constant_channels_have_variance_zero(value, mode, blocks):
+    x = np.full((7, 3, 11), value)
+    got = reference.forward_training(x, np.ones(derived(x.shape, mode)), np.zeros(derived(x.shape, mode)), mode=mode)
+    assert np.all(got.variance == 0.0)
+    assert np.all(got.saved_mean == value)
+    assert np.all(got.y == 0.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_zero_variance_with_zero_epsilon_is_ieee_and_silent(mode, blocks):
+    x = np.full((4, 2, 3), 2.5)
+    x[:, 1] = random((4, 3))
+    shape = derived(x.shape, mode)
+    got = reference.forward_training(x, np.ones(shape), np.zeros(shape), mode=mode, epsilon=0)  # a warning is an error
+    assert np.all(got.saved_inv_variance[:, 0] == np.inf)
+    assert np.all(np.isnan(got.y[:, 0]))  # 0 * inf
+    assert np.all(np.isfinite(got.y[:, 1]))
+    assert np.all(np.isfinite(got.saved_inv_variance[:, 1]))
+    gradients = reference.backward(x, np.ones_like(x), np.ones(shape), mode=mode, epsilon=0)
+    assert np.all(np.isnan(gradients.dx[:, 0]))
+    assert np.all(np.isfinite(gradients.dx[:, 1]))
+    assert np.all(gradients.dbias == count(x.shape, mode))
+    inferred = reference.forward_inference(
+        x, np.ones(shape), np.zeros(shape), np.ones(shape), np.zeros(shape), mode=mode, epsilon=0
+    )
+    assert np.all(inferred.y[:, 0] == np.inf)  # 1.5 / 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_and_inf_stay_in_their_statistic(mode, layout, value, blocks):
+    shape = (5, 4, 3, 2)
+    clean, dy = random(shape, seed=1), random(shape, seed=2)
+    ones = np.ones(derived(shape, mode))
+    dirty = clean.copy()
+    dirty[0, 2, 1, 1] = dirty[3, 2, 1, 1] = value
+    x, x0 = laid_out(dirty, layout), laid_out(clean, layout)
+    got, got0 = (reference.forward_training(a, ones, ones, mode=mode) for a in (x, x0))
+    grad, grad0 = (reference.backward(a, dy, ones, mode=mode) for a in (x, x0))
+    touched = np.zeros(derived(shape, mode), bool)
+    touched[(0, 2, 1, 1) if mode == Mode.PER_ACTIVATION else (0, 2, 0, 0)] = True
+    np.testing.assert_array_equal(got.saved_mean[touched], [value])
+    assert np.all(np.isnan(got.variance[touched]))
+    everywhere = np.broadcast_to(touched, shape)
+    assert np.all(np.isnan(got.y[everywhere]))
+    assert np.all(np.isnan(grad.dx[everywhere]))
+    for a, b in zip((*got, *grad), (*got0, *grad0), strict=True):
+        if a is not None:
+            mask = np.broadcast_to(touched, a.shape) & (a is not grad.dbias)
+            np.testing.assert_array_equal(a[~mask], b[~mask])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [(np.float16, 0x7C01), (ml_dtypes.bfloat16, 0x7F81), (np.float32, 0x7F800001), (np.float64, 0x7FF0000000000001)],
+)
+def test_signalling_nan_is_a_nan_and_silent(dtype, bits):
+    x = random((4, 3), dtype)
+    x.view(f"u{x.itemsize}")[1, 2] = bits
+    got = reference.forward_training(x, np.ones(3), np.ones(3))
+    assert np.isnan(got.saved_mean).tolist() == [[False, False, True]]
+    got = reference.backward(x, x, np.ones(3))
+    assert np.isnan(got.dbias).tolist() == [[False, False, True]]
+
+
+def test_values_near_the_end_of_the_range_do_not_overflow_the_mean():
+    with pytest.warns(RuntimeWarning, match="overflow"):  # of the squares
+        got = reference.forward_training(np.array([[1.7e308], [-1.7e308]]), np.ones(1), np.zeros(1))
+    assert got.saved_mean.item() == 0.0
+    assert got.variance.item() == np.inf
+    assert got.saved_inv_variance.item() == 0.0
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(4, 3), (3, 2, 3), (2, 2, 3, 2)])
+def test_gradients_by_finite_differences(shape, mode):
+    """Central differences of the loss sum(y * dy), for every x, scale and bias."""
+    x, dy = random(shape, seed=1), random(shape, seed=2)
+    scale, bias = random(derived(shape, mode), seed=3), random(derived(shape, mode), seed=4)
+
+    def loss():
+        return float(np.sum(reference.forward_training(x, scale, bias, mode=mode, epsilon=0.1).y * dy))
+
+    def slope(array, index, step=1e-5):
+        kept = array[index]
+        array[index] = kept + step
+        high = loss()
+        array[index] = kept - step
+        low = loss()
+        array[index] = kept
+        return (high - low) / (2 * step)
+
+    got = reference.backward(x, dy, scale, mode=mode, epsilon=0.1)
+    for array, gradient in ((x, got.dx), (scale, got.dscale), (bias, got.dbias)):
+        numeric = np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
+        np.testing.assert_allclose(gradient, numeric, rtol=0, atol=2e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_backward_honours_saved_values_that_are_not_those_of_x(mode, blocks):
+    shape = (4, 3, 5)
+    x, dy, scale = random(shape, seed=1), random(shape, seed=2), random(derived(shape, mode), seed=3)
+    mean, inv = random(derived(shape, mode), seed=4), random(derived(shape, mode), seed=5)
+    naive = Naive(x, mode, 1.0)
+    got = reference.backward(x, dy, scale, mode=mode, saved_mean=mean, saved_inv_variance=inv)
+    dx, dscale, dbias = naive.backward(dy, scale, mean, inv)
+    close(naive.flat(got.dx), dx, 50)
+    close(got.dscale.ravel(), dscale, 50)
+    close(got.dbias.ravel(), dbias, 50)
+    other = reference.backward(x, dy, scale, mode=mode, saved_mean=mean, saved_inv_variance=inv, epsilon=7.0)
+    np.testing.assert_array_equal(other.dx, got.dx)  # epsilon plays no part
+
+
+# ---------------------------------------------------------------- blending
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (2.5, 0.0), (1.0, 1.0), (-0.5, 0.25), (0.0, 2.0), (0.0, 0.0)])
+def test_blending(mode, alpha, beta, blocks):
+    shape, small = (5, 4, 3), derived((5, 4, 3), mode)
+    x, dy = random(shape, seed=1), random(shape, seed=2)
+    scale, bias, mean = (random(small, seed=i) for i in (3, 4, 5))
+    variance = random(small, seed=6) ** 2
+    prior = laid_out(random(shape, np.float32, 7), "reversed")
+    prior_scale, prior_bias = random(small, np.float32, 8), random(small, np.float32, 9)
+    if beta == 0:  # must not be read
+        prior, prior_scale, prior_bias = (np.full_like(a, np.nan) for a in (prior, prior_scale, prior_bias))
+
+    def blended(result, old):
+        return alpha * result + (beta * old if beta else 0.0)
+
+    def calls(**priors):
+        p = {"alpha": alpha, "beta": beta, "mode": mode} | ({"prior": priors["prior"]} if priors else {})
+        q = {"alpha_data": alpha, "beta_data": beta, "alpha_param": alpha, "beta_param": beta, "mode": mode}
+        q |= {"prior_dx": prior, "prior_dscale": prior_scale, "prior_dbias": prior_bias} if priors else {}
+        return (
+            reference.forward_training(x, scale, bias, **p).y,
+            reference.forward_inference(x, scale, bias, mean, variance, **p).y,
+            *reference.backward(x, dy, scale, **q),
+            reference.axpby(alpha, x, beta, *([prior] if priors else [])),
+        )
+
+    plain = (
+        reference.forward_training(x, scale, bias, mode=mode).y,
+        reference.forward_inference(x, scale, bias, mean, variance, mode=mode).y,
+        *reference.backward(x, dy, scale, mode=mode),
+        x,
+    )
+    old = (prior, prior, prior, prior_scale, prior_bias, prior)
+    for got, result, before in zip(calls(prior=prior), plain, old, strict=True):
+        close(got, blended(result, before), 10 * np.max(np.abs(result)))
+        assert np.all(np.isfinite(got))
+    if beta == 0:
+        for got, result in zip(calls(), plain, strict=True):  # prior may be left out
+            close(got, alpha * result, 10 * np.max(np.abs(result)))
+
+
+def test_data_and_param_pairs_are_not_mixed():
+    x, dy, scale = random((4, 3, 5), seed=1), random((4, 3, 5), seed=2), random((1, 3, 1), seed=3)
+    plain = reference.backward(x, dy, scale)
+    got = reference.backward(
+        x,
+        dy,
+        scale,
+        alpha_data=2.0,
+        beta_data=3.0,
+        alpha_param=5.0,
+        beta_param=7.0,
+        prior_dx=np.full(x.shape, 1.0),
+        prior_dscale=np.full(3, 2.0),
+        prior_dbias=np.full(3, 4.0),
+    )
+    close(got.dx, 2 * plain.dx + 3, 10)
+    close(got.dscale, 5 * plain.dscale + 14, 100)
+    close(got.dbias, 5 * plain.dbias + 28, 100)
+
+
+# ---------------------------------------------------------------- running statistics
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.25, 1.0])
+def test_running_statistics_in_both_conventions(mode, factor, blocks):
+    shape, small = (3, 4, 2), derived((3, 4, 2), mode)
+    x = random(shape, seed=1, scale=3)
+    old_mean, old_variance = random(small, np.float32, 2), random(small, np.float32, 3) ** 2
+    naive = Naive(x, mode, 0)
+    for unbiased in (True, False):
+        got = reference.forward_training(
+            x,
+            np.ones(small),
+            np.zeros(small),
+            mode=mode,
+            running_mean=old_mean,
+            running_variance=old_variance,
+            exponential_average_factor=factor,
+            unbiased=unbiased,
+        )
+        f = np.longdouble(factor)
+        estimate = naive.variance * naive.m / (naive.m - 1) if unbiased else naive.variance
+        close(got.running_mean.ravel(), (1 - f) * naive.parameter(old_mean) + f * naive.mean)
+        close(got.running_variance.ravel(), (1 - f) * naive.parameter(old_variance) + f * estimate)
+        close(got.variance.ravel(), naive.variance)  # the saved ones are biased in either convention
+    assert got.running_mean is not old_mean
+
+
+def test_one_element_per_statistic():
+    for shape, mode in (((1, 3, 1, 1), Mode.SPATIAL), ((1, 3, 2, 2), Mode.PER_ACTIVATION), ((1, 3), Mode.SPATIAL)):
+        x, ones = random(shape), np.ones(derived(shape, mode))
+        with pytest.raises(ArgumentError, match=r"^x: .*two elements"):
+            reference.forward_training(x, ones, ones, mode=mode, running_mean=ones, running_variance=ones)
+        got = reference.forward_training(x, ones, 2 * ones, mode=mode)
+        assert np.all(got.y == 2.0)
+        assert np.all(got.variance == 0.0)
+        np.testing.assert_array_equal(got.saved_mean.ravel(), x.ravel())
+        assert np.all(reference.backward(x, x, ones, mode=mode).dx == 0.0)
+
+
+# ---------------------------------------------------------------- outputs of the caller
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outputs_of_the_caller_are_filled_and_rounded_once(dtype, layout, blocks):
+    shape = (4, 3, 5)
+    x, dy, ones = random(shape, seed=1), random(shape, seed=2), np.ones(3)
+    running = {"running_mean": random(3, seed=3), "running_variance": random(3, seed=4) ** 2}
+
+    def empty(rank):
+        return laid_out(np.full(shape if rank else (3,), 7.0, dtype), layout if rank else "gaps")
+
+    for function, arguments in (
+        (reference.forward_training, ((x, ones, ones), running)),
+        (reference.backward, ((x, dy, ones), {})),
+        (reference.forward_inference, ((x, ones, ones, ones, ones), {})),
+    ):
+        fresh = function(*arguments[0], **arguments[1])
+        out = {name: empty(value.shape == shape) for name, value in fresh._asdict().items()}
+        got = function(*arguments[0], **arguments[1], out=out)
+        for name, value in got._asdict().items():
+            assert value is out[name]
+            np.testing.assert_array_equal(
+                value.reshape(getattr(fresh, name).shape), reference.round_to(getattr(fresh, name), dtype)
+            )
+        if layout == "gaps":
+            big = next(iter(out.values())).base
+            assert np.all(np.isnan(big[::2].astype(float)))  # what lies between stays
+    out = empty(True)
+    assert reference.axpby(2.0, x, 0.0, out=out) is out
+    np.testing.assert_array_equal(out, reference.round_to(2 * x, dtype))
+
+
+def test_outputs_may_be_their_own_prior_values():
+    shape = (6, 3, 4)
+    x, dy, ones = random(shape, np.float32, 1), random(shape, np.float32, 2), np.ones(3)
+    y, mean, variance = random(shape, np.float32, 3), random(3, np.float32, 4), random(3, np.float32, 5) ** 2
+    running = {"running_mean": mean.copy(), "running_variance": variance.copy()}
+    fresh = reference.forward_training(x, ones, ones, beta=0.5, prior=y.copy(), **running)
+    reference.forward_training(
+        x,
+        ones,
+        ones,
+        beta=0.5,
+        prior=y,
+        running_mean=mean,
+        running_variance=variance,
+        out={"y": y, "running_mean": mean, "running_variance": variance},
+    )
+    np.testing.assert_array_equal(y, fresh.y.astype(np.float32))
+    np.testing.assert_array_equal(mean, fresh.running_mean.ravel().astype(np.float32))
+    np.testing.assert_array_equal(variance, fresh.running_variance.ravel().astype(np.float32))
+
+    dx, dscale = random(shape, np.float32, 6), random((1, 3, 1), np.float32, 7)
+    prior = {"beta_data": 2.0, "beta_param": 3.0, "prior_dbias": ones}
+    expected = reference.backward(x, dy, ones, prior_dx=dx.copy(), prior_dscale=dscale.copy(), **prior)
+    reference.backward(x, dy, ones, prior_dx=dx, prior_dscale=dscale, **prior, out={"dx": dx, "dscale": dscale})
+    np.testing.assert_array_equal(dx, expected.dx.astype(np.float32))
+    np.testing.assert_array_equal(dscale, expected.dscale.astype(np.float32))
+
+    z = random(shape, np.float32, 8)
+    blended = reference.axpby(2.0, x, 3.0, z.copy())
+    assert reference.axpby(2.0, x, 3.0, z, out=z) is z
+    np.testing.assert_array_equal(z, blended.astype(np.float32))
+
+
+def test_fresh_results_follow_the_layout_of_x():
+    x = laid_out(random((4, 3, 5, 6), np.float32), "channels_last")
+    got = reference.forward_training(x, np.ones(3), np.ones(3))
+    assert np.argsort(got.y.strides).tolist() == np.argsort(x.strides).tolist()
+
+
+# ---------------------------------------------------------------- rounding
+
+
+def nearest_even(value, dtype):
+    """The nearest value of the type, by rational arithmetic over its neighbours."""
+    if not np.isfinite(value):
+        return value
+    digits, low, high = {"bfloat16": (8, -133, 127), "float16": (11, -24, 15), "float32": (24, -149, 127)}[dtype.name]
+    exact = Fraction(float(value))
+    if exact == 0:
+        return float(value)
+    exponent = math.frexp(abs(float(value)))[1]
+    step = Fraction(2) ** max(exponent - digits, low)
+    quotient = round(exact / step)  # halves to even
+    result = quotient * step
+    limit = (2 - Fraction(2) ** (1 - digits)) * Fraction(2) ** high
+    return math.copysign(math.inf, value) if abs(result) > limit else math.copysign(float(result), value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_round_to_is_to_nearest_even_once(dtype, data):
+    """Around the midpoints of the type, where rounding twice goes wrong, and anywhere."""
+    info = ml_dtypes.finfo(dtype)
+    bits = data.draw(st.integers(0, 2 ** (16 if dtype.itemsize == 2 else 32) - 1))
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        base = float(np.array(bits, f"u{dtype.itemsize}").view(dtype).astype(np.float64))
+    value = data.draw(st.floats(allow_nan=False)) if not np.isfinite(base) else base
+    if math.isfinite(value):
+        half = abs(base) * float(info.eps) / 2 if np.isfinite(base) else 0.0
+        value += data.draw(st.sampled_from([0.0, 0.5, 1.0, -0.5])) * half
+        value += data.draw(st.sampled_from([0.0, 1.0, -1.0])) * abs(value) * 2.0 ** data.draw(st.integers(-52, -20))
+    expected = nearest_even(value, dtype)
+    got = float(reference.round_to(np.array([value]), dtype)[0])
+    assert got == expected
+    assert math.copysign(1, got) == math.copysign(1, expected)
+
+
+def test_round_to_bfloat16_does_not_round_twice():
+    value = np.array([1 + 2.0**-8 + 2.0**-40, -(1 + 3 * 2.0**-8 - 2.0**-40), np.nan, np.inf, 1e300, -3.4e38, 0.0])
+    got = reference.round_to(value, ml_dtypes.bfloat16).astype(np.float64)
+    np.testing.assert_array_equal(got, [1 + 2.0**-7, -(1 + 2.0**-7), np.nan, np.inf, np.inf, -np.inf, 0.0])
+    with pytest.raises(ArgumentTypeError, match="int32"):
+        reference.round_to(value, np.int32)
+
+
+# ---------------------------------------------------------------- memory
+
+HALF = np.dtype(np.float16)
+LARGE = 6_000_000  # a float64 copy is 46 MiB
+NASTY = [
+    ((1, 1, 2000, 3000), "channels_first", Mode.SPATIAL),
+    ((1, 3, 1000, 2000), "channels_last", Mode.SPATIAL),
+    ((2, LARGE // 2), "channels_first", Mode.SPATIAL),
+    ((LARGE, 1), "channels_first", Mode.SPATIAL),
+    ((2, LARGE // 12, 2, 3), "channels_last", Mode.SPATIAL),
+    ((2, LARGE // 12, 2, 3), "channels_first", Mode.SPATIAL),
+    ((1, LARGE), "channels_first", Mode.SPATIAL),
+    ((3, 2, LARGE // 6), "channels_first", Mode.PER_ACTIVATION),
+    ((3, 2, LARGE // 6), "reversed", Mode.PER_ACTIVATION),
+    ((LARGE // 2, 2), "channels_first", Mode.PER_ACTIVATION),
+    ((1, 2, 3, LARGE // 6), "channels_first", Mode.PER_ACTIVATION),
+    ((3, 1000, 2, 1000), "batch_inside", Mode.PER_ACTIVATION),
+    ((4, 15, LARGE // 60), "gaps", Mode.SPATIAL),
+    ((4, 15, 100, 1000), "reversed", Mode.SPATIAL),
+]
+
+
+@pytest.mark.parametrize(("shape", "layout", "mode"), NASTY, ids=str)
+def test_extra_memory_is_bounded(shape, layout, mode):
+    """All results go into the caller's arrays, so that everything traced is extra."""
+    x = laid_out((np.arange(math.prod(shape), dtype=np.uint16) & 0x3FFF).view(HALF).reshape(shape), layout)
+    parameter = np.ones(derived(shape, mode), HALF)
+    running = {"running_mean": parameter, "running_variance": parameter} if count(shape, mode) > 1 else {}
+    y = np.empty_like(x)
+    training = [f for f in reference.ForwardTraining._fields if f != "y" and (running or "running" not in f)]
+    outs = {name: np.empty_like(parameter) for name in {*training, "dscale", "dbias"}}
+    tracemalloc.start()
+    try:
+        for call in (
+            lambda: reference.forward_training(
+                x,
+                parameter,
+                parameter,
+                mode=mode,
+                beta=1,
+                prior=y,
+                **running,
+                out={f: outs[f] for f in training} | {"y": y},
+            ),
+            lambda: reference.forward_inference(x, parameter, parameter, parameter, parameter, mode=mode, out={"y": y}),
+            lambda: reference.backward(
+                x, x, parameter, mode=mode, out={"dx": y, "dscale": outs["dscale"], "dbias": outs["dbias"]}
+            ),
+            lambda: reference.axpby(1.0, x, 1.0, y, out=y),
+        ):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            call()
+            extra = tracemalloc.get_traced_memory()[1] - before
+            # The promise is 128 MiB for any input; a block walk needs a small part of it, and a float64 copy
+            # of an array of this size more than this.
+            assert extra < 32 * MEBIBYTE, f"{extra / MEBIBYTE:.0f} MiB"
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- the walk
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_blocks_visit_every_element_once_with_its_parameters(data):
+    rank = data.draw(st.integers(2, 6))
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank), label="shape"))
+    mode = data.draw(st.sampled_from(MODES), label="mode")
+    order = data.draw(st.permutations(range(rank)), label="order")
+    x = np.arange(1.0, 1 + math.prod(shape)).reshape([shape[a] for a in order]).transpose(np.argsort(order))
+    other = np.ascontiguousarray(-x).astype(np.float32)
+    p = np.arange(float(math.prod(derived(shape, mode)))).reshape(derived(shape, mode))
+    seen, reach = np.zeros(shape), np.full(shape, -1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        block_size = data.draw(st.integers(1, 100), label="block")
+        patch.setattr(reference, "BLOCK", block_size)
+        patch.setattr(reference, "_KEPT", data.draw(st.integers(1, 20), label="kept"))
+        patch.setattr(reference, "_RUN", data.draw(st.integers(1, 40), label="run"))
+        for block in reference.iterate_blocks((x, other), mode, (p,)):
+            (a, b), (q,) = block.arrays, block.parameters
+            assert a.shape == b.shape == x[block.index].shape
+            assert a.size <= block_size
+            assert a.dtype == b.dtype == q.dtype == np.float64
+            np.testing.assert_array_equal(a, x[block.index])
+            np.testing.assert_array_equal(b, -a)
+            np.testing.assert_array_equal(
+                np.broadcast_to(q, a.shape), np.broadcast_to(p[block.parameter_index], a.shape)
+            )
+            seen[block.index] += 1
+            reach[block.index] = q
+            a[...] = b[...] = 0.0  # ours to overwrite
+        sums = reference.reduce_blocks(lambda v, w, q: (v, w * q), (x, other), mode, (p,))
+    assert np.all(seen == 1)
+    np.testing.assert_array_equal(reach, np.broadcast_to(p, shape))
+    axes = reduced(rank, mode)
+    np.testing.assert_array_equal(sums[0], x.sum(axis=axes, keepdims=True))  # integers: exact in any order
+    np.testing.assert_array_equal(sums[1], (-x * p).sum(axis=axes, keepdims=True))
+    np.testing.assert_array_equal(np.sort(x, axis=None), np.arange(1.0, 1 + x.size))  # x has not been written
+
+
+def test_reduce_blocks_takes_arrays_tuples_and_generators(blocks):
+    x = random((6, 5, 4), np.float32)
+
+    def generator(v):
+        yield v
+        v *= v
+        yield v
+
+    (one,) = reference.reduce_blocks(np.abs, (x,), Mode.SPATIAL)
+    both = reference.reduce_blocks(lambda v: (v, v * v), (x,), Mode.SPATIAL)
+    lazily = reference.reduce_blocks(generator, (x,), Mode.SPATIAL)
+    wide = x.astype(np.longdouble)
+    close(one, np.abs(wide).sum(axis=(0, 2), keepdims=True), 10)
+    for first, second in (both, lazily):
+        close(first, wide.sum(axis=(0, 2), keepdims=True), 10)
+        close(second, (wide**2).sum(axis=(0, 2), keepdims=True), 10)
+    (ones,) = reference.reduce_blocks(lambda v: np.ones(()), (x,), Mode.SPATIAL)  # broadcasts
+    assert np.all(ones == 24)
+
+
+def test_walk_refuses_bad_arguments():
+    x = random((2, 3, 4))
+    for call, argument in (
+        (lambda: next(reference.iterate_blocks((), Mode.SPATIAL)), "arrays"),
+        (lambda: next(reference.iterate_blocks((x, x[:1]), Mode.SPATIAL)), "arrays[1]"),
+        (lambda: next(reference.iterate_blocks((x,), 3)), "mode"),
+        (lambda: reference.reduce_blocks(np.abs, (x,), Mode.SPATIAL, (np.ones(4),)), "parameters[0]"),
+    ):
+        with pytest.raises(ArgumentError) as info:
+            call()
+        assert info.value.argument == argument
+
+
+# ---------------------------------------------------------------- bad arguments
+
+X, V = random((4, 3, 2, 2), np.float32, 1), np.ones(3)
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+NEGATIVE = np.array([1.0, -0.25, np.nan])
+TRAINING = {
+    "x": [[1.0], X[0, 0, 0], X.astype(np.int32), np.ones((1,) * 9), np.ones((2, 0)), X.astype(np.complex64)],
+    "scale": [None, 1.0, np.ones(4), np.ones((3, 2)), np.ones(3, np.int64), np.ones((1, 3, 2, 2))],
+    "bias": [None, np.ones(2), np.ones(3, bool)],
+    "mode": [3, "batch", None, True],
+    "alpha": [math.nan, math.inf, "1", None],
+    "beta": [math.nan, -math.inf, 1e39],  # beyond the float32 that a vendor reads
+    "epsilon": [-1e-5, math.nan, math.inf, None],
+    "exponential_average_factor": [-0.1, 1.5, math.nan, "half"],
+    "running_mean": [None, np.ones(4), 0.0],
+    "running_variance": [None, np.ones((2, 3))],
+    "unbiased": [1, None],
+    "prior": [None, X[:2], X.astype(int), 0.0],
+    "out": [[X], {"z": X}],
+    "out['y']": [X.tolist(), X.astype(int), read_only(X), X[:, :, :1], np.ones(X.shape, np.uint8)],
+    "out['saved_mean']": [np.ones(4), np.ones((3, 1), np.int8)],
+}
+INFERENCE = {
+    "x": TRAINING["x"],
+    "scale": TRAINING["scale"],
+    "bias": TRAINING["bias"],
+    "mode": TRAINING["mode"],
+    "alpha": TRAINING["alpha"],
+    "beta": TRAINING["beta"],
+    "epsilon": TRAINING["epsilon"],
+    "running_mean": TRAINING["running_mean"],
+    "running_variance": [None, np.ones(2), NEGATIVE],
+    "prior": TRAINING["prior"],
+    "out": [*TRAINING["out"], {"saved_mean": V}],
+    "out['y']": TRAINING["out['y']"],
+}
+BACKWARD = {
+    "x": TRAINING["x"],
+    "dy": [None, X[:3], X.astype(np.float64), X.astype(int)],
+    "scale": TRAINING["scale"],
+    "mode": TRAINING["mode"],
+    "alpha_data": TRAINING["alpha"],
+    "beta_data": TRAINING["beta"],
+    "alpha_param": TRAINING["alpha"],
+    "beta_param": TRAINING["beta"],
+    "epsilon": TRAINING["epsilon"],
+    "saved_mean": [None, np.ones(4)],
+    "saved_inv_variance": [None, np.ones((3, 3))],
+    "prior_dx": TRAINING["prior"],
+    "prior_dscale": [None, np.ones(4), 1.0],
+    "prior_dbias": [None, np.ones((1, 4, 1, 1))],
+    "out": [*TRAINING["out"], {"y": X}],
+    "out['dx']": TRAINING["out['y']"],
+    "out['dscale']": [np.ones(4), np.zeros(3, np.int32), read_only(V)],
+    "out['dbias']": [np.ones((2, 3))],
+}
+AXPBY = {
+    "a": TRAINING["alpha"],
+    "b": TRAINING["beta"],
+    "x": TRAINING["x"],
+    "y": [None, X[:2], X.astype(int)],
+    "out['out']": TRAINING["out['y']"],
+}
+
+
+def good_arguments(function):
+    """Arguments that pass, blending and writing everywhere."""
+    full, vector = (lambda: np.full(X.shape, 7, np.float32)), (lambda: np.full(3, 7, np.float32))
+    if function is reference.forward_training:
+        out = {"y": full(), "saved_mean": vector(), "saved_inv_variance": vector(), "running_mean": vector()}
+        arguments = {
+            "x": X,
+            "scale": V,
+            "bias": V,
+            "beta": 1.0,
+            "prior": X + 1,
+            "running_mean": V,
+            "running_variance": V,
+        }
+        return arguments | {"out": out | {"running_variance": vector(), "variance": vector()}}
+    if function is reference.forward_inference:
+        arguments = {
+            "x": X,
+            "scale": V,
+            "bias": V,
+            "running_mean": V,
+            "running_variance": V,
+            "beta": 1.0,
+            "prior": X + 1,
+        }
+        return arguments | {"out": {"y": full()}}
+    if function is reference.backward:
+        arguments = {"x": X, "dy": X + 2, "scale": V, "saved_mean": V, "saved_inv_variance": V, "beta_data": 1.0}
+        arguments |= {"beta_param": 1.0, "prior_dx": X + 1, "prior_dscale": V, "prior_dbias": V}
+        return arguments | {"out": {"dx": full(), "dscale": vector(), "dbias": vector()}}
+    return {"a": 1.0, "x": X, "b": 1.0, "y": X + 1, "out": full()}
+
+
+CALLS = [
+    (reference.forward_training, TRAINING),
+    (reference.forward_inference, INFERENCE),
+    (reference.backward, BACKWARD),
+    (reference.axpby, AXPBY),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "value"),
+    [
+        pytest.param(function, argument, value, id=f"{function.__name__}-{argument}-{i}")
+        for function, table in CALLS
+        for argument, values in table.items()
+        for i, value in enumerate(values)
+    ],
+)
+def test_bad_arguments_are_named_and_write_nothing(function, argument, value):
+    arguments = good_arguments(function)
+    outputs = arguments["out"]
+    if argument == "out['out']":
+        arguments["out"] = value
+    elif argument.startswith("out["):
+        arguments["out"] = outputs | {argument[5:-2]: value}
+    elif argument == "out":
+        arguments["out"] = value
+    else:
+        arguments[argument] = value
+    with pytest.raises(ArgumentError) as info:
+        function(**arguments)
+    assert info.value.argument == argument
+    assert info.value.value
+    assert info.value.value in str(info.value)
+    assert info.value.allowed
+    for array in outputs.values() if isinstance(outputs, dict) else [outputs]:
+        assert np.all(array == 7)
+
+
+@pytest.mark.parametrize("function", [f for f, _ in CALLS], ids=lambda f: f.__name__)
+def test_good_arguments_are_accepted(function):
+    """Else the test above proves nothing."""
+    arguments = good_arguments(function)
+    function(**arguments)
+    out = arguments["out"]
+    for array in out.values() if isinstance(out, dict) else [out]:
+        assert not np.any(array == 7)
+
+
+def test_negative_running_variance_says_which():
+    with pytest.raises(ArgumentError, match=r"running_variance: .*-0\.25"):
+        reference.forward_inference(X, V, V, V, NEGATIVE)
+    reference.forward_inference(X, V, V, V, np.array([-0.0, np.nan, 1.0]))  # -0 and NaN are none
+
+
+def test_prior_is_required_only_with_beta():
+    reference.forward_training(X, V, V, beta=0.0, prior=None)
+    with pytest.raises(ArgumentError, match=r"prior: .*beta is 0\.5"):
+        reference.forward_training(X, V, V, beta=0.5)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 5])
+def test_outputs_that_overlap_are_refused(shift):
+    """An input, another output, or a prior value that is not exactly the output."""
+    memory = np.zeros(X.size + shift, np.float32)
+    x, y = memory[: X.size].reshape(X.shape), memory[shift:].reshape(X.shape)
+    with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlaps x"):
+        reference.forward_training(x, V, V, out={"y": y})
+    with pytest.raises(ArgumentError, match=r"out\['dx'\]: .*overlaps dy"):
+        reference.backward(X, x, V, out={"dx": y})
+    if shift:
+        with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlaps prior"):
+            reference.forward_inference(X, V, V, V, V, beta=1.0, prior=x, out={"y": y})
+    small, second = np.zeros(5), min(shift, 2)
+    with pytest.raises(ArgumentError, match="overlaps"):
+        reference.backward(X, X, V, out={"dscale": small[:3], "dbias": small[second : second + 3]})
+    stepped = np.lib.stride_tricks.as_strided(memory, X.shape, (4, 4, 4, 4))
+    with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlap"):
+        reference.forward_training(X, V, V, out={"y": stepped})
+
+
+def test_interleaved_views_of_one_buffer_are_allowed():
+    memory = np.zeros((4, 6, 2, 2), np.float32)
+    x, y = memory[:, ::2], memory[:, 1::2]
+    x[...] = X
+    reference.forward_training(x, V, V, out={"y": y})
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, reference.forward_training(X, V, V).y.astype(np.float32))
+    reversed_x = memory[::-1, ::2]
+    with pytest.raises(ArgumentError, match="overlaps x"):
+        reference.forward_training(reversed_x, V, V, out={"y": x})
+
+
+# ---------------------------------------------------------------- the bench
+
+
+def test_bench_measures_every_combination():
+    layouts, dtypes = (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST), ("f32", "bf16", DataType.FLOAT64)
+    result = bench.run(shapes=[(4, 3, 8, 8), (9, 2)], dtypes=dtypes, layouts=layouts, repeats=2)
+    expected = itertools.product(([4, 3, 8, 8], [9, 2]), ("f32", "bf16", "f64"), ("channels_first", "channels_last"))
+    rows = result["rows"]
+    keys = {(tuple(r["shape"]), r["dtype"], r["layout"], r["operation"]) for r in rows}
+    assert keys == {(tuple(s), d, lay, o) for (s, d, lay), o in itertools.product(expected, bench.OPERATIONS)}
+    for row in rows:
+        assert row["seconds"] > 0
+        assert row["ratio"] == row["seconds"] / row["yardstick_seconds"]
+        assert 0 < row["extra_bytes"] < bench.LIMIT_BYTES
+    assert result["libraries"]["numpy"] == np.__version__
+    text = bench.render(result)
+    assert len(text.splitlines()) == len(rows) + 4
+    assert "9x2" in text
+
+
+def test_bench_marks_what_is_beyond_a_limit():
+    result = bench.run(
+        shapes=[(4, 3)], dtypes=["f32"], layouts=[Layout.CHANNELS_FIRST], operations=["backward"], repeats=1
+    )
+    row = result["rows"][0]
+    row |= {"ratio": 2.0, "extra_bytes": 1}
+    assert "!" not in bench.render(result)
+    row["ratio"] = 3.5
+    assert bench.render(result).splitlines()[1].endswith("!")
+    row |= {"ratio": 1.0, "extra_bytes": bench.LIMIT_BYTES}
+    assert bench.render(result).splitlines()[1].endswith("!")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("repeats", 0), ("operations", ["derive"]), ("shapes", [(3,)]), ("mode", 9)]
+)
+def test_bench_refuses(key, value):
+    with pytest.raises(ArgumentError) as info:
+        bench.run(**{key: value})
+    assert info.value.argument == key
