@@ -1,0 +1,153 @@
+"""Several neutral operations that make one call of a vendor's interface: their scratch, their workspace, their run.
+
+What the modules named after other systems (`pybnorm.cann`, `pybnorm.directml`) share. A call is built first, which
+checks every argument and every operation and touches no memory, and run afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pybnorm import _arguments, operations
+from pybnorm._arrays import CPU, Buffer
+from pybnorm._core import Handle
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentTypeError, WorkspaceError
+
+__all__ = ["Scratch", "Sequence", "data_buffer", "disjoint"]
+
+_ALIGNMENT = operations.ALIGNMENT
+
+
+class Scratch(NamedTuple):
+    """A packed array in the scratch of a `Sequence`, of which only the place is known before the run."""
+
+    offset: int
+    dims: tuple[int, ...]
+    dtype: DataType
+
+    def at(self, address: int, handle: Handle) -> Buffer:
+        """The array, with the scratch at `address`."""
+        device = -1 if handle.device is None else handle.device
+        strides = _arguments.packed_strides(self.dims)
+        kind = handle.library.device_type
+        return Buffer(address + self.offset, self.dims, strides, self.dtype, kind, device, True, None)
+
+    def view(self, dims: tuple[int, ...]) -> Scratch:
+        """The first elements in another shape."""
+        return self._replace(dims=dims)
+
+
+class Sequence:
+    """Operations in order, with scratch arrays between them.
+
+    Parameters
+    ----------
+    handle : Handle
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = _checked(handle)
+        self._steps: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._scratch = 0
+
+    def scratch(self, dims: tuple[int, ...], dtype: DataType = DataType.FLOAT32) -> Scratch:
+        """A new array; its memory is undefined until a step writes it."""
+        array = Scratch(self._scratch, dims, dtype)
+        self._scratch += _aligned(_arguments.numel(dims) * dtype.itemsize)
+        return array
+
+    def then(self, operation: str, *arguments: Any, **options: Any) -> None:
+        """Append ``operations.<operation>(handle, *arguments, **options)``."""
+        self._steps.append((operation, arguments, options))
+
+    def check(self) -> int:
+        """Check every step as the operations do, without touching memory; the bytes of workspace that a run needs."""
+        inner = 0
+        for name, arguments, options in self._placed(0):
+            inner = max(inner, operations.workspace_size(self.handle, name, *arguments, **options))
+        return self._scratch + inner
+
+    def run(self, workspace: Any = None) -> None:
+        """Perform the steps.
+
+        Parameters
+        ----------
+        workspace : array, (address, bytes) or None
+            As in `pybnorm.operations`. With None on a CPU backend scratch arrays live for this call only.
+
+        Raises
+        ------
+        WorkspaceError
+            Too small or misaligned; nothing has been written then.
+        """
+        address, given = self.handle.memory(workspace)
+        if address == 0 and self.handle.library.device_type == CPU:
+            if len(self._steps) > 1:
+                self.check()  # a later step that is refused must not leave the earlier ones' writes behind
+            memory = np.empty(self._scratch + _ALIGNMENT, np.uint8)
+            self._perform(memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT, None)
+            return
+        need = self.check()
+        if given < need or (need and address % _ALIGNMENT):
+            raise WorkspaceError(
+                "workspace",
+                f"{given} bytes at {address:#x}",
+                f"at least {need} bytes, aligned to {_ALIGNMENT}, on the handle's device",
+            )
+        rest = (address + self._scratch, given - self._scratch) if given > self._scratch else None
+        self._perform(address, rest)
+
+    def _perform(self, address: int, workspace: tuple[int, int] | None) -> None:
+        for name, arguments, options in self._placed(address):
+            getattr(operations, name)(self.handle, *arguments, workspace=workspace, **options)
+
+    def _placed(self, address: int) -> list[tuple[str, list[Any], dict[str, Any]]]:
+        def place(value: Any) -> Any:
+            return value.at(address, self.handle) if type(value) is Scratch else value
+
+        return [
+            (name, [place(a) for a in arguments], {key: place(o) for key, o in options.items()})
+            for name, arguments, options in self._steps
+        ]
+
+
+def _checked(handle: Handle) -> Handle:
+    if not isinstance(handle, Handle):
+        raise ArgumentTypeError("handle", handle, "a Handle")
+    return handle
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def data_buffer(handle: Handle, array: Any, argument: str, *, output: bool = False) -> Buffer:
+    """An array that the handle's calls can reach, of positive strides that do not overlap; axes may be empty."""
+    buffer = _checked(handle).buffer(array, argument, output=output)
+    if 0 in buffer.dims:
+        return buffer
+    steps = tuple(max(1, s) if d == 1 else s for d, s in zip(buffer.dims, buffer.strides, strict=True))
+    _arguments.strides(steps, buffer.dims, argument)
+    return buffer._replace(strides=steps)
+
+
+def disjoint(outputs: Mapping[str, Buffer | None], inputs: Mapping[str, Buffer | None]) -> None:
+    """No output shares memory with an input or another output; the error has the caller's names.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    _arguments.disjoint(_regions(outputs), _regions(inputs))
+
+
+def _regions(arrays: Mapping[str, Buffer | None]) -> list[_arguments.Region]:
+    return [
+        _arguments.Region(name, b.pointer, b.dims, tuple(s * b.dtype.itemsize for s in b.strides), b.dtype.itemsize)
+        for name, b in arrays.items()
+        if b is not None and 0 not in b.dims
+    ]

@@ -1,0 +1,571 @@
+"""DirectML's four batch normalization operators, by their names, on every backend.
+
+================================================  ========  ==========================================
+function                                          level     operator description
+================================================  ========  ==========================================
+`batch_normalization`                             1.0       ``DML_BATCH_NORMALIZATION_OPERATOR_DESC``
+`batch_normalization_grad`                        3.1       ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``
+`batch_normalization_training`                    4.1       ``DML_BATCH_NORMALIZATION_TRAINING_OPERATOR_DESC``
+`batch_normalization_training_grad`               4.1       ``DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC``
+================================================  ========  ==========================================
+
+"Level" is the ``DML_FEATURE_LEVEL`` that introduced it. Arguments are the fields of the description in snake_case
+without "Tensor", in the order of the description. What all of them require, as DirectML does:
+
+* one DataType, float32 or float16, for all tensors, statistics too;
+* one DimensionCount for all, 1 to 8 (before feature level 3.1 `batch_normalization` took 4 only);
+* each size of a parameter tensor is 1, which broadcasts (and is summed over in a gradient), or that of the input. So
+  any subset of the axes can carry parameters, not only the channels.
+
+The one thing more that is asked here: parameter tensors are contiguous. float16 parameters are widened to float32 on
+the device, and results in float16 are rounded once.
+
+Variances are variances, biased, to which epsilon is added: not inverse deviations. "The gradient of a preceding layer"
+in DirectML's text is the gradient with respect to this operator's output, which comes from the layer that follows it.
+
+`workspace` is an array of bytes or (address, bytes) of at least `workspace_size` bytes, aligned to 64; it is what
+DirectML calls the temporary resource. None will do on CPU backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm._core import Handle
+from pybnorm._sequence import Scratch, Sequence, data_buffer, disjoint
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "batch_normalization",
+    "batch_normalization_grad",
+    "batch_normalization_training",
+    "batch_normalization_training_grad",
+    "workspace_size",
+]
+
+Dims = tuple[int, ...]
+
+ACTIVATIONS = (
+    "celu",
+    "elu",
+    "gelu",
+    "hard_sigmoid",
+    "identity",
+    "leaky_relu",
+    "linear",
+    "parametric_softplus",
+    "relu",
+    "scaled_elu",
+    "scaled_tanh",
+    "shrink",
+    "sigmoid",
+    "softplus",
+    "softsign",
+    "tanh",
+    "thresholded_relu",
+)
+"""What DirectML can fuse into these operators: the X of ``DML_OPERATOR_ACTIVATION_X``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """A fused activation, ``DML_OPERATOR_ACTIVATION_<KIND>``.
+
+    ``identity`` and ``linear`` (``alpha * value + beta``) are computed; the others are known by name and refused with
+    `UnsupportedError`, because no backend offers a primitive for them yet.
+    """
+
+    kind: str
+    """One of `ACTIVATIONS`."""
+    alpha: float = 1.0
+    """Of ``linear``."""
+    beta: float = 0.0
+    """Of ``linear``."""
+
+
+def batch_normalization(
+    handle: Handle,
+    input: Any,
+    mean: Any,
+    variance: Any,
+    scale: Any,
+    bias: Any,
+    output: Any,
+    spatial: bool = True,
+    epsilon: float = 1e-5,
+    fused_activation: Activation | str | None = None,
+    *,
+    workspace: Any = None,
+) -> None:
+    """Normalize by given statistics.
+
+    ``output = fused_activation(scale * (input - mean) / sqrt(variance + epsilon) + bias)``
+
+    Parameters
+    ----------
+    handle : Handle
+    input : array, rank 1 to 8
+        float32 or float16.
+    mean, variance, scale, bias : array, rank and dtype of `input`
+        Each size 1 or that of `input`. The four may differ in their sizes.
+    output : array, shape and dtype of `input`
+        Written.
+    spatial : bool
+        False is the caller's word that statistics are given per location: the last two sizes of `mean` and `variance`
+        must not broadcast then. DirectML deprecated the field at feature level 4.0 and ignores it since; True checks
+        nothing and changes nothing.
+    epsilon : float
+        Finite, at least 0.
+    fused_activation : Activation, str or None
+        A name alone stands for `Activation` of that kind.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed; nothing has been written then.
+    UnsupportedError
+        The activation, or the dtype on this backend.
+    WorkspaceError, VendorError
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): forward_inference. Where the four differ in their sizes, first one forward_inference
+    on zeros for each that is smaller than the union of them, which spreads it; for ``linear``, multiply and fill on
+    scale and bias.
+    Workspace: up to 6 float32 vectors of that union, and what the calls ask for.
+    """
+    _inference(
+        handle, input, mean, variance, scale, bias, output, spatial=spatial, epsilon=epsilon,
+        fused_activation=fused_activation,
+    ).run(workspace)  # fmt: skip
+
+
+def batch_normalization_grad(
+    handle: Handle,
+    input: Any,
+    input_gradient: Any,
+    mean: Any,
+    variance: Any,
+    scale: Any,
+    output_gradient: Any,
+    output_scale_gradient: Any,
+    output_bias_gradient: Any,
+    epsilon: float = 1e-5,
+    *,
+    workspace: Any = None,
+) -> None:
+    """Gradients of `batch_normalization`: the statistics are constants.
+
+    ``output_gradient = input_gradient * scale / sqrt(variance + epsilon)``,
+    ``output_scale_gradient = sum(input_gradient * (input - mean) / sqrt(variance + epsilon))``,
+    ``output_bias_gradient = sum(input_gradient)``, the sums over the axes in which the parameters have size 1.
+
+    Parameters
+    ----------
+    handle : Handle
+    input, input_gradient : array, rank 1 to 8, one shape
+        float32 or float16.
+    mean, variance, scale : array, rank and dtype of `input`, one shape
+        Each size 1 or that of `input`.
+    output_gradient : array, shape and dtype of `input`
+        Written.
+    output_scale_gradient, output_bias_gradient : array, shape and dtype of `mean`
+        Written. As in DirectML, no output is optional.
+    epsilon : float
+        Finite, at least 0.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed; nothing has been written then.
+    UnsupportedError, WorkspaceError, VendorError
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): backward_frozen; its workspace.
+    """
+    _grad(
+        "backward_frozen", handle, input, input_gradient, mean, variance, scale, output_gradient,
+        output_scale_gradient, output_bias_gradient, epsilon=epsilon,
+    ).run(workspace)  # fmt: skip
+
+
+def batch_normalization_training(
+    handle: Handle,
+    input: Any,
+    scale: Any,
+    bias: Any,
+    fused_add: Any,
+    output: Any,
+    output_mean: Any,
+    output_variance: Any,
+    epsilon: float = 1e-5,
+    fused_activation: Activation | str | None = None,
+    *,
+    workspace: Any = None,
+) -> None:
+    """Normalize by the batch's own statistics, and return them.
+
+    ``output = fused_activation(scale * (input - mean) / sqrt(variance + epsilon) + bias + fused_add)``; mean and
+    biased variance are taken over the axes in which `scale` has size 1.
+
+    Parameters
+    ----------
+    handle : Handle
+    input : array, rank 1 to 8
+        float32 or float16.
+    scale, bias : array, rank and dtype of `input`, one shape
+        Each size 1 or that of `input`.
+    fused_add : array, shape and dtype of `input`, or None
+        Added before the activation.
+    output : array, shape and dtype of `input`
+        Written.
+    output_mean, output_variance : array, shape and dtype of `scale`
+        Written. The variance is the biased one, also where only one element goes into it: 0 then.
+    epsilon : float
+        Finite, at least 0.
+    fused_activation : Activation, str or None
+        A name alone stands for `Activation` of that kind.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed; nothing has been written then.
+    UnsupportedError
+        The activation, or the dtype on this backend.
+    WorkspaceError, VendorError
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): axpby to copy `fused_add`; forward_training with running statistics of factor 1,
+    whose variance is the unbiased one, and multiply by (m - 1) / m; multiply and fill on scale and bias for
+    ``linear``. No digit of the variance is lost, as would be in ``1 / inv_variance**2 - epsilon``.
+    Workspace: up to 7 float32 vectors of `scale`'s size, and what the calls ask for.
+    """
+    _training(
+        handle, input, scale, bias, fused_add, output, output_mean, output_variance, epsilon=epsilon,
+        fused_activation=fused_activation,
+    ).run(workspace)  # fmt: skip
+
+
+def batch_normalization_training_grad(
+    handle: Handle,
+    input: Any,
+    input_gradient: Any,
+    mean: Any,
+    variance: Any,
+    scale: Any,
+    output_gradient: Any,
+    output_scale_gradient: Any,
+    output_bias_gradient: Any,
+    epsilon: float = 1e-5,
+    *,
+    workspace: Any = None,
+) -> None:
+    """Gradients of `batch_normalization_training` without its fused parts.
+
+    With ``c = 1 / sqrt(variance + epsilon)`` and averages over the axes in which the parameters have size 1:
+    ``output_gradient = scale * c * (input_gradient - average(input_gradient) - (input - mean) * c**2 *
+    average(input_gradient * (input - mean)))``; the other two as in `batch_normalization_grad`. DirectML's page
+    defines its "InputCentered" by itself; that it means ``input - mean`` is what makes the formula the gradient.
+
+    Parameters
+    ----------
+    handle : Handle
+    input, input_gradient : array, rank 1 to 8, one shape
+        float32 or float16.
+    mean, variance, scale : array, rank and dtype of `input`, one shape
+        What `batch_normalization_training` returned and was given. Each size 1 or that of `input`.
+    output_gradient : array, shape and dtype of `input`
+        Written.
+    output_scale_gradient, output_bias_gradient : array, shape and dtype of `mean`
+        Written. As in DirectML, no output is optional.
+    epsilon : float
+        That of the forward call.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed; nothing has been written then.
+    UnsupportedError, WorkspaceError, VendorError
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): training_grad; its workspace.
+    """
+    _grad(
+        "training_grad", handle, input, input_gradient, mean, variance, scale, output_gradient,
+        output_scale_gradient, output_bias_gradient, epsilon=epsilon,
+    ).run(workspace)  # fmt: skip
+
+
+def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: Any) -> int:
+    """Bytes of workspace that an operator needs, aligned to 64; what DirectML calls the temporary resource size.
+
+    Parameters
+    ----------
+    handle : Handle
+    operator : str
+        Name of one of this module's four operators.
+    *arguments, **options
+        Those of the operator, without `handle` and `workspace`. No array's memory is read or written.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, UnsupportedError
+        As the operator would.
+    """
+    build = _OPERATORS.get(operator) if isinstance(operator, str) else None
+    if build is None:
+        raise ArgumentError("operator", operator, "one of " + ", ".join(_OPERATORS))
+    return build(handle, *arguments, **options).check()
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _data(handle: Handle, array: Any, argument: str, *, output: bool = False) -> Buffer:
+    buffer = data_buffer(handle, array, argument, output=output)
+    _arguments.dims(buffer.dims, argument, low=1, high=8)
+    if buffer.dtype not in (DataType.FLOAT32, DataType.FLOAT16):
+        raise ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", "f32 or f16: what DirectML's operator takes")
+    return buffer
+
+
+def _like_input(handle: Handle, array: Any, argument: str, x: Buffer, *, output: bool = False) -> Buffer:
+    buffer = data_buffer(handle, array, argument, output=output)
+    if buffer.dims != x.dims:
+        raise ArgumentError(argument, f"dims {buffer.dims}", f"the Sizes of input, {x.dims}")
+    return _same_type(buffer, argument, x)
+
+
+def _same_type(buffer: Buffer, argument: str, x: Buffer) -> Buffer:
+    if buffer.dtype != x.dtype:
+        raise ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", f"the DataType of input, {x.dtype.short}")
+    return buffer
+
+
+def _parameter(handle: Handle, array: Any, argument: str, x: Buffer, *, output: bool = False) -> Buffer:
+    buffer = handle.buffer(array, argument, output=output)
+    if len(buffer.dims) != len(x.dims):
+        raise ArgumentError(argument, f"dims {buffer.dims}", f"the DimensionCount of input, {len(x.dims)}")
+    if any(d not in (1, of_x) for d, of_x in zip(buffer.dims, x.dims, strict=True)):
+        raise ArgumentError(argument, f"dims {buffer.dims}", f"each size 1 or that of input, {x.dims}")
+    _same_type(buffer, argument, x)
+    if not _arguments.is_packed_vector(buffer.dims, buffer.strides):
+        raise ArgumentError(argument, f"strides {buffer.strides}", "a contiguous array")
+    return buffer
+
+
+def _like_parameter(
+    handle: Handle, array: Any, argument: str, x: Buffer, other: str, first: Buffer, *, output: bool = False
+) -> Buffer:
+    buffer = _parameter(handle, array, argument, x, output=output)
+    if buffer.dims != first.dims:
+        raise ArgumentError(argument, f"dims {buffer.dims}", f"the Sizes of {other}, {first.dims}")
+    return buffer
+
+
+def _kept(*sizes: Dims) -> Dims:
+    """The axes in which any of these has parameters."""
+    return tuple(a for a, of_axis in enumerate(zip(*sizes, strict=True)) if any(d != 1 for d in of_axis))
+
+
+def _activation(handle: Handle, value: Any, function: str) -> Activation:
+    allowed = "None, an Activation or one of the names " + ", ".join(ACTIVATIONS)
+    if value is None:
+        return Activation("identity")
+    found = Activation(value) if isinstance(value, str) else value
+    if not isinstance(found, Activation):
+        raise ArgumentTypeError("fused_activation", value, allowed)
+    if found.kind not in ACTIVATIONS:
+        raise ArgumentError("fused_activation", value, allowed)
+    if found.kind == "identity":
+        return Activation("identity")  # whatever alpha and beta it was made with
+    if found.kind == "linear":
+        alpha = _arguments.scalar(found.alpha, "fused_activation.alpha", DataType.FLOAT32)
+        return Activation("linear", alpha, _arguments.scalar(found.beta, "fused_activation.beta", DataType.FLOAT32))
+    raise UnsupportedError(
+        backend=handle.backend,
+        function=f"directml.{function}",
+        status=-1,
+        status_name="PBN_E_UNSUPPORTED",
+        text=f"the fused activation {found.kind!r} needs a primitive that the backends do not offer; "
+        "fused_activation can be None, 'identity' or 'linear'",
+        library=handle.library.path,
+        version=handle.library.version,
+    )
+
+
+# ---------------------------------------------------------------- the operators
+
+
+def _inference(
+    handle: Handle,
+    input: Any,
+    mean: Any,
+    variance: Any,
+    scale: Any,
+    bias: Any,
+    output: Any,
+    spatial: bool = True,
+    epsilon: float = 1e-5,
+    fused_activation: Activation | str | None = None,
+) -> Sequence:
+    x = _data(handle, input, "input")
+    given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
+    vectors = {name: _parameter(handle, array, name, x) for name, array in given.items()}
+    y = _like_input(handle, output, "output", x, output=True)
+    if not _arguments.boolean(spatial, "spatial"):
+        for name in ("mean", "variance"):
+            if vectors[name].dims[-2:] != x.dims[-2:]:
+                allowed = f"Height and Width of input, {x.dims[-2:]}, because spatial is False"
+                raise ArgumentError(name, f"dims {vectors[name].dims}", allowed)
+    activation = _activation(handle, fused_activation, "batch_normalization")
+    disjoint({"output": y}, {"input": x, **vectors})
+
+    sequence = Sequence(handle)
+    axis = _kept(*(v.dims for v in vectors.values()))
+    spread = _spread(sequence, vectors, tuple(d if a in axis else 1 for a, d in enumerate(x.dims)))
+    gain, shift = _linear(sequence, activation, spread["scale"], spread["bias"])
+    sequence.then(
+        "forward_inference", x, gain, shift, spread["mean"], spread["variance"], y, epsilon=epsilon, axis=axis
+    )
+    return sequence
+
+
+def _spread(sequence: Sequence, vectors: dict[str, Buffer], union: Dims) -> dict[str, Any]:
+    """The vectors in the sizes of `union`: themselves, or spread as the bias of a normalization of zeros."""
+    result: dict[str, Any] = dict(vectors)
+    smaller = [name for name, v in vectors.items() if v.dims != union]
+    if not smaller:
+        return result
+    zeros, ones = sequence.scratch(union), sequence.scratch(union)
+    sequence.then("fill", 0.0, zeros)
+    sequence.then("fill", 1.0, ones)
+    for name in smaller:
+        v = vectors[name]
+        result[name] = sequence.scratch(union)
+        sequence.then(
+            "forward_inference", zeros, ones.view(v.dims), v, zeros.view(v.dims), ones.view(v.dims), result[name],
+            epsilon=0.0, axis=_kept(v.dims),
+        )  # fmt: skip
+    return result
+
+
+def _linear(sequence: Sequence, activation: Activation, scale: Any, bias: Any) -> tuple[Any, Any]:
+    """Scale and bias with ``alpha * value + beta`` taken in, in float32."""
+    if (activation.alpha, activation.beta) == (1.0, 0.0):
+        return scale, bias
+    ones: Scratch = sequence.scratch(scale.dims)
+    gain, shift = sequence.scratch(scale.dims), sequence.scratch(scale.dims)
+    sequence.then("fill", 1.0, ones)
+    sequence.then("multiply", scale, ones, gain, alpha=activation.alpha)
+    sequence.then("fill", activation.beta, shift)
+    sequence.then("multiply", bias, ones, shift, alpha=activation.alpha, beta=1.0)
+    return gain, shift
+
+
+def _training(
+    handle: Handle,
+    input: Any,
+    scale: Any,
+    bias: Any,
+    fused_add: Any,
+    output: Any,
+    output_mean: Any,
+    output_variance: Any,
+    epsilon: float = 1e-5,
+    fused_activation: Activation | str | None = None,
+) -> Sequence:
+    x = _data(handle, input, "input")
+    s = _parameter(handle, scale, "scale", x)
+    b = _like_parameter(handle, bias, "bias", x, "scale", s)
+    z = None if fused_add is None else _like_input(handle, fused_add, "fused_add", x)
+    y = _like_input(handle, output, "output", x, output=True)
+    mean = _like_parameter(handle, output_mean, "output_mean", x, "scale", s, output=True)
+    variance = _like_parameter(handle, output_variance, "output_variance", x, "scale", s, output=True)
+    activation = _activation(handle, fused_activation, "batch_normalization_training")
+    disjoint(
+        {"output": y, "output_mean": mean, "output_variance": variance},
+        {"input": x, "scale": s, "bias": b, "fused_add": z},
+    )
+
+    sequence = Sequence(handle)
+    axis = _kept(s.dims)
+    count = _arguments.numel(x.dims) // _arguments.numel(s.dims)
+    gain, shift = _linear(sequence, activation, s, b)
+    if z is not None:
+        sequence.then("axpby", 1.0, z, 0.0, y)
+    options: dict[str, Any] = {"beta": 0.0 if z is None else activation.alpha, "epsilon": epsilon, "axis": axis}
+    options |= {"saved_mean": mean, "saved_inv_variance": sequence.scratch(s.dims)}
+    unbiased, factor = sequence.scratch(s.dims), sequence.scratch(s.dims)
+    if count > 1:
+        old = sequence.scratch(s.dims)
+        for vector in (old, unbiased):  # of factor 1, but 0 * NaN would still be NaN
+            sequence.then("fill", 0.0, vector)
+        options |= {"running_mean": old, "running_variance": unbiased, "exponential_average_factor": 1.0}
+    sequence.then("forward_training", x, gain, shift, y, **options)
+    sequence.then("fill", float(count > 1), factor)
+    if count > 1:
+        sequence.then("multiply", unbiased, factor, variance, alpha=(count - 1) / count)
+    else:  # times 0: NaN where the one element is not finite
+        sequence.then("multiply", mean, factor, variance)
+    return sequence
+
+
+def _grad(
+    operation: str,
+    handle: Handle,
+    input: Any,
+    input_gradient: Any,
+    mean: Any,
+    variance: Any,
+    scale: Any,
+    output_gradient: Any,
+    output_scale_gradient: Any,
+    output_bias_gradient: Any,
+    epsilon: float = 1e-5,
+) -> Sequence:
+    x = _data(handle, input, "input")
+    dy = _like_input(handle, input_gradient, "input_gradient", x)
+    mu = _parameter(handle, mean, "mean", x)
+    v = _like_parameter(handle, variance, "variance", x, "mean", mu)
+    s = _like_parameter(handle, scale, "scale", x, "mean", mu)
+    dx = _like_input(handle, output_gradient, "output_gradient", x, output=True)
+    ds = _like_parameter(handle, output_scale_gradient, "output_scale_gradient", x, "mean", mu, output=True)
+    db = _like_parameter(handle, output_bias_gradient, "output_bias_gradient", x, "mean", mu, output=True)
+    disjoint(
+        {"output_gradient": dx, "output_scale_gradient": ds, "output_bias_gradient": db},
+        {"input": x, "input_gradient": dy, "mean": mu, "variance": v, "scale": s},
+    )
+    sequence = Sequence(handle)
+    sequence.then(operation, x, dy, mu, v, s, dx, ds, db, epsilon=epsilon, axis=_kept(mu.dims))
+    return sequence
+
+
+_OPERATORS: dict[str, Callable[..., Sequence]] = {
+    "batch_normalization": _inference,
+    "batch_normalization_grad": lambda *a, **o: _grad("backward_frozen", *a, **o),
+    "batch_normalization_training": _training,
+    "batch_normalization_training_grad": lambda *a, **o: _grad("training_grad", *a, **o),
+}

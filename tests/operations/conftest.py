@@ -1,0 +1,24 @@
+"""The bench fixture, and the table of worst ratios at the end of a run."""
+
+import itertools
+
+import pytest
+from operation_bench import Bench, worst
+
+
+@pytest.fixture(scope="session")
+def bench(handle):
+    """The operations on each backend that finds a device."""
+    return Bench(handle)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The worst error / bound of every operation, backend and dtype that ran."""
+    if worst:
+        terminalreporter.section("operations: worst error / bound")
+        backends = sorted({(b, d) for _, b, d in worst})
+        terminalreporter.write_line(" " * 34 + "".join(f"{b}/{d}".rjust(13) for b, d in backends))
+        for name, rows in itertools.groupby(sorted(worst), key=lambda key: key[0]):
+            ratios = {key[1:]: worst[key] for key in rows}
+            cells = [f"{ratios[key]:.3f}" if key in ratios else "-" for key in backends]
+            terminalreporter.write_line(name.ljust(34) + "".join(cell.rjust(13) for cell in cells))

@@ -1,0 +1,192 @@
+"""Running the neutral operations on a backend's device, and judging what they wrote.
+
+Every run passes a workspace of exactly the queried size with guard bytes behind it, and checks that these, the inputs
+and the gaps between strided outputs are as they were.
+"""
+
+import collections
+import functools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pybnorm import DataType, UnsupportedError, devices, operations
+from pybnorm.check.bounds import precision
+from pybnorm.reference import round_to
+
+NUMPY = {
+    DataType.FLOAT32: np.dtype(np.float32),
+    DataType.FLOAT64: np.dtype(np.float64),
+    DataType.FLOAT16: np.dtype(np.float16),
+    DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+DTYPES = list(NUMPY)
+LAYOUTS = ["packed", "reversed", "gaps", "mixed"]
+DATA = {"x", "y", "dy", "dx"}
+GUARD = 1024
+PATTERN = np.frombuffer(b"\xa5" * 8, np.float32)[0]  # finite in every dtype
+
+worst = collections.defaultdict(float)  # (operation, backend, dtype) -> error / bound
+
+
+def expected_support(backend, dtype, plain):
+    """Whether a backend must execute: True, False, or None where the machine or the case decides.
+
+    `plain`: packed data of a layout that needs neither a general copy nor a sum of two results.
+    """
+    if backend == "cudnn":
+        return True
+    if dtype == DataType.FLOAT64:
+        return False
+    if backend == "onednn":
+        return None if dtype == DataType.FLOAT16 else True
+    return True if plain and dtype == DataType.FLOAT32 else None  # MIOpen has no general copy
+
+
+def strided(array, layout, number=0):
+    """A copy that lies in memory as `layout` says; `number` tells the arrays of one call apart."""
+    if layout == "mixed":
+        layout = ("packed", "reversed", "gaps")[number % 3]
+    if layout == "gaps":
+        memory = np.full([d + 1 + number % 2 for d in array.shape], PATTERN).astype(array.dtype)
+        view = memory[tuple(slice(0, d) for d in array.shape)]
+        view[...] = array
+        return view
+    return np.array(array, order="F" if layout == "reversed" else "C")
+
+
+@functools.cache
+def _device(device_type, ordinal):
+    """One for the whole run: its stream outlives every handle."""
+    return devices.device_for(device_type, ordinal)
+
+
+class Bench:
+    """A backend's handle with its device."""
+
+    def __init__(self, handle):
+        self.handle = handle
+        self.device = _device(handle.library.device_type, handle.device or 0)
+        if self.device.stream:
+            handle.set_stream(self.device.stream)
+
+    def memory(self, nbytes):
+        """(buffer, address): memory with an address that is a multiple of 64 and guard bytes on either side."""
+        buffer = self.device.from_numpy(np.full((nbytes + 2 * GUARD + 64) // 4, PATTERN, np.float32))
+        return buffer, -(-(buffer.pointer + GUARD) // 64) * 64
+
+    def intact(self, buffer, address, nbytes):
+        """Whether the guard bytes of `memory` are as they were."""
+        everything = self.device.to_numpy(buffer).tobytes()
+        start = address - buffer.pointer
+        return set(everything[:start]) | set(everything[start + nbytes :]) == {0xA5}
+
+    def put(self, arrays):
+        return {name: self.device.from_numpy(a) if isinstance(a, np.ndarray) else a for name, a in arrays.items()}
+
+    def run(self, operation, arrays, outputs, options):
+        """Results by name; `arrays` are NumPy arrays by the operation's argument names."""
+        placed = self.put(arrays)
+        size = operations.workspace_size(self.handle, operation, **placed, **options)
+        buffer, address = self.memory(size)
+        getattr(operations, operation)(self.handle, **placed, **options, workspace=(address, size))
+        results = {}
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                continue
+            after = self.device.to_numpy(placed[name])
+            if name in outputs:
+                results[name] = after
+                if array.base is not None:
+                    assert gaps(after) == gaps(array), f"{operation} wrote between the elements of {name}"
+            else:
+                assert after.tobytes() == array.tobytes(), f"{operation} changed {name}"
+        assert self.intact(buffer, address, size), f"{operation} wrote outside its workspace"
+        return results
+
+    def refuses(self, operation, arrays, outputs, options):
+        """That UnsupportedError comes with a reason, from query and call, before anything is written."""
+        placed = self.put(arrays)
+        with pytest.raises(UnsupportedError) as caught:
+            operations.workspace_size(self.handle, operation, **placed, **options)
+        assert caught.value.text
+        buffer, address = self.memory(1 << 20)
+        with pytest.raises(UnsupportedError):
+            getattr(operations, operation)(self.handle, **placed, **options, workspace=(address, 1 << 20))
+        for name in outputs:
+            assert self.device.to_numpy(placed[name]).tobytes() == arrays[name].tobytes()
+        assert self.intact(buffer, address, 0)
+
+    def check(self, operation, arrays, expected, options, *, support=True):
+        """Run and judge: `expected` has (right, bound) for each output."""
+        given = {n: a for n, a in arrays.items() if isinstance(a, np.ndarray)}
+        first = next((a for n, a in given.items() if n in DATA), next(iter(given.values())))
+        dtype = next(d for d, n in NUMPY.items() if n == first.dtype)
+        if support is None:
+            try:
+                operations.workspace_size(self.handle, operation, **self.put(arrays), **options)
+                support = True
+            except UnsupportedError:
+                support = False
+        if not support:
+            self.refuses(operation, arrays, expected, options)
+            return
+        for name, values in self.run(operation, arrays, expected, options).items():
+            right, bound = expected[name]
+            if name in DATA and self.handle.backend == "miopen":
+                bound = bound + coarse(dtype, right, bound, arrays[name], options)
+            ratio = judged(values, right, bound, precision(dtype).max_out if name in DATA else np.inf)
+            key = operation, self.handle.backend, dtype.short
+            worst[key] = max(worst[key], ratio)
+            assert ratio <= 1, f"{name}: error / bound = {ratio:.3g}"
+
+
+def coarse(dtype, right, bound, prior, options):
+    """What MIOpen's 16-bit stores lose beyond the bound, which is otherwise the same for every vendor.
+
+    MIOpen 3.4 truncates results to bfloat16, which is off by u more than rounding, and blends float16 data that have
+    been rounded before: u of either term.
+    """
+    beta = options.get("beta", options.get("beta_data", 0.0))
+    if dtype.itemsize > 2:
+        return 0.0
+    terms = 0.0 if beta == 0 else np.abs(beta * prior.astype(np.float64))
+    return 2 * precision(dtype).u_out * (np.abs(right) + bound + 2 * terms)
+
+
+def gaps(view):
+    """The bytes of a strided array's memory, between its first and last element, that are not its own."""
+    span = 1 + sum((d - 1) * s // view.itemsize for d, s in zip(view.shape, view.strides, strict=True))
+    memory = np.lib.stride_tricks.as_strided(view, (span,), (view.itemsize,))
+    mine = np.zeros(span, bool)
+    np.lib.stride_tricks.as_strided(mine, view.shape, [s // view.itemsize for s in view.strides])[...] = True
+    return memory[~mine].tobytes()
+
+
+def judged(got, right, bound, largest=np.inf):
+    """Worst error / bound; infinite for a NaN. As in `pybnorm.check.bounds`, what is out of range is not judged."""
+    got, right, bound = np.broadcast_arrays(got.astype(np.float64).reshape(right.shape), right, bound)
+    error = np.abs(got - right)
+    assert np.isfinite(right).all()
+    assert np.isfinite(bound).all()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / bound)
+    judgeable = np.abs(right) + bound <= largest
+    assert judgeable.any()
+    return float(np.where(np.isfinite(ratio), ratio, np.inf)[judgeable].max())
+
+
+def rounded(right, bound, dtype):
+    """(right, bound) after one more rounding, of a result that is stored in `dtype`: (1 + u) of value and error."""
+    p = precision(dtype)
+    return right, bound + p.u_out * (np.abs(right) + bound) + p.tiny_out
+
+
+def arrays_of(rng, dims, dtype, layout, mean=0.5, names=("x", "dy")):
+    """Data arrays with statistics away from zero."""
+    made = {}
+    for number, name in enumerate(names):
+        values = rng.normal(mean if name == "x" else 0.1, 1.0, dims)
+        made[name] = strided(round_to(values, NUMPY[dtype]), layout, number)
+    return made

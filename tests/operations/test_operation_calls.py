@@ -1,0 +1,359 @@
+"""Workspace, plans, overlaps and bad arguments of the operations."""
+
+import gc
+import inspect
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import ArgumentError, ArgumentTypeError, ClosedError, WorkspaceError, operations
+from pybnorm._arrays import Buffer
+
+DIMS = (4, 3, 5, 2)
+PARAMETERS = ("scale", "bias", "mean", "variance", "inv_variance", "dscale", "dbias", "sum_dy", "sum_dy_xmu",
+              "saved_mean", "saved_inv_variance", "running_mean", "running_variance")  # fmt: skip
+
+
+def given(bench, operation, axis=1):
+    """Arguments of every operation by name, on the device."""
+    rng = np.random.default_rng(3)
+    derived = operations.derive(DIMS, "f32", axis).dims
+    like_x = {"x", "y", "dy", "dx"}
+    arrays = {}
+    for name, parameter in inspect.signature(getattr(operations, operation)).parameters.items():
+        if name in like_x:
+            arrays[name] = rng.normal(0, 1, DIMS).astype(np.float32)
+        elif name in ("means", "m2s"):
+            arrays[name] = rng.uniform(1, 2, (3, 4)).astype(np.float32)
+        elif name in ("a", "b", "out", "source", "target"):
+            arrays[name] = rng.uniform(1, 2, 6).astype(np.float32)
+        elif name in PARAMETERS or name == "variances":
+            arrays[name] = rng.uniform(1, 2, 4 if operation == "gather_stats" else derived).astype(np.float32)
+        else:
+            continue
+        assert parameter.kind is not parameter.VAR_KEYWORD
+    if operation == "axpby":
+        arrays |= {"a": 2.0, "b": 0.5}
+    if operation == "gather_stats":
+        arrays.pop("variances")
+        arrays["counts"] = [2, 0, 3]
+    if operation == "backward_elemt":
+        arrays["count"] = 20
+    if operation == "fill":
+        arrays["value"] = 1.0
+    if "axis" in inspect.signature(getattr(operations, operation)).parameters:
+        arrays["axis"] = axis
+    placed = bench.put(arrays)
+    bench.watched = [a for a in placed.values() if isinstance(a, Buffer)]
+    return placed
+
+
+EVERY = sorted(set(operations._RECIPES))
+WITH_AXIS = [o for o in EVERY if "axis" in inspect.signature(getattr(operations, o)).parameters]
+
+
+def call(bench, operation, arguments, **changes):
+    getattr(operations, operation)(bench.handle, **arguments, **changes)
+
+
+def contents(bench):
+    """All bytes of the arrays that `given` made last, whatever a test has put in their place."""
+    return [bench.device.to_numpy(a).tobytes() for a in bench.watched]
+
+
+@pytest.mark.parametrize("axis", [1, (0, 2)], ids=str)
+@pytest.mark.parametrize("operation", EVERY)
+def test_the_query_is_what_is_needed(bench, operation, axis):
+    """One byte less, or another alignment, is refused before anything is written."""
+    if axis != 1 and bench.handle.backend == "miopen":
+        pytest.skip("miopen: no general copy")
+    arguments = given(bench, operation, axis)
+    size = operations.workspace_size(bench.handle, operation, **arguments)
+    plan = operations.plan(bench.handle, operation, **arguments)
+    assert plan.nbytes == size
+    assert plan.calls
+    buffer, address = bench.memory(size + 64)
+    if size:
+        before = contents(bench)
+        for place, room in [(address, size - 1), (address + 1, size), (address, 0)]:
+            with pytest.raises(WorkspaceError) as caught:
+                call(bench, operation, arguments, workspace=(place, room))
+            assert str(size) in str(caught.value)
+            assert operation in str(caught.value)
+        assert contents(bench) == before
+    call(bench, operation, arguments, workspace=(address, size))
+    assert bench.intact(buffer, address, size)
+
+
+@pytest.mark.parametrize("operation", EVERY)
+def test_without_a_workspace(bench, operation):
+    """CPU backends keep one that grows; elsewhere the bytes are named."""
+    arguments = given(bench, operation)
+    size = operations.workspace_size(bench.handle, operation, **arguments)
+    if bench.handle.library.device_type == 1 or not size:
+        call(bench, operation, arguments)
+        assert operations.kept_workspace_nbytes(bench.handle) >= size
+    else:
+        with pytest.raises(WorkspaceError, match=str(size)):
+            call(bench, operation, arguments)
+        assert operations.kept_workspace_nbytes(bench.handle) == 0
+
+
+def test_the_kept_workspace_goes_with_its_handle(bench):
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: keeps none")
+    before = len(operations._kept)
+    with pybnorm.Handle(bench.handle.backend) as handle:
+        operations.stats(handle, np.ones((4, 3, 5), np.float32), mean=np.empty(3, np.float32))
+        assert operations.kept_workspace_nbytes(handle) > 0
+        assert len(operations._kept) == before + 1
+    del handle
+    gc.collect()
+    assert len(operations._kept) == before
+
+
+def test_threads_share_a_handle_and_its_kept_workspace(bench):
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: keeps none")
+    rng = np.random.default_rng(1)
+    batches = [rng.normal(i, 1.0, (8, 3, 40 + 20 * i)).astype(np.float32) for i in range(4)]
+    wrong = []
+
+    def work(x):
+        mean, variance = np.empty((2, 3), np.float32)
+        for _ in range(30):
+            operations.stats(bench.handle, x, mean=mean, variance=variance)
+            if not np.allclose(variance, x.var(axis=(0, 2)), rtol=1e-4):
+                wrong.append(variance.copy())
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in batches]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_copies_are_reported(bench, caplog):
+    if bench.handle.backend == "miopen":
+        pytest.skip("miopen: no general copy")
+    arguments = given(bench, "backward_frozen", (0, 2))
+    plan = operations.plan(bench.handle, "backward_frozen", **arguments)
+    assert plan.copies
+    assert all("do not merge" in c for c in plan.copies)
+    buffer, address = bench.memory(plan.nbytes)
+    with caplog.at_level(logging.INFO, "pybnorm.operations"):
+        call(bench, "backward_frozen", arguments, workspace=(address, plan.nbytes))
+    assert len([r for r in caplog.records if "copied" in r.getMessage()]) == len(plan.copies)
+    assert bench.intact(buffer, address, plan.nbytes)
+    for axis in (1, (1, 2, 3), -1, 0, (), (0, 1, 2, 3)):
+        assert not operations.plan(bench.handle, "backward_frozen", **given(bench, "backward_frozen", axis)).copies
+
+
+@pytest.mark.parametrize(("operation", "calls"), [
+    ("forward_inference", ["forward_inference SPATIAL f32 (4, 3, 5, 2)"]),
+    ("training_grad", ["fill f32 (1, 3)", "fill f32 (1, 3)", "forward_inference PER_ACTIVATION f32 (1, 3)",
+                       "backward SPATIAL f32 (4, 3, 5, 2)"]),
+])  # fmt: skip
+def test_the_plan_names_the_calls(bench, operation, calls):
+    assert list(operations.plan(bench.handle, operation, **given(bench, operation)).calls) == calls
+
+
+# ---------------------------------------------------------------- bad arguments
+
+
+def refused(bench, operation, arguments, argument, error=ArgumentError):
+    """The call and the query refuse, name the argument, and nothing is written."""
+    before = contents(bench)
+    buffer, address = bench.memory(1 << 16)
+    with pytest.raises(error) as caught:
+        call(bench, operation, arguments, workspace=(address, 1 << 16))
+    assert caught.value.argument == argument
+    assert caught.value.allowed
+    with pytest.raises(error):
+        operations.workspace_size(bench.handle, operation, **arguments)
+    assert contents(bench) == before
+    assert bench.intact(buffer, address, 0)
+
+
+def as_dtype(bench, arguments, name, kind):
+    array = bench.device.to_numpy(arguments[name]).astype(kind)
+    return arguments | bench.put({name: array})
+
+
+def of_shape(bench, arguments, name, dims):
+    return arguments | bench.put({name: np.ones(dims, np.float32)})
+
+
+@pytest.mark.parametrize("operation", WITH_AXIS)
+@pytest.mark.parametrize(
+    ("axis", "error"),
+    [
+        (4, ArgumentError),
+        (-5, ArgumentError),
+        ((1, 1), ArgumentError),
+        ((1, -3), ArgumentError),
+        (1.0, ArgumentTypeError),
+        ("1", ArgumentTypeError),
+        (True, ArgumentTypeError),
+        ((0, None), ArgumentTypeError),
+    ],
+    ids=str,
+)
+def test_bad_axis(bench, operation, axis, error):
+    refused(bench, operation, given(bench, operation) | {"axis": axis}, "axis", error)
+
+
+def arrays_in(operation, *names):
+    parameters = inspect.signature(getattr(operations, operation)).parameters
+    return [(operation, n) for n in names if n in parameters]
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [p for o in WITH_AXIS for p in arrays_in(o, "x", "y", "dy", "dx")], ids=str
+)
+def test_bad_data(bench, operation, name):
+    arguments = given(bench, operation)
+    refused(bench, operation, arguments | {name: "x"}, name, ArgumentTypeError)
+    refused(bench, operation, arguments | {name: arguments[name]._replace(device_type=99)}, name)
+    overlapping = arguments[name]._replace(strides=(1, 1, 1, 1))
+    refused(bench, operation, arguments | {name: overlapping}, name)
+    backwards = arguments[name]._replace(strides=(30, 10, 2, -1))
+    refused(bench, operation, arguments | {name: backwards}, name)
+    if name != "x":
+        refused(bench, operation, of_shape(bench, arguments, name, (4, 3, 5, 3)), name)
+        refused(bench, operation, as_dtype(bench, arguments, name, np.float64), name, ArgumentTypeError)
+    if name in ("y", "dx"):
+        refused(bench, operation, arguments | {name: arguments[name]._replace(writable=False)}, name)
+        with pytest.raises(ArgumentError) as caught:
+            call(bench, operation, arguments | {name: arguments["x"]})
+        assert caught.value.argument == name
+    else:
+        rank9 = bench.put({"x": np.ones((1,) * 9, np.float32)})["x"]
+        every = {n: rank9 if n in ("x", "y", "dy", "dx") else a for n, a in arguments.items()}
+        refused(bench, operation, every, "x")
+
+
+@pytest.mark.parametrize(("operation", "name"), [p for o in WITH_AXIS for p in arrays_in(o, *PARAMETERS)], ids=str)
+def test_bad_parameters(bench, operation, name):
+    arguments = given(bench, operation)
+    refused(bench, operation, arguments | {name: 3.0}, name, ArgumentTypeError)
+    refused(bench, operation, of_shape(bench, arguments, name, (4,)), name)
+    refused(bench, operation, of_shape(bench, arguments, name, (3, 5)), name)
+    refused(bench, operation, as_dtype(bench, arguments, name, np.float64), name, ArgumentTypeError)
+    gapped = arguments[name]._replace(dims=(3,), strides=(2,))
+    refused(bench, operation, arguments | {name: gapped}, name)
+    refused(bench, operation, arguments | {name: arguments[name]._replace(device_type=99)}, name)
+
+
+def is_required(operation, name):
+    parameter = inspect.signature(getattr(operations, operation)).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty and name not in ("scale", "bias")
+
+
+REQUIRED = [(o, n) for o in WITH_AXIS for n in PARAMETERS if is_required(o, n)]
+
+
+@pytest.mark.parametrize(("operation", "name"), REQUIRED, ids=str)
+def test_missing_parameters(bench, operation, name):
+    refused(bench, operation, given(bench, operation) | {name: None}, name)
+
+
+@pytest.mark.parametrize(("operation", "missing", "argument"), [
+    ("stats", ("mean", "variance", "inv_variance"), "mean"),
+    ("backward", ("dx", "dscale", "dbias"), "dx"),
+    ("backward_frozen", ("dx", "dscale", "dbias"), "dx"),
+    ("training_grad", ("dx", "dscale", "dbias"), "dx"),
+    ("backward", ("saved_mean",), "saved_mean"),
+    ("forward_training", ("saved_inv_variance",), "saved_inv_variance"),
+    ("forward_training", ("running_mean",), "running_mean"),
+    ("backward_reduce", ("inv_variance",), "inv_variance"),
+])  # fmt: skip
+def test_missing_outputs_and_halves_of_pairs(bench, operation, missing, argument):
+    refused(bench, operation, given(bench, operation) | dict.fromkeys(missing), argument)
+
+
+SCALARS = {
+    "epsilon": [-1.0, float("nan"), float("inf")],
+    "alpha": [float("nan"), float("inf"), 1e39],
+    "beta": [float("nan")],
+    "alpha_data": [float("nan")],
+    "beta_data": [float("inf")],
+    "alpha_param": [float("nan")],
+    "beta_param": [-float("inf")],
+    "exponential_average_factor": [-0.1, 1.1, float("nan")],
+    "count": [0, -3],
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "value"),
+    [(o, n, v) for o in EVERY for n, values in SCALARS.items() for _, v in
+     [(p, v) for p in arrays_in(o, n) for v in values]],
+    ids=str,
+)  # fmt: skip
+def test_bad_scalars(bench, operation, name, value):
+    refused(bench, operation, given(bench, operation) | {name: value}, name)
+    refused(bench, operation, given(bench, operation) | {name: "one"}, name, ArgumentTypeError)
+
+
+def test_running_statistics_need_two_elements(bench):
+    arguments = {n: a for n, a in given(bench, "forward_training").items() if n != "axis"}
+    single = {n: arguments[n]._replace(dims=(1, 3, 1, 1), strides=(3, 1, 1, 1)) for n in ("x", "y")}
+    refused(bench, "forward_training", arguments | single, "x")
+
+
+@pytest.mark.parametrize("operation", EVERY)
+def test_bad_handles(bench, operation):
+    arguments = given(bench, operation)
+    with pytest.raises(ArgumentTypeError, match="handle"):
+        getattr(operations, operation)(None, **arguments)
+    closed = pybnorm.Handle(bench.handle.backend)
+    closed.close()
+    with pytest.raises(ClosedError):
+        getattr(operations, operation)(closed, **arguments)
+
+
+def test_bad_queries(bench):
+    for name, error in [("normalize", ArgumentError), (3, ArgumentTypeError)]:
+        with pytest.raises(error, match="operation"):
+            operations.workspace_size(bench.handle, name)
+    with pytest.raises(ArgumentError, match="workspace"):
+        operations.plan(bench.handle, "fill", 1.0, np.ones(3, np.float32), workspace=None)
+    with pytest.raises(TypeError, match="nonsense"):
+        operations.plan(bench.handle, "fill", 1.0, np.ones(3, np.float32), nonsense=1)
+
+
+def test_outputs_and_workspace_keep_apart(bench):
+    arguments = given(bench, "backward_frozen")
+    size = operations.workspace_size(bench.handle, "backward_frozen", **arguments)
+    for changes, argument in [
+        ({"dscale": arguments["mean"]}, ("dscale",)),
+        ({"dbias": arguments["dscale"]}, ("dscale", "dbias")),
+        ({"dx": arguments["dy"]}, ("dx",)),
+    ]:
+        _, address = bench.memory(size)
+        with pytest.raises(ArgumentError) as caught:
+            call(bench, "backward_frozen", arguments | changes, workspace=(address, size))
+        assert caught.value.argument in argument
+    buffer, address = bench.memory(size + 1024)
+    inside = arguments["x"]._replace(pointer=address + 64)
+    with pytest.raises(ArgumentError, match="workspace"):
+        call(bench, "backward_frozen", arguments | {"x": inside}, workspace=(address, size))
+    assert buffer.pointer <= inside.pointer
+
+
+@pytest.mark.parametrize("value", [1e39, float("nan"), float("inf"), "one", True], ids=str)
+def test_bad_fill(bench, value):
+    refused(bench, "fill", given(bench, "fill") | {"value": value}, "value")
+
+
+def test_derive():
+    assert operations.derive((4, 3, 5), "bf16", (0, -1)) == ((4, 1, 5), pybnorm.DataType.FLOAT32)
+    assert operations.derive((4,), "f64", ()) == ((1,), pybnorm.DataType.FLOAT64)
+    for bad in [((), "f32", 1), ((0, 2), "f32", 1), ((1,) * 9, "f32", 1), ((4, 3), "i8", 1), ((4, 3), "f32", 2)]:
+        with pytest.raises(ArgumentError):
+            operations.derive(*bad)
