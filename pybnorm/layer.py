@@ -1,0 +1,779 @@
+"""A batch-norm layer that keeps its statistics: the shape of gocudnn's ``batchnorm`` package, on every backend.
+
+Construct, stage with the first x, train, infer, go back; `BatchNorm.info` takes the whole state out as plain data that
+travels as JSON, and `BatchNorm.restore` makes a layer of it on another backend or machine.
+
+What differs from gocudnn:
+
+* The running variance starts at 1, so that inference before training leaves x unchanged but for epsilon. gocudnn's
+  buffers are zero-filled, which divides by sqrt(epsilon): ``initial_running_variance=0.0`` gives that. The running mean
+  starts at 0 in both.
+* Use before stage is an error that says "not staged", where gocudnn dereferences nil. Backward needs a forward
+  training before it (gocudnn's zero-filled saved statistics give dx = 0). Staging twice is refused: it would throw
+  trained statistics away.
+* `Info` has every field filled, epsilon, factor and NaN policy too, which gocudnn declares and leaves empty; and it can
+  be restored. The exponential factor is a float, there an unsigned integer.
+* y = alpha * result + beta * y, as the library blends; a comment of gocudnn swaps the two. Statistics of backward are
+  those saved by the last forward training.
+* All dtypes of the backend, bfloat16 too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, devices
+from pybnorm._arrays import Buffer
+from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
+from pybnorm.devices import Device
+from pybnorm.enums import DataType, Layout, Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
+
+__all__ = ["BatchNorm", "BiasScaleProperties", "Info"]
+
+PROPAGATE_NAN = "propagate"
+_STATE = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+_JSON_KIND = "pybnorm.layer.Info"
+_JSON_VERSION = 1
+
+
+class BiasScaleProperties(NamedTuple):
+    """What `BatchNorm.bias_scale_properties` returns: how scale and bias must be made."""
+
+    format: Layout
+    """Memory order: channels first, whatever x is."""
+    data_type: DataType
+    """float64 for float64 x, else float32."""
+    dims: tuple[int, ...]
+    """The derived shape."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Info:
+    """The whole state of a layer, in host memory.
+
+    Two are equal if every field is, statistics bit by bit. Values are checked when it is made, whatever it is made
+    from.
+
+    Attributes
+    ----------
+    mode : Mode
+    format : Layout
+        Of the derived descriptor: `Layout.CHANNELS_FIRST`.
+    data_type : DataType
+        Of scale, bias and statistics: float32 or float64.
+    nan_policy : str
+        ``"propagate"``: a NaN in x makes the statistics and results of its channel NaN, and of no other. Batch norm
+        of every backend does that; cuDNN's ``CUDNN_NOT_PROPAGATE_NAN`` has no effect on it.
+    dims, strides : tuple of int
+        Of the derived descriptor; strides in elements.
+    epsilon : float
+        Of the last forward training, or the layer's before any.
+    exponential_factor : float
+        The same for the exponential average factor.
+    running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
+        Of `dims` and `data_type`, read-only. `saved_inv_variance` is 1 / sqrt(biased variance + epsilon); the saved
+        pair is all 0 before the first forward training.
+    """
+
+    mode: Mode
+    format: Layout
+    data_type: DataType
+    nan_policy: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    epsilon: float
+    exponential_factor: float
+    running_mean: npt.NDArray[Any]
+    running_variance: npt.NDArray[Any]
+    saved_mean: npt.NDArray[Any]
+    saved_inv_variance: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("mode", _arguments.mode(self.mode))
+        if isinstance(self.format, bool) or self.format != Layout.CHANNELS_FIRST:
+            raise ArgumentError("format", self.format, "Layout.CHANNELS_FIRST, as every derived descriptor is")
+        put("format", Layout.CHANNELS_FIRST)
+        kind = _arguments.data_type(self.data_type, "data_type")
+        if _arguments.derived_data_type(kind) != kind:
+            raise ArgumentTypeError("data_type", kind.short, "f32 or f64, which statistics have")
+        put("data_type", kind)
+        if self.nan_policy != PROPAGATE_NAN:
+            raise ArgumentError("nan_policy", self.nan_policy, repr(PROPAGATE_NAN))
+        dims = _arguments.dims(self.dims)
+        if _arguments.derived_dims(dims, self.mode) != dims:
+            raise ArgumentError("dims", dims, f"a derived shape of mode {self.mode.name}: 1 in every reduced axis")
+        put("dims", dims)
+        strides = _arguments.strides(self.strides, dims)
+        if strides != _arguments.packed_strides(dims):
+            raise ArgumentError("strides", strides, f"those of packed dims {dims}, {_arguments.packed_strides(dims)}")
+        put("strides", strides)
+        put("epsilon", _arguments.epsilon(self.epsilon))
+        put("exponential_factor", _arguments.factor(self.exponential_factor, "exponential_factor"))
+        dtype = np.dtype(kind.name.lower())
+        for name in _STATE:
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype:
+                got = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else array
+                raise ArgumentTypeError(name, got, f"a NumPy array of {dtype}, as data_type says")
+            if array.shape != dims:
+                raise ArgumentError(name, f"shape {array.shape}", f"dims, {dims}")
+            own = array.copy()
+            own.flags.writeable = False
+            put(name, own)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Info):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
+
+    def to_json(self) -> str:
+        """The state as JSON text; `from_json` gives an equal `Info`, bit by bit, on any machine.
+
+        Returns
+        -------
+        str
+            An object. Statistics are base64 of their little-endian bytes, in logical order.
+        """
+        little = np.dtype(self.data_type.name.lower()).newbyteorder("<")
+        values: dict[str, object] = {"kind": _JSON_KIND, "version": _JSON_VERSION}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value = base64.b64encode(value.astype(little).tobytes()).decode("ascii")
+            elif isinstance(value, (Mode, Layout, DataType)):
+                value = value.name
+            values[field.name] = value
+        return json.dumps(values, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Info:
+        """The state that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str or bytes
+
+        Returns
+        -------
+        Info
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not such JSON: the error names the field that is missing, unknown, of the wrong size or out of range.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, TypeError) as error:
+            raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
+        if not isinstance(values, dict):
+            raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
+        for name, expected in (("kind", _JSON_KIND), ("version", _JSON_VERSION)):
+            if values.pop(name, None) != expected:
+                raise ArgumentError("text", f"another {name} than {expected!r}", f"the JSON of a {_JSON_KIND}")
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in values:
+                raise ArgumentError(name, "no such field in the JSON", "every field of Info")
+        for name in values:
+            if name not in names:
+                raise ArgumentError(str(name), "a field of the JSON", "the fields of Info only: " + ", ".join(names))
+        for name, enumeration in (("mode", Mode), ("format", Layout), ("data_type", DataType)):
+            values[name] = _named(enumeration, values[name], name)
+        kind = _arguments.derived_data_type(values["data_type"])
+        dims = _arguments.dims(values["dims"])
+        for name in _STATE:
+            values[name] = _decoded(name, values[name], kind, dims)
+        return cls(**values)
+
+
+def _named(enumeration: Any, value: object, argument: str) -> Any:
+    try:
+        return enumeration[value]
+    except (KeyError, TypeError):
+        raise ArgumentError(argument, value, "one of " + ", ".join(enumeration.__members__)) from None
+
+
+def _decoded(name: str, text: object, kind: DataType, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+    nbytes = _arguments.numel(dims) * kind.itemsize
+    try:
+        if not isinstance(text, str):
+            raise ValueError(f"{type(text).__name__}, not text")
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ArgumentError(name, str(error), f"base64 text of {nbytes} bytes") from None
+    if len(raw) != nbytes:
+        raise ArgumentError(name, f"{len(raw)} bytes", f"{nbytes} bytes: {kind.short} of dims {dims}")
+    dtype = np.dtype(kind.name.lower())
+    return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype).reshape(dims)
+
+
+class BatchNorm:
+    """A batch-norm layer: a mode, and from `stage` on running and saved statistics in the device's memory.
+
+    Made by `per_activation`, `spatial`, `spatial_persistent` or `restore`. The layer owns its four statistics, from
+    `stage` or `restore` to `close`; it borrows the handle, which must stay open for as long as the layer is used. It
+    owns neither scale nor bias. Calls allocate nothing and do not synchronise; `info`, `stage` and `restore` do.
+    For one thread at a time.
+
+    Examples
+    --------
+    >>> with pybnorm.Handle("onednn") as handle, BatchNorm.spatial(handle) as layer:
+    ...     layer.stage(x)
+    ...     properties = layer.bias_scale_properties()
+    ...     scale = np.ones(properties.dims, np.float32)
+    ...     bias = np.zeros(properties.dims, np.float32)
+    ...     layer.forward_training(x, scale, bias, y)
+    ...     layer.backward(x, dy, scale, dx, dscale, dbias)
+    ...     text = layer.info().to_json()
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        mode: object,
+        *,
+        epsilon: float = 1e-5,
+        averaging_factor: float = 0.1,
+        initial_running_variance: float = 1.0,
+        device: Device | None = None,
+    ) -> None:
+        if not isinstance(handle, Handle):
+            raise ArgumentTypeError("handle", handle, "a Handle")
+        if handle.closed:
+            raise ClosedError("handle")
+        self._handle = handle
+        self._mode = _arguments.mode(mode)
+        self._epsilon = _arguments.epsilon(epsilon)
+        self._averaging_factor = _arguments.factor(averaging_factor, "averaging_factor")
+        self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
+        self._device = device
+        self._derived: TensorDescriptor | None = None
+        self._state: dict[str, Buffer] = {}
+        self._has_saved = False
+        self._closed = False
+
+    # ------------------------------------------------------------ construction
+
+    @classmethod
+    def per_activation(cls, handle: Handle, **options: Any) -> BatchNorm:
+        """A layer with statistics of shape (1, C, spatial...), each over N (gocudnn's ``PreStagePerActivation``).
+
+        Parameters
+        ----------
+        handle : Handle
+            Of any backend; borrowed.
+        epsilon, averaging_factor : float
+            What calls use that name none. Default 1e-5 and 0.1.
+        initial_running_variance : float
+            What `stage` fills the running variance with. Default 1; gocudnn's is 0.
+        device : Device, optional
+            Whose memory the statistics are in; on a GPU required, with the handle's stream
+            (``handle.set_stream(device.stream)``), which orders the layer's copies after its calls. Default: the CPU.
+
+        Returns
+        -------
+        BatchNorm
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+        """
+        return cls(handle, Mode.PER_ACTIVATION, **options)
+
+    @classmethod
+    def spatial(cls, handle: Handle, **options: Any) -> BatchNorm:
+        """A layer with statistics of shape (1, C, 1...), each over N and space (gocudnn's ``PreStageSpatial``).
+
+        Parameters
+        ----------
+        handle, epsilon, averaging_factor, initial_running_variance, device
+            As in `per_activation`.
+
+        Returns
+        -------
+        BatchNorm
+        """
+        return cls(handle, Mode.SPATIAL, **options)
+
+    @classmethod
+    def spatial_persistent(cls, handle: Handle, **options: Any) -> BatchNorm:
+        """A `spatial` layer by cuDNN's persistent kernels (gocudnn's ``PreStageSpatialPersistant``).
+
+        Often faster, with a narrower range of values: large finite x may overflow to NaN or infinity. Other backends
+        refuse it when staged.
+
+        Parameters
+        ----------
+        handle, epsilon, averaging_factor, initial_running_variance, device
+            As in `per_activation`.
+
+        Returns
+        -------
+        BatchNorm
+        """
+        return cls(handle, Mode.SPATIAL_PERSISTENT, **options)
+
+    @classmethod
+    def restore(cls, handle: Handle, info: Info, *, mode: object = None, device: Device | None = None) -> BatchNorm:
+        """A staged layer with the state of another one, on whatever backend and machine `info` comes from.
+
+        Parameters
+        ----------
+        handle : Handle
+            Of any backend; borrowed.
+        info : Info
+        mode : Mode, optional
+            SPATIAL for a state of mode SPATIAL_PERSISTENT or the other way round, which are one mathematics: cuDNN
+            alone has the latter. Default: that of `info`.
+        device : Device, optional
+            As in `per_activation`.
+
+        Returns
+        -------
+        BatchNorm
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+        UnsupportedError
+            The backend has no such mode.
+
+        Notes
+        -----
+        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Waits for the copies of the statistics.
+        """
+        if not isinstance(info, Info):
+            raise ArgumentTypeError("info", info, "an Info")
+        chosen = info.mode if mode is None else _arguments.mode(mode)
+        if (chosen == Mode.PER_ACTIVATION) != (info.mode == Mode.PER_ACTIVATION):
+            raise ArgumentError("mode", chosen, f"a mode of the same mathematics as that of info, {info.mode.name}")
+        layer = cls(handle, chosen, epsilon=info.epsilon, averaging_factor=info.exponential_factor, device=device)
+        # Of a tensor whose shape is the derived one, so that the backend's own rules for mode and dtype apply.
+        derived = derive_bn_tensor_descriptor(TensorDescriptor(handle.backend, info.data_type, info.dims), chosen)
+        layer._allocate(derived, {name: getattr(info, name) for name in _STATE})
+        # An inverse deviation is never 0 but for an infinite variance, so zeros say that nothing was saved.
+        layer._has_saved = bool(np.any(info.saved_inv_variance != 0))
+        return layer
+
+    def stage(self, x: Any) -> None:
+        """Derive the shape of the statistics from x, allocate them and fill them with their initial values.
+
+        Parameters
+        ----------
+        x : array or TensorDescriptor
+            What later calls will be given, or its like: N may differ then. An array's memory is not read.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            A bad x, or the layer is staged already.
+        UnsupportedError
+            The backend has no such mode or dtype.
+
+        Notes
+        -----
+        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Statistics start at 0, but for the running variance,
+        which starts at `initial_running_variance`. Waits for the copies of these.
+        """
+        if self._closed:
+            raise ClosedError("layer")
+        if self._derived is not None:
+            raise ArgumentError("layer", "a layer that is staged already", "stage once; close it and make another one")
+        if isinstance(x, TensorDescriptor):
+            if x.backend != self._handle.backend:
+                raise ArgumentError("x", f"a descriptor of backend {x.backend}", f"one of {self._handle.backend}")
+            x_desc = x
+        else:
+            x_desc = self._handle.descriptor(x, "x")
+        derived = derive_bn_tensor_descriptor(x_desc, self._mode)
+        zeros = np.zeros(derived.dims, np.dtype(derived.dtype.name.lower()))
+        variance = np.full_like(zeros, self._initial_running_variance)
+        self._allocate(derived, dict.fromkeys(_STATE, zeros) | {"running_variance": variance})
+
+    def _allocate(self, derived: TensorDescriptor, values: dict[str, npt.NDArray[Any]]) -> None:
+        device = self._device
+        library = self._handle.library
+        if device is None:
+            if library.device_type != 1:
+                raise ArgumentError(
+                    "device",
+                    None,
+                    f"a device of pybnorm.devices for backend {self._handle.backend}, on whose stream the handle works",
+                )
+            device = devices.device_for(library.device_type)
+        if device.device_type != library.device_type:
+            raise ArgumentError(
+                "device",
+                f"a device of type {device.device_type} ({device.name})",
+                f"type {library.device_type}, where backend {self._handle.backend} computes",
+            )
+        self._ordered(device)
+        self._state = {name: device.from_numpy(values[name]) for name in _STATE}
+        self._device, self._derived = device, derived
+
+    def _ordered(self, device: Device) -> None:
+        """Copies run on the device's stream and calls on the handle's: only on one stream is their order certain."""
+        if device.stream and device.stream != self._handle.stream:
+            raise ArgumentError(
+                "device",
+                f"a device whose stream is {device.stream:#x}",
+                f"the handle's stream, {self._handle.stream:#x}: use handle.set_stream(device.stream)",
+            )
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def handle(self) -> Handle:
+        """The handle, borrowed."""
+        return self._handle
+
+    @property
+    def mode(self) -> Mode:
+        """The mode the layer was made with."""
+        return self._mode
+
+    @property
+    def staged(self) -> bool:
+        """Whether `stage` or `restore` has given it statistics."""
+        return self._derived is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    @property
+    def running_mean(self) -> Buffer:
+        """The running mean in the device's memory, owned by the layer; shape and dtype of `bias_scale_properties`."""
+        return self._statistic("running_mean")
+
+    @property
+    def running_variance(self) -> Buffer:
+        """The running variance, like `running_mean`."""
+        return self._statistic("running_variance")
+
+    @property
+    def saved_mean(self) -> Buffer:
+        """The mean of the last forward training's batch, like `running_mean`."""
+        return self._statistic("saved_mean")
+
+    @property
+    def saved_inv_variance(self) -> Buffer:
+        """The inverse deviation of the last forward training's batch, like `running_mean`."""
+        return self._statistic("saved_inv_variance")
+
+    def _statistic(self, name: str) -> Buffer:
+        self._need_staged()
+        return self._state[name]
+
+    def bias_scale_properties(self) -> BiasScaleProperties:
+        """How scale and bias must be made (gocudnn's ``BiasScaleProperties``).
+
+        Returns
+        -------
+        BiasScaleProperties
+            format, data_type and dims of the derived descriptor.
+
+        Raises
+        ------
+        ArgumentError
+            Not staged.
+        """
+        derived = self._need_staged()
+        return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
+
+    def info(self) -> Info:
+        """The whole state, copied to the host; waits for the calls before it.
+
+        Returns
+        -------
+        Info
+
+        Raises
+        ------
+        ArgumentError
+            Not staged; or the handle has been given another stream than the layer's device has.
+        """
+        derived = self._need_staged()
+        device = self._device
+        assert device is not None
+        self._ordered(device)
+        return Info(
+            mode=self._mode,
+            format=derived.layout,
+            data_type=derived.dtype,
+            nan_policy=PROPAGATE_NAN,
+            dims=derived.dims,
+            strides=derived.strides,
+            epsilon=self._epsilon,
+            exponential_factor=self._averaging_factor,
+            **{name: device.to_numpy(self._state[name]) for name in _STATE},
+        )
+
+    # ------------------------------------------------------------ calls
+
+    def forward_training(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        y: Any,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        averaging_factor: float | None = None,
+        epsilon: float | None = None,
+        workspace: Any = None,
+    ) -> None:
+        """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
+
+        ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``,
+        ``running = (1 - factor) * running + factor * batch``, the batch variance unbiased there.
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...)
+            At least two elements per statistic.
+        scale, bias : array
+            As `bias_scale_properties` says.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        alpha, beta : float
+        averaging_factor, epsilon : float, optional
+            Default: the layer's. What is given becomes the layer's, and so part of `info`.
+            `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
+        workspace : array or (int, int), optional
+            As in `Handle.forward_training`.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+
+        Notes
+        -----
+        Source of the formula: Ioffe & Szegedy 2015; ``cudnnBatchNormalizationForwardTraining``.
+        Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
+        Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
+        """
+        data = self._data(x)
+        factor = self._averaging_factor
+        if averaging_factor is not None:
+            factor = _arguments.factor(averaging_factor, "averaging_factor")
+        added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
+        self._handle.forward_training(
+            data,
+            scale,
+            bias,
+            y,
+            mode=self._mode,
+            alpha=alpha,
+            beta=beta,
+            epsilon=added,
+            exponential_average_factor=factor,
+            workspace=workspace,
+            **self._state,
+        )
+        self._epsilon, self._averaging_factor, self._has_saved = added, factor, True
+
+    def forward_inference(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        y: Any,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float | None = None,
+        workspace: Any = None,
+    ) -> None:
+        """Normalize by the running statistics.
+
+        ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...)
+        scale, bias : array
+            As `bias_scale_properties` says.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        alpha, beta : float
+        epsilon : float, optional
+            For this call. Default: the layer's, that of the last forward training.
+        workspace : array or (int, int), optional
+            As in `Handle.forward_inference`.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+
+        Notes
+        -----
+        Source of the formula: ``cudnnBatchNormalizationForwardInference``.
+        Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
+        Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`.
+        """
+        self._handle.forward_inference(
+            self._data(x),
+            scale,
+            bias,
+            self._state["running_mean"],
+            self._state["running_variance"],
+            y,
+            mode=self._mode,
+            alpha=alpha,
+            beta=beta,
+            epsilon=self._epsilon if epsilon is None else epsilon,
+            workspace=workspace,
+        )
+
+    def backward(
+        self,
+        x: Any,
+        dy: Any,
+        scale: Any,
+        dx: Any,
+        dscale: Any,
+        dbias: Any,
+        *,
+        alpha_data: float = 1.0,
+        beta_data: float = 0.0,
+        alpha_param: float = 1.0,
+        beta_param: float = 0.0,
+        epsilon: float | None = None,
+        workspace: Any = None,
+    ) -> None:
+        """Gradients of the last `forward_training`, from the statistics it saved.
+
+        With ``xhat = (x - saved_mean) * saved_inv_variance``: ``dbias = sum(dy)``, ``dscale = sum(dy * xhat)``,
+        ``dx = scale * saved_inv_variance * (dy - dbias / m - xhat * dscale / m)``; dx is blended by the data pair,
+        dscale and dbias by the parameter pair.
+
+        Parameters
+        ----------
+        x : array
+            That of the forward call.
+        dy : array, shape and dtype of x
+        scale : array
+            As `bias_scale_properties` says.
+        dx : array, shape and dtype of x
+            Written. Read only if `beta_data` is not 0.
+        dscale, dbias : array
+            As `scale`. Written. Read only if `beta_param` is not 0.
+        alpha_data, beta_data, alpha_param, beta_param : float
+        epsilon : float, optional
+            Checked and not used, because the saved statistics hold it already; gocudnn has the argument.
+        workspace : array or (int, int), optional
+            As in `Handle.backward`.
+
+        Raises
+        ------
+        ArgumentError
+            Also without a forward training since `stage`.
+        UnsupportedError, VendorError
+
+        Notes
+        -----
+        The order is that of `Handle.backward`; gocudnn's ``BackwardProp``, here `backward_prop`, has x, scale, dscale,
+        dbias, dx, dy: port it by keywords.
+        Source of the formula: Ioffe & Szegedy 2015, section 3; ``cudnnBatchNormalizationBackward``.
+        Vendor symbols: see `pybnorm.batch_normalization_backward`.
+        Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
+        """
+        data = self._data(x)
+        if not self._has_saved:
+            raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")
+        self._handle.backward(
+            data,
+            dy,
+            scale,
+            dx,
+            dscale,
+            dbias,
+            mode=self._mode,
+            alpha_data=alpha_data,
+            beta_data=beta_data,
+            alpha_param=alpha_param,
+            beta_param=beta_param,
+            epsilon=self._epsilon if epsilon is None else epsilon,
+            saved_mean=self._state["saved_mean"],
+            saved_inv_variance=self._state["saved_inv_variance"],
+            workspace=workspace,
+        )
+
+    backward_prop = backward
+
+    def _need_staged(self) -> TensorDescriptor:
+        if self._closed:
+            raise ClosedError("layer")
+        if self._derived is None:
+            raise ArgumentError("layer", "a layer that is not staged", "stage(x) first")
+        return self._derived
+
+    def _data(self, x: Any) -> Buffer:
+        """x, if statistics of it are such as the layer's; else the vendors' validator would blame the statistics."""
+        derived = self._need_staged()
+        buffer = self._handle.buffer(x, "x")
+        dims = _arguments.derived_dims(_arguments.dims(buffer.dims, "x"), self._mode)
+        if dims != derived.dims:
+            raise ArgumentError(
+                "x", f"dims {buffer.dims}", f"dims of which {derived.dims} is derived, as staged in {self._mode.name}"
+            )
+        if _arguments.derived_data_type(buffer.dtype) != derived.dtype:
+            raise ArgumentTypeError(
+                "x", f"dtype {buffer.dtype.short}", f"one with {derived.dtype.short} statistics, as staged"
+            )
+        return buffer
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Let the statistics go; further calls do nothing. The handle stays open.
+
+        Their memory is freed once no `Buffer` taken from the layer is left; on a GPU in the order of the device's
+        stream, after the calls that use it.
+        """
+        self._closed = True
+        self._state = {}
+        self._derived = None
+
+    def __enter__(self) -> BatchNorm:
+        if self._closed:
+            raise ClosedError("layer")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<BatchNorm closed>"
+        where = "not staged" if self._derived is None else f"dims={self._derived.dims} {self._derived.dtype.short}"
+        return f"<BatchNorm {self._mode.name} {self._handle.backend} {where}>"
+
+
+def _not_negative(value: object, argument: str) -> float:
+    number = _arguments.scalar(value, argument, DataType.FLOAT32)
+    if number < 0:
+        raise ArgumentError(argument, value, "a finite number >= 0 that float32 can hold")
+    return number

@@ -1,0 +1,552 @@
+"""MIOpen's calls by its names, on every backend that executes: judged, and what differs from MIOpen held down."""
+
+import dataclasses
+import inspect
+import re
+
+import numpy as np
+import pytest
+from layer_cases import DTYPES, LAYOUTS, MODES, SHAPE, Place, blends, executes, hold, problem_of
+
+import pybnorm
+from pybnorm import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    DataType,
+    Layout,
+    Mode,
+    Operation,
+    UnsupportedError,
+    miopen,
+    operations,
+)
+from pybnorm.check import data
+
+TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
+F32, F16, BF16 = DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16
+
+# The parameters of miopen.h's prototypes.
+PROTOTYPES = {
+    "batch_normalization_forward_training": "handle bn_mode alpha beta xDesc x yDesc y bnScaleBiasMeanVarDesc bnScale "
+    "bnBias expAvgFactor resultRunningMean resultRunningVariance epsilon resultSaveMean resultSaveInvVariance",
+    "batch_normalization_forward_training_v2": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasVarDesc "
+    "savedMeanDesc savedVarDesc bnScale bnBias expAvgFactor resultRunningMean resultRunningVariance epsilon "
+    "resultSaveMean resultSaveInvVariance",
+    "batch_normalization_forward_inference": "handle bn_mode alpha beta xDesc x yDesc y bnScaleBiasMeanVarDesc bnScale "
+    "bnBias estimatedMean estimatedVariance epsilon",
+    "batch_normalization_forward_inference_v2": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasDesc "
+    "estMeanDesc estVarianceDesc bnScale bnBias estimatedMean estimatedVariance epsilon",
+    "batch_normalization_backward": "handle bn_mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x "
+    "dyDesc dy dxDesc dx bnScaleBiasDiffDesc bnScale resultBnScaleDiff resultBnBiasDiff epsilon savedMean "
+    "savedInvVariance",
+    "batch_normalization_backward_v2": "handle bn_mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x "
+    "dyDesc dy dxDesc dx scaleDesc biasDesc savedMeanDesc savedVarDesc bnScale resultBnScaleDiff resultBnBiasDiff "
+    "epsilon savedMean savedInvVariance",
+}
+
+
+@pytest.mark.parametrize("name", PROTOTYPES)
+def test_arguments_are_miopens_in_miopens_order(name):
+    words = PROTOTYPES[name].replace("biasVarDesc", "biasDesc").split()  # the header's slip: it describes the bias
+    snake = [re.sub(r"(?<=[a-z])([A-Z])", lambda m: "_" + m[1].lower(), w).lower() for w in words]
+    assert list(inspect.signature(getattr(miopen, name)).parameters) == [*snake, "workspace"]
+
+
+def test_every_call_of_the_page_is_there():
+    assert set(miopen.__all__) == {*PROTOTYPES, "cumulative_average_factor", "derive_bn_tensor_descriptor"}
+
+
+# ---------------------------------------------------------------- the calls on a problem
+
+OUTPUTS = {
+    "y": "y",
+    "result_running_mean": "running_mean",
+    "result_running_variance": "running_variance",
+    "result_save_mean": "saved_mean",
+    "result_save_inv_variance": "saved_inv_variance",
+    "dx": "dx",
+    "result_bn_scale_diff": "dscale",
+    "result_bn_bias_diff": "dbias",
+}
+# Which descriptor of a V2 call describes which parameters.
+DESCRIBED = {
+    TRAIN: {
+        "scale_desc": ("bn_scale",),
+        "bias_desc": ("bn_bias",),
+        "saved_mean_desc": ("result_running_mean", "result_save_mean"),
+        "saved_var_desc": ("result_running_variance", "result_save_inv_variance"),
+    },
+    INFER: {
+        "scale_desc": ("bn_scale",),
+        "bias_desc": ("bn_bias",),
+        "est_mean_desc": ("estimated_mean",),
+        "est_variance_desc": ("estimated_variance",),
+    },
+    BACKWARD: {
+        "scale_desc": ("bn_scale", "result_bn_scale_diff"),
+        "bias_desc": ("result_bn_bias_diff",),
+        "saved_mean_desc": ("saved_mean",),
+        "saved_var_desc": ("saved_inv_variance",),
+    },
+}
+PLAIN_DESC = {TRAIN: "bn_scale_bias_mean_var_desc", INFER: "bn_scale_bias_mean_var_desc"}
+CALLS = {
+    TRAIN: (miopen.batch_normalization_forward_training, miopen.batch_normalization_forward_training_v2),
+    INFER: (miopen.batch_normalization_forward_inference, miopen.batch_normalization_forward_inference_v2),
+    BACKWARD: (miopen.batch_normalization_backward, miopen.batch_normalization_backward_v2),
+}
+
+
+class Case:
+    """The arguments of one call, by MIOpen's names.
+
+    `dtypes` gives the descriptors of a V2 call dtypes of their own; the inputs are rounded to them first.
+    """
+
+    def __init__(self, place, problem, dtypes=None, inputs=None):
+        self.place, self.problem, self.dtypes = place, problem, dtypes
+        self.inputs = inputs or data.generate(problem)
+        operation, backend = problem.operation, place.handle.backend
+        self.parameters = self._parameters()
+        if dtypes:
+            self._round()
+        steps = problem.strides
+        arrays = {"x": self.inputs.x, "dy": self.inputs.dy, "y": self.inputs.prior, "dx": self.inputs.prior}
+        names = ("x", "dy", "dx") if operation == BACKWARD else ("x", "y")
+        self.memory = {n: place.put(arrays[n], steps) for n in names}
+        self.memory |= {n: place.put(a) for n, a in self.parameters.items() if a is not None}
+        described = pybnorm.TensorDescriptor(backend, problem.dtype, problem.dims, steps)
+        self.descs = {f"{n}_desc": described for n in names}
+        self.derived = miopen.derive_bn_tensor_descriptor(described, problem.mode)
+        self.options = self._options()
+
+    def _parameters(self):
+        i, problem = self.inputs, self.problem
+        if problem.operation == BACKWARD:
+            return {
+                "bn_scale": i.scale,
+                "result_bn_scale_diff": i.prior_scale,
+                "result_bn_bias_diff": i.prior_bias,
+                "saved_mean": i.saved_mean if problem.saved else None,
+                "saved_inv_variance": i.saved_inv_variance if problem.saved else None,
+            }
+        found = {"bn_scale": i.scale, "bn_bias": i.bias}
+        if problem.operation == INFER:
+            return found | {"estimated_mean": i.mean, "estimated_variance": i.variance}
+        nan = np.full_like(i.scale, np.nan)
+        return found | {
+            "result_running_mean": i.mean if problem.running else None,
+            "result_running_variance": i.variance if problem.running else None,
+            "result_save_mean": nan if problem.saved else None,
+            "result_save_inv_variance": nan if problem.saved else None,
+        }
+
+    def _round(self):
+        """Parameters as stored in their own dtypes, and the same values in what the judge reads."""
+        fields = {
+            "bn_scale": "scale",
+            "bn_bias": "bias",
+            "result_running_mean": "mean",
+            "result_running_variance": "variance",
+            "estimated_mean": "mean",
+            "estimated_variance": "variance",
+            "result_bn_scale_diff": "prior_scale",
+            "result_bn_bias_diff": "prior_bias",
+            "saved_mean": "saved_mean",
+            "saved_inv_variance": "saved_inv_variance",
+        }
+        for desc, names in DESCRIBED[self.problem.operation].items():
+            for name in names:
+                array = self.parameters[name]
+                if array is None:
+                    continue
+                stored = array.astype(data.numpy_dtype(self.dtypes[desc]))
+                self.parameters[name] = stored
+                if name in fields:
+                    changed = {fields[name]: stored.astype(array.dtype)}
+                    self.inputs = dataclasses.replace(self.inputs, **changed)
+
+    def _options(self):
+        p = self.problem
+        options = {"handle": self.place.handle, "bn_mode": p.mode, "epsilon": p.epsilon}
+        if p.operation == BACKWARD:
+            names = ("alpha_data_diff", "beta_data_diff", "alpha_param_diff", "beta_param_diff")
+            return options | dict(zip(names, (p.alpha, p.beta, p.alpha_param, p.beta_param), strict=True))
+        options |= {"alpha": p.alpha, "beta": p.beta}
+        return options | ({"exp_avg_factor": p.factor} if p.operation == TRAIN else {})
+
+    def plain(self):
+        desc = PLAIN_DESC.get(self.problem.operation, "bn_scale_bias_diff_desc")
+        return self.descs | {desc: self.derived} | self.options | self._memory()
+
+    def v2(self):
+        descs = {}
+        for name in DESCRIBED[self.problem.operation]:
+            dtype = (self.dtypes or {}).get(name, self.derived.dtype)
+            descs[name] = pybnorm.TensorDescriptor(self.place.handle.backend, dtype, self.derived.dims)
+        return self.descs | descs | self.options | self._memory()
+
+    def _memory(self):
+        return dict.fromkeys(self.parameters) | self.memory
+
+    def run(self, v2=False, addresses=False):
+        changes = {name: buffer.pointer for name, buffer in self.memory.items()} if addresses else {}
+        self.call(v2, **changes, workspace=self.workspace())
+        return self.outputs()
+
+    def call(self, v2=False, **changes):
+        CALLS[self.problem.operation][v2](**(self.v2() if v2 else self.plain()) | changes)
+
+    def workspace(self):
+        if self.dtypes is None:
+            return self.place.workspace(self.problem, running=self.problem.running, saved=self.problem.saved)
+        size = operations_workspace(self)
+        self.kept = self.place.device.empty_bytes(size)
+        return (self.kept.pointer, self.kept.nbytes) if size else None
+
+    def outputs(self):
+        return {OUTPUTS[n]: self.place.get(b) for n, b in self.memory.items() if n in OUTPUTS}
+
+    def judge(self, outputs):
+        dtypes = {}
+        for desc, names in DESCRIBED[self.problem.operation].items():
+            for name in names:
+                if self.dtypes and name in OUTPUTS and self.dtypes[desc] != F32:
+                    dtypes[OUTPUTS[name]] = self.dtypes[desc]
+        return hold(self.place.handle, self.problem, self.inputs, outputs, dtypes)
+
+
+def operations_workspace(case):
+    """What the operation behind a V2 call of mixed dtypes asks for."""
+    p, m = case.problem, case._memory()
+    options = {"epsilon": p.epsilon, "axis": 1 if p.mode == Mode.SPATIAL else tuple(range(1, len(p.dims)))}
+    if p.operation == BACKWARD:
+        names = ("x", "dy", "bn_scale", "dx", "result_bn_scale_diff", "result_bn_bias_diff")
+        options |= {"alpha_data": p.alpha, "beta_data": p.beta, "alpha_param": p.alpha_param}
+        options |= {"beta_param": p.beta_param, "saved_mean": m["saved_mean"]}
+        options |= {"saved_inv_variance": m["saved_inv_variance"]}
+        operation = "backward"
+    elif p.operation == INFER:
+        names = ("x", "bn_scale", "bn_bias", "estimated_mean", "estimated_variance", "y")
+        options |= {"alpha": p.alpha, "beta": p.beta}
+        operation = "forward_inference"
+    else:
+        names = ("x", "bn_scale", "bn_bias", "y")
+        options |= {"alpha": p.alpha, "beta": p.beta, "exponential_average_factor": p.factor}
+        options |= {f: m[n] for n, f in OUTPUTS.items() if n.startswith("result_") and n in m}
+        operation = "forward_training"
+    return operations.workspace_size(case.place.handle, operation, *(m[n] for n in names), **options)
+
+
+@pytest.fixture
+def place(handle):
+    return Place(handle)
+
+
+def options_of(handle, operation, dtype):
+    plain = {}
+    blended = {"alpha": 2.0, "beta": -0.5 * blends(handle, dtype)}
+    if operation == BACKWARD:
+        blended |= {"alpha_param": -1.5, "beta_param": 3.0}
+    return plain, blended
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_calls_are_the_references(place, operation, mode, dtype, layout, v2):
+    for options in options_of(place.handle, operation, dtype):
+        problem = problem_of(operation, mode, dtype, layout, **options)
+        if not executes(place.handle, mode, dtype, layout, (operation,)):
+            with pytest.raises(UnsupportedError):
+                Case(place, problem).call(v2)  # MIOpen refuses float64 when the parameters are derived
+            continue
+        case = Case(place, problem)
+        case.judge(case.run(v2))
+        addressed = Case(place, problem)
+        addressed.judge(addressed.run(v2, addresses=True))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+def test_pairs_may_be_absent(place, running, saved):
+    for options in ({"running": running, "saved": saved}, {"running": running, "saved": saved, "kappa": 0.0}):
+        case = Case(place, problem_of(TRAIN, **options))
+        case.judge(case.run())
+    case = Case(place, problem_of(BACKWARD, saved=saved))
+    case.judge(case.run())
+
+
+@pytest.mark.parametrize(("operation", "names"), [
+    (TRAIN, ("result_running_mean", "result_running_variance")),
+    (TRAIN, ("result_save_mean", "result_save_inv_variance")),
+    (INFER, ("estimated_mean", "estimated_variance")),
+    (BACKWARD, ("saved_mean", "saved_inv_variance")),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("null", [None, 0])
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+def test_half_a_pair_is_refused_by_name(place, operation, names, null, v2):
+    # MIOpen skips the whole pair in silence, or takes statistics from the batch.
+    for missing, given in (names, names[::-1]):
+        case = Case(place, problem_of(operation))
+        before = case.outputs()
+        arguments = (case.v2() if v2 else case.plain()) | {missing: null}
+        with pytest.raises(ArgumentError) as caught:
+            CALLS[operation][v2](**arguments)
+        assert caught.value.argument == missing
+        assert caught.value.allowed == f"to be given, because {given} is, or both absent"
+        for name, after in case.outputs().items():
+            assert np.array_equal(after, before[name], equal_nan=True), name
+
+
+@pytest.mark.parametrize("null", [None, 0])
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+def test_inference_without_estimates_takes_the_batchs(place, mode, null, v2):
+    training = problem_of(TRAIN, mode, running=False, saved=False, alpha=1.5, beta=0.5)
+    case = Case(place, problem_of(INFER, mode, alpha=1.5, beta=0.5))
+    case.inputs = dataclasses.replace(data.generate(training), mean=None, variance=None)
+    case.memory |= {"x": place.put(case.inputs.x), "y": place.put(case.inputs.prior)}
+    case.memory |= {"bn_scale": place.put(case.inputs.scale), "bn_bias": place.put(case.inputs.bias)}
+    estimates = {n: case.memory[n] for n in ("estimated_mean", "estimated_variance")}
+    before = [place.get(b) for b in estimates.values()]
+    arguments = (case.v2() if v2 else case.plain()) | dict.fromkeys(estimates, null)
+    CALLS[INFER][v2](**arguments, workspace=place.workspace(training, running=False, saved=False))
+    hold(place.handle, training, case.inputs, {"y": place.get(case.memory["y"])})
+    assert all(np.array_equal(place.get(b), old) for b, old in zip(estimates.values(), before, strict=True))
+
+
+MIXES = {
+    "all f16": (F16, F16, F16, F16),
+    "all bf16": (BF16, BF16, BF16, BF16),
+    "affine f16": (F16, F16, F32, F32),  # MIOpen's own mix: parameters f16, statistics f32
+    "affine bf16": (BF16, BF16, F32, F32),
+    "each its own": (BF16, F32, F32, BF16),
+    "f16 and bf16": (BF16, F32, F32, F16),
+}
+
+
+def widens(handle, dtypes):
+    """Whether the backend computes in every 16-bit dtype among `dtypes`: how parameters are widened and rounded."""
+    return all(
+        pybnorm.capability(handle.backend, o, Mode.PER_ACTIVATION, d, Layout.CHANNELS_FIRST, 2)[0]
+        for d in set(dtypes) - {F32}
+        for o in (TRAIN, INFER)
+    )
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_v2_takes_parameters_of_other_dtypes(place, operation, mode, dtype, mix):
+    dtypes = dict(zip(DESCRIBED[operation], mix, strict=True))
+    for options in options_of(place.handle, operation, dtype):
+        case = Case(place, problem_of(operation, mode, dtype, **options), dtypes)
+        if not widens(place.handle, mix):
+            before = case.outputs()
+            with pytest.raises(UnsupportedError):
+                case.call(v2=True)
+            for name, after in case.outputs().items():
+                assert np.array_equal(after, before[name], equal_nan=True), name
+            continue
+        outputs = case.run(v2=True)
+        for name, buffer in case.memory.items():
+            if name in OUTPUTS and name not in ("y", "dx"):
+                assert buffer.dtype == next(dtypes[d] for d, n in DESCRIBED[operation].items() if name in n)
+        case.judge(outputs)
+
+
+def test_v2_inference_without_estimates_takes_other_dtypes(place):
+    dtypes = dict(zip(DESCRIBED[INFER], MIXES["affine bf16"], strict=True))
+    training = problem_of(TRAIN, running=False, saved=False)
+    case = Case(place, problem_of(INFER), dtypes)
+    inputs = dataclasses.replace(case.inputs, mean=None, variance=None)
+    arguments = case.v2() | {"estimated_mean": None, "estimated_variance": None}
+    m = case.memory
+    size = operations.workspace_size(
+        place.handle, "forward_training", m["x"], m["bn_scale"], m["bn_bias"], m["y"], epsilon=training.epsilon
+    )
+    kept = place.device.empty_bytes(size)
+    miopen.batch_normalization_forward_inference_v2(**arguments, workspace=(kept.pointer, kept.nbytes))
+    hold(place.handle, training, inputs, {"y": place.get(m["y"])})
+
+
+# ---------------------------------------------------------------- derive, the factor
+
+
+@pytest.mark.parametrize("mode", [*MODES, 0, 1, "spatial", "per_activation"], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
+def test_derive_needs_no_device(backend, mode, layout):
+    strides = problem_of(TRAIN, layout=layout).strides
+    derived = miopen.derive_bn_tensor_descriptor(pybnorm.TensorDescriptor(backend, "f16", SHAPE, strides), mode)
+    kept = mode in (Mode.PER_ACTIVATION, "per_activation")
+    assert derived.dims == ((1, *SHAPE[1:]) if kept else (1, SHAPE[1], 1, 1))
+    assert (derived.dtype, derived.layout, derived.backend) == (F32, Layout.CHANNELS_FIRST, backend)
+
+
+def test_derive_takes_ranks_that_miopen_does_not(backend):
+    for dims in ((4, 3), (4, 3, 5), (4, 3, 2, 2, 2, 2)):
+        derived = miopen.derive_bn_tensor_descriptor(pybnorm.TensorDescriptor(backend, "f32", dims), Mode.SPATIAL)
+        assert derived.dims == (1, 3, *[1] * (len(dims) - 2))
+
+
+@pytest.mark.parametrize("mode", [Mode.SPATIAL_PERSISTENT, 2, 3, -1, None, True, "other"], ids=str)
+def test_modes_that_miopen_has_not_are_refused(backend, mode):
+    # MIOpen takes mode 2 for per-activation.
+    with pytest.raises(ArgumentError, match=r"^bn_mode: "):
+        miopen.derive_bn_tensor_descriptor(pybnorm.TensorDescriptor(backend, "f32", SHAPE), mode)
+
+
+def test_derive_refuses_what_is_no_descriptor(backend):
+    with pytest.raises(ArgumentTypeError, match=r"^x_desc: "):
+        miopen.derive_bn_tensor_descriptor(SHAPE, Mode.SPATIAL)
+    closed = pybnorm.TensorDescriptor(backend, "f32", SHAPE)
+    closed.close()
+    with pytest.raises(ClosedError, match=r"^x_desc: "):
+        miopen.derive_bn_tensor_descriptor(closed, Mode.SPATIAL)
+
+
+def test_the_cumulative_factor_weights_all_batches_alike():
+    values = np.random.default_rng(3).normal(size=50)
+    running = np.inf  # replaced by the first, not blended with
+    for n, value in enumerate(values):
+        factor = miopen.cumulative_average_factor(n)
+        running = (0.0 if factor == 1.0 else (1 - factor) * running) + factor * value
+    assert abs(running - values.mean()) < 50 * 2.0**-52
+    assert miopen.cumulative_average_factor(np.int64(3)) == 0.25
+    assert type(miopen.cumulative_average_factor(np.int64(3))) is float
+
+
+@pytest.mark.parametrize(
+    ("n", "error"),
+    [(-1, ArgumentError), (1.0, ArgumentTypeError), (True, ArgumentTypeError), ("1", ArgumentTypeError),
+     (None, ArgumentTypeError)],
+)  # fmt: skip
+def test_bad_counts_are_refused(n, error):
+    with pytest.raises(error, match=r"^n: "):
+        miopen.cumulative_average_factor(n)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def refused(case, v2, changes):
+    """The argument that is blamed; nothing may have been written."""
+    before = case.outputs()
+    arguments = (case.v2() if v2 else case.plain()) | changes
+    with pytest.raises(ArgumentError) as caught:
+        CALLS[case.problem.operation][v2](**arguments)
+    for name, after in case.outputs().items():
+        assert np.array_equal(after, before[name], equal_nan=True), name
+    return caught.value
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_bad_scalars_are_refused_by_miopens_name(place, operation, v2):
+    case = Case(place, problem_of(operation))
+    blend = [n for n in case.options if n.startswith(("alpha", "beta"))]
+    assert len(blend) == (4 if operation == BACKWARD else 2)
+    bad = [(n, v) for n in blend for v in (float("nan"), float("inf"), 1e39, "one", None)]
+    bad += [("epsilon", v) for v in (-1e-9, float("nan"), None)]
+    bad += [("bn_mode", v) for v in (Mode.SPATIAL_PERSISTENT, 2, 7, None)]
+    bad += [("handle", v) for v in (None, 0, place.handle.pointer)]
+    bad += [("exp_avg_factor", v) for v in (-0.1, 1.1, float("nan"), "f")] if operation == TRAIN else []
+    bad += [("workspace", v) for v in ("none", (0, 64))]
+    for name, value in bad:
+        assert refused(case, v2, {name: value}).argument == name, (name, value)
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_bad_descriptors_are_refused_by_name(place, operation, v2):
+    case = Case(place, problem_of(operation))
+    names = [n for n in (case.v2() if v2 else case.plain()) if n.endswith("_desc")]
+    assert len(names) == (4 if v2 else 1) + (3 if operation == BACKWARD else 2)
+    closed = pybnorm.TensorDescriptor(place.handle.backend, "f32", SHAPE)
+    closed.close()
+    for name in names:
+        for wrong in (None, 3, closed):
+            assert refused(case, v2, {name: wrong}).argument == name
+        # Another shape, with memory that lies that way: the argument it describes is to blame.
+        other = pybnorm.TensorDescriptor(place.handle.backend, "f32", (2, 2, 2, 2))
+        arguments = case.v2() if v2 else case.plain()
+        addresses = {n: arguments[n].pointer for n in case.memory}
+        blamed = refused(case, v2, addresses | {name: other}).argument
+        assert blamed in {**case.memory}, (name, blamed)
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_bad_memory_is_refused_by_miopens_name(place, operation, v2):
+    case = Case(place, problem_of(operation))
+    optional = {n for n in case.memory if re.match(r"saved|estimated|result_(running|save)", n)}
+    assert len(optional) == {TRAIN: 4, INFER: 2, BACKWARD: 2}[operation]
+    for name in case.memory:
+        bad = ["array", True, False, -1, 2**64, np.zeros((2, 2), np.float32), np.zeros(SHAPE, np.int32)]
+        bad += [np.zeros(case.memory[name].dims, np.float64)]
+        if name not in optional:
+            bad += [None, 0]  # dscale and dbias too, which MIOpen does not look at
+        for value in bad:
+            assert refused(case, v2, {name: value}).argument == name, (name, value)
+        if name in OUTPUTS and place.device.device_type == 1:
+            locked = np.zeros(case.memory[name].dims, np.float32)
+            locked.flags.writeable = False
+            assert refused(case, v2, {name: locked}).argument == name
+            if v2 and name not in {"y", "dx"}:  # and where parameters are of mixed dtypes
+                mixed = Case(place, problem_of(operation), dict.fromkeys(DESCRIBED[operation], BF16))
+                locked = np.zeros(case.memory[name].dims, data.numpy_dtype(BF16))
+                locked.flags.writeable = False
+                assert refused(mixed, v2, {name: locked}).argument == name
+
+
+def test_false_is_no_null(place):
+    case = Case(place, problem_of(TRAIN))
+    both = dict.fromkeys(("result_running_mean", "result_running_variance"), False)
+    assert refused(case, False, both).argument == "result_running_mean"
+
+
+@pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
+def test_shared_memory_is_refused_in_miopens_words(place, operation):
+    case = Case(place, problem_of(operation))
+    for name in case.memory:
+        if name in OUTPUTS and name not in ("y", "dx"):
+            error = refused(case, False, {name: case.memory["bn_scale"]})
+            assert {error.argument, *re.findall(r"\w+$", error.allowed)} == {name, "bn_scale"}
+
+
+def test_unlike_data_is_refused_by_name(place):
+    case = Case(place, problem_of(TRAIN))
+    half = pybnorm.TensorDescriptor(place.handle.backend, "bf16", SHAPE)
+    error = refused(case, True, {"y_desc": half, "y": case.memory["y"].pointer})
+    assert (error.argument, type(error)) == ("y", ArgumentTypeError)
+    last = problem_of(TRAIN, layout=Layout.CHANNELS_LAST).strides
+    moved = pybnorm.TensorDescriptor(place.handle.backend, "f32", SHAPE, last)
+    assert refused(case, False, {"x_desc": moved}).argument == "x"  # the array does not lie so
+
+
+def test_one_element_per_statistic_has_no_running_variance(place):
+    problem = problem_of(TRAIN, Mode.PER_ACTIVATION, dims=(1, 3, 2, 2), running=False)
+    case = Case(place, problem)
+    fresh = [place.put(np.ones_like(case.inputs.scale)) for _ in range(2)]
+    changes = dict(zip(("result_running_mean", "result_running_variance"), fresh, strict=True))
+    assert refused(case, False, changes).argument == "x"
+
+
+def test_a_closed_handle_and_a_foreign_descriptor_are_named(place):
+    case = Case(place, problem_of(INFER))
+    with pybnorm.Handle(place.handle.backend) as closed:
+        pass
+    error = refused(case, False, {"handle": closed})
+    assert (error.argument, type(error)) == ("handle", ClosedError)
+    for backend in pybnorm.backends():
+        try:
+            foreign = pybnorm.TensorDescriptor(backend, "f32", SHAPE)
+        except pybnorm.LibraryError:
+            continue
+        if backend != place.handle.backend:
+            assert refused(case, False, {"x_desc": foreign}).argument == "x_desc"
