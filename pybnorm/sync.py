@@ -1,0 +1,1055 @@
+"""Batch normalization over the data of all ranks of a communicator that exists already.
+
+The vendors' libraries compute on one device. Here their split operations (`pybnorm.operations`) are joined over
+mpi4py, ``torch.distributed``, or NCCL and RCCL through CuPy or nccl4py:
+
+========  ==========================================================  =======================================
+forward   `stats` of the local x                                      all_gather of [mean, M2, count]
+          `gather_stats`, in the order of the ranks; `elemt`
+backward  `backward_reduce` with the mean of all ranks                all_reduce of [sum_dy, sum_dy_xmu]
+          `backward_elemt`                                            (``deterministic``: all_gather and a sum)
+========  ==========================================================  =======================================
+
+One collective for each call. Forward always gathers: the differences of the ranks' means are taken before they are
+squared, which sums over ranks could do only in a second collective.
+
+Agreement. The constructor is a collective: all ranks exchange a header and compare it, so that ranks that disagree on
+channels, dtype, backend, `deterministic` or `counts`, or that have been given a bad argument, end in an error on every
+rank. What was agreed there fixes the size of every later message, so calls need no header of their own: each message
+carries the call's name, the rank's count and whether the rank failed. A rank whose call fails before the collective
+(a wrong shape, a workspace that is too small, ...) joins it nevertheless and says so: it raises its own error and the
+others raise `RankError`. A rank that never calls at all cannot be told from a slow one; the communicator's own
+time-out, if it has one, is what ends that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import math
+import weakref
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, operations
+from pybnorm._arrays import CPU, CUDA, ROCM, Buffer
+from pybnorm._core import Handle, backends
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError, PybnormError, WorkspaceError
+
+__all__ = ["Communicator", "RankError", "SyncBatchNorm"]
+
+Array = npt.NDArray[Any]
+
+FORWARD, BACKWARD, FAILED = 1, 2, 0  # what a message says its sender does
+_ALIGN = 16  # elements; sections of a message start at multiples of 64 bytes
+_HEADER = 16
+_CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a message's header; the count takes three
+_BASE = 4096  # of the digits that carry an integer: their sums over 4096 ranks are exact in float32
+_DIGITS = 3
+
+
+class RankError(PybnormError, RuntimeError):
+    """Another rank failed, or made another call, so this rank's call cannot be completed.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks concerned, as far as they are known.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
+
+
+# ---------------------------------------------------------------- communicators
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """What `SyncBatchNorm` needs of a communicator; an object that has it is used as it is.
+
+    Vectors are one-dimensional and contiguous, float32 or float64, made by `vector`. Streams are addresses; 0 on the
+    CPU.
+    """
+
+    rank: int
+    size: int
+    devices: tuple[int, ...]
+    """Memory that its collectives move, by DLPack device type; the first is the one that `vector` gets while ranks
+    still have to agree."""
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        """A copy of a NumPy vector in memory of that kind, on the current device; ready when this returns."""
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        """Put the vectors of all ranks into `received`, one behind the other in the order of the ranks."""
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        """Put the sum over all ranks into `received`."""
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        """Copy a vector to a NumPy vector, after what is on the stream, and wait for it."""
+
+
+class _Mpi:
+    """mpi4py: ``MPI_Allgather`` and ``MPI_Allreduce`` on host memory."""
+
+    devices = (CPU,)
+
+    def __init__(self, communicator: Any) -> None:
+        mpi = importlib.import_module("mpi4py.MPI")
+        if communicator == mpi.COMM_NULL or communicator.Is_inter():
+            raise ArgumentError("communicator", communicator, "an intracommunicator that this process is part of")
+        self._communicator, self._sum = communicator, mpi.SUM
+        self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        return values.copy()
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.Allgather(send, received)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.Allreduce(send, received, self._sum)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        out[:] = vector
+
+
+class _Torch:
+    """``torch.distributed``: all_gather of one tensor and all_reduce of any of its backends.
+
+    The handle's stream is made PyTorch's current one around each call, so that its collectives are ordered with the
+    vendor's kernels without a wait on the host.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._torch = importlib.import_module("torch")
+        self._distributed = importlib.import_module("torch.distributed")
+        self._group = communicator
+        distributed = self._distributed  # the first name is that of PyTorch 2.13 and later
+        self._gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        self.rank, self.size = communicator.rank(), communicator.size()
+        config = self._distributed.get_backend_config(communicator)  # "cpu:gloo,cuda:nccl"
+        named = [pair.partition(":")[0] for pair in str(config).split(",")]
+        device = ROCM if getattr(self._torch.version, "hip", None) else CUDA
+        found = {"cpu": CPU} | ({"cuda": device} if self._torch.cuda.is_available() else {})
+        self.devices = tuple(kind for name, kind in found.items() if name in named)
+        if not self.devices:
+            raise ArgumentError("communicator", f"a process group for {config}", "one whose backend is for cpu or cuda")
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        device = "cpu" if device_type == CPU else "cuda"
+        with self._on(stream, device):
+            tensor = self._torch.from_numpy(values.copy()).to(device)
+            if device == "cuda":
+                self._torch.cuda.current_stream().synchronize()
+        return tensor
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        with self._on(stream, send.device.type):
+            self._gather(received, send, group=self._group)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        with self._on(stream, send.device.type):
+            received.copy_(send)
+            self._distributed.all_reduce(received, group=self._group)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        with self._on(stream, vector.device.type):
+            self._torch.from_numpy(out).copy_(vector)
+
+    def _on(self, stream: int, device: str) -> Any:
+        if device == "cpu":
+            return contextlib.nullcontext()
+        cuda = self._torch.cuda
+        # ExternalStream(0) is not the default stream but a new one of PyTorch's pool.
+        return cuda.stream(cuda.ExternalStream(stream) if stream else cuda.default_stream())
+
+
+class _Cupy:
+    """CuPy's ``NcclCommunicator``: ``ncclAllGather`` and ``ncclAllReduce``, RCCL's in CuPy for ROCm."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._cupy = importlib.import_module("cupy")
+        self._nccl = importlib.import_module("cupy.cuda.nccl")
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank_id(), communicator.size()
+        self.devices = (ROCM if self._cupy.cuda.runtime.is_hip else CUDA,)
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        with self._cupy.cuda.Device(self._communicator.device_id()), self._cupy.cuda.ExternalStream(stream) as queue:
+            vector = self._cupy.asarray(values)
+            queue.synchronize()
+        return vector
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allGather(send.data.ptr, received.data.ptr, send.size, self._kind(send), stream)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        operation = self._nccl.NCCL_SUM
+        self._communicator.allReduce(send.data.ptr, received.data.ptr, send.size, self._kind(send), operation, stream)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        vector.get(stream=self._cupy.cuda.ExternalStream(stream), out=out)
+
+    def _kind(self, vector: Any) -> int:
+        return int(self._nccl.NCCL_FLOAT64 if vector.dtype == np.float64 else self._nccl.NCCL_FLOAT32)
+
+
+class _CudaVector:
+    """A vector in device memory that speaks ``__cuda_array_interface__``."""
+
+    def __init__(self, memory: Any, values: Array) -> None:
+        self.memory = memory  # keeps it alive
+        self.nbytes = values.nbytes
+        self.__cuda_array_interface__ = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (int(memory.handle), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class _Nccl4py:
+    """nccl4py's ``nccl.core.Communicator``, with memory of ``cuda.core``, which it needs itself."""
+
+    devices = (CUDA,)
+
+    def __init__(self, communicator: Any) -> None:
+        self._core = importlib.import_module("cuda.core")
+        self._sum = importlib.import_module("nccl.core").SUM
+        self._communicator = communicator
+        self.rank, self.size = int(communicator.rank), int(communicator.nranks)
+        self._device = communicator.device
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        queue = self._queue(stream)
+        memory = self._device.allocate(values.nbytes, stream=queue)
+        memory.copy_from(self._core.Buffer.from_handle(values.ctypes.data, values.nbytes), stream=queue)
+        queue.sync()
+        return _CudaVector(memory, values)
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allgather(send, received, stream=stream)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allreduce(send, received, self._sum, stream=stream)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        queue = self._queue(stream)
+        self._core.Buffer.from_handle(out.ctypes.data, out.nbytes).copy_from(vector.memory, stream=queue)
+        queue.sync()
+
+    def _queue(self, stream: int) -> Any:
+        return self._core.Stream.from_handle(stream) if stream else self._device.default_stream
+
+
+_ADAPTERS: dict[str, Any] = {
+    "mpi4py": _Mpi,
+    "torch": _Torch,
+    "cupy": _Cupy,
+    "cupy_backends": _Cupy,  # where NcclCommunicator lives
+    "nccl": _Nccl4py,
+}
+_METHODS = {
+    _Mpi: ("Allgather", "Allreduce", "Get_rank"),
+    _Torch: ("allgather", "allreduce", "rank", "size"),
+    _Cupy: ("allGather", "allReduce", "rank_id", "size"),
+    _Nccl4py: ("allgather", "allreduce", "nranks"),
+}
+
+
+def _connect(communicator: Any) -> Communicator:
+    """The adapter of a communicator, by the package that its class comes from."""
+    for cls in type(communicator).__mro__:
+        adapter = _ADAPTERS.get(cls.__module__.partition(".")[0])
+        if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
+            connected: Communicator = adapter(communicator)
+            return connected
+    if isinstance(communicator, Communicator):
+        return communicator
+    raise ArgumentTypeError(
+        "communicator",
+        communicator,
+        "an mpi4py communicator, a torch.distributed process group, a cupy.cuda.nccl.NcclCommunicator, an "
+        "nccl.core.Communicator, or an object with the members of pybnorm.sync.Communicator",
+    )
+
+
+# ---------------------------------------------------------------- integers in messages
+
+
+def _digits(number: int) -> list[float]:
+    """Digits of an integer below 2**36, lowest first."""
+    return [float(number // _BASE**place % _BASE) for place in range(_DIGITS)]
+
+
+def _number(digits: Array) -> int:
+    return sum(round(float(digit)) * _BASE**place for place, digit in enumerate(digits))
+
+
+class _Agreed(NamedTuple):
+    """The header of the constructor, of one rank."""
+
+    failed: int = 1
+    dtype: int = 0
+    backend: int = 0
+    deterministic: int = 0
+    counts: int = 0
+    """0 for None, else a hash."""
+    channels: tuple[int, ...] = ()
+
+    def message(self) -> Array:
+        """Digits of all fields; of channels their number and 8 sizes."""
+        sizes = (*self.channels, *[0] * (8 - len(self.channels)))
+        return np.array([d for n in (*self[:5], len(self.channels), *sizes) for d in _digits(n)], np.float32)
+
+    @classmethod
+    def of(cls, message: Array) -> _Agreed:
+        """What `message` made."""
+        numbers = [_number(digits) for digits in message.reshape(-1, _DIGITS)]
+        failed, dtype, backend, deterministic, counts, rank, *sizes = numbers
+        return cls(failed, dtype, backend, deterministic, counts, tuple(sizes[:rank]))
+
+
+# ---------------------------------------------------------------- the layer
+
+
+class SyncBatchNorm:
+    """Training-mode batch norm whose statistics are those of all ranks' data.
+
+    Holds all memory that calls need beside the caller's workspace: two messages, what is received, and the merged
+    statistics. One object serves one call at a time, on one stream; calls are collectives, in the same order on all
+    ranks.
+
+    Parameters
+    ----------
+    handle : Handle
+        Of the device that this rank computes on. The collectives run on its stream.
+    communicator : mpi4py.MPI.Comm, torch.distributed.ProcessGroup, NcclCommunicator or nccl.core.Communicator
+        Of 2 or more ranks. It must move the memory that the backend computes on: mpi4py and gloo for CPU backends,
+        NCCL or RCCL for those of GPUs. For MPI on GPU memory, or anything else, give a `Communicator`.
+    channels : int or tuple of int
+        Sizes of the kept axes; for spatial batch norm the number of channels.
+    dtype : DataType, str or dtype
+        dtype of the data; messages are of `operations.derive`'s dtype.
+    axis : int or tuple of int
+        The axes that parameters keep.
+    deterministic : bool
+        Backward gathers the sums of the ranks and adds them in one call, on every rank in the same order, so that
+        results are equal bit for bit between runs, wherever the ranks run. False: all_reduce, whose order is the
+        communicator's. Forward is always of the first kind.
+    counts : sequence of int, optional
+        Elements per statistic of each rank in every call, by promise. Without it they are part of each message and
+        read on the host, which for device memory waits for the stream once a call. With it nothing waits, and the
+        failure of another rank is not seen on devices: results are NaN then, and `check` raises.
+
+    Raises
+    ------
+    ArgumentError
+        On all ranks: one rank got a bad argument, or they disagree. On this rank alone: not a communicator.
+    ArgumentError
+        A communicator of one rank: most often a launcher that was forgotten. Batch norm of one rank is
+        `operations.forward_training` and `operations.backward`.
+    RankError
+        Another rank got a bad argument.
+
+    Notes
+    -----
+    dscale and dbias stay sums over the local data, as in ``torch.nn.SyncBatchNorm``: data-parallel training averages
+    or adds all gradients of parameters afterwards, and these with them.
+    Ranks may bring batches of different sizes, also empty ones.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        communicator: Any,
+        channels: int | Sequence[int],
+        dtype: object = DataType.FLOAT32,
+        *,
+        axis: int | Sequence[int] = 1,
+        deterministic: bool = False,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        self._communicator = adapter = _connect(communicator)
+        if adapter.size < 2:
+            allowed = "2 ranks or more; operations.forward_training and backward are the batch norm of one"
+            raise ArgumentError("communicator", f"{adapter.size} rank", allowed)
+        failure: Exception | None = None
+        mine = _Agreed()
+        try:
+            mine = self._prepare(handle, channels, dtype, axis, deterministic, counts)
+        except Exception as error:  # whatever it is, the others wait in the exchange
+            failure = error
+        _agree(adapter, mine, failure)
+
+    def _prepare(
+        self, handle: Handle, channels: Any, dtype: object, axis: Any, deterministic: bool, counts: Any
+    ) -> _Agreed:
+        adapter = self._communicator
+        if not isinstance(handle, Handle):
+            raise ArgumentTypeError("handle", handle, "a Handle")
+        self._handle, self._device = handle, handle.library.device_type
+        if self._device not in adapter.devices:
+            raise ArgumentError(
+                "communicator",
+                f"one for memory of DLPack device type {' or '.join(map(str, adapter.devices))}",
+                f"one for memory of type {self._device}, which {handle.backend} computes on",
+            )
+        given = (channels,) if hasattr(channels, "__index__") else channels
+        self._channels = _arguments.dims(given, "channels", low=0)
+        self._dtype = _arguments.data_type(dtype)
+        self._axis = axis
+        kept = operations.kept_axes(axis, 8)  # the rank is x's, and negative axes count from its end
+        if len(kept) != len(self._channels):
+            raise ArgumentError("channels", self._channels, f"a size for each of the {len(kept)} axes {axis}")
+        self._deterministic = _arguments.boolean(deterministic, "deterministic")
+        self._promised = None if counts is None else self._check_counts(counts)
+        self._reads = self._promised is None or self._device == CPU  # on the host they are there anyway
+        # What is expected of the next call: what the last one had.
+        self._counts = self._promised or [2] * adapter.size
+        self._total = sum(self._counts)
+        self._last: tuple[int, bool] | None = None
+        self._plans: dict[Any, Any] = {}
+        self._allocate()
+        told = 0 if self._promised is None else 1 + zlib.crc32(repr(self._promised).encode())
+        backend = backends().index(handle.backend)
+        return _Agreed(0, int(self._dtype), backend, int(self._deterministic), told, self._channels)
+
+    def _check_counts(self, counts: Any) -> list[int]:
+        try:
+            numbers = [int(n.__index__()) for n in counts]
+        except (TypeError, AttributeError):
+            raise ArgumentTypeError("counts", counts, "a sequence of integers") from None
+        if len(numbers) != self._communicator.size or min(numbers) < 0 or not any(numbers):
+            allowed = f"{self._communicator.size} numbers from 0, one for each rank, not all 0"
+            raise ArgumentError("counts", numbers, allowed)
+        return numbers
+
+    def _allocate(self) -> None:
+        """All memory of the object: messages with their constant parts, what is received, merged statistics."""
+        rank, size = self._communicator.rank, self._communicator.size
+        self._parameter_dtype = _arguments.derived_data_type(self._dtype)
+        width = math.prod(self._channels)
+        self._section = section = -(-width // _ALIGN) * _ALIGN
+        length = 2 * section + _HEADER
+        number = np.float64 if self._parameter_dtype == DataType.FLOAT64 else np.float32
+        self._nbytes = 0
+
+        def message(code: int, fill: float = 0.0) -> Any:
+            values = np.zeros(length, number)
+            values[: 2 * section] = fill
+            values[2 * section + _CODE] = code
+            if code == FAILED:
+                values[2 * section + _FAILURES], values[2 * section + _FAILED_RANK] = 1, rank + 1
+            return self._new(values)
+
+        # A row of NaN, so that no result looks right where the others do not read the header.
+        self._failed = message(FAILED, math.nan)
+        self._empty = message(FORWARD)
+        self._rows = {FORWARD: message(FORWARD), BACKWARD: message(BACKWARD)}
+        self._received = self._new(np.zeros(size * length, number))
+        self._sums = self._new(np.zeros(length, number))
+        self._statistics = self._new(np.zeros(3 * section, number))  # mean, inverse deviation, local variance
+        self._headers = self._new(np.zeros(size * _HEADER, number))
+        self._host = np.zeros(size * _HEADER, number)
+        self._scratch: Any = None
+        self._room_nbytes = 0
+
+        received = self._handle.buffer(self._received, "communicator", output=True)
+        item = received.dtype.itemsize
+        self._means = received._replace(dims=(size, width), strides=(length, 1))
+        self._m2s = self._means._replace(pointer=received.pointer + section * item)
+        heads = self._means._replace(pointer=received.pointer + 2 * section * item, dims=(size, _HEADER))
+        both = self._means._replace(dims=(size, 2 * section))
+        forward, backward = self._rows[FORWARD], self._rows[BACKWARD]
+        self._row_mean, self._row_m2 = (self._view(forward, start) for start in (0, section))
+        self._row_sums = [self._view(backward, start) for start in (0, section)]
+        self._all_sums = [self._view(self._sums, start) for start in (0, section)]
+        self._mean, self._inv, self._variance = (self._view(self._statistics, i * section) for i in range(3))
+        places = [2 * section + _COUNT + place for place in range(_DIGITS)]
+        self._places = {code: [self._view(row, place, (1,)) for place in places] for code, row in self._rows.items()}
+        self._carried = dict.fromkeys(self._rows, 0)
+        zeros = self._view(self._empty, 0, (2 * section,))
+        total = self._view(self._sums, 0, (2 * section,))
+        unused = dict.fromkeys(("inv_variance", "sum_dy_xmu", "dscale", "dbias"))
+        self._add_rows = self._program("backward_reduce", both, both, zeros, sum_dy=total, **unused, axis=1)
+        packed = self._view(self._headers, 0, (size, _HEADER))
+        self._pack = {
+            True: self._program("axpby", 1.0, heads, 0.0, packed),
+            False: self._program(
+                "axpby",
+                1.0,
+                self._view(self._sums, 2 * section, (_HEADER,)),
+                0.0,
+                self._view(self._headers, 0, (_HEADER,)),
+            ),
+        }
+        merges = [self._merge(counts, {}) for counts in ([1] * size, [0] + [1] * (size - 1))]
+        self._room(max(program.nbytes for program in (*merges, self._add_rows, *self._pack.values())))
+
+    # -------- memory
+
+    def _new(self, values: Array) -> Any:
+        self._nbytes += values.nbytes
+        return self._communicator.vector(values, self._device, self._handle.stream)
+
+    def _view(self, vector: Any, start: int, dims: tuple[int, ...] | None = None) -> Buffer:
+        """Part of a vector; by default as long as a parameter."""
+        buffer: Buffer = self._handle.buffer(vector, "communicator", output=True)
+        shape = self._channels if dims is None else dims
+        pointer = buffer.pointer + start * buffer.dtype.itemsize
+        return buffer._replace(pointer=pointer, dims=shape, strides=_arguments.packed_strides(shape))
+
+    def _room(self, nbytes: int) -> Any:
+        """Workspace for what depends on nothing but channels, ranks and who is empty; on the CPU the handle's."""
+        if self._device == CPU or not nbytes:
+            return None
+        if self._room_nbytes < nbytes:
+            self._room_nbytes = -(-nbytes // 4) * 4
+            self._scratch = self._new(np.zeros(self._room_nbytes // 4, np.float32))
+        return self._scratch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the object holds."""
+        return self._nbytes
+
+    # -------- calls
+
+    def forward(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        y: Any,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1,
+        running_mean: Any = None,
+        running_variance: Any = None,
+        saved_mean: Any = None,
+        saved_inv_variance: Any = None,
+        workspace: Any = None,
+    ) -> int:
+        """Normalize by the statistics of all ranks.
+
+        ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``;
+        ``running = (1 - factor) * running + factor * batch`` with the variance over n - 1, n that of all ranks. The
+        merge is Chan, Golub & LeVeque 1983 (`operations.gather_stats`).
+
+        Parameters
+        ----------
+        x : array
+            The local batch; its axes that are reduced may be empty.
+        scale, bias : array, derived shape, or None
+            None: 1 and 0.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        alpha, beta, epsilon, exponential_average_factor : float
+            Of this rank; ranks should give the same.
+        running_mean, running_variance : array, derived shape, optional
+            Updated in place, to the same values on all ranks; both or none.
+        saved_mean, saved_inv_variance : array, derived shape and dtype, optional
+            Written, for `backward`; both or none.
+        workspace : array or (address, bytes), optional
+            At least `workspace_size` of the same arguments. None: on CPU backends the handle's.
+
+        Returns
+        -------
+        int
+            Elements per statistic of all ranks.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            This rank failed. No rank has any element; one has, and running statistics are to be updated.
+        RankError
+            Another rank failed, or called `backward`.
+
+        Notes
+        -----
+        Calls: those of `operations.stats`, axpby, `operations.gather_stats` and `operations.elemt`.
+        Workspace: the larger one of `operations.stats` and `operations.elemt`.
+        """
+        arrays = {
+            "x": x,
+            "scale": scale,
+            "bias": bias,
+            "y": y,
+            "running_mean": running_mean,
+            "running_variance": running_variance,
+            "saved_mean": saved_mean,
+            "saved_inv_variance": saved_inv_variance,
+        }
+        scalars = {
+            "alpha": alpha,
+            "beta": beta,
+            "epsilon": epsilon,
+            "exponential_average_factor": exponential_average_factor,
+        }
+        failure, plan = None, None
+        try:
+            plan = self._plan("forward", arrays, scalars)
+            elemt, merge = plan.program("elemt"), plan.merge(self._counts)
+            self._check_workspace(workspace, plan)
+            if plan.elements:
+                self._carry(FORWARD, plan.elements)
+                plan.program("stats").execute("stats", workspace)
+                plan.program("axpby").execute("axpby", self._room(plan.program("axpby").nbytes))
+        except Exception as error:  # whatever it is, the others wait in the collective
+            failure = error
+        row = self._failed if plan is None or failure else self._rows[FORWARD] if plan.elements else self._empty
+        self._communicator.all_gather(row, self._received, self._handle.stream)
+        counts = self._outcome(FORWARD, True, failure)
+        assert plan is not None
+        if counts != self._counts:
+            if sum(counts) == 1 and running_mean is not None:
+                raise ArgumentError("x", "1 element on all ranks", "more of them where running statistics are updated")
+            merge = plan.merge(counts)
+            self._counts = counts if sum(counts) > 1 else self._counts  # 1 is refused, if only sometimes
+        merge.execute("gather_stats", self._room(merge.nbytes))
+        elemt.execute("elemt", workspace)
+        return sum(counts)
+
+    def backward(
+        self,
+        x: Any,
+        dy: Any,
+        scale: Any,
+        dx: Any,
+        dscale: Any = None,
+        dbias: Any = None,
+        *,
+        saved_mean: Any,
+        saved_inv_variance: Any,
+        alpha_data: float = 1.0,
+        beta_data: float = 0.0,
+        workspace: Any = None,
+    ) -> int:
+        """Gradients of `forward`.
+
+        ``dx = scale * inv * (dy - sum(dy) / n - (x - mean) * inv**2 * sum(dy * (x - mean)) / n)`` with sums and n of
+        all ranks, blended by the data pair; dscale and dbias are the sums of this rank's data.
+
+        Parameters
+        ----------
+        x, dy : array, one shape and dtype
+            The local batch; the axes that are reduced may be empty.
+        scale : array, derived shape, or None
+            None: 1.
+        dx : array, shape and dtype of x
+            Written. Read only if `beta_data` is not 0.
+        dscale, dbias : array, derived shape, optional
+            Written; 0 where x is empty.
+        saved_mean, saved_inv_variance : array, derived shape
+            As `forward` wrote them.
+        alpha_data, beta_data : float
+        workspace : array or (address, bytes), optional
+            As in `forward`.
+
+        Returns
+        -------
+        int
+            Elements per statistic of all ranks.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            This rank failed. No rank has any element.
+        RankError
+            Another rank failed; with `deterministic` also if it called `forward`. Without it the two calls are
+            different collectives, and what happens then is the communicator's matter.
+
+        Notes
+        -----
+        Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
+        Workspace: the larger one of the two.
+        """
+        arrays = {
+            "x": x,
+            "dy": dy,
+            "scale": scale,
+            "dx": dx,
+            "dscale": dscale,
+            "dbias": dbias,
+            "saved_mean": saved_mean,
+            "saved_inv_variance": saved_inv_variance,
+        }
+        scalars = {"alpha_data": alpha_data, "beta_data": beta_data}
+        failure, plan = None, None
+        try:
+            plan = self._plan("backward", arrays, scalars)
+            elemt = plan.elemt(self._total)
+            self._check_workspace(workspace, plan)
+            self._carry(BACKWARD, plan.elements)
+            plan.program("backward_reduce").execute("backward_reduce", workspace)
+        except Exception as error:
+            failure = error
+        row = self._failed if failure else self._rows[BACKWARD]
+        if self._deterministic:
+            self._communicator.all_gather(row, self._received, self._handle.stream)
+        else:
+            self._communicator.all_reduce(row, self._sums, self._handle.stream)
+        total = sum(self._outcome(BACKWARD, self._deterministic, failure))
+        assert plan is not None
+        if self._deterministic:
+            self._add_rows.execute("backward_reduce", self._room(self._add_rows.nbytes))
+        if total != self._total:
+            elemt, self._total = plan.elemt(total), total
+        elemt.execute("backward_elemt", workspace)
+        return total
+
+    def workspace_size(self, call: str, *arguments: Any, **options: Any) -> int:
+        """Bytes of workspace that a call needs, aligned to 64. Not a collective.
+
+        Parameters
+        ----------
+        call : str
+            ``"forward"`` or ``"backward"``.
+        *arguments, **options
+            Those of the call, without `workspace`.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError
+            As the call would.
+        """
+        if call not in ("forward", "backward"):
+            raise ArgumentError("call", call, "forward or backward")
+        bound = inspect.signature(getattr(self, call)).bind(*arguments, **options)
+        bound.apply_defaults()
+        bound.arguments.pop("workspace")
+        arrays = {name: value for name, value in bound.arguments.items() if name not in _SCALARS}
+        scalars = {name: value for name, value in bound.arguments.items() if name in _SCALARS}
+        return self._plan(call, arrays, scalars).nbytes
+
+    def check(self) -> None:
+        """Wait for the last call and raise if a rank had failed in it. Not a collective.
+
+        Only where `counts` was given and memory is a device's do calls not see that themselves.
+
+        Raises
+        ------
+        RankError
+        """
+        if self._last is not None:
+            self._heads(*self._last)
+
+    # -------- before the collective
+
+    def _plan(self, call: str, arrays: dict[str, Any], scalars: dict[str, Any]) -> _Placed:
+        """Everything that may be refused, before anything is done; kept for the next call with such arrays."""
+        buffers = {n: None if a is None else self._handle.buffer(a, n) for n, a in arrays.items()}
+        # All but the address and the owner; NaN and other oddities are refused, so scalars compare as they should.
+        key = call, tuple(scalars.values()), tuple([None if b is None else b[1:7] for b in buffers.values()])
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            apart = {
+                n: None if b is None else b._replace(pointer=(i + 1) * _SLOT, owner=None)
+                for i, (n, b) in enumerate(buffers.items())
+            }
+            plan = _Plan(self, apart, scalars) if call == "forward" else _BackwardPlan(self, apart, scalars)
+            self._plans[key] = plan
+        addresses = tuple([0 if b is None else b.pointer for b in buffers.values()])
+        return _Placed(plan, addresses, buffers)
+
+    def _examine(self, x: Any) -> tuple[int, tuple[int, ...]]:
+        """Elements per statistic of the local x, and the derived shape."""
+        buffer = self._handle.buffer(x, "x")
+        if buffer.dtype != self._dtype:
+            raise ArgumentTypeError("x", f"dtype {buffer.dtype.short}", f"{self._dtype.short}, as agreed by all ranks")
+        rank = len(buffer.dims)
+        if not 1 <= rank <= 8:
+            raise ArgumentError("x", f"dims {buffer.dims}", "rank 1 to 8")
+        kept = operations.kept_axes(self._axis, rank)
+        sizes = tuple(buffer.dims[a] for a in kept)
+        if sizes != self._channels:
+            allowed = f"sizes {self._channels} along axis {self._axis}, as agreed by all ranks"
+            raise ArgumentError("x", f"dims {buffer.dims}", allowed)
+        count = math.prod(buffer.dims[a] for a in range(rank) if a not in kept)
+        if count >= _BASE**_DIGITS:
+            raise ArgumentError("x", f"{count} elements per statistic", f"fewer than {_BASE**_DIGITS}")
+        if self._promised is not None and count != self._promised[self._communicator.rank]:
+            promised = self._promised[self._communicator.rank]
+            raise ArgumentError("x", f"{count} elements per statistic", f"{promised}, as counts promised for this rank")
+        return count, tuple(d if a in kept else 1 for a, d in enumerate(buffer.dims))
+
+    def _parameter(self, name: str, array: Any, derived: tuple[int, ...], narrow: bool = True) -> Buffer:
+        """A vector that the merge writes, flat."""
+        buffer: Buffer = self._handle.buffer(array, name, output=True)
+        _arguments.parameter_dims(name, buffer.dims, buffer.strides, derived)
+        if not narrow and buffer.dtype != self._parameter_dtype:
+            raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", self._parameter_dtype.short)
+        return buffer._replace(dims=(math.prod(derived),), strides=(1,))
+
+    def _program(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        # Collected now and executed later: all refusals come before the collective.
+        return operations._program(self._handle, operation, arguments, options)
+
+    def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:
+        width = (math.prod(self._channels),)
+        flat: dict[str, Any] = dict.fromkeys(("variances", "variance", "running_mean", "running_variance"))
+        flat |= {"mean": self._mean, "inv_variance": self._inv, "epsilon": 0.0, "exponential_average_factor": 0.0}
+        flat |= options
+        for name in ("mean", "inv_variance"):
+            flat[name] = flat[name]._replace(dims=width, strides=(1,))
+        return self._program("gather_stats", self._means, self._m2s, counts, **flat)
+
+    def _check_workspace(self, workspace: Any, plan: _Placed) -> None:
+        address, size = self._handle.memory(workspace)
+        if workspace is None and (self._device == CPU or not plan.nbytes):
+            return
+        if size < plan.nbytes or address % operations.ALIGNMENT:
+            given = "None" if workspace is None else f"{size} bytes at {address:#x}"
+            allowed = f"at least {plan.nbytes} bytes, aligned to {operations.ALIGNMENT}"
+            raise WorkspaceError("workspace", given, allowed)
+
+    def _carry(self, code: int, count: int) -> None:
+        """Put the count into a message, if it is not the one that it carries already."""
+        if self._carried[code] != count:
+            self._carried[code] = -1
+            for place, digit in zip(self._places[code], _digits(count), strict=True):
+                operations.fill(self._handle, digit, place)
+            self._carried[code] = count
+
+    # -------- after it
+
+    def _outcome(self, code: int, gathered: bool, failure: Exception | None) -> list[int]:
+        """Counts of the ranks, or of all together; raises on every rank if one failed."""
+        self._last = code, gathered
+        if failure is not None:
+            raise failure
+        if not self._reads:
+            assert self._promised is not None
+            return self._promised
+        counts = self._heads(code, gathered)
+        if not any(counts):
+            raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
+        return counts
+
+    def _heads(self, code: int, gathered: bool) -> list[int]:
+        """Read the headers of the last messages."""
+        self._pack[gathered].execute("axpby", self._room(self._pack[gathered].nbytes))
+        self._communicator.read(self._headers, self._host, self._handle.stream)
+        size, me = self._communicator.size, self._communicator.rank
+        heads = self._host.reshape(size, _HEADER)
+        if not gathered:
+            head = heads[0]
+            failures = round(float(head[_FAILURES]))
+            if failures == 1:
+                _raise_failed((round(float(head[_FAILED_RANK])) - 1,), me)
+            if head[_CODE] != code * size:
+                raise RankError(f"rank {me}: the call cannot be completed, because it failed on {failures} other ranks")
+            return [_number(head[_COUNT : _COUNT + _DIGITS])]
+        failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
+        if failed:
+            _raise_failed(failed, me)
+        others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
+        if others:
+            names = {FORWARD: "forward", BACKWARD: "backward"}
+            raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
+        return [_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads]
+
+
+# ---------------------------------------------------------------- calls, checked
+
+_SLOT = 1 << 56  # argument i is planned at address (i + 1) * _SLOT: beyond all memory, and far enough from the others
+_PLANS = 64
+_SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor", "alpha_data", "beta_data")
+
+
+class _Movable:
+    """A program made for arrays at made-up addresses, and executed wherever they are."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self._last: tuple[tuple[int, ...], Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._program.nbytes)
+
+    def at(self, addresses: tuple[int, ...]) -> Any:
+        """The program for arrays at these addresses; arrays that overlap are refused here."""
+        if self._last is None or self._last[0] != addresses:
+            self._last = addresses, self._moved(addresses)
+        return self._last[1]
+
+    def _moved(self, addresses: tuple[int, ...]) -> Any:
+        def move(value: Any) -> Any:
+            if isinstance(value, (Buffer, _arguments.Region)) and value.pointer >= _SLOT:
+                slot, offset = divmod(value.pointer, _SLOT)
+                return value._replace(pointer=addresses[slot - 1] + offset)
+            return value
+
+        program = copy.copy(self._program)
+        program.steps = [
+            step._replace(
+                arguments=tuple([move(value) for value in step.arguments]),
+                options={name: move(value) for name, value in step.options.items()},
+            )
+            for step in program.steps
+        ]
+        program.inputs, program.outputs = ([move(r) for r in regions] for regions in (program.inputs, program.outputs))
+        _arguments.disjoint(program.outputs, program.inputs)
+        return program
+
+
+class _Plan:
+    """A forward call, for arrays of one description."""
+
+    def __init__(self, layer: SyncBatchNorm, arrays: dict[str, Any], scalars: dict[str, Any]) -> None:
+        self._layer = weakref.proxy(layer)  # which keeps the plan: its memory must not wait for the cycle collector
+        self._arrays, self._scalars = arrays, scalars
+        self.elements, self._derived = layer._examine(arrays["x"])
+        self.programs: dict[Any, _Movable] = {}
+        self._prepare()
+        self.nbytes = max(p.nbytes for name, p in self.programs.items() if name != "axpby")
+
+    def _prepare(self) -> None:
+        layer, arrays, scalars, derived = self._layer, self._arrays, self._scalars, self._derived
+        mean, inv = layer._mean, layer._inv
+        saved = arrays["saved_mean"], arrays["saved_inv_variance"]
+        if _arguments.pair("saved_mean", saved[0], "saved_inv_variance", saved[1]):
+            mean = layer._parameter("saved_mean", saved[0], derived, narrow=False)
+            inv = layer._parameter("saved_inv_variance", saved[1], derived, narrow=False)
+        self._merged = {
+            "mean": mean,
+            "inv_variance": inv,
+            "epsilon": scalars["epsilon"],
+            "exponential_average_factor": scalars["exponential_average_factor"],
+        }
+        running = arrays["running_mean"], arrays["running_variance"]
+        if _arguments.pair("running_mean", running[0], "running_variance", running[1]):
+            self._merged["running_mean"] = layer._parameter("running_mean", running[0], derived)
+            self._merged["running_variance"] = layer._parameter("running_variance", running[1], derived)
+        if self.elements:
+            targets = {"mean": layer._row_mean, "variance": layer._variance, "inv_variance": None}
+            self._add("stats", arrays["x"], **targets, epsilon=scalars["epsilon"], axis=layer._axis)
+            self._add("axpby", float(self.elements), layer._variance, 0.0, layer._row_m2)
+        shaped = [v._replace(dims=derived, strides=_arguments.packed_strides(derived)) for v in (mean, inv)]
+        data = {"alpha": scalars["alpha"], "beta": scalars["beta"], "axis": layer._axis}
+        self._add("elemt", arrays["x"], arrays["scale"], arrays["bias"], *shaped, arrays["y"], **data)
+
+    def _add(self, operation: str, *arguments: Any, **options: Any) -> None:
+        self.programs[operation] = _Movable(self._layer._program(operation, *arguments, **options))
+
+    def merge(self, counts: Sequence[int]) -> _Movable:
+        """`gather_stats` of ranks with these counts."""
+        key = tuple(counts)
+        if key not in self.programs:
+            self._keep_few()
+            self.programs[key] = _Movable(self._layer._merge(counts, self._merged))
+        return self.programs[key]
+
+    def _keep_few(self) -> None:
+        if len(self.programs) >= _PLANS:
+            self.programs = {name: p for name, p in self.programs.items() if isinstance(name, str)}
+
+
+class _BackwardPlan(_Plan):
+    """A backward call, for arrays of one description."""
+
+    def _prepare(self) -> None:
+        layer, arrays = self._layer, self._arrays
+        self._blend = {
+            name: _arguments.scalar(self._scalars[name + "_data"], name + "_data", layer._dtype)
+            for name in ("alpha", "beta")
+        }
+        names = ("dy", "x", "saved_mean", "saved_inv_variance")
+        self._common = [arrays[name] for name in names]
+        for name in names[2:]:  # the operations call them mean and inv_variance
+            if arrays[name] is None:
+                raise ArgumentError(name, None, "what forward wrote")
+        sums = dict(zip(("sum_dy", "sum_dy_xmu"), layer._row_sums, strict=True))
+        wanted = {"dscale": arrays["dscale"], "dbias": arrays["dbias"]}
+        self._add("backward_reduce", *self._common, **sums, **wanted, axis=layer._axis)
+        self.elemt(layer._total)
+
+    def elemt(self, total: int) -> _Movable:
+        """`backward_elemt` for so many elements on all ranks."""
+        if total not in self.programs:
+            self._keep_few()
+            layer, arrays = self._layer, self._arrays
+            arguments = (*self._common, arrays["scale"], *layer._all_sums, total, arrays["dx"])
+            program = layer._program("backward_elemt", *arguments, **self._blend, axis=layer._axis)
+            self.programs[total] = _Movable(program)
+        return self.programs[total]
+
+
+class _Placed:
+    """A plan with the arrays of one call."""
+
+    def __init__(self, plan: Any, addresses: tuple[int, ...], held: object) -> None:
+        self._plan, self._addresses = plan, addresses
+        self._held = held  # arrays that came by a protocol live as long as what they gave
+        self.elements: int = plan.elements
+        self.nbytes: int = plan.nbytes
+
+    def program(self, name: str) -> Any:
+        return self._plan.programs[name].at(self._addresses)
+
+    def merge(self, counts: Sequence[int]) -> Any:
+        return self._plan.merge(counts).at(self._addresses)
+
+    def elemt(self, total: int) -> Any:
+        return self._plan.elemt(total).at(self._addresses)
+
+
+# ---------------------------------------------------------------- agreement
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _raise_failed(failed: Sequence[int], me: int) -> NoReturn:
+    raise RankError(f"rank {me}: the call cannot be completed, because it failed on {_ranks(failed)}", failed)
+
+
+def _agree(adapter: Communicator, mine: _Agreed, failure: Exception | None) -> None:
+    """Exchange the constructor's headers; raise on all ranks if one failed or they differ."""
+    values, device, size = mine.message(), adapter.devices[0], adapter.size
+    received = adapter.vector(np.zeros(size * values.size, np.float32), device, 0)
+    adapter.all_gather(adapter.vector(values, device, 0), received, 0)
+    host = np.zeros(size * values.size, np.float32)
+    adapter.read(received, host, 0)
+    if failure is not None:
+        raise failure
+    heads = [_Agreed.of(row) for row in host.reshape(size, -1)]
+    failed = [rank for rank, head in enumerate(heads) if head.failed]
+    if failed:
+        message = f"rank {adapter.rank}: no SyncBatchNorm, because its arguments were refused on {_ranks(failed)}"
+        raise RankError(message, failed)
+    names = backends()
+    texts: dict[str, list[str]] = {
+        "channels": [str(head.channels[0] if len(head.channels) == 1 else head.channels) for head in heads],
+        "dtype": [DataType(head.dtype).short for head in heads],
+        "backend": [names[head.backend] for head in heads],
+        "deterministic": [str(bool(head.deterministic)) for head in heads],
+        "counts": [f"#{head.counts:x}" if head.counts else "None" for head in heads],
+    }
+    for field, shown in texts.items():
+        if len({getattr(head, field) for head in heads}) > 1:
+            given = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
+            raise ArgumentError("handle" if field == "backend" else field, given, f"one {field} on all ranks")

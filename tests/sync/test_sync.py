@@ -1,0 +1,498 @@
+"""Batch norm over ranks is batch norm of what they have together, and no mistake of one rank leaves the others hanging.
+
+The ranks' results come from one launch for each kind of communicator (see sync_launch); here they are judged.
+"""
+
+import collections
+import gc
+import inspect
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import sync_worker
+from sync_launch import absent, launch, ranks_of, required, scenarios_of
+from sync_worker import CASES, Threads, bounds_of
+
+import pybnorm
+from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
+from pybnorm.check.bounds import Expected, Status, judge, precision, tiers
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem
+from pybnorm.enums import DataType
+from pybnorm.sync import SyncBatchNorm
+
+ORDERS = ("any order", "fixed order")
+worst = collections.defaultdict(float)  # (kind, dtype, output) -> error / bound
+
+# ---------------------------------------------------------------- right
+
+
+def ratio_of(problem, inputs, output, got):
+    """Worst error / bound; at most 1 is right."""
+    expected = Expected(problem, inputs)
+    verdict = judge(expected, output, got)
+    if output == "dx" and problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16):
+        # backward_elemt stores the part with dy before it adds the part with x: one more rounding than one call has.
+        m = problem.m
+        dbias = expected.outputs["dbias"]
+        first = inputs.scale * inputs.saved_inv_variance.astype(np.float64) * (inputs.dy.astype(np.float64) - dbias / m)
+        (part,) = expected.parts("dx", got, (tiers(problem, "dx")[-1],))
+        bound = part.classes[0][0] + 2 * precision(problem.dtype).u_out * np.abs(problem.alpha * first)
+        return float(np.max(np.abs(got.astype(np.float64) - part.reference) / bound))
+    assert verdict.status in (Status.PASS, Status.WARN, Status.FAIL), verdict
+    return verdict.ratios[verdict.tier] if verdict.status != Status.FAIL else max(2.0, verdict.ratio)
+
+
+def hold(kind, problem, inputs, output, got):
+    ratio = ratio_of(problem, inputs, output, got)
+    key = kind, problem.dtype.short, output
+    worst[key] = max(worst[key], ratio)
+    assert ratio <= 1, f"{output} over {kind}: error / bound {ratio}"
+
+
+def same_on_all(results, name):
+    first = results[0][name]
+    for rank, other in enumerate(results):
+        assert np.array_equal(other[name].view(np.uint8), first.view(np.uint8)), f"{name} of rank {rank} differs"
+    return first
+
+
+def shaped(problem, vector):
+    return np.asarray(vector).reshape(problem.parameter_dims)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CASES)
+def test_forward_is_batch_norm_of_the_concatenation(ranks, name, order):
+    kind, _, results = ranks
+    if f"{name}, {order}" not in results[0]:
+        pytest.skip("oneDNN has no such dtype on every processor")
+    parts = [r[f"{name}, {order}"]["forward"] for r in results]
+    problem = Problem.parse("train," + CASES[name][0])
+    inputs = generate(problem)
+    assert {p["total"] for p in parts} == {problem.m}
+    hold(kind, problem, inputs, "y", np.concatenate([p["y"] for p in parts]))
+    for output in ("saved_mean", "saved_inv_variance", "running_mean", "running_variance"):
+        hold(kind, problem, inputs, output, shaped(problem, same_on_all(parts, output)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CASES)
+def test_backward_is_that_of_the_concatenation(ranks, name, order):
+    kind, size, results = ranks
+    if f"{name}, {order}" not in results[0]:
+        pytest.skip("oneDNN has no such dtype on every processor")
+    parts = [r[f"{name}, {order}"]["backward"] for r in results]
+    problem = Problem.parse("backward," + CASES[name][0])
+    inputs = generate(problem)
+    assert {p["total"] for p in parts} == {problem.m}
+    hold(kind, problem, inputs, "dx", np.concatenate([p["dx"] for p in parts]))
+    # Local sums: those of all ranks together are the sums of the whole.
+    for output in ("dscale", "dbias"):
+        total = sum(p[output].astype(np.float64) for p in parts)
+        stored = reference.round_to(shaped(problem, total), parts[0][output].dtype)
+        hold(kind, problem, inputs, output, stored)
+    bounds = bounds_of(name, size)
+    for rank, part in enumerate(parts):
+        dy = inputs.dy[bounds[rank] : bounds[rank + 1]].astype(np.float64)
+        axes = tuple(a for a, d in enumerate(problem.parameter_dims) if d == 1)
+        local = dy.sum(axis=axes, keepdims=True)
+        limit = 2.0**-20 * np.abs(dy).sum(axis=axes, keepdims=True)
+        assert np.all(np.abs(shaped(problem, part["dbias"]) - local) <= limit), f"dbias of rank {rank} is not local"
+
+
+def test_without_optional_arrays_and_with_counts_that_change(ranks):
+    _, _, results = ranks
+    for step in range(3):
+        for result in results:
+            whole, start, rows, y, total = result["statistics only"][step]
+            assert total == whole.shape[0] * whole.shape[2]
+            right = reference.forward_training(whole, np.ones((1, 3, 1)), np.zeros((1, 3, 1))).y
+            assert np.abs(y - right[start : start + rows]).max(initial=0) < 5e-6
+
+
+def test_promised_counts_give_the_same_bits(ranks):
+    _, _, results = ranks
+    for result in results:
+        for name in ("even", "empty"):
+            for call in ("forward", "backward"):
+                told, gathered = result["promised"][name][call], result[f"{name}, fixed order"][call]
+                assert told["total"] == gathered["total"]
+                for key, value in told.items():
+                    assert np.array_equal(value, gathered[key]), (name, call, key)
+
+
+# ---------------------------------------------------------------- the same every time
+
+
+def arrays_of(results):
+    """Every array of the scenarios in fixed order, by (scenario, call, name, rank)."""
+    for rank, result in enumerate(results):
+        for scenario, calls in result.items():
+            if scenario.endswith("fixed order"):
+                for call, values in calls.items():
+                    for name, value in values.items():
+                        yield (scenario, call, name, rank), np.asarray(value)
+
+
+def assert_same_bits(one, other):
+    left, right = dict(arrays_of(one)), dict(arrays_of(other))
+    assert left
+    for key in left.keys() & right.keys():
+        assert left[key].tobytes() == right[key].tobytes(), key
+    return len(left.keys() & right.keys())
+
+
+def test_fixed_order_gives_the_same_bits_in_every_run(ranks, tmp_path):
+    kind, size, results = ranks
+    names = [n for n in scenarios_of(kind) if n.endswith("fixed order")]
+    again = launch(kind, size, tmp_path, names)
+    assert assert_same_bits(results, again) > 50
+
+
+def test_fixed_order_gives_the_same_bits_over_mpi_and_gloo(tmp_path):
+    names = ["uneven, fixed order", "empty, fixed order", "offset, fixed order"]
+    sizes = [ranks_of(kind) for kind in ("mpi4py", "gloo")]
+    one, other = (launch(k, s, tmp_path / k, names) for k, s in zip(("mpi4py", "gloo"), sizes, strict=True))
+    assert assert_same_bits(one, other) > 50
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("case", "argument", "shown"),
+    [
+        ("channels", "channels", "rank 0: 4, rank 1: 5"),
+        ("many channels", "channels", "rank 0: 1000000, rank 1: 1000001"),
+        ("order of sizes", "channels", "rank 0: (6, 4), rank 1: (4, 6)"),
+        ("dtype", "dtype", "rank 0: f32, rank 1: bf16"),
+        ("deterministic", "deterministic", "rank 0: False, rank 1: True"),
+        ("counts", "counts", "rank 0: #"),
+        ("counts on one", "counts", "rank 0: None, rank 1: #"),
+        ("backend", "handle", "rank 0: "),
+    ],
+)
+def test_disagreement_is_an_error_on_every_rank(ranks, case, argument, shown):
+    kind, _, results = ranks
+    if case == "backend" and kind == "threads":
+        pytest.skip("threads share the module that pretends")
+    for result in results:
+        name, text, _ = result["disagreements"][case]
+        assert name == "ArgumentError"
+        assert text.startswith(f"{argument}: got ")
+        assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "argument"),
+    [
+        ("bad channels", "ArgumentError", "channels"),
+        ("bad handle", "ArgumentTypeError", "handle"),
+        ("bad dtype", "ArgumentTypeError", "dtype"),
+        ("bad counts", "ArgumentError", "counts"),
+        ("bad axis", "ArgumentError", "axis"),
+    ],
+)
+def test_a_bad_argument_on_one_rank_ends_the_constructor_on_all(ranks, case, error, argument):
+    _, _, results = ranks
+    for rank, result in enumerate(results):
+        name, text, concerned = result["disagreements"][case]
+        if rank == 1:
+            assert name == error
+            assert text.startswith(f"{argument}: got ")
+        else:
+            assert (name, concerned) == ("RankError", (1,))
+            assert "refused on rank 1" in text
+
+
+def test_agreement_is_possible_after_disagreement(ranks):
+    _, size, results = ranks
+    assert [r["disagreements"]["all the same"] for r in results] == [None] * size
+
+
+FAILING = {
+    "channels of x": "x: got dims (2, 4, 4)",
+    "dtype of x": "x: got dtype f16",
+    "shape of y": "y: got dims (1, 3, 4)",
+    "y over x": "y: got ",
+    "epsilon": "epsilon: got -1.0",
+    "half a pair": "running_variance: got None",
+    "workspace": "workspace: got 64 bytes",
+    "workspace of an empty rank": "workspace: got 64 bytes",
+    "shape of dx": "dx: got dims (1, 3, 4)",
+    "no saved mean": "saved_mean: got None",
+    "channels of backward's x": "x: got dims (2, 4, 4)",
+}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("case", FAILING)
+def test_a_call_that_fails_on_one_rank_fails_on_all_and_the_next_works(ranks, case, deterministic):
+    _, size, results = ranks
+    culprit = size - 1
+    for rank, result in enumerate(results):
+        name, text, concerned = result["failing calls"][case, deterministic]
+        if rank == culprit:
+            assert name.startswith(("ArgumentError", "ArgumentTypeError", "WorkspaceError"))
+            assert text.startswith(FAILING[case])
+        else:
+            assert (name, concerned) == ("RankError", (culprit,))
+            assert f"failed on rank {culprit}" in text
+        assert result["failing calls"][case, deterministic, "next"] == (None, None)
+
+
+def test_forward_and_backward_at_once_are_noticed_in_fixed_order(ranks):
+    _, size, results = ranks
+    for rank, result in enumerate(results):
+        name, text, concerned = result["failing calls"]["another call", True]
+        others = tuple(r for r in range(size) if (r == size - 1) != (rank == size - 1))
+        assert (name, concerned) == ("RankError", others)
+        assert f"rank {rank} called {'backward' if rank == size - 1 else 'forward'}" in text
+        assert result["failing calls"]["another call", True, "next"] == (None, None)
+
+
+def test_nothing_to_normalize_is_an_error_on_every_rank(ranks):
+    _, _, results = ranks
+    for result in results:
+        found = result["nothing anywhere"]
+        for call in ("forward", "backward"):
+            assert found[call][0] == "ArgumentError"
+            assert found[call][1].startswith("x: got no elements on any rank")
+        assert found["running"][0] == "ArgumentError"
+        assert "x: got 1 element on all ranks" in found["running"][1]
+        assert found["no running"] is None
+
+
+def test_a_broken_promise_of_counts(ranks):
+    kind, _, results = ranks
+    for rank, result in enumerate(results):
+        first, y, checked, second, checked_again = result["broken promise"]
+        if rank == 0:
+            assert first[0] == "ArgumentError"
+            assert first[1].startswith("x: got 12 elements per statistic, allowed: 8, as counts promised")
+        elif kind in ("nccl", "cupy", "nccl4py"):  # nobody waits, so the call itself cannot know
+            assert first is None
+            assert np.isnan(y).all()
+        else:
+            assert (first[0], first[2]) == ("RankError", (0,))
+        assert (checked[0], checked[2]) == ("RankError", (0,))
+        assert second is None
+        assert checked_again is None
+
+
+def test_one_rank_is_refused(ranks):
+    _, _, results = ranks
+    for result in results:
+        for case, (name, text, _) in result["alone"].items():
+            assert name == ("ArgumentTypeError" if case == "no communicator" else "ArgumentError")
+            assert text.startswith("communicator: got ")
+        if "one rank" in result["alone"]:
+            assert "2 ranks or more" in result["alone"]["one rank"][1]
+
+
+# ---------------------------------------------------------------- what a call costs
+
+
+def over_threads(work, size=4):
+    """Results of `work(communicator, handle)` on each of some threads."""
+    shared = {"slots": [None] * size, "barrier": threading.Barrier(size)}
+    results, errors = [None] * size, []
+
+    def main(rank):
+        try:
+            with pybnorm.Handle("onednn") as handle:
+                results[rank] = work(Threads(shared, rank), handle)
+        except BaseException as error:
+            errors.append(error)
+            shared["barrier"].abort()
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_collective_a_call_and_no_memory_after_the_constructor(deterministic):
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, 20, deterministic=deterministic)
+        built = communicator.vectors, layer.nbytes
+        setup = list(communicator.collectives)
+        communicator.collectives.clear()
+        for rows in (2, 3, 2):
+            x = np.random.default_rng(rows).normal(size=(rows * (communicator.rank != 1), 20, 7)).astype(np.float32)
+            y, dx = np.empty_like(x), np.empty_like(x)
+            saved = {"saved_mean": np.zeros(20, np.float32), "saved_inv_variance": np.zeros(20, np.float32)}
+            layer.forward(x, None, None, y, **saved)
+            layer.backward(x, y, None, dx, **saved)
+        return setup, communicator.collectives, built == (communicator.vectors, layer.nbytes)
+
+    for setup, calls, kept in over_threads(work):
+        assert [name for name, _ in setup] == ["all_gather"]
+        length = 2 * 32 + 16  # mean and M2, padded to 64 bytes, and the header
+        back = "all_gather" if deterministic else "all_reduce"
+        assert calls == [("all_gather", length), (back, length)] * 3
+        assert kept
+
+
+@pytest.mark.parametrize("dims", [(4, 6, 5), (2, 6, 2, 3, 2, 2, 2)])
+def test_a_call_is_planned_once_and_works_wherever_arrays_are(dims):
+    """Also for arrays so full of gaps that they are copied in pieces."""
+
+    def gaps(array):
+        memory = np.full([d + 1 for d in array.shape], np.nan, np.float32)
+        view = memory[tuple(slice(0, d) for d in array.shape)]
+        view[...] = array
+        return view
+
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, dims[1])
+        results, keep = [], []
+        for seed in (0, 1, 0):
+            x = np.random.default_rng(seed).normal(seed, 1, dims).astype(np.float32)
+            dy, saved = x[::-1] * 2, [np.zeros(dims[1], np.float32) for _ in range(2)]
+            named = {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
+            for lay in (gaps, np.copy):
+                given = [lay(a) for a in (x, dy, np.zeros_like(x), np.zeros_like(x))]
+                layer.forward(given[0], None, None, given[2], **named)
+                layer.backward(given[0], given[1], None, given[3], **named)
+                results.append((seed, given[2].copy(), given[3].copy()))
+                keep.append((given, saved))  # the next arrays get other addresses
+        return results, len(layer._plans)
+
+    for results, plans in over_threads(work, 2):
+        assert plans == 4  # forward and backward of two layouts
+        for seed, y, dx in results:
+            x = np.random.default_rng(seed).normal(seed, 1, dims).astype(np.float32)
+            shape = (1, dims[1]) + (1,) * (len(dims) - 2)
+            ones = np.ones(shape)
+            assert np.abs(y - reference.forward_training(x, ones, 0 * ones).y).max() < 5e-6
+            assert np.abs(dx - reference.backward(x, x[::-1] * 2, ones).dx).max() < 5e-6
+
+
+def test_the_memory_goes_with_the_object():
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, 3)
+        x = np.ones((2, 3, 4), np.float32)
+        saved = {"saved_mean": np.zeros(3, np.float32), "saved_inv_variance": np.zeros(3, np.float32)}
+        layer.forward(x, None, None, np.empty_like(x), **saved)
+        layer.backward(x, x.copy(), None, np.empty_like(x), **saved)
+        watched = weakref.ref(layer)
+        del layer
+        return watched() is None
+
+    gc.disable()
+    try:
+        assert over_threads(work, 2) == [True, True]
+    finally:
+        gc.enable()
+
+
+def test_counts_beyond_float32_survive_the_message():
+    for number in (0, 1, 4095, 4096, 2**24 + 1, 2**31 - 1, 2**36 - 1):
+        digits = np.array(sync._digits(number), np.float32)
+        assert sync._number(digits) == number
+        assert sync._number(sum(digits for _ in range(4096))) == 4096 * number
+
+
+def test_workspace_size_is_asked_by_call():
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, 3)
+        x = np.zeros((2, 3, 4), np.float32)
+        sizes = layer.workspace_size("forward", x, None, None, x.copy())
+        with pytest.raises(ArgumentError, match="call: got inference"):
+            layer.workspace_size("inference", x, None, None, x.copy())
+        layer.check()  # before any call there is nothing to raise
+        return sizes
+
+    assert all(size > 0 for size in over_threads(work, 2))
+
+
+def test_an_object_that_only_looks_like_a_communicator_is_refused():
+    class Almost:
+        rank, size, devices = 0, 2, (1,)
+
+        def all_gather(self):
+            pass
+
+    with pybnorm.Handle("onednn") as handle, pytest.raises(ArgumentTypeError, match="communicator: got"):
+        SyncBatchNorm(handle, Almost(), 3)
+
+
+def test_a_communicator_for_other_memory_is_refused_on_every_rank():
+    def work(communicator, handle):
+        communicator.devices = (1,) if communicator.rank else (2,)
+        with pytest.raises((ArgumentError, sync.RankError)) as caught:
+            SyncBatchNorm(handle, communicator, 3)
+        return str(caught.value)
+
+    first, *others = over_threads(work)
+    assert first.startswith(
+        "communicator: got one for memory of DLPack device type 2, allowed: one for memory of type 1"
+    )
+    assert all("refused on rank 0" in text for text in others)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deterministic):
+    broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
+    whole = sync.operations._Program.execute
+    here = threading.local()
+
+    def execute(program, operation, workspace):
+        if operation == getattr(here, "fails", None):
+            raise broken
+        whole(program, operation, workspace)
+
+    monkeypatch.setattr(sync.operations._Program, "execute", execute)
+
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)
+        x, mean, inv = np.ones((2, 3, 4), np.float32), np.zeros(3, np.float32), np.ones(3, np.float32)
+        outcomes = []
+        for operation in ("stats", "backward_reduce", None):
+            here.fails = operation if communicator.rank == 2 else None
+            outcomes.append(sync_worker.attempt(layer.forward, x, None, None, np.empty_like(x)))
+            saved = {"saved_mean": mean, "saved_inv_variance": inv}
+            outcomes.append(sync_worker.attempt(layer.backward, x, x.copy(), None, np.empty_like(x), **saved))
+        return [outcome and outcome[0] for outcome in outcomes]
+
+    for rank, outcomes in enumerate(over_threads(work)):
+        error = "ExecutionError" if rank == 2 else "RankError"
+        assert outcomes == [error, None, None, error, None, None]
+
+
+# ---------------------------------------------------------------- adapters whose communicators need a GPU
+
+
+def test_nccl4py_has_the_calls_that_the_adapter_makes():
+    """Signatures of the real package; that they compute is shown where two GPUs are."""
+    nccl = pytest.importorskip("nccl", reason="nccl4py is not installed") if not required("nccl4py") else None
+    try:
+        import nccl.core as nccl
+    except ImportError as error:
+        absent("nccl4py", f"nccl4py cannot be imported: {error}")
+    communicator = nccl.Communicator
+    assert list(inspect.signature(communicator.allgather).parameters)[:4] == ["self", "sendbuf", "recvbuf", "stream"]
+    assert list(inspect.signature(communicator.allreduce).parameters)[:5] == [
+        "self",
+        "sendbuf",
+        "recvbuf",
+        "op",
+        "stream",
+    ]
+    for name in ("rank", "nranks", "device"):
+        assert isinstance(inspect.getattr_static(communicator, name), property)
+    assert hasattr(nccl, "SUM")
+    assert communicator.__module__.startswith("nccl.")
+
+
+def test_scenarios_cover_every_case():
+    assert {n.partition(",")[0] for n in sync_worker.SCENARIOS if n.endswith("order")} == set(CASES)
