@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from pybnorm.enums import DataType, Layout, Mode, Operation
@@ -17,6 +18,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 __all__ = [
     "Region",
     "TensorLike",
+    "axes",
     "axpby",
     "backward",
     "boolean",
@@ -43,6 +45,8 @@ __all__ = [
     "pointer",
     "reduced_axes",
     "reduced_count",
+    "relu",
+    "relu_backward",
     "scalar",
     "span",
     "strides",
@@ -306,6 +310,23 @@ def kept_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:
     return (1,) if bn_mode != Mode.PER_ACTIVATION else tuple(range(1, rank))
 
 
+def axes(value: object, rank: int, argument: str = "axis") -> tuple[int, ...]:
+    """Axes of data of `rank`, from one or several integers: ascending, each once, negative ones from the end."""
+    allowed = "an integer or a tuple of integers"
+    given = tuple(value) if isinstance(value, Iterable) else (value,)
+    if isinstance(value, (str, bytes)) or any(isinstance(a, bool) for a in given):
+        raise ArgumentTypeError(argument, value, allowed)
+    try:
+        numbers = [operator.index(a) for a in given]
+    except TypeError:
+        raise ArgumentTypeError(argument, value, allowed) from None
+    if any(not -rank <= a < rank for a in numbers):
+        raise ArgumentError(argument, value, f"axes from {-rank} to {rank - 1} for data of rank {rank}")
+    if len({a % rank for a in numbers}) != len(numbers):
+        raise ArgumentError(argument, value, "each axis once")
+    return tuple(sorted(a % rank for a in numbers))
+
+
 def reduced_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:
     """Axes that statistics sum over."""
     return (0, *range(2, rank)) if bn_mode != Mode.PER_ACTIVATION else (0,)
@@ -500,6 +521,17 @@ def axpby(a: object, b: object, x: TensorLike, y: TensorLike) -> tuple[float, fl
     result = (scalar(a, "a", x.dtype), scalar(b, "b", x.dtype))
     _same("y", y, x)
     return result
+
+
+def relu(x: TensorLike, y: TensorLike) -> None:
+    """Rules of y = max(x, 0)."""
+    _same("y", y, x)
+
+
+def relu_backward(x: TensorLike, dy: TensorLike, dx: TensorLike) -> None:
+    """Rules of dx = dy where x > 0, else 0."""
+    _same("dy", dy, x)
+    _same("dx", dx, x)
 
 
 def fill(value: object, y: TensorLike) -> float:

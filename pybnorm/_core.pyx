@@ -34,6 +34,8 @@ from pybnorm._shim cimport (
     PBN_OP_FILL,
     PBN_OP_FORWARD_INFERENCE,
     PBN_OP_FORWARD_TRAINING,
+    PBN_OP_RELU,
+    PBN_OP_RELU_BACKWARD,
     PBN_TEXT_MAX,
     pbn_backend,
     pbn_backends,
@@ -70,6 +72,8 @@ __all__ = [
     "has_symbol",
     "load",
     "loaded",
+    "relu",
+    "relu_backward",
 ]
 
 cdef object _load_lock = threading.Lock()
@@ -273,7 +277,7 @@ def capability(backend, operation, mode, dtype, layout, rank):
     backend : str
     operation : Operation
     mode : Mode
-        Ignored for `Operation.AXPBY` and `Operation.FILL`.
+        Ignored for the elementwise operations.
     dtype : DataType
         Element type of x.
     layout : Layout
@@ -1171,6 +1175,61 @@ cdef class Handle:
             yb = self._data(y, "y", True)
             _fill(self, _arguments.fill(value, yb), self._described(yb), yb.pointer)
 
+    def relu(self, x, y):
+        """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
+
+        Parameters
+        ----------
+        x : array, rank 2 to 8
+        y : array, shape and dtype of x
+            Written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `relu`.
+        """
+        with self.lock:
+            self._check()
+            xb = self._data(x, "x")
+            yb = self._data(y, "y", True)
+            _arguments.relu(xb, yb)
+            _relu(self, self._described(xb), xb.pointer, self._described(yb), yb.pointer)
+
+    def relu_backward(self, x, dy, dx):
+        """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
+
+        Parameters
+        ----------
+        x : array, rank 2 to 8
+            The input of `relu`, or its output: only the sign is read.
+        dy, dx : array, shape and dtype of x
+            dx is written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `relu_backward`.
+        """
+        with self.lock:
+            self._check()
+            xb = self._data(x, "x")
+            dyb = self._data(dy, "dy")
+            dxb = self._data(dx, "dx", True)
+            _arguments.relu_backward(xb, dyb, dxb)
+            _relu_backward(
+                self, self._described(xb), xb.pointer, self._described(dyb), dyb.pointer,
+                self._described(dxb), dxb.pointer,
+            )
+
     def buffer(self, array, argument, *, output=False):
         """Describe an array that this handle's calls can reach, without calling the vendor.
 
@@ -1275,7 +1334,9 @@ cdef class Handle:
             0 where the vendor needs none.
         """
         op = _arguments.operation(operation)
-        if op in (Operation.DERIVE, Operation.FILL):
+        if op not in (
+            Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD, Operation.AXPBY
+        ):
             raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
         _arguments.boolean(running, "running")
         _arguments.boolean(saved, "saved")
@@ -1407,7 +1468,7 @@ cdef tuple _shown(const pbn_call *call):
     _show(lines, "dy", call.dy_desc)
     _show(lines, "dx", call.dx_desc)
     _show(lines, "param", call.param_desc)
-    if call.operation != PBN_OP_AXPBY and call.operation != PBN_OP_FILL:
+    if call.param_desc != NULL:
         lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
     return tuple(lines)
 
@@ -1443,8 +1504,12 @@ cdef int _run(Handle handle, pbn_call *call, str name) except -1:
             status = table.backward(c_handle, call)
         elif call.operation == PBN_OP_AXPBY:
             status = table.axpby(c_handle, call)
-        else:
+        elif call.operation == PBN_OP_FILL:
             status = table.fill(c_handle, call)
+        elif call.operation == PBN_OP_RELU:
+            status = table.relu(c_handle, call)
+        else:
+            status = table.relu_backward(c_handle, call)
     if status != 0:
         raise _error(handle.table, status, name, _shown(call))
     return 0
@@ -1576,6 +1641,34 @@ cdef int _fill(Handle handle, object value, TensorDescriptor yd, uintptr_t y) ex
     call.y_desc, call.y = &yd.tensor, <void *>y
     _check_capability(handle.table, PBN_OP_FILL, 1, yd, "fill")
     return _run(handle, &call, "fill")
+
+
+cdef int _relu(
+    Handle handle, TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y
+) except -1:
+    cdef pbn_call call
+    _arguments.disjoint([_region("y", y, yd)], [_region("x", x, xd)])
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_RELU
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.y_desc, call.y = &yd.tensor, <void *>y
+    _check_capability(handle.table, PBN_OP_RELU, 1, xd, "relu")
+    return _run(handle, &call, "relu")
+
+
+cdef int _relu_backward(
+    Handle handle, TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy,
+    TensorDescriptor dxd, uintptr_t dx,
+) except -1:
+    cdef pbn_call call
+    _arguments.disjoint([_region("dx", dx, dxd)], [_region("x", x, xd), _region("dy", dy, dyd)])
+    memset(&call, 0, sizeof(call))
+    call.operation = PBN_OP_RELU_BACKWARD
+    call.x_desc, call.x = &xd.tensor, <void *>x
+    call.dy_desc, call.dy = &dyd.tensor, <void *>dy
+    call.dx_desc, call.dx = &dxd.tensor, <void *>dx
+    _check_capability(handle.table, PBN_OP_RELU_BACKWARD, 1, xd, "relu_backward")
+    return _run(handle, &call, "relu_backward")
 
 
 # ---------------------------------------------------------------- the calls on addresses
@@ -1841,3 +1934,67 @@ def fill(handle, value, y_desc, y):
     with h.lock:
         h._check()
         _fill(h, number, yd, _arguments.pointer(y, "y"))
+
+
+def relu(handle, x_desc, x, y_desc, y):
+    """``y = max(x, 0)`` elementwise, on addresses.
+
+    Parameters
+    ----------
+    handle : Handle
+    x_desc, y_desc : TensorDescriptor
+        Same dims and dtype; each with its own strides.
+    x, y : int
+        Addresses.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnActivationForward``; ``miopenActivationForward`` (float32 and float16, packed, x and y in
+    one layout); for oneDNN plain C in the adapter. A NaN stays one; MIOpen makes a NaN of minus infinity too.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
+    _arguments.relu(xd, yd)
+    with h.lock:
+        h._check()
+        _relu(h, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"))
+
+
+def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
+    """``dx = dy where x > 0, else 0`` elementwise, on addresses.
+
+    Parameters
+    ----------
+    handle : Handle
+    x_desc, dy_desc, dx_desc : TensorDescriptor
+        Same dims and dtype; each with its own strides.
+    x : int
+        Address of the input of `relu`, or of its output: only the sign is read.
+    dy, dx : int
+        Addresses.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnActivationBackward`` (x, dy and dx of the same strides); ``miopenActivationBackward``
+    (float32 and float16, packed, all in one layout); for oneDNN plain C in the adapter. Where x is not above 0, a dy
+    that is not finite gives NaN on MIOpen.
+    """
+    cdef Handle h = _handle(handle)
+    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
+    cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
+    cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
+    _arguments.relu_backward(xd, dyd, dxd)
+    with h.lock:
+        h._check()
+        _relu_backward(
+            h, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd, _arguments.pointer(dx, "dx")
+        )

@@ -23,6 +23,8 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_OP_BACKWARD
         PBN_OP_AXPBY
         PBN_OP_FILL
+        PBN_OP_RELU
+        PBN_OP_RELU_BACKWARD
         PBN_CAP_RUNS
         PBN_CAP_BLEND_NATIVE
         PBN_CAP_BLEND_SCRATCH
@@ -129,6 +131,8 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*axpby)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*fill)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*relu)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        int (*relu_backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
 
 cdef extern from *:

@@ -61,6 +61,8 @@ class Operation(enum.IntEnum):
     BACKWARD = 3
     AXPBY = 4
     FILL = 5
+    RELU = 6
+    RELU_BACKWARD = 7
 
 
 class Capability(enum.IntFlag):

@@ -88,37 +88,45 @@ static inline void pbn_packed_strides(int rank, const int64_t *dims, int layout,
     }
 }
 
+/* `value`, finite and within the range of a 16-bit `dtype`, rounded to it once: to nearest, ties to even. */
+static inline double pbn_round(double value, int dtype) {
+    /* 11 or 8 significant bits, fewer below the smallest normal number. */
+    const int digits = dtype == PBN_FLOAT16 ? 11 : 8, lowest = dtype == PBN_FLOAT16 ? -24 : -133;
+    int exponent;
+    double unit;
+    frexp(value, &exponent);
+    unit = ldexp(1.0, exponent - digits > lowest ? exponent - digits : lowest);
+    return nearbyint(value / unit) * unit;
+}
+
 /* `value`, finite and within the type's range, as an element of `dtype`: to nearest, ties to even. */
 static inline void pbn_encode(double value, int dtype, void *element) {
     float narrow = (float)value;
+    uint32_t bits;
     if (dtype == PBN_FLOAT64) {
         memcpy(element, &value, sizeof value);
-    } else if (dtype == PBN_FLOAT32) {
-        memcpy(element, &narrow, sizeof narrow);
-    } else {
-        /* Rounded once, from double: 11 or 8 significant bits, fewer below the smallest normal number. */
-        const int digits = dtype == PBN_FLOAT16 ? 11 : 8, lowest = dtype == PBN_FLOAT16 ? -24 : -133;
-        int exponent;
-        double unit, rounded;
-        uint32_t bits;
-        frexp(value, &exponent);
-        unit = ldexp(1.0, exponent - digits > lowest ? exponent - digits : lowest);
-        rounded = nearbyint(value / unit) * unit;
-        if (dtype == PBN_BFLOAT16) {
-            narrow = (float)rounded; /* exact: bfloat16 is the upper half of float32 */
-            memcpy(&bits, &narrow, sizeof bits);
-            bits >>= 16;
-        } else {
-            const double size = fabs(rounded);
-            frexp(size, &exponent);
-            bits = size < 0x1p-14 ? (uint32_t)(size * 0x1p24)
-                                  : (uint32_t)(exponent + 14) << 10 | ((uint32_t)ldexp(size, 11 - exponent) & 0x3ff);
-            if (signbit(value))
-                bits |= 0x8000;
-        }
-        const uint16_t half = (uint16_t)bits;
-        memcpy(element, &half, sizeof half);
+        return;
     }
+    if (dtype == PBN_FLOAT32) {
+        memcpy(element, &narrow, sizeof narrow);
+        return;
+    }
+    const double rounded = pbn_round(value, dtype);
+    if (dtype == PBN_BFLOAT16) {
+        narrow = (float)rounded; /* exact: bfloat16 is the upper half of float32 */
+        memcpy(&bits, &narrow, sizeof bits);
+        bits >>= 16;
+    } else {
+        const double size = fabs(rounded);
+        int exponent;
+        frexp(size, &exponent);
+        bits = size < 0x1p-14 ? (uint32_t)(size * 0x1p24)
+                              : (uint32_t)(exponent + 14) << 10 | ((uint32_t)ldexp(size, 11 - exponent) & 0x3ff);
+        if (signbit(value))
+            bits |= 0x8000;
+    }
+    const uint16_t half = (uint16_t)bits;
+    memcpy(element, &half, sizeof half);
 }
 
 /* The same memory with a rank in [low, high], low >= 4: trailing axes of length 1 are appended,

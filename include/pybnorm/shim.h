@@ -54,7 +54,9 @@ typedef enum pbn_operation {
     PBN_OP_FORWARD_INFERENCE = 2,
     PBN_OP_BACKWARD = 3,
     PBN_OP_AXPBY = 4, /* y = a*x + b*y, elementwise */
-    PBN_OP_FILL = 5   /* y = a everywhere */
+    PBN_OP_FILL = 5,  /* y = a everywhere */
+    PBN_OP_RELU = 6,  /* y = max(x, 0) */
+    PBN_OP_RELU_BACKWARD = 7 /* dx = dy where x > 0, else 0 */
 } pbn_operation;
 
 /* What the capability query answers; 0 means the combination is refused. */
@@ -114,6 +116,10 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  *                    saved pair both (epsilon unused, any values honoured) or none (recomputed from x)
  * axpby              y = alpha*x + beta*y (x, y: same dims and dtype, each with its own strides)
  * fill               y = alpha, rounded to y's dtype; no workspace; between strides nothing is written
+ * relu               y = x where x > 0, else 0 (x, y: same dims and dtype); no scalars, no workspace
+ * relu backward      dx = dy where x > 0, else 0; x is the input of relu, or its output: the sign is all that
+ *                    is read of it. A NaN of x stays one in relu and gives 0 in its gradient (MIOpen multiplies by
+ *                    the mask instead: 0 times what is not finite is NaN).
  *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
@@ -187,6 +193,8 @@ typedef struct pbn_backend {
     int (*backward)(pbn_handle *handle, const pbn_call *call);
     int (*axpby)(pbn_handle *handle, const pbn_call *call);
     int (*fill)(pbn_handle *handle, const pbn_call *call);
+    int (*relu)(pbn_handle *handle, const pbn_call *call);
+    int (*relu_backward)(pbn_handle *handle, const pbn_call *call);
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
     int (*has_symbol)(const char *name);

@@ -17,6 +17,8 @@
     C(CUDNN_BATCHNORM_PER_ACTIVATION, 0)       \
     C(CUDNN_BATCHNORM_SPATIAL, 1)              \
     C(CUDNN_BATCHNORM_SPATIAL_PERSISTENT, 2)   \
+    C(CUDNN_ACTIVATION_RELU, 1)                \
+    C(CUDNN_PROPAGATE_NAN, 1)                  \
     C(CUDNN_STATUS_SUCCESS, 0)
 
 /* cuDNN 9 statuses whose family their thousands do not tell (1008 exists since 9.2). */
@@ -102,7 +104,17 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
     OPTIONAL(int, cudnnAddTensor,                                                                                    \
              (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
               const void *y_desc, void *y))                                                                          \
-    OPTIONAL(int, cudnnSetTensor, (void *handle, const void *y_desc, void *y, const void *value))
+    OPTIONAL(int, cudnnSetTensor, (void *handle, const void *y_desc, void *y, const void *value))                    \
+    OPTIONAL(int, cudnnCreateActivationDescriptor, (void **desc))                                                    \
+    OPTIONAL(int, cudnnSetActivationDescriptor, (void *desc, int mode, int nan, double coefficient))                 \
+    OPTIONAL(int, cudnnDestroyActivationDescriptor, (void *desc))                                                    \
+    OPTIONAL(int, cudnnActivationForward,                                                                            \
+             (void *handle, void *activation, const void *alpha, const void *x_desc, const void *x,                  \
+              const void *beta, const void *y_desc, void *y))                                                        \
+    OPTIONAL(int, cudnnActivationBackward,                                                                           \
+             (void *handle, void *activation, const void *alpha, const void *y_desc, const void *y,                  \
+              const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,              \
+              const void *dx_desc, void *dx))
 
 /* From the driver, libcuda.so.1: the context that is current on the calling thread. */
 #define PBN_CUDA_DRIVER_SYMBOLS(X) X(int, cuCtxGetDevice, (int *device))
@@ -800,8 +812,15 @@ static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
     }
 }
 
+static const char no_relu[] = "this cuDNN library lacks the symbols of cudnnActivationForward and -Backward";
 static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
 static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
+
+static int has_activation(void) {
+    return api.cudnnCreateActivationDescriptor != NULL && api.cudnnSetActivationDescriptor != NULL &&
+           api.cudnnDestroyActivationDescriptor != NULL && api.cudnnActivationForward != NULL &&
+           api.cudnnActivationBackward != NULL;
+}
 
 static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
     static const char *ignored;
@@ -817,7 +836,8 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         *why = bad_dtype;
     } else if (layout != PBN_CHANNELS_FIRST && layout != PBN_CHANNELS_LAST && layout != PBN_STRIDED) {
         *why = "the layout is none of CHANNELS_FIRST, CHANNELS_LAST, STRIDED";
-    } else if (operation != PBN_OP_AXPBY && operation != PBN_OP_FILL && to_vendor_mode(mode, &number) != PBN_OK) {
+    } else if (operation != PBN_OP_AXPBY && operation != PBN_OP_FILL && operation != PBN_OP_RELU &&
+               operation != PBN_OP_RELU_BACKWARD && to_vendor_mode(mode, &number) != PBN_OK) {
         *why = bad_mode;
     } else {
         switch (operation) {
@@ -832,6 +852,13 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         case PBN_OP_FILL:
             if (api.major != 0 && api.cudnnSetTensor == NULL) {
                 *why = no_fill;
+                return 0;
+            }
+            return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+        case PBN_OP_RELU:
+        case PBN_OP_RELU_BACKWARD:
+            if (api.major != 0 && !has_activation()) {
+                *why = no_relu;
                 return 0;
             }
             return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
@@ -1022,11 +1049,13 @@ static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
     return function(handle->vendor, &alpha, x_desc, call->x, &beta, y_desc, call->y);
 }
 
-/* cudnnSetTensor reads the value in the tensor's own type. */
+/* cudnnSetTensor reads a float for 16-bit tensors, not the tensor's own type as documented: seen on an H200 with
+ * cuDNN 9.19, where the bits of a half gave zeros. Rounded here, so that the vendor's own conversion is exact. */
 static int cudnn_fill(pbn_handle *handle, const pbn_call *call) {
     void *y_desc;
-    double value; /* room and alignment for any of the types */
-    int status;
+    double wide;
+    float narrow;
+    int status, is_double;
     if (handle == NULL || call == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (call->y == NULL)
@@ -1036,9 +1065,88 @@ static int cudnn_fill(pbn_handle *handle, const pbn_call *call) {
         return status;
     if (api.cudnnSetTensor == NULL)
         return pbn_refuse(PBN_E_SYMBOL, no_fill);
-    pbn_encode(call->alpha, call->y_desc->dtype, &value);
+    is_double = call->y_desc->dtype == PBN_FLOAT64;
+    wide = call->alpha;
+    narrow = (float)(call->y_desc->dtype == PBN_FLOAT32 || is_double ? wide : pbn_round(wide, call->y_desc->dtype));
     forget_vendor_text();
-    return api.cudnnSetTensor(handle->vendor, y_desc, call->y, &value);
+    return api.cudnnSetTensor(handle->vendor, y_desc, call->y, is_double ? (void *)&wide : (void *)&narrow);
+}
+
+/* The descriptor is host memory that a call reads before it returns. */
+static int new_relu(void **activation) {
+    int status;
+    if (!has_activation())
+        return pbn_refuse(PBN_E_SYMBOL, no_relu);
+    status = api.cudnnCreateActivationDescriptor(activation);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        return status;
+    status = api.cudnnSetActivationDescriptor(*activation, PBN_CUDNN_ACTIVATION_RELU, PBN_CUDNN_PROPAGATE_NAN, 0.0);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        api.cudnnDestroyActivationDescriptor(*activation);
+    return status;
+}
+
+static int cudnn_relu(pbn_handle *handle, const pbn_call *call) {
+    scalar one, zero;
+    void *x_desc, *y_desc, *activation;
+    int status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if ((status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
+        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
+        (status = to_scalar(1, call->x_desc->dtype, &one)) != PBN_OK ||
+        (status = to_scalar(0, call->x_desc->dtype, &zero)) != PBN_OK ||
+        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->y), 0)) != PBN_OK)
+        return status;
+    forget_vendor_text();
+    status = new_relu(&activation);
+    if (status != PBN_OK)
+        return status;
+    status = api.cudnnActivationForward(handle->vendor, activation, &one, x_desc, call->x, &zero, y_desc, call->y);
+    api.cudnnDestroyActivationDescriptor(activation);
+    return status;
+}
+
+/* Axes of length 1 have no place in memory, but cuDNN compares their strides too. */
+static int same_strides(const pbn_tensor *a, const pbn_tensor *b) {
+    if (a->rank != b->rank)
+        return 0;
+    for (int i = 0; i < a->rank; i++)
+        if (a->dims[i] != b->dims[i] || (a->dims[i] > 1 && a->strides[i] != b->strides[i]))
+            return 0;
+    return 1;
+}
+
+/* cudnnActivationBackward wants the activation's output too; its sign is that of x, so x stands for it. It takes
+ * y and dy of the same strides and x and dx of the same strides only (9.19), which makes that one for all. */
+static int cudnn_relu_backward(pbn_handle *handle, const pbn_call *call) {
+    scalar one, zero;
+    void *desc, *activation;
+    int status;
+    if (handle == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (call->x == NULL || call->dy == NULL || call->dx == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if (call->x_desc == NULL || call->dy_desc == NULL || call->dx_desc == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    if (!same_strides(call->x_desc, call->dy_desc) || !same_strides(call->x_desc, call->dx_desc))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "cudnnActivationBackward takes x, dy and dx of the same strides only");
+    if ((status = to_compute(call->x_desc, &desc)) != PBN_OK ||
+        (status = to_scalar(1, call->x_desc->dtype, &one)) != PBN_OK ||
+        (status = to_scalar(0, call->x_desc->dtype, &zero)) != PBN_OK ||
+        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->dy) | bits(call->dx), 0)) !=
+            PBN_OK)
+        return status;
+    forget_vendor_text();
+    status = new_relu(&activation);
+    if (status != PBN_OK)
+        return status;
+    status = api.cudnnActivationBackward(handle->vendor, activation, &one, desc, call->x, desc, call->dy, desc, call->x,
+                                         &zero, desc, call->dx);
+    api.cudnnDestroyActivationDescriptor(activation);
+    return status;
 }
 
 const pbn_backend pbn_backend_cudnn = {
@@ -1070,6 +1178,8 @@ const pbn_backend pbn_backend_cudnn = {
     .backward = cudnn_backward,
     .axpby = cudnn_axpby,
     .fill = cudnn_fill,
+    .relu = cudnn_relu,
+    .relu_backward = cudnn_relu_backward,
     .has_symbol = cudnn_has_symbol,
 };
 

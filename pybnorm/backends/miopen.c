@@ -29,7 +29,8 @@
     C(miopenBNPerActivation, 0)            \
     C(miopenBNSpatial, 1)                  \
     C(miopenTensorOpAdd, 0)                \
-    C(miopenTensorOpMax, 3)
+    C(miopenTensorOpMax, 3)                \
+    C(miopenActivationRELU, 3)
 
 /* S(result, name, parameters). Handles, descriptors and streams are opaque pointers, enums are int.
  * The adapter cannot work without a REQUIRED symbol. Of the OPTIONAL ones, the _V2 calls take the
@@ -54,6 +55,15 @@
              (void *handle, int op, const void *alpha1, void *a_desc, const void *a, const void *alpha2,            \
               void *b_desc, const void *b, const void *beta, void *c_desc, void *c))                                \
     REQUIRED(int, miopenSetTensor, (void *handle, void *y_desc, void *y, const void *value))                        \
+    REQUIRED(int, miopenCreateActivationDescriptor, (void **desc))                                                  \
+    REQUIRED(int, miopenSetActivationDescriptor, (void *desc, int mode, double alpha, double beta, double gamma))   \
+    REQUIRED(int, miopenDestroyActivationDescriptor, (void *desc))                                                  \
+    REQUIRED(int, miopenActivationForward,                                                                          \
+             (void *handle, void *activation, const void *alpha, void *x_desc, const void *x, const void *beta,     \
+              void *y_desc, void *y))                                                                               \
+    REQUIRED(int, miopenActivationBackward,                                                                         \
+             (void *handle, void *activation, const void *alpha, void *y_desc, const void *y, void *dy_desc,        \
+              const void *dy, void *x_desc, const void *x, const void *beta, void *dx_desc, void *dx))              \
     REQUIRED(int, miopenBatchNormalizationForwardTraining,                                                          \
              (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
               void *param_desc, void *scale, void *bias, double factor, void *running_mean,                         \
@@ -570,11 +580,22 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
     if (operation == PBN_OP_FILL) {
         if (rank < 1 || rank > PBN_MAX_RANK)
             return "rank is outside 1 to 8";
+        if (dtype == PBN_FLOAT64)
+            return "miopenSetTensor has no float64 kernel: its status is miopenStatusUnknownError";
         if (layout == PBN_STRIDED)
             return "miopenSetTensor is used on packed tensors only";
         return NULL;
     }
-    if (operation < PBN_OP_DERIVE || operation > PBN_OP_FILL)
+    if (operation == PBN_OP_RELU || operation == PBN_OP_RELU_BACKWARD) {
+        if (rank < 1 || rank > PBN_MAX_RANK)
+            return "rank is outside 1 to 8";
+        if (dtype == PBN_FLOAT64 || dtype == PBN_BFLOAT16)
+            return "MIOpen's activation kernels are compiled for float32 and float16 only";
+        if (layout == PBN_STRIDED)
+            return "miopenActivationForward and -Backward are used on packed tensors only";
+        return NULL;
+    }
+    if (operation < PBN_OP_DERIVE || operation > PBN_OP_RELU_BACKWARD)
         return "operation is unknown";
     reason = refused_mode(mode);
     if (reason != NULL)
@@ -605,7 +626,7 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_FOLDED;
     if (operation == PBN_OP_AXPBY)
         bits |= PBN_CAP_BLEND_NATIVE;
-    else if (operation != PBN_OP_DERIVE && operation != PBN_OP_FILL && dtype != PBN_BFLOAT16)
+    else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
     return bits;
 }
@@ -997,6 +1018,52 @@ static int fill(pbn_handle *handle, const pbn_call *call) {
     return api.miopenSetTensor(handle->vendor, y->compute, call->y, &value);
 }
 
+/* y = x * (x > 0) or, with dy, dx = dy * (x > 0): so in MIOpen's kernels, where 0 times infinity is NaN. The
+ * backward call wants the activation's output too and does not read it for this activation; x stands for it. */
+static int run_relu(pbn_handle *handle, const pbn_call *call, int operation) {
+    const float one = 1, zero = 0; /* the only values that the calls take */
+    const pbn_tensor *x = call->x_desc;
+    const int back = operation == PBN_OP_RELU_BACKWARD;
+    const char *reason;
+    void *activation = NULL;
+    int status;
+    if (!is_loaded())
+        return not_loaded();
+    if (handle == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
+    if ((status = check_x(x)) != PBN_OK)
+        return status;
+    reason = refused(operation, call->mode, x->dtype, x->layout, x->rank);
+    if (reason != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    if ((back && (status = check_like_x(call->dy_desc, x)) != PBN_OK) ||
+        (status = check_like_x(back ? call->dx_desc : call->y_desc, x)) != PBN_OK)
+        return status;
+    if (call->x == NULL || (back ? call->dy == NULL || call->dx == NULL : call->y == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, back ? "x, dy or dx is NULL" : "x or y is NULL");
+    status = api.miopenCreateActivationDescriptor(&activation);
+    if (status != PBN_miopenStatusSuccess)
+        return status;
+    status = api.miopenSetActivationDescriptor(activation, PBN_miopenActivationRELU, 0, 0, 0);
+    if (status == PBN_miopenStatusSuccess && back)
+        status = api.miopenActivationBackward(handle->vendor, activation, &one, x->compute, call->x,
+                                              call->dy_desc->compute, call->dy, x->compute, call->x, &zero,
+                                              call->dx_desc->compute, call->dx);
+    else if (status == PBN_miopenStatusSuccess)
+        status = api.miopenActivationForward(handle->vendor, activation, &one, x->compute, call->x, &zero,
+                                             call->y_desc->compute, call->y);
+    api.miopenDestroyActivationDescriptor(activation);
+    return status;
+}
+
+static int relu(pbn_handle *handle, const pbn_call *call) {
+    return run_relu(handle, call, PBN_OP_RELU);
+}
+
+static int relu_backward(pbn_handle *handle, const pbn_call *call) {
+    return run_relu(handle, call, PBN_OP_RELU_BACKWARD);
+}
+
 const pbn_backend pbn_backend_miopen = {
     .name = "miopen",
     .label = "MIOpen",
@@ -1026,6 +1093,8 @@ const pbn_backend pbn_backend_miopen = {
     .backward = backward,
     .axpby = axpby,
     .fill = fill,
+    .relu = relu,
+    .relu_backward = relu_backward,
     .has_symbol = has_symbol,
 };
 

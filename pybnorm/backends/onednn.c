@@ -737,9 +737,10 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         code = check_mode(mode);
     else if (vendor_dtype(dtype) < 0)
         code = pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
-    else if (operation == PBN_OP_AXPBY || operation == PBN_OP_FILL)
+    else if (operation == PBN_OP_AXPBY || operation == PBN_OP_FILL || operation == PBN_OP_RELU ||
+             operation == PBN_OP_RELU_BACKWARD)
         bits |= PBN_CAP_HOST_STEPS;
-    else if (operation < PBN_OP_DERIVE || operation > PBN_OP_FILL)
+    else if (operation < PBN_OP_DERIVE || operation > PBN_OP_RELU_BACKWARD)
         code = pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
     else if ((code = check_support(operation, mode, dtype)) == PBN_OK) {
         const int per_activation = mode == PBN_PER_ACTIVATION, folded = rank > (per_activation ? 2 : VIEW_RANK);
@@ -1350,6 +1351,107 @@ static int fill(pbn_handle *h, const pbn_call *call) {
     return PBN_OK;
 }
 
+/* ------------------------------------------------------------------ y = max(x, 0) and its gradient in C */
+
+/* Forward without dy: a NaN stays. Backward: dy where x > 0. */
+#define RELU_ROW(name, T, from_x)                                                                                   \
+    static void name(const void *xv, int64_t sx, const void *dyv, int64_t sdy, void *outv, int64_t so, int64_t n) { \
+        const T *x = (const T *)xv, *dy = (const T *)dyv;                                                           \
+        T *out = (T *)outv;                                                                                         \
+        if (dy == NULL)                                                                                             \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                out[i * so] = from_x(x[i * sx]) <= 0 ? (T)0 : x[i * sx];                                            \
+        else                                                                                                        \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                out[i * so] = from_x(x[i * sx]) > 0 ? dy[i * sdy] : (T)0;                                           \
+    }
+
+RELU_ROW(relu_row_f32, float, from_f32)
+RELU_ROW(relu_row_f64, double, from_f64)
+RELU_ROW(relu_row_f16, uint16_t, from_f16)
+RELU_ROW(relu_row_bf16, uint16_t, from_bf16)
+#undef RELU_ROW
+
+/* Rows of one axis, the longest that is contiguous to itself in all three memories; `dy` may be NULL. */
+static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy, const void *dyv, const pbn_tensor *out,
+                      void *outv) {
+    void (*const row)(const void *, int64_t, const void *, int64_t, void *, int64_t, int64_t) =
+        x->dtype == PBN_FLOAT32   ? relu_row_f32
+        : x->dtype == PBN_FLOAT64 ? relu_row_f64
+        : x->dtype == PBN_FLOAT16 ? relu_row_f16
+                                  : relu_row_bf16;
+    const int64_t item = (int64_t)item_size(x->dtype), *sd = dyv != NULL ? dy->strides : x->strides;
+    int64_t n[PBN_MAX_RANK], s[PBN_MAX_RANK][3], at[PBN_MAX_RANK] = {0};
+    int order[PBN_MAX_RANK], axes = 0, merged = 0;
+    for (int i = 0; i < out->rank; i++) { /* innermost first, by the output's stride */
+        if (out->dims[i] == 1)
+            continue;
+        int j = axes++;
+        for (; j > 0 && out->strides[order[j - 1]] > out->strides[i]; j--)
+            order[j] = order[j - 1];
+        order[j] = i;
+    }
+    for (int i = 0; i < axes; i++) {
+        const int axis = order[i], below = merged - 1;
+        const int64_t steps[] = {x->strides[axis], sd[axis], out->strides[axis]};
+        if (merged > 0 && steps[0] == s[below][0] * n[below] && steps[1] == s[below][1] * n[below] &&
+            steps[2] == s[below][2] * n[below]) {
+            n[below] *= out->dims[axis];
+            continue;
+        }
+        n[merged] = out->dims[axis];
+        memcpy(s[merged++], steps, sizeof steps);
+    }
+    if (merged == 0) {
+        n[0] = s[0][0] = s[0][1] = s[0][2] = 1;
+        merged = 1;
+    }
+    const char *px = (const char *)xv, *pd = (const char *)dyv;
+    char *po = (char *)outv;
+    int i;
+    do {
+        row(px, s[0][0], pd, s[0][1], po, s[0][2], n[0]);
+        for (i = 1; i < merged; i++) {
+            const int64_t turns = ++at[i] < n[i] ? 1 : 1 - n[i]; /* one on, or back to the axis' start */
+            px += turns * s[i][0] * item;
+            if (pd != NULL)
+                pd += turns * s[i][1] * item;
+            po += turns * s[i][2] * item;
+            if (turns == 1)
+                break;
+            at[i] = 0;
+        }
+    } while (i < merged);
+}
+
+static int relu(pbn_handle *h, const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    (void)h;
+    if (!loaded)
+        return not_loaded();
+    if (x == NULL || call->x == NULL || call->y == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x and y must not be NULL");
+    int code = check_tensor(call->y_desc, x);
+    if (code == PBN_OK)
+        relu_rows(x, call->x, NULL, NULL, call->y_desc, call->y);
+    return code;
+}
+
+static int relu_backward(pbn_handle *h, const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    (void)h;
+    if (!loaded)
+        return not_loaded();
+    if (x == NULL || call->x == NULL || call->dy == NULL || call->dx == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, dy and dx must not be NULL");
+    int code = check_tensor(call->dy_desc, x);
+    if (code == PBN_OK)
+        code = check_tensor(call->dx_desc, x);
+    if (code == PBN_OK)
+        relu_rows(x, call->x, call->dy_desc, call->dy, call->dx_desc, call->dx);
+    return code;
+}
+
 const pbn_backend pbn_backend_onednn = {
     .name = "onednn",
     .label = "oneDNN",
@@ -1379,6 +1481,8 @@ const pbn_backend pbn_backend_onednn = {
     .backward = backward,
     .axpby = axpby,
     .fill = fill,
+    .relu = relu,
+    .relu_backward = relu_backward,
     .has_symbol = has_symbol,
 };
 
