@@ -68,7 +68,7 @@ Index: TypeAlias = tuple[slice, ...]
 
 BLOCK = 1 << 18  # elements: long enough to hide what NumPy costs per call, short enough for a last-level cache
 _KEPT = 1 << 13  # statistics per block, when m is large enough to fill the block otherwise
-_RUN = 1 << 12  # elements: below that an inner loop is worth repeating the parameters in memory
+_RUN = 1 << 13  # elements: over shorter inner loops NumPy copies what broadcasts into its own buffers
 
 
 class Derived(NamedTuple):
@@ -269,6 +269,7 @@ class _Walk:
         self.inverse = sorted(range(x.ndim), key=self.order.__getitem__)
         self.alone = self.order.index(1 if self.spatial else 0)
         self.tile = self._extents()
+        self.steps = math.prod(-(-self.dims[a] // self.tile[a]) for a in self.reduced_axes)
         size = math.prod(self.tile)
         self._buffers = [np.empty(size) for _ in range(slots)]
         self._halves = np.empty(size // 2 + 1)
@@ -337,14 +338,15 @@ class _Walk:
         """The parameters of a tile, repeated along inner reduced axes until inner loops are long."""
         extents = [parameter.shape[a] if a in self.kept_axes else self.tile[a] for a in range(len(self.dims))]
         target = list(parameter.shape)
-        inner = self.order[self.alone + 1 :]
-        if not (self.spatial and math.prod(extents[a] for a in inner) >= _RUN):  # a scalar repeats by itself
+        inner = math.prod(extents[a] for a in self.order[self.alone + 1 :])
+        enough = _RUN if self.steps >= 4 else _RUN // 128  # for few blocks the repetition costs what it saves
+        if not (self.spatial and inner >= enough):  # there each loop has one parameter
             run = 1
             for axis in reversed(self.order):
-                longer = run * extents[axis]
-                if run >= _RUN or (run >= _RUN // 64 and longer > 8 * _RUN):  # the copy costs as well
+                target[axis] = extents[axis]
+                run *= extents[axis]
+                if run >= enough:
                     break
-                target[axis], run = extents[axis], longer
         result = np.empty([target[a] for a in self.order]).transpose(self.inverse)
         result[...] = parameter
         return result
@@ -1070,11 +1072,12 @@ def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | 
     result = _data_result(given, "out", x)
     _disjoint(given, {"x": x, "y": y}, {"y": "out"})
     walk = _Walk(x, Mode.SPATIAL, 2)
-    for kept in walk.kept_tiles():
-        for index in walk.blocks(kept):
-            block = walk.load(0, x, index)
-            block *= a
-            _write(walk, index, block, b, y, result)
+    with np.errstate(invalid="ignore"):  # inf - inf: the answer, NaN, says it
+        for kept in walk.kept_tiles():
+            for index in walk.blocks(kept):
+                block = walk.load(0, x, index)
+                block *= a
+                _write(walk, index, block, b, y, result)
     return result
 
 

@@ -68,8 +68,9 @@ def run(
     Returns
     -------
     dict
-        ``rows``: one dict for each measurement with operation, shape, dtype, layout, seconds, yardstick_seconds,
-        ratio, nanoseconds_per_element and extra_bytes (peak traced memory of one call less its results);
+        ``rows``: one dict for each measurement with operation, shape, dtype, layout, CPU seconds
+        and yardstick_seconds, ratio, nanoseconds_per_element and extra_bytes (peak traced memory of one call less its
+        results);
         ``limit_ratio`` and ``limit_bytes``; ``within_limits``; ``mode``, ``repeats``, ``libraries`` and ``machine``.
 
     Raises

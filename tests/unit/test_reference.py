@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pybnorm import reference
+from pybnorm import _arguments, reference
 from pybnorm.bench import reference as bench
 from pybnorm.enums import DataType, Layout, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -409,6 +409,10 @@ def test_signalling_nan_is_a_nan_and_silent(dtype, bits):
     assert np.isnan(got.saved_mean).tolist() == [[False, False, True]]
     got = reference.backward(x, x, np.ones(3))
     assert np.isnan(got.dbias).tolist() == [[False, False, True]]
+    assert np.isnan(reference.forward_inference(x, *np.ones((4, 3))).y).sum() == 1
+    assert np.isnan(reference.forward_inference(np.ones((4, 3)), x[1], *np.ones((3, 3))).y).sum() == 4
+    assert np.isnan(reference.axpby(1.0, x, 1.0, x)).sum() == 1
+    assert sum(np.isnan(b.arrays[0]).sum() for b in reference.iterate_blocks((x,), Mode.SPATIAL)) == 1
 
 
 def test_values_near_the_end_of_the_range_do_not_overflow_the_mean():
@@ -789,6 +793,30 @@ def test_blocks_visit_every_element_once_with_its_parameters(data):
     np.testing.assert_array_equal(np.sort(x, axis=None), np.arange(1.0, 1 + x.size))  # x has not been written
 
 
+@pytest.mark.parametrize(
+    ("layout", "extents"),
+    [
+        ("channels_first", (1, 2, 8, 8)),
+        ("channels_last", (1, 8, 2, 8)),
+        ("batch_inside", (2, 1, 8, 8)),
+        ("reversed", (4, 8, 4, 1)),
+        ("gaps", (1, 2, 8, 8)),
+    ],
+)
+def test_blocks_follow_memory(layout, extents, monkeypatch):
+    monkeypatch.setattr(reference, "BLOCK", 128)
+    x = laid_out(random((4, 8, 8, 8)), layout)
+    blocks = list(reference.iterate_blocks((x,), Mode.SPATIAL))
+    assert {b.arrays[0].shape for b in blocks} == {extents}
+    if layout != "gaps":
+        assert all(np.ptp(addresses(x[b.index])) == 127 * 8 for b in blocks)
+
+
+def addresses(part):
+    """Byte addresses of the elements."""
+    return part.ctypes.data + np.tensordot(part.strides, np.indices(part.shape), axes=1)
+
+
 def test_reduce_blocks_takes_arrays_tuples_and_generators(blocks):
     x = random((6, 5, 4), np.float32)
 
@@ -1037,6 +1065,15 @@ def test_bench_measures_every_combination():
     text = bench.render(result)
     assert len(text.splitlines()) == len(rows) + 4
     assert "9x2" in text
+
+
+@pytest.mark.parametrize("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
+def test_bench_measures_the_layout_it_names(layout):
+    case = bench._Case((2, 3, 4, 5), DataType.FLOAT32, layout, Mode.SPATIAL)
+    for array in (case.x, case.dy, case.x64):
+        expected = _arguments.packed_strides((2, 3, 4, 5), layout)
+        assert array.strides == tuple(s * array.itemsize for s in expected)
+    assert not np.array_equal(case.x, case.dy)
 
 
 def test_bench_marks_what_is_beyond_a_limit():
