@@ -17,9 +17,9 @@ say "environment: $(python3 --version), $(nproc) cores"
 python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
 python -m pip install --quiet --upgrade pip
-python -m pip install --quiet '.[test,lint]'
-# The wheel of cuDNN without what it needs on a GPU: its library and headers are enough to load, describe and derive.
-python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt
+python -m pip install --quiet '.[test,lint]' -r ci/mpi.txt
+# cuDNN without what it needs on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.
+python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda|ml_dtypes|pytest|pybnorm)' || true
 
 say "lint"
@@ -37,8 +37,8 @@ for compiler in gcc clang; do
 done
 
 say "pytest"
-# These two must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn pytest
+# These must be there on this runner: their absence is a failure, not a skip.
+PYBNORM_REQUIRE=onednn,cudnn,mpi4py pytest
 
 say "the main job"
 pybnorm info

@@ -915,14 +915,15 @@ static inline uintptr_t bits(const void *pointer) {
 }
 
 /* A misaligned access is no status in cuDNN: it is reported by the next synchronisation and the CUDA context
- * is lost. The 16-bit kernels load pairs of elements, except where every tensor is channels-last. `data` and
- * `params` are the call's addresses or-ed together. */
-static int check_alignment(int dtype, int all_channels_last, uintptr_t data, uintptr_t params) {
+ * is lost. The 16-bit batch-norm kernels load pairs of elements, except where every tensor is channels-last;
+ * cudnnTransformTensor and cudnnSetTensor take any element address (144 cases of odd offsets, H200, cuDNN 9.19).
+ * `data` and `params` are the call's addresses or-ed together. */
+static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t params) {
     uintptr_t element = dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
     uintptr_t param = dtype == PBN_FLOAT64 ? 8 : 4;
     if ((data & (element - 1)) != 0 || (params & (param - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, "a pointer is not aligned to its element size");
-    if (element == 2 && !all_channels_last && (data & 3) != 0)
+    if (element == 2 && !any_element && (data & 3) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, "float16 and bfloat16 tensors that are not channels-last must be 4-byte "
                                              "aligned: cuDNN's kernels would lose the CUDA context");
     return PBN_OK;
@@ -1040,7 +1041,7 @@ static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
         (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
         (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
         /* which of these kernels load pairs is unknown, so all of them are held to it */
-        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->y), 0)) != PBN_OK)
+        (status = check_alignment(call->x_desc->dtype, 1, bits(call->x) | bits(call->y), 0)) != PBN_OK)
         return status;
     function = axpby_function(call->x_desc->dtype);
     if (function == NULL)
@@ -1061,7 +1062,7 @@ static int cudnn_fill(pbn_handle *handle, const pbn_call *call) {
     if (call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if ((status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
-        (status = check_alignment(call->y_desc->dtype, 0, bits(call->y), 0)) != PBN_OK)
+        (status = check_alignment(call->y_desc->dtype, 1, bits(call->y), 0)) != PBN_OK)
         return status;
     if (api.cudnnSetTensor == NULL)
         return pbn_refuse(PBN_E_SYMBOL, no_fill);

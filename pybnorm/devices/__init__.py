@@ -13,7 +13,7 @@ __all__ = ["Device", "device_for"]
 
 
 class Device(Protocol):
-    """What `pybnorm.devices.cpu.Device` and `pybnorm.devices.cuda.Device` have in common."""
+    """What `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device` share."""
 
     device_type: int
     """As in DLPack."""
@@ -54,7 +54,7 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     Parameters
     ----------
     device_type : int
-        1 (CPU) or 2 (CUDA).
+        1 (CPU), 2 (CUDA) or 10 (ROCm).
     device_id : int, default 0
         Ordinal.
 
@@ -67,7 +67,9 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     ArgumentError
         Another device type, or an ordinal that is not a non-negative integer.
     LibraryNotFoundError
-        CUDA without the packages ``cuda-core`` and ``cuda-bindings``.
+        CUDA without the packages ``cuda-core`` and ``cuda-bindings``, ROCm without libamdhip64.
+    NotInitializedError
+        ROCm without a device that the HIP runtime finds.
     """
     if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
         raise ArgumentError("device_id", device_id, "an integer from 0")
@@ -80,10 +82,7 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
 
         return cuda.Device(device_id)
     if device_type == 10:
-        raise ArgumentError(
-            "device_type",
-            "10 (ROCm)",
-            "1 (CPU) or 2 (CUDA); for ROCm the module that takes memory, streams and events from libamdhip64 "
-            "is missing (pybnorm.devices.hip), so bring arrays of a framework that runs on it",
-        )
-    raise ArgumentError("device_type", device_type, "1 (CPU) or 2 (CUDA)")
+        from pybnorm.devices import hip
+
+        return hip.Device(device_id)
+    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")

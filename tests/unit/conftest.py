@@ -50,6 +50,12 @@ def vendors() -> Any:
     return _load_build().VENDORS
 
 
+@pytest.fixture(scope="session")
+def hip_library(doubles: Any) -> Path:
+    """A double of libamdhip64, not under its soname: a search in this process must not find it."""
+    return Path(doubles.plain("libpybnorm-hip-double.so", (_BUILD.parent / "hip.c").read_text()))
+
+
 Child = Callable[..., Any]
 
 

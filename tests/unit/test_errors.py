@@ -23,6 +23,7 @@ EXAMPLES = [
     errors.ArgumentTypeError("x", None, "an array"),
     errors.ClosedError("handle"),
     errors.WorkspaceError("workspace", "0 bytes", "at least 64 bytes"),
+    errors.RankError("rank 0: the call failed on rank 2", (2,)),
     errors.LibraryNotFoundError("no cuDNN", backend="cudnn", attempts=(("pip", "libcudnn.so.9", "absent"),)),
     errors.LibraryLoadError("cannot open", backend="onednn", attempts=()),
     errors.LibraryVersionError("version 2", backend="onednn"),
@@ -67,7 +68,7 @@ def test_vendor_message_has_everything():
 
 
 def test_library_message_lists_the_attempts():
-    text = str(EXAMPLES[4])
+    text = str(next(e for e in EXAMPLES if isinstance(e, errors.LibraryNotFoundError)))
     assert "pip: libcudnn.so.9: absent" in text
 
 
@@ -82,6 +83,7 @@ def test_library_message_lists_the_attempts():
         (errors.LibraryLoadError, (OSError,)),
         (errors.SymbolNotFoundError, (AttributeError,)),
         (errors.ArgumentError, (ValueError,)),
+        (errors.RankError, (RuntimeError,)),
         (errors.ArgumentTypeError, (TypeError, ValueError)),
     ],
 )

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# The real MIOpen on a machine without an AMD GPU: builds the rig, tests its stand-ins, runs MIOpen's part of the suite.
+#   ci/rocm-rig.sh [DIR]      DIR: where the reports go, default none are kept
+# Variables: CACHE, MIRROR, SUITE as in ci/miopen-on-cpu/run.sh; RIG_ROOT keeps the root between runs.
+# Needs root. Where Debian's packages cannot be had, it says so and ends with 0 (with RIG_REQUIRED=1: with 75).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rig=ci/miopen-on-cpu/run.sh
+temporary='' child=''
+clean() {
+    trap '' INT TERM HUP
+    if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null || true; wait "$child" 2>/dev/null || true; fi
+    if [ -n "$temporary" ]; then rm -rf --one-file-system "$temporary"; fi
+}
+trap clean EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+root=${RIG_ROOT:-}
+[ -n "$root" ] || root=$(mktemp -d "${TMPDIR:-/tmp}/rocm-rig.XXXXXX")
+[ -n "${RIG_ROOT:-}" ] || temporary=$root
+out=${1:-$root/out}
+mkdir -p "$root" "$out"
+
+part() { # NAME VARIABLE=VALUE... -- COMMAND...
+    local name=$1 variables=() status=0
+    shift
+    while [ "$1" != -- ]; do
+        variables+=("$1")
+        shift
+    done
+    shift
+    printf '\n== MIOpen on the CPU: %s (%d s)\n' "$name" "$SECONDS"
+    env PYBNORM_REQUIRE=miopen PYBNORM_REQUIRE_DEVICE=miopen "${variables[@]}" \
+        "$rig" --root "$root" --out "$out" "${options[@]}" -- "$@" &
+    child=$! # in the background, so that a signal is handled at once
+    wait "$child" || status=$?
+    child='' options=()
+    case $status in
+        0) ;;
+        75)
+            echo "ci/rocm-rig.sh: REPORTED, NOT FAILED: Debian's packages could not be had, MIOpen was not tested"
+            [ "${RIG_REQUIRED:-0}" != 1 ] || exit 75
+            exit 0
+            ;;
+        *)
+            echo "ci/rocm-rig.sh: $name: exit status $status"
+            failed+=("$name")
+            ;;
+    esac
+}
+
+failed=() options=(--self-test)
+part info -- python3 -m pybnorm info
+part 'prototypes against the real header' -- \
+    python3 -m pytest -q -p no:cacheprovider tests/abi -k miopen
+# Every block ends at an unreadable page, to the byte.
+part 'suite, guard pages' HIPCPU_ALIGN=4 -- \
+    python3 -m pytest -q -p no:cacheprovider tests/backends tests/devices -k miopen --junitxml=/out/miopen-guard.xml
+# Nothing runs before it is waited for.
+part 'suite, lazy' HIPCPU_LAZY=1 -- \
+    python3 -m pytest -q -p no:cacheprovider tests/backends tests/devices -k miopen --junitxml=/out/miopen-lazy.xml
+part 'memory, streams, events' -- \
+    python3 -m pytest -q -p no:cacheprovider tests/unit/test_devices.py tests/unit/test_hip.py \
+    -k 'hip or time or double'
+part 'no device' HIPCPU_NO_DEVICE=1 PYBNORM_REQUIRE_DEVICE= -- \
+    python3 -m pytest -q -p no:cacheprovider tests/backends/test_descriptors.py -k miopen
+
+printf '\n== MIOpen on the CPU: %d s\n' "$SECONDS"
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi

@@ -1,0 +1,328 @@
+"""One ROCm device, through the HIP runtime (libamdhip64) by ctypes: memory, a stream, and times by events."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from pybnorm._arrays import ROCM, Buffer, Memory
+from pybnorm._find import LibrarySpec, OpenFailed, find
+from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt
+from pybnorm.enums import DataType
+from pybnorm.errors import (
+    AllocationError,
+    ArgumentError,
+    BadParameterError,
+    ExecutionError,
+    NotInitializedError,
+    NotSupportedError,
+    VendorError,
+)
+
+__all__ = ["SPEC", "Device", "load"]
+
+SPEC = LibrarySpec(
+    backend="amdhip64",
+    label="the HIP runtime",
+    sonames=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"),
+    hint="install ROCm's HIP runtime (package hip-runtime-amd, Debian and Ubuntu: libamdhip64-6), or AMD's rocm wheels",
+    # PyTorch's ROCm wheels carry, and link to, a copy under the unversioned name.
+    loaded_names=("libamdhip64.so",),
+    rocm_sdk="amdhip64",
+    roots=("ROCM_PATH", "ROCM_HOME", "HIP_PATH"),
+    folders=("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib"),
+)
+"""Where the HIP runtime is. A copy that is in the process (MIOpen links to one) goes first, by the order of every
+search: two HIP runtimes in one process do not know each other's memory. ``PYBNORM_LIB_AMDHIP64`` names a file."""
+
+_POINTER = ctypes.c_void_p
+_OUT = ctypes.POINTER(_POINTER)
+# The same in HIP 5, 6 and 7. hipError_t and hipMemcpyKind are C enums.
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "hipRuntimeGetVersion": (ctypes.POINTER(ctypes.c_int),),
+    "hipGetDeviceCount": (ctypes.POINTER(ctypes.c_int),),
+    "hipSetDevice": (ctypes.c_int,),
+    "hipDeviceGetName": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
+    "hipMalloc": (_OUT, ctypes.c_size_t),
+    "hipFree": (_POINTER,),
+    "hipMemcpyAsync": (_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_int, _POINTER),
+    "hipStreamCreateWithFlags": (_OUT, ctypes.c_uint),
+    "hipStreamDestroy": (_POINTER,),
+    "hipStreamSynchronize": (_POINTER,),
+    "hipEventCreate": (_OUT,),
+    "hipEventDestroy": (_POINTER,),
+    "hipEventRecord": (_POINTER, _POINTER),
+    "hipEventElapsedTime": (ctypes.POINTER(ctypes.c_float), _POINTER, _POINTER),
+}
+_TEXTS = ("hipGetErrorName", "hipGetErrorString")
+_STREAM_NON_BLOCKING = 1
+_HOST_TO_DEVICE = 1
+_DEVICE_TO_HOST = 2
+
+# Of hipError_t; every other number is a VendorError.
+_ERRORS: dict[int, type[VendorError]] = {
+    1: BadParameterError,  # hipErrorInvalidValue
+    2: AllocationError,  # hipErrorOutOfMemory
+    3: NotInitializedError,  # hipErrorNotInitialized
+    35: NotInitializedError,  # hipErrorInsufficientDriver
+    100: NotInitializedError,  # hipErrorNoDevice
+    400: BadParameterError,  # hipErrorInvalidHandle
+    700: ExecutionError,  # hipErrorIllegalAddress
+    719: ExecutionError,  # hipErrorLaunchFailure
+    801: NotSupportedError,  # hipErrorNotSupported
+}
+
+
+class Runtime:
+    """The loaded library; `call` turns a status that is not 0 into an exception."""
+
+    def __init__(self, library: ctypes.CDLL, file: str) -> None:
+        self.file = file
+        self.found_via = ""
+        self.functions: dict[str, Any] = {}
+        for name in (*_PROTOTYPES, *_TEXTS):
+            try:
+                function = library[name]
+            except AttributeError as error:
+                raise OpenFailed("symbol", f"it has no symbol {name}") from error
+            function.argtypes = _PROTOTYPES.get(name, (ctypes.c_int,))
+            function.restype = ctypes.c_char_p if name in _TEXTS else ctypes.c_int
+            self.functions[name] = function
+        number = ctypes.c_int()
+        self.version: tuple[int, ...] = ()
+        if self.functions["hipRuntimeGetVersion"](ctypes.byref(number)) == 0:
+            self.version = (number.value // 10**7, number.value // 10**5 % 100, number.value % 10**5)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = self.functions[name](*arguments)
+        if status != 0:
+            status_name, text = (self.functions[t](status).decode(errors="replace") for t in _TEXTS)
+            raise _ERRORS.get(status, VendorError)(
+                backend="miopen",
+                function=name,
+                status=status,
+                status_name=status_name,
+                text=text,
+                library=self.file,
+                version=self.version,
+            )
+
+
+class _Block:
+    """Owner of device memory; hipFree waits for the device, so no work still uses the memory when it goes."""
+
+    def __init__(self, hip: Runtime, address: int, device: Device) -> None:
+        self.address = address
+        self._device = device  # the stream lives as long as memory that is used with it
+        # A status is of no use here: that of a failed kernel surfaces where the stream is waited for.
+        weakref.finalize(self, hip.functions["hipFree"], address)
+
+
+_lock = threading.Lock()
+_loaded: Runtime | None = None
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Runtime:
+    """Load the HIP runtime, once; load MIOpen before it, so that both use one copy.
+
+    Parameters
+    ----------
+    path : str or path-like, optional
+        The file; without it the search of `SPEC`.
+
+    Returns
+    -------
+    Runtime
+
+    Raises
+    ------
+    LibraryNotFoundError, LibraryLoadError, SymbolNotFoundError
+        As `pybnorm.load`.
+    """
+    global _loaded  # noqa: PLW0603 (a process has one HIP runtime)
+    with _lock:
+        if _loaded is None:
+            runtime, how, _ = find(SPEC, _open, path)
+            runtime.found_via = how
+            _loaded = runtime
+        return _loaded
+
+
+class Device:
+    """A ROCm device with a stream of its own, current on the thread that made it.
+
+    Parameters
+    ----------
+    device_id : int
+        Ordinal.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        No libamdhip64.
+    NotInitializedError
+        The HIP runtime finds no device.
+    ArgumentError
+        There is no device of that ordinal.
+
+    Notes
+    -----
+    The stream does not synchronise with the null stream: a handle must be given `stream`. It lives as long as this
+    object and the arrays made by it.
+    """
+
+    device_type = ROCM
+
+    def __init__(self, device_id: int = 0) -> None:
+        self._hip = hip = load()
+        count = ctypes.c_int()
+        hip.call("hipGetDeviceCount", ctypes.byref(count))
+        if device_id >= count.value:
+            raise ArgumentError("device_id", device_id, f"0 to {count.value - 1}, the HIP runtime's devices")
+        hip.call("hipSetDevice", device_id)
+        name = ctypes.create_string_buffer(256)
+        hip.call("hipDeviceGetName", name, len(name), device_id)
+        stream = _POINTER()
+        hip.call("hipStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
+        self._stream = stream.value
+        weakref.finalize(self, hip.functions["hipStreamDestroy"], stream.value)
+        self.device_id = device_id
+        self.name = name.value.decode(errors="replace")
+
+    @property
+    def stream(self) -> int:
+        """Address of the stream."""
+        return self._stream or 0
+
+    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
+        """Copy an array of any strides to the device, on the stream, and wait for it.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+            Strides and the bytes in the gaps between elements are kept.
+        dtype : DataType, optional
+            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+
+        Returns
+        -------
+        Buffer
+            In device memory.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            `array` is no NumPy array of `dtype`.
+        AllocationError
+            No device memory is left.
+        """
+        view = described(array, dtype)
+        low, nbytes = extent(array)
+        memory = self._allocate(nbytes)
+        if nbytes:
+            self._copy(memory.address, view.pointer + low, nbytes, _HOST_TO_DEVICE)
+        return view._replace(
+            pointer=memory.address - low,
+            device_type=ROCM,
+            device_id=self.device_id,
+            writable=True,
+            owner=Allocation(memory, memory.address, nbytes, array.dtype),
+        )
+
+    def to_numpy(self, buffer: Buffer) -> Any:
+        """Copy back what `from_numpy` made, gaps included, after all work on the stream.
+
+        Parameters
+        ----------
+        buffer : Buffer
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the original NumPy dtype and strides.
+        """
+        allocation = allocation_of(buffer)
+        host = aligned_bytes(allocation.nbytes)
+        if allocation.nbytes:
+            self._copy(host.ctypes.data, allocation.address, allocation.nbytes, _DEVICE_TO_HOST)
+        return rebuilt(host, buffer)
+
+    def empty_bytes(self, nbytes: int) -> Memory:
+        """Uninitialised device memory for a workspace, aligned to 256 bytes by HIP's allocator."""
+        memory = self._allocate(nbytes)
+        return Memory(memory.address, nbytes, ROCM, self.device_id, True, memory)
+
+    def synchronize(self) -> None:
+        """Wait for the stream; an error of earlier asynchronous work surfaces here."""
+        self._hip.call("hipStreamSynchronize", self._stream)
+
+    def time(
+        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
+    ) -> tuple[float, ...]:
+        """Time what calls enqueue on the stream, between two events.
+
+        Parameters
+        ----------
+        call : callable
+            Without arguments; must work on `stream`.
+        repeats : int
+            Measurements.
+        calls : int
+            Calls per measurement; many small ones in one hide the gaps between launches.
+        warmup : int
+            Calls before the first measurement.
+
+        Returns
+        -------
+        tuple of float
+            Seconds per call, one for each repeat.
+        """
+        hip = self._hip
+        for _ in range(warmup):
+            call()
+        self.synchronize()
+        # Nothing waits between repeats, so the device need not idle while the host prepares the next one.
+        events: list[_POINTER] = []
+        try:
+            for _ in range(repeats + 1):
+                event = _POINTER()
+                hip.call("hipEventCreate", ctypes.byref(event))
+                events.append(event)
+            hip.call("hipEventRecord", events[0], self._stream)
+            for event in events[1:]:
+                for _ in range(calls):
+                    call()
+                hip.call("hipEventRecord", event, self._stream)
+            self.synchronize()
+            milliseconds = []
+            for start, end in itertools.pairwise(events):
+                elapsed = ctypes.c_float()
+                hip.call("hipEventElapsedTime", ctypes.byref(elapsed), start, end)
+                milliseconds.append(elapsed.value)
+        finally:
+            for event in events:
+                hip.functions["hipEventDestroy"](event)
+        return tuple(value * 1e-3 / calls for value in milliseconds)
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        self._hip.call("hipMemcpyAsync", to, source, nbytes, kind, self._stream)
+        self.synchronize()
+
+    def _allocate(self, nbytes: int) -> _Block:
+        address = _POINTER()
+        self._hip.call("hipMalloc", ctypes.byref(address), max(nbytes, 1))
+        return _Block(self._hip, address.value or 0, self)
+
+
+def _open(file: str, no_load: bool) -> Runtime:
+    mode = os.RTLD_NOW | os.RTLD_LOCAL | (os.RTLD_NOLOAD if no_load else 0)
+    try:
+        library = ctypes.CDLL(file, mode)
+    except OSError as error:
+        raise OpenFailed("open", "not loaded in this process" if no_load else str(error)) from error
+    return Runtime(library, file)

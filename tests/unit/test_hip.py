@@ -1,0 +1,192 @@
+"""pybnorm.devices.hip over a double of libamdhip64: its search, its errors, and what it leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pybnorm import errors
+from pybnorm.devices import device_for, hip
+
+SOURCE = (Path(__file__).parents[1] / "doubles" / "hip.c").read_text()
+
+
+class Control:
+    """The double's variables."""
+
+    def __init__(self, file: Path) -> None:
+        self._library = ctypes.CDLL(str(file))
+
+    def __getattr__(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self._library, f"double_{name}").value
+
+    def set(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self._library, f"double_{name}").value = value
+
+    def fail(self, function: str, status: int) -> None:
+        (ctypes.c_char * 64).in_dll(self._library, "double_failing").value = function.encode()
+        self.set("status", status)
+
+
+@pytest.fixture
+def double(hip_library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    control = Control(hip_library)
+    monkeypatch.setattr(hip, "_loaded", None)
+    hip.load(hip_library)
+    yield control
+    control.fail("", 0)
+    control.set("devices", 2)
+
+
+def test_the_runtime_is_loaded_once(double: Any, hip_library: Path) -> None:
+    runtime = hip.load()
+    assert runtime is hip.load(hip_library)
+    assert (runtime.file, runtime.found_via, runtime.version) == (str(hip_library), "path", (6, 4, 43484))
+
+
+def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
+    device = device_for(10, 1)
+    assert double.current == 1
+    assert (device.device_id, device.name) == (1, "double 1")
+    buffer = device.from_numpy(np.arange(6.0).reshape(2, 3))
+    memory = device.empty_bytes(0)
+    assert (double.streams, double.blocks) == (1, 2)
+    assert (buffer.device_type, buffer.device_id, buffer.writable) == (10, 1, True)
+    view = buffer._replace(dims=(3,))
+    del buffer, device
+    gc.collect()
+    assert (double.streams, double.blocks) == (1, 2)  # the view's work may be in the stream
+    del memory
+    gc.collect()
+    assert (double.streams, double.blocks) == (1, 1)
+    del view
+    gc.collect()
+    assert (double.streams, double.blocks) == (0, 0)
+
+
+def test_a_failed_upload_leaves_no_memory(double: Any) -> None:
+    device = device_for(10)
+    double.fail("hipMemcpyAsync", 719)
+    with pytest.raises(errors.ExecutionError, match="hipMemcpyAsync"):
+        device.from_numpy(np.ones(3))
+    gc.collect()
+    assert double.blocks == 0
+
+
+def test_time_is_that_of_the_events_and_leaves_none(double: Any) -> None:
+    device = device_for(10)
+    calls: list[int] = []
+    assert device.time(lambda: calls.append(1), repeats=3, calls=5, warmup=2) == pytest.approx([0.0003] * 3, rel=1e-6)
+    assert len(calls) == 17
+    assert double.events == 0
+    with pytest.raises(ZeroDivisionError):
+        device.time(lambda: 1 / 0)
+    assert double.events == 0
+    for function in ("hipEventCreate", "hipEventRecord", "hipStreamSynchronize", "hipEventElapsedTime"):
+        double.fail(function, 719)
+        with pytest.raises(errors.ExecutionError, match=function):
+            device.time(lambda: None)
+        assert double.events == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (1, errors.BadParameterError),
+        (2, errors.AllocationError),
+        (100, errors.NotInitializedError),
+        (700, errors.ExecutionError),
+        (801, errors.NotSupportedError),
+        (999, errors.VendorError),
+    ],
+)
+def test_statuses_become_exceptions(
+    double: Any, hip_library: Path, status: int, kind: type[errors.VendorError]
+) -> None:
+    device = device_for(10)
+    double.fail("hipMalloc", status)
+    with pytest.raises(errors.VendorError) as info:
+        device.empty_bytes(16)
+    assert type(info.value) is kind
+    assert (info.value.function, info.value.status, info.value.version) == ("hipMalloc", status, (6, 4, 43484))
+    assert info.value.library == str(hip_library)
+    assert info.value.status_name == ("hipErrorOutOfMemory" if status == 2 else "hipErrorOfTheDouble")
+    assert info.value.text
+    if status == 2:
+        assert isinstance(info.value, MemoryError)
+
+
+@pytest.mark.parametrize(
+    "function", ["hipGetDeviceCount", "hipSetDevice", "hipDeviceGetName", "hipStreamCreateWithFlags"]
+)
+def test_no_device(double: Any, function: str) -> None:
+    double.fail(function, 100)
+    with pytest.raises(errors.NotInitializedError, match=function):
+        device_for(10)
+    gc.collect()
+    assert double.streams == 0
+
+
+def test_an_ordinal_that_there_is_not(double: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"device_id: got 2, allowed: 0 to 1"):
+        device_for(10, 2)
+
+
+# ---- the search
+
+
+def test_a_file_that_is_named_and_does_not_serve(doubles: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hip, "_loaded", None)
+    with pytest.raises(errors.LibraryLoadError, match="named by path"):
+        hip.load(tmp_path / "absent.so")
+    less = doubles.plain("libpybnorm-less-hip.so", SOURCE.replace("hipEventRecord", "renamed"))
+    monkeypatch.setenv("PYBNORM_LIB_AMDHIP64", str(less))
+    with pytest.raises(errors.SymbolNotFoundError, match="hipEventRecord"):
+        device_for(10)
+    assert hip._loaded is None
+
+
+SEARCH = """
+import ctypes
+from pybnorm.devices import hip
+held = [ctypes.CDLL(file) for file in values["first"]]
+def search():
+    runtime = hip.load()
+    return [runtime.found_via, runtime.file]
+report(attempt(search))
+"""
+
+
+@pytest.mark.parametrize("name", ["libamdhip64.so.7", "libamdhip64.so.5", "libamdhip64.so"])
+def test_a_copy_in_the_process_goes_first(child: Any, doubles: Any, name: str) -> None:
+    here = doubles.plain(name, SOURCE)
+    other = doubles.plain("libamdhip64.so.6", SOURCE)
+    answer = child(SEARCH, {"LD_LIBRARY_PATH": other.parent}, first=[here])
+    assert answer["value"] == ["already in the process", name]
+
+
+def test_the_newest_soname_of_the_loader(child: Any, doubles: Any) -> None:
+    folders = [doubles.plain(f"libamdhip64.so.{n}", SOURCE).parent for n in (5, 7, 6)]
+    answer = child(SEARCH, {"LD_LIBRARY_PATH": ":".join(map(str, folders))}, first=[])
+    assert answer["value"] == ["system loader", "libamdhip64.so.7"]
+
+
+def test_none_anywhere(child: Any) -> None:
+    answer = child(
+        """
+        import dataclasses
+        from pybnorm.devices import device_for, hip
+        # Names that no machine has: a real HIP runtime of this machine must not be found.
+        names = tuple(name.replace("amdhip64", "pybnorm-absent") for name in hip.SPEC.sonames)
+        hip.SPEC = dataclasses.replace(hip.SPEC, sonames=names, loaded_names=(), rocm_sdk="")
+        report(attempt(lambda: device_for(10)))
+        """
+    )
+    assert answer["error"] == "LibraryNotFoundError"
+    assert "PYBNORM_LIB_AMDHIP64" in answer["text"]
+    assert {how for how, _, _ in answer["attempts"]} >= {"already in the process", "system loader", "ROCM_PATH"}
