@@ -30,6 +30,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_BLEND_SCRATCH
         PBN_CAP_FOLDED
         PBN_CAP_HOST_STEPS
+        PBN_CAP_BLEND_ROUNDS
         PBN_E_UNSUPPORTED
         PBN_E_NOT_LOADED
         PBN_E_SYMBOL

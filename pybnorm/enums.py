@@ -77,6 +77,8 @@ class Capability(enum.IntFlag):
     """The vendor sees another rank or view of the same memory."""
     HOST_STEPS = 16
     """Part of the result is computed by pybnorm's adapter on the CPU."""
+    BLEND_ROUNDS = 32
+    """A blended result (beta other than 0) is rounded to x's type more than once."""
 
 
 class StatusClass(enum.IntEnum):

@@ -65,7 +65,8 @@ typedef enum pbn_capability {
     PBN_CAP_BLEND_NATIVE = 2,  /* the vendor applies alpha and beta itself */
     PBN_CAP_BLEND_SCRATCH = 4, /* alpha/beta other than 1/0 through the caller's workspace */
     PBN_CAP_FOLDED = 8,        /* the adapter hands the vendor another rank or view of the same memory */
-    PBN_CAP_HOST_STEPS = 16    /* part of the result is computed by the adapter in C on the CPU */
+    PBN_CAP_HOST_STEPS = 16,   /* part of the result is computed by the adapter in C on the CPU */
+    PBN_CAP_BLEND_ROUNDS = 32  /* a blended result is rounded to x's type more than once */
 } pbn_capability;
 
 typedef enum pbn_error {

@@ -53,7 +53,7 @@ def expected_axpby(backend, dtype):
         return False
     if backend == "miopen":
         return dtype != DataType.FLOAT64
-    return None
+    return True if backend == "cudnn" else None
 
 
 class Stores(NamedTuple):
@@ -565,6 +565,75 @@ def test_16_bit_elements_at_any_address(handle, dtype, offset):
     else:
         handle.forward_inference(*arguments)
         device.synchronize()
+
+
+def constant_result(handle, operation, dtype, value, **options):
+    """y or dx of a call whose unblended result is plus and minus `value`, a float32 number, without any rounding.
+
+    Forward, x is its mean and the bias is the value; backward, x is its mean, dy is plus and minus 1 and the scale is
+    the value, so that dbias and dscale are 0.
+    """
+    kind = data.numpy_dtype(dtype)
+    x = np.zeros((2, 2, 2, 2), kind)
+    sign = np.array([1, -1]).reshape(1, 2, 1, 1) * np.ones(x.shape)
+    if operation == Operation.BACKWARD:
+        sign *= np.array([1, -1]).reshape(2, 1, 1, 1)
+    prior = (options.pop("prior", np.nan) * sign).astype(kind)
+    device = device_of(handle)
+    out, zero, one = device.from_numpy(prior), np.zeros((1, 2, 1, 1), np.float32), np.ones((1, 2, 1, 1), np.float32)
+    b = {n: device.from_numpy(a) for n, a in {"x": x, "dy": sign.astype(kind), "zero": zero, "one": one}.items()}
+    made = [device.from_numpy(np.full_like(zero, np.nan)) for _ in range(2)]
+    memory = device.empty_bytes(4096)
+    options = {n + "_data" * (operation == Operation.BACKWARD): v for n, v in options.items()}
+    options["workspace"] = memory.pointer, memory.nbytes
+    if operation == Operation.BACKWARD:
+        scale = device.from_numpy(np.full_like(one, value))
+        handle.backward(
+            b["x"], b["dy"], scale, out, *made, saved_mean=b["zero"], saved_inv_variance=b["one"], **options
+        )
+    else:
+        bias = device.from_numpy((value * np.array([1, -1])).astype(np.float32).reshape(1, 2, 1, 1))
+        if operation == Operation.FORWARD_TRAINING:
+            handle.forward_training(b["x"], b["one"], bias, out, **options)
+        else:
+            handle.forward_inference(b["x"], b["one"], bias, b["zero"], b["one"], out, **options)
+    device.synchronize()
+    return device.to_numpy(out).astype(np.float64) * sign
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda v: v.short)
+def test_a_store_rounds_or_truncates(handle, dtype, operation):
+    """As STORES says: three quarters of a unit above 1 are 1 when truncated, and a unit above 1 when rounded."""
+    if not pybnorm.capability(handle.backend, operation, Mode.SPATIAL, dtype, LAYOUTS[0], 4)[0]:
+        assert expected_support(handle.backend, operation, Mode.SPATIAL, dtype, LAYOUTS[0]) is None
+        return
+    unit = 2 * bounds.precision(dtype).u_out
+    got = constant_result(handle, operation, dtype, 1 + 0.75 * unit)
+    truncates = stores_of(handle.backend, dtype).last == 2
+    assert (got == (1 if truncates else 1 + unit)).all(), got
+    assert (constant_result(handle, operation, dtype, 1 + 0.25 * unit) == 1).all()
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, Operation.AXPBY], ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda v: v.short)
+def test_a_blend_rounds_once_or_more(handle, dtype, operation):
+    """As STORES says: 1 + 3/8 of a unit, and again 3/8, are 1 + a unit; but 1 where the first is rounded alone."""
+    bits, _ = pybnorm.capability(handle.backend, operation, Mode.SPATIAL, dtype, LAYOUTS[0], 4)
+    if not bits & (BLENDS if operation in OPERATIONS else Capability.RUNS):
+        assert (handle.backend, dtype) in NO_BLENDING or (handle.backend, dtype) == ("onednn", DataType.FLOAT16)
+        return
+    unit = 2 * bounds.precision(dtype).u_out
+    if operation == Operation.AXPBY:  # the product is 1 + (8 + j) units + 3/8 of one
+        device, kind, j = device_of(handle), data.numpy_dtype(dtype), 0.375 / unit / 8
+        x, y = (device.from_numpy(np.full((2, 3), v).astype(kind)) for v in (1 + 8 * unit, 0.375 * unit))
+        handle.axpby(1 + j * unit, x, 1.0, y)
+        device.synchronize()
+        got = device.to_numpy(y).astype(np.float64) - (8 + j) * unit
+    else:
+        got = constant_result(handle, operation, dtype, 1 + 0.375 * unit, beta=1.0, prior=0.375 * unit)
+    once, more = 1 + unit, 1.0
+    assert (got == (more if stores_of(handle.backend, dtype).terms else once)).all(), got
 
 
 def test_one_element_per_statistic(handle):
