@@ -27,6 +27,7 @@ class Example:
     """An open backend, and what has been checked on it so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         self.dtype: DataType = DTYPES[options.dtype]
         self.layout: Layout = LAYOUTS[options.layout]
         self.seed: int = options.seed
@@ -65,25 +66,39 @@ class Example:
         return self.parameter(np.full(count, np.nan))
 
     def workspace(self, nbytes: int) -> Any:
-        """Memory for a graph, None where it needs none."""
+        """Memory for a call or a graph, None where it needs none."""
         return self.device.empty_bytes(nbytes) if nbytes else None
 
     def check(self, expected: bounds.Expected, output: str, buffer: Any) -> None:
         """Judge one output."""
-        got = self._read(buffer).reshape(expected.outputs[output].shape)
+        got = self.read(buffer).reshape(expected.outputs[output].shape)
         verdict = bounds.judge(expected, output, got)
         self._report(output, verdict.ratio, verdict.elements, verdict.status == bounds.Status.PASS, verdict.note)
 
+    def check_within(self, output: str, buffer: Any, right: Any, error: Any, relu: bool = False) -> None:
+        """Judge against float64 values that a computation in float32 may miss by `error` before they are stored.
+
+        With `relu` it is max(right, 0) that is wanted, within the bound of `right`.
+        """
+        got = self.read(buffer)
+        p = bounds.precision(buffer.dtype)
+        right, bound = bounds.stored(error, right, 1.0, 0.0, None, p.u, p.u_out, p.tiny_out)
+        wanted = np.maximum(right, 0) if relu else right
+        ratio = np.abs(got.astype(np.float64).reshape(wanted.shape) - wanted) / bound
+        worst = float(np.nan_to_num(ratio, nan=np.inf).max())
+        self._report(output, worst, got.size, worst <= 1, "")
+
     def check_relu(self, expected: bounds.Expected, buffer: Any) -> None:
         """Judge max(y, 0): ReLU brings no two numbers further apart, so y's bound is its bound."""
-        got, worst = self._read(buffer), 0.0
+        got, worst = self.read(buffer), 0.0
         tier = next(t for t in bounds.tiers(expected.problem, "y") if not t.one_pass)
         for part in expected.parts("y", got, (tier,)):
             error = np.abs(part.got - np.maximum(part.reference, 0))
             worst = max(worst, float(np.nan_to_num(error / part.classes[0][0], nan=np.inf).max()))
         self._report("relu(y)", worst, got.size, worst <= 1, "")
 
-    def _read(self, buffer: Any) -> Any:
+    def read(self, buffer: Any) -> Any:
+        """A buffer's values on the host, after the calls before."""
         self.device.synchronize()
         return self.device.to_numpy(buffer)
 
@@ -93,13 +108,22 @@ class Example:
         print(f"  {output:<22}{elements:>7} elements, worst error / bound {ratio:6.3f}  {word}  {note}".rstrip())
 
 
-def run(text: str, body: Callable[[Example], None], argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, run the body, and return the exit status."""
+def run(
+    text: str,
+    body: Callable[[Example], None],
+    argv: Sequence[str] | None = None,
+    *,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    options_of: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> int:
+    """Parse the command line, to which `options_of` may add, run the body, and return the exit status."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--backend", default="onednn", choices=pybnorm.backends())
-    parser.add_argument("--dtype", default="f32", choices=DTYPES)
+    parser.add_argument("--dtype", default="f32", choices=dtypes)
     parser.add_argument("--layout", default="nchw", choices=LAYOUTS)
     parser.add_argument("--seed", type=int, default=0)
+    if options_of is not None:
+        options_of(parser)
     options = parser.parse_args(argv)
     try:
         example = Example(options)
@@ -115,4 +139,7 @@ def run(text: str, body: Callable[[Example], None], argv: Sequence[str] | None =
         except pybnorm.UnsupportedError as error:
             print(f"  refused: {error.text}")
             return REFUSED
+        except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:  # of a second backend
+            print(error, file=sys.stderr)
+            return ABSENT
     return 0 if example.good else MISMATCH

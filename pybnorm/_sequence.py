@@ -23,22 +23,22 @@ _ALIGNMENT = operations.ALIGNMENT
 
 
 class Scratch(NamedTuple):
-    """A packed array in the scratch of a `Sequence`, of which only the place is known before the run."""
+    """A dense array in the scratch of a `Sequence`, of which only the place is known before the run."""
 
     offset: int
     dims: tuple[int, ...]
     dtype: DataType
+    strides: tuple[int, ...]
 
     def at(self, address: int, handle: Handle) -> Buffer:
         """The array, with the scratch at `address`."""
         device = -1 if handle.device is None else handle.device
-        strides = _arguments.packed_strides(self.dims)
         kind = handle.library.device_type
-        return Buffer(address + self.offset, self.dims, strides, self.dtype, kind, device, True, None)
+        return Buffer(address + self.offset, self.dims, self.strides, self.dtype, kind, device, True, None)
 
     def view(self, dims: tuple[int, ...]) -> Scratch:
         """The first elements in another shape."""
-        return self._replace(dims=dims)
+        return self._replace(dims=dims, strides=_arguments.packed_strides(dims))
 
 
 class Sequence:
@@ -56,7 +56,18 @@ class Sequence:
 
     def scratch(self, dims: tuple[int, ...], dtype: DataType = DataType.FLOAT32) -> Scratch:
         """A new array; its memory is undefined until a step writes it."""
-        array = Scratch(self._scratch, dims, dtype)
+        return self._add(dims, dtype, _arguments.packed_strides(dims))
+
+    def scratch_like(self, array: Buffer) -> Scratch:
+        """A new array with the dims, dtype and memory order of another one, without its gaps."""
+        strides, step = [0] * len(array.dims), 1
+        for a in sorted(range(len(array.dims)), key=lambda a: (array.strides[a], -a)):
+            strides[a] = step
+            step *= array.dims[a]
+        return self._add(array.dims, array.dtype, tuple(strides))
+
+    def _add(self, dims: tuple[int, ...], dtype: DataType, strides: tuple[int, ...]) -> Scratch:
+        array = Scratch(self._scratch, dims, dtype, strides)
         self._scratch += _aligned(_arguments.numel(dims) * dtype.itemsize)
         return array
 

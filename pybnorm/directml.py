@@ -78,8 +78,8 @@ ACTIVATIONS = (
 class Activation:
     """A fused activation, ``DML_OPERATOR_ACTIVATION_<KIND>``.
 
-    ``identity`` and ``linear`` (``alpha * value + beta``) are computed; the others are known by name and refused with
-    `UnsupportedError`, because no backend offers a primitive for them yet.
+    ``identity``, ``linear`` (``alpha * value + beta``) and ``relu`` (``max(value, 0)``) are computed; the others are
+    known by name and refused with `UnsupportedError`, because no backend offers a primitive for them yet.
     """
 
     kind: str
@@ -140,8 +140,8 @@ def batch_normalization(
     -----
     Calls (`pybnorm.operations`): forward_inference. Where the four differ in their sizes, first one forward_inference
     on zeros for each that is smaller than the union of them, which spreads it; for ``linear``, multiply and fill on
-    scale and bias.
-    Workspace: up to 6 float32 vectors of that union, and what the calls ask for.
+    scale and bias; for ``relu``, forward_inference into scratch and relu from there.
+    Workspace: up to 6 float32 vectors of that union, an array like `output` for ``relu``, and what the calls ask for.
     """
     _inference(
         handle, input, mean, variance, scale, bias, output, spatial=spatial, epsilon=epsilon,
@@ -252,8 +252,10 @@ def batch_normalization_training(
     -----
     Calls (`pybnorm.operations`): axpby to copy `fused_add`; forward_training with running statistics of factor 1,
     whose variance is the unbiased one, and multiply by (m - 1) / m; multiply and fill on scale and bias for
-    ``linear``. No digit of the variance is lost, as would be in ``1 / inv_variance**2 - epsilon``.
-    Workspace: up to 7 float32 vectors of `scale`'s size, and what the calls ask for.
+    ``linear``; for ``relu`` all that into scratch instead of `output`, and relu from there. No digit of the variance is
+    lost, as would be in ``1 / inv_variance**2 - epsilon``.
+    Workspace: up to 7 float32 vectors of `scale`'s size, an array like `output` for ``relu``, and what the calls ask
+    for.
     """
     _training(
         handle, input, scale, bias, fused_add, output, output_mean, output_variance, epsilon=epsilon,
@@ -399,8 +401,8 @@ def _activation(handle: Handle, value: Any, function: str) -> Activation:
         raise ArgumentTypeError("fused_activation", value, allowed)
     if found.kind not in ACTIVATIONS:
         raise ArgumentError("fused_activation", value, allowed)
-    if found.kind == "identity":
-        return Activation("identity")  # whatever alpha and beta it was made with
+    if found.kind in ("identity", "relu"):
+        return Activation(found.kind)  # whatever alpha and beta it was made with
     if found.kind == "linear":
         alpha = _arguments.scalar(found.alpha, "fused_activation.alpha", DataType.FLOAT32)
         return Activation("linear", alpha, _arguments.scalar(found.beta, "fused_activation.beta", DataType.FLOAT32))
@@ -410,7 +412,7 @@ def _activation(handle: Handle, value: Any, function: str) -> Activation:
         status=-1,
         status_name="PBN_E_UNSUPPORTED",
         text=f"the fused activation {found.kind!r} needs a primitive that the backends do not offer; "
-        "fused_activation can be None, 'identity' or 'linear'",
+        "fused_activation can be None, 'identity', 'linear' or 'relu'",
         library=handle.library.path,
         version=handle.library.version,
     )
@@ -447,9 +449,11 @@ def _inference(
     axis = _kept(*(v.dims for v in vectors.values()))
     spread = _spread(sequence, vectors, tuple(d if a in axis else 1 for a, d in enumerate(x.dims)))
     gain, shift = _linear(sequence, activation, spread["scale"], spread["bias"])
+    target = _before(sequence, activation, y)
     sequence.then(
-        "forward_inference", x, gain, shift, spread["mean"], spread["variance"], y, epsilon=epsilon, axis=axis
+        "forward_inference", x, gain, shift, spread["mean"], spread["variance"], target, epsilon=epsilon, axis=axis
     )
+    _activate(sequence, target, y)
     return sequence
 
 
@@ -470,6 +474,16 @@ def _spread(sequence: Sequence, vectors: dict[str, Buffer], union: Dims) -> dict
             epsilon=0.0, axis=_kept(v.dims),
         )  # fmt: skip
     return result
+
+
+def _before(sequence: Sequence, activation: Activation, y: Buffer) -> Buffer | Scratch:
+    """Where to put what the activation is applied to; rounded there to y's dtype, which commutes with max(value, 0)."""
+    return sequence.scratch_like(y) if activation.kind == "relu" else y
+
+
+def _activate(sequence: Sequence, before: Buffer | Scratch, y: Buffer) -> None:
+    if before is not y:
+        sequence.then("relu", before, y)
 
 
 def _linear(sequence: Sequence, activation: Activation, scale: Any, bias: Any) -> tuple[Any, Any]:
@@ -514,8 +528,9 @@ def _training(
     axis = _kept(s.dims)
     count = _arguments.numel(x.dims) // _arguments.numel(s.dims)
     gain, shift = _linear(sequence, activation, s, b)
+    target = _before(sequence, activation, y)
     if z is not None:
-        sequence.then("axpby", 1.0, z, 0.0, y)
+        sequence.then("axpby", 1.0, z, 0.0, target)
     options: dict[str, Any] = {"beta": 0.0 if z is None else activation.alpha, "epsilon": epsilon, "axis": axis}
     options |= {"saved_mean": mean, "saved_inv_variance": sequence.scratch(s.dims)}
     unbiased, factor = sequence.scratch(s.dims), sequence.scratch(s.dims)
@@ -524,7 +539,8 @@ def _training(
         for vector in (old, unbiased):  # of factor 1, but 0 * NaN would still be NaN
             sequence.then("fill", 0.0, vector)
         options |= {"running_mean": old, "running_variance": unbiased, "exponential_average_factor": 1.0}
-    sequence.then("forward_training", x, gain, shift, y, **options)
+    sequence.then("forward_training", x, gain, shift, target, **options)
+    _activate(sequence, target, y)
     sequence.then("fill", float(count > 1), factor)
     if count > 1:
         sequence.then("multiply", unbiased, factor, variance, alpha=(count - 1) / count)

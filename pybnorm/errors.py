@@ -6,6 +6,7 @@ number, name and text. All of them survive pickling, so that they can cross a pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NotInitializedError",
     "NotSupportedError",
     "PybnormError",
+    "RankError",
     "SymbolNotFoundError",
     "UnsupportedError",
     "VendorError",
@@ -80,6 +82,20 @@ class ClosedError(ArgumentError):
 
 class WorkspaceError(ArgumentError):
     """The call needs a workspace and got none, or one that is too small or misaligned."""
+
+
+class RankError(PybnormError, RuntimeError):
+    """Another rank failed, or made another call, so this rank's call cannot be completed.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks concerned, as far as they are known.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
 
 
 def _shown(value: object) -> str:

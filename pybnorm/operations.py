@@ -1,8 +1,8 @@
 """The neutral operations: what MIOpen, cuDNN, DirectML, CANN and hipDNN do with batch norm, on every backend.
 
 Each operation is composed once from the primitives that every backend has: forward training, forward inference,
-backward, axpby and fill. There is no branch on the vendor here and nothing is computed on the host: also products and
-roots of parameter vectors are the vendor's, on the handle's stream, without synchronisation.
+backward, axpby, fill and relu. There is no branch on the vendor here and nothing is computed on the host: also products
+and roots of parameter vectors are the vendor's, on the handle's stream, without synchronisation.
 
 Every function takes the handle first, then arrays of any framework (`pybnorm._arrays.as_buffer`), the outputs among
 them given by the caller, and writes nothing before all arguments have been checked. Shared arguments:
@@ -68,6 +68,7 @@ __all__ = [
     "kept_workspace_nbytes",
     "multiply",
     "plan",
+    "relu",
     "stats",
     "training_grad",
     "variance_from_inverse",
@@ -890,6 +891,29 @@ def fill(handle: Handle, value: float, y: Any, *, workspace: Any = None) -> None
     _perform(handle, workspace, "fill", value, y)
 
 
+def relu(handle: Handle, x: Any, y: Any, *, workspace: Any = None) -> None:
+    """``y = max(x, 0)`` elementwise.
+
+    Parameters
+    ----------
+    x, y : array, one shape and dtype
+        Rank 1 to 8, any strides. y is written and shares no memory with x.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Calls: relu, on the view of least rank; several where more than 5 axes do not merge. What a NaN and minus infinity
+    become is the vendor's: see `Handle.relu`. MIOpen takes float32 and float16, packed, x and y in one memory order.
+    Workspace: none.
+    """
+    _perform(handle, workspace, "relu", x, y)
+
+
 # ---------------------------------------------------------------- queries
 
 
@@ -968,7 +992,7 @@ class _Step(NamedTuple):
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     inner: int | None
-    """Bytes of workspace; None for fill, which takes none."""
+    """Bytes of workspace; None for fill and relu, which take none."""
     text: str
 
 
@@ -982,11 +1006,21 @@ _OPERATIONS = {
 }
 
 
-class _Program:
+class Program:
     """Checks an operation's arguments and collects its primitive calls and the scratch memory they need.
 
     Collecting executes nothing, so a refusal by any of the calls comes before the first, and the workspace query and
-    the execution are the same code.
+    the execution are the same code. For use inside the package: made by `program`; the attributes below and `execute`
+    are what other modules may rely on.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of workspace that `execute` needs.
+    steps : list
+        The calls in order: named tuples whose `arguments` and `options` hold the arrays.
+    inputs, outputs : list of `_arguments.Region`
+        The caller's arrays, which `execute` checks for overlaps.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -1230,24 +1264,31 @@ class _Program:
     def fill(self, value: float, y: Buffer) -> None:
         """``y = value``."""
         for ys, _ in _pieces(y, y):
-            self._require_fill(ys)
+            self._require(Operation.FILL, "fill", "y", ys)
             self._step("fill", (value, ys), {}, None, f"fill {ys.dtype.short} {ys.dims}")
 
-    def _require_fill(self, y: Buffer) -> None:
-        """Refuse before the first call what fill itself would refuse later."""
-        layout = _arguments.layout_of(y.dims, y.strides)
+    def relu(self, x: Buffer, y: Buffer) -> None:
+        """``y = max(x, 0)``."""
+        for xs, ys in _pieces(x, y):
+            self._require(Operation.RELU, "relu", "x", xs)
+            self._require(Operation.RELU, "relu", "y", ys)
+            self._step("relu", (xs, ys), {}, None, f"relu {xs.dtype.short} {xs.dims}")
+
+    def _require(self, operation: Operation, method: str, name: str, array: Buffer) -> None:
+        """Refuse before the first call what a call without a workspace query would refuse later."""
+        layout = _arguments.layout_of(array.dims, array.strides)
         backend = self.handle.backend
-        bits, why = capability(backend, Operation.FILL, Mode.SPATIAL, y.dtype, layout, len(y.dims))
+        bits, why = capability(backend, operation, Mode.SPATIAL, array.dtype, layout, len(array.dims))
         if not bits:
             raise UnsupportedError(
                 backend=backend,
-                function="fill",
+                function=method,
                 status=-1,
                 status_name="PBN_E_UNSUPPORTED",
                 text=why,
                 library=self.handle.library.path,
                 version=self.handle.library.version,
-                descriptors=(f"y: {y.dtype.short} dims={y.dims} strides={y.strides}",),
+                descriptors=(f"{name}: {array.dtype.short} dims={array.dims} strides={array.strides}",),
             )
 
     def _step(
@@ -1557,7 +1598,7 @@ class _Gradients(NamedTuple):
 
 
 def _gradients(
-    p: _Program,
+    p: Program,
     x: Any,
     dy: Any,
     dx: Any,
@@ -1637,7 +1678,7 @@ def _need(buffer: Buffer | None) -> Buffer:
 # ---------------------------------------------------------------- recipes: an operation in terms of the program's steps
 
 
-def _do_stats(p: _Program, x: Any, mean: Any, variance: Any, inv_variance: Any, epsilon: float, axis: Axis) -> None:
+def _do_stats(p: Program, x: Any, mean: Any, variance: Any, inv_variance: Any, epsilon: float, axis: Axis) -> None:
     xb = p.data("x", x)
     shape = _Shape(xb, axis)
     epsilon = _arguments.epsilon(epsilon)
@@ -1657,7 +1698,7 @@ def _do_stats(p: _Program, x: Any, mean: Any, variance: Any, inv_variance: Any, 
 
 
 def _do_forward_training(
-    p: _Program,
+    p: Program,
     x: Any,
     scale: Any,
     bias: Any,
@@ -1705,7 +1746,7 @@ def _do_forward_training(
 
 
 def _do_forward_inference(
-    p: _Program,
+    p: Program,
     x: Any,
     scale: Any,
     bias: Any,
@@ -1728,7 +1769,7 @@ def _do_forward_inference(
 
 
 def _do_forward_inference_inv_variance(
-    p: _Program,
+    p: Program,
     x: Any,
     scale: Any,
     bias: Any,
@@ -1751,7 +1792,7 @@ def _do_forward_inference_inv_variance(
 
 
 def _do_backward(
-    p: _Program,
+    p: Program,
     x: Any,
     dy: Any,
     scale: Any,
@@ -1780,7 +1821,7 @@ def _do_backward(
 
 
 def _do_backward_frozen(
-    p: _Program,
+    p: Program,
     x: Any,
     dy: Any,
     mean: Any,
@@ -1813,7 +1854,7 @@ def _do_backward_frozen(
 
 
 def _do_training_grad(
-    p: _Program,
+    p: Program,
     x: Any,
     dy: Any,
     mean: Any,
@@ -1840,7 +1881,7 @@ def _do_training_grad(
 
 
 def _do_backward_reduce(
-    p: _Program,
+    p: Program,
     dy: Any,
     x: Any,
     mean: Any,
@@ -1878,7 +1919,7 @@ def _do_backward_reduce(
 
 
 def _do_gather_stats(
-    p: _Program,
+    p: Program,
     means: Any,
     m2s: Any,
     counts: Sequence[int],
@@ -1957,7 +1998,7 @@ def _do_gather_stats(
 
 
 def _do_backward_elemt(
-    p: _Program,
+    p: Program,
     dy: Any,
     x: Any,
     mean: Any,
@@ -1988,26 +2029,26 @@ def _do_backward_elemt(
     p.inference(shape.kept, xb, slope, zeros, centre, ones, dxb, alpha=alpha, beta=1.0)
 
 
-def _vectors(p: _Program, first: str, array: Any) -> _Shape:
+def _vectors(p: Program, first: str, array: Any) -> _Shape:
     """The shape that the first of several vectors sets for all."""
     buffer = p.handle.buffer(array, first)
     return _Shape(buffer, tuple(range(len(buffer.dims))))
 
 
-def _do_multiply(p: _Program, a: Any, b: Any, out: Any, alpha: float, beta: float) -> None:
+def _do_multiply(p: Program, a: Any, b: Any, out: Any, alpha: float, beta: float) -> None:
     shape = _vectors(p, "a", a)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
     left, right = p.parameter("a", a, shape), p.parameter("b", b, shape)
     p.product(left, right, p.result("out", out, shape, prior=beta != 0), alpha=alpha, beta=beta)
 
 
-def _do_inverse_deviation(p: _Program, variance: Any, inv_variance: Any, epsilon: float) -> None:
+def _do_inverse_deviation(p: Program, variance: Any, inv_variance: Any, epsilon: float) -> None:
     shape = _vectors(p, "variance", variance)
     spread = p.parameter("variance", variance, shape)
     p.inverse(spread, _arguments.epsilon(epsilon), p.result("inv_variance", inv_variance, shape))
 
 
-def _do_variance_from_inverse(p: _Program, inv_variance: Any, variance: Any, epsilon: float) -> None:
+def _do_variance_from_inverse(p: Program, inv_variance: Any, variance: Any, epsilon: float) -> None:
     shape = _vectors(p, "inv_variance", inv_variance)
     inv, target = p.parameter("inv_variance", inv_variance, shape), p.result("variance", variance, shape)
     deviation = p.inverse(p.product(inv, inv), 0.0)
@@ -2016,7 +2057,7 @@ def _do_variance_from_inverse(p: _Program, inv_variance: Any, variance: Any, eps
     p.inference((0,), deviation, deviation, shift, zeros, ones, target)
 
 
-def _do_convert(p: _Program, source: Any, target: Any) -> None:
+def _do_convert(p: Program, source: Any, target: Any) -> None:
     shape = _vectors(p, "source", source)
     value, result = p.flat("source", source, shape.derived), p.flat("target", target, shape.derived, True)
     _parameter_dtype("target", result.dtype, shape.dtype)
@@ -2028,16 +2069,21 @@ def _do_convert(p: _Program, source: Any, target: Any) -> None:
         p.narrow(value if value.dtype == shape.dtype else p.widen(value), result)
 
 
-def _do_axpby(p: _Program, a: float, x: Any, b: float, y: Any) -> None:
+def _do_axpby(p: Program, a: float, x: Any, b: float, y: Any) -> None:
     xb = p.data("x", x)
     yb = p.data("y", y, xb, output=True)
     a, b = _arguments.axpby(a, b, xb, yb)
     p.axpby(a, xb, b, yb)
 
 
-def _do_fill(p: _Program, value: float, y: Any) -> None:
+def _do_fill(p: Program, value: float, y: Any) -> None:
     yb = p.data("y", y, output=True)
     p.fill(_arguments.fill(value, yb), yb)
+
+
+def _do_relu(p: Program, x: Any, y: Any) -> None:
+    xb = p.data("x", x)
+    p.relu(xb, p.data("y", y, xb, output=True))
 
 
 _RECIPES: dict[str, Callable[..., None]] = {
@@ -2058,25 +2104,47 @@ _RECIPES: dict[str, Callable[..., None]] = {
     "convert": _do_convert,
     "axpby": _do_axpby,
     "fill": _do_fill,
+    "relu": _do_relu,
 }
 
 
-def _program(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> _Program:
+def program(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> Program:
+    """An operation, checked and ready to be executed any number of times, for use inside the package.
+
+    Parameters
+    ----------
+    handle : Handle
+    operation : str
+        Name of an operation of this module.
+    arguments : sequence
+        Those of the operation behind `handle`.
+    options : dict
+        The rest by name, all of them: defaults are not filled in, and `workspace` is an argument of `Program.execute`.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
+        As the operation would, before anything is written.
+    """
     if not isinstance(handle, Handle):
         raise ArgumentTypeError("handle", handle, "a Handle")
     if handle.closed:
         raise ClosedError("handle")
-    program = _Program(handle)
-    _RECIPES[operation](program, *arguments, **options)
-    program.finish()
-    return program
+    made = Program(handle)
+    _RECIPES[operation](made, *arguments, **options)
+    made.finish()
+    return made
 
 
 def _perform(handle: Handle, workspace: Any, operation: str, *arguments: Any, **options: Any) -> None:
-    _program(handle, operation, arguments, options).execute(operation, workspace)
+    program(handle, operation, arguments, options).execute(operation, workspace)
 
 
-def _asked(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> _Program:
+def _asked(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> Program:
     """The program of an operation by name, with the defaults of its function."""
     if operation not in _RECIPES:
         kind = ArgumentError if isinstance(operation, str) else ArgumentTypeError
@@ -2086,4 +2154,4 @@ def _asked(handle: Handle, operation: str, arguments: Sequence[Any], options: di
     bound = inspect.signature(globals()[operation]).bind(handle, *arguments, **options)
     bound.apply_defaults()
     named = {name: value for name, value in bound.arguments.items() if name not in ("handle", "workspace")}
-    return _program(handle, operation, (), named)
+    return program(handle, operation, (), named)

@@ -31,7 +31,7 @@ import inspect
 import math
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,7 +41,7 @@ from pybnorm import _arguments, operations
 from pybnorm._arrays import CPU, CUDA, ROCM, Buffer
 from pybnorm._core import Handle, backends
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError, ArgumentTypeError, PybnormError, WorkspaceError
+from pybnorm.errors import ArgumentError, ArgumentTypeError, RankError, WorkspaceError
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
 
@@ -53,20 +53,6 @@ _HEADER = 16
 _CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a message's header; the count takes three
 _BASE = 4096  # of the digits that carry an integer: their sums over 4096 ranks are exact in float32
 _DIGITS = 3
-
-
-class RankError(PybnormError, RuntimeError):
-    """Another rank failed, or made another call, so this rank's call cannot be completed.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-        The ranks concerned, as far as they are known.
-    """
-
-    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
-        self.ranks = tuple(ranks)
-        super().__init__(message)
 
 
 # ---------------------------------------------------------------- communicators
@@ -802,9 +788,9 @@ class SyncBatchNorm:
             raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", self._parameter_dtype.short)
         return buffer._replace(dims=(math.prod(derived),), strides=(1,))
 
-    def _program(self, operation: str, *arguments: Any, **options: Any) -> Any:
+    def _program(self, operation: str, *arguments: Any, **options: Any) -> operations.Program:
         # Collected now and executed later: all refusals come before the collective.
-        return operations._program(self._handle, operation, arguments, options)
+        return operations.program(self._handle, operation, arguments, options)
 
     def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:
         width = (math.prod(self._channels),)

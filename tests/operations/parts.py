@@ -11,7 +11,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from operation_bench import gaps, worst
+from operation_bench import coarse, gaps, worst
 
 from pybnorm import reference
 from pybnorm.check import bounds
@@ -34,7 +34,8 @@ def perform(bench, label, call, query, *arguments, written, **options):
     """``call(handle, *arguments)`` with exactly the workspace that `query` names; results are copied into `written`.
 
     Nothing else may change: other arrays, what lies between the elements of strided ones, the bytes around the
-    workspace; nor any array at all if the backend refuses the dtype, for which the test is skipped with its reason.
+    workspace; nor any array at all if the backend refuses the dtype, or MIOpen, which has no general copy, what is not
+    packed with parameters for each channel; for that the test is skipped with the reason.
     `label` is the name in the table of worst ratios, for what `hold` judges next.
     """
     arrays = [a for a in [*arguments, *options.values()] if isinstance(a, np.ndarray)]
@@ -50,7 +51,7 @@ def perform(bench, label, call, query, *arguments, written, **options):
         nbytes = query(bench.handle, *args, **opts)
     except UnsupportedError as error:
         assert error.text
-        if all(a.dtype == np.float32 for a in arrays):
+        if all(a.dtype == np.float32 for a in arrays) and (bench.handle.backend != "miopen" or _plain(arrays)):
             raise
         memory, address = bench.memory(1 << 20)
         with pytest.raises(UnsupportedError):
@@ -70,6 +71,14 @@ def perform(bench, label, call, query, *arguments, written, **options):
         else:
             same(back, a)
     return nbytes
+
+
+def _plain(arrays):
+    """Whether all are packed channels-first, of rank 2 to 5, and parameters are those of axis 1."""
+    dims = arrays[0].shape
+    channels = [tuple(d if a == 1 else 1 for a, d in enumerate(dims)), dims[1:2]]
+    shapes = [a.shape for a in arrays if a.shape != dims]
+    return 2 <= len(dims) <= 5 and all(a.flags.c_contiguous for a in arrays) and all(s in channels for s in shapes)
 
 
 def same(got, want):
@@ -107,13 +116,24 @@ def wide(*arrays):
     return found[0] if len(found) == 1 else found
 
 
-def hold(got, want, error, *, prior=None, beta=0.0, name=""):
-    """Every element within `error` of `want` once stored in the dtype of `got`."""
+def hold(got, want, error, *, prior=None, beta=0.0, relu=False, name=""):
+    """Every element within `error` of `want` once stored in the dtype of `got`.
+
+    With `relu` of max(want, 0), which is 1-Lipschitz, so the bound carries over; and 0 where want is surely negative.
+    """
     limits = bounds.precision(_KINDS[got.dtype])
     want, bound = bounds.stored(
         np.broadcast_to(error, got.shape), wide(want), 1.0, beta, prior, U, limits.u_out, limits.tiny_out
     )
+    if _running[1] == "miopen":
+        bound = bound + coarse(_KINDS[got.dtype], want, bound, prior, {"beta": beta})
     values = wide(got).reshape(want.shape)
+    if relu:
+        off = want < -bound
+        assert off.any(), "relu has nothing to do"
+        assert (want > bound).any(), "relu leaves nothing"
+        assert not values[off].any(), f"{name}: not 0 where the input of relu is negative"
+        want = np.maximum(want, 0)
     assert np.isfinite(values).all(), values
     ratio = np.abs(values - want) / bound
     highest = float(ratio.max(initial=0.0))

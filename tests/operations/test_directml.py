@@ -5,7 +5,7 @@ import pytest
 from parts import DTYPES, A, U, batch, fresh, hold, kept, laid_out, over, perform, subsets, sums_errors, upload, wide
 
 import pybnorm
-from pybnorm import directml, reference
+from pybnorm import directml, operations, reference
 from pybnorm.check import bounds
 
 SHAPES = [
@@ -252,7 +252,83 @@ def test_an_activation_can_be_given_by_name(bench):
     np.testing.assert_array_equal(y, named)
 
 
-@pytest.mark.parametrize("kind", sorted(set(directml.ACTIVATIONS) - {"identity", "linear"}))
+def refuses_relu(bench, name, *arguments, why):
+    """Query and call say why, and nothing is written."""
+    buffers = [upload(bench, a) if isinstance(a, np.ndarray) else a for a in arguments]
+    memory, address = bench.memory(1 << 20)
+    with pytest.raises(pybnorm.UnsupportedError, match=why) as caught:
+        getattr(directml, name)(bench.handle, *buffers, fused_activation="relu", workspace=(address, 1 << 20))
+    assert caught.value.function == "relu"
+    with pytest.raises(pybnorm.UnsupportedError, match=why):
+        directml.workspace_size(bench.handle, name, *buffers, fused_activation="relu")
+    for array, buffer in zip(arguments, buffers, strict=True):
+        if isinstance(array, np.ndarray):
+            np.testing.assert_array_equal(bench.device.to_numpy(buffer), array)
+    assert bench.intact(memory, address, 0)
+
+
+RELU_SHAPES = [(dims, derived) for dims, derived in SHAPES if np.prod(dims) >= 30]
+
+
+@orders
+@dtypes
+@pytest.mark.parametrize(("dims", "derived"), RELU_SHAPES, ids=str)
+def test_relu_after_inference(bench, dims, derived, dtype, order):
+    x, _, mean, variance, scale, bias = arrays(dims, derived, dtype, order)
+    y = fresh(x)
+    case = mean, variance, scale, bias, 1e-3
+    call(bench, "batch_normalization", x, *case[:4], y, True, 1e-3, "relu", written=(y,))
+    hold(y, inference(x, *case), e_inference(x, *case), relu=True, name="y")
+
+
+@orders
+@dtypes
+@pytest.mark.parametrize(("dims", "derived"), RELU_SHAPES, ids=str)
+@pytest.mark.parametrize("add", [False, True], ids=["plain", "add"])
+def test_relu_after_training_and_the_addition(bench, dims, derived, dtype, order, add):
+    x, z, _, _, scale, bias = arrays(dims, derived, dtype, order)
+    if add:
+        z -= z.dtype.type(3)  # far from 0: before and behind the addition are not alike
+    y, mean, variance = fresh(x), fresh(scale), fresh(scale)
+    outputs = y, mean, variance
+    call(bench, "batch_normalization_training", x, scale, bias, z if add else None, *outputs, 1e-3, "relu",
+         written=outputs)  # fmt: skip
+    found, off, want, error = training_case(x, scale, bias, derived, 1e-3)
+    hold(y, want, error, prior=wide(z), beta=float(add), relu=True, name="y")
+    hold(mean, found.mean, off.mean, name="mean")
+    hold(variance, found.variance, off.variance + 2 * A * found.variance, name="variance")
+
+
+@pytest.mark.parametrize("order", ["C", "last"])
+def test_relu_takes_one_array_more(bench, order):
+    """In the order of the output, so nothing is copied for its sake."""
+    if bench.handle.backend == "miopen" and order == "last":
+        pytest.skip("miopen: no channels-last inference")
+    x, z, mean, variance, scale, bias = arrays((4, 3, 5, 2), (1, 3, 1, 1), "f32", order)
+    buffers = [upload(bench, a) for a in (x, mean, variance, scale, bias, fresh(x))]
+    size = [directml.workspace_size(bench.handle, "batch_normalization", *buffers, fused_activation=a)
+            for a in (None, "relu")]  # fmt: skip
+    assert size[1] - size[0] == -(-x.nbytes // 64) * 64
+    buffers = [upload(bench, a) for a in (x, scale, bias, z, fresh(x), fresh(scale), fresh(scale))]
+    size = [directml.workspace_size(bench.handle, "batch_normalization_training", *buffers, fused_activation=a)
+            for a in (None, "relu")]  # fmt: skip
+    assert size[1] - size[0] == -(-x.nbytes // 64) * 64
+
+
+def test_a_backend_without_relu_refuses_before_anything_is_written(bench, monkeypatch):
+    capability = operations.capability
+
+    def without(backend, operation, *rest):
+        return (0, "no relu for this") if operation == pybnorm.Operation.RELU else capability(backend, operation, *rest)
+
+    monkeypatch.setattr(operations, "capability", without)
+    x, z, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
+    refuses_relu(bench, "batch_normalization", x, mean, variance, scale, bias, fresh(x), why="no relu for this")
+    outputs = fresh(x), fresh(scale), fresh(scale)
+    refuses_relu(bench, "batch_normalization_training", x, scale, bias, z, *outputs, why="no relu for this")
+
+
+@pytest.mark.parametrize("kind", sorted(set(directml.ACTIVATIONS) - {"identity", "linear", "relu"}))
 def test_other_activations_are_refused_by_name(bench, kind):
     x, _, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
     buffers = [upload(bench, a) for a in (x, mean, variance, scale, bias)]

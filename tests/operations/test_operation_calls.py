@@ -155,6 +155,7 @@ def test_copies_are_reported(bench, caplog):
 
 @pytest.mark.parametrize(("operation", "calls"), [
     ("forward_inference", ["forward_inference SPATIAL f32 (4, 3, 5, 2)"]),
+    ("relu", ["relu f32 (1, 120)"]),
     ("training_grad", ["fill f32 (1, 3)", "fill f32 (1, 3)", "forward_inference PER_ACTIVATION f32 (1, 3)",
                        "backward SPATIAL f32 (4, 3, 5, 2)"]),
 ])  # fmt: skip

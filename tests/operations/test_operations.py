@@ -454,3 +454,20 @@ def test_axpby_and_fill(bench, dtype, dims, layouts):
     bench.check("axpby", {"x": x, "y": y}, expected, {"a": 0.75, "b": 0.0}, support=support)
     value = reference.round_to(np.array([0.1]), NUMPY[dtype]).astype(np.float64)[0]
     bench.check("fill", {"y": y}, {"y": (np.full(dims, value), 0.0)}, {"value": 0.1}, support=support)
+
+
+@pytest.mark.parametrize("layouts", [("packed",) * 2, ("reversed",) * 2, ("packed", "reversed"), ("gaps", "packed"),
+                                     ("reversed", "gaps"), ("gaps", "mixed")], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dims", [(5,), (4, 3), (2, 3, 4), (2, 3, 2, 3, 2), (2, 3, 2, 3, 2, 2, 2, 2)], ids=named)
+def test_relu(bench, dtype, dims, layouts):
+    """Exact, and with more than five axes that do not merge in several calls."""
+    x = strided(reference.round_to(np.random.default_rng(6).normal(0, 1, dims), NUMPY[dtype]), layouts[0], 1)
+    y = strided(np.full(dims, np.nan, NUMPY[dtype]), layouts[1], 2)
+    support = expected_support(bench.handle.backend, dtype, False)
+    if bench.handle.backend == "onednn":
+        support = True  # plain C in the adapter
+    if bench.handle.backend == "miopen":
+        packed = len(dims) == 1 or (len(set(layouts)) == 1 and "gaps" not in layouts)
+        support = packed and dtype in (DataType.FLOAT32, DataType.FLOAT16)
+    right = np.maximum(x.astype(np.float64), 0)
+    bench.check("relu", {"x": x, "y": y}, {"y": (right, 0.0)}, {}, support=support)

@@ -443,7 +443,7 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deterministic):
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
-    whole = sync.operations._Program.execute
+    whole = sync.operations.Program.execute
     here = threading.local()
 
     def execute(program, operation, workspace):
@@ -451,7 +451,7 @@ def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deter
             raise broken
         whole(program, operation, workspace)
 
-    monkeypatch.setattr(sync.operations._Program, "execute", execute)
+    monkeypatch.setattr(sync.operations.Program, "execute", execute)
 
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)

@@ -1,0 +1,128 @@
+"""The examples for users of gocudnn, MIOpen, DirectML and CANN: one command each, and a wrong result is said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pybnorm
+from pybnorm import cann, directml, layer, miopen
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DTYPES = {
+    "gocudnn_layer": ("f32", "f16", "bf16"),
+    "miopen_calls": ("f32", "f16", "bf16"),
+    "directml_grad": ("f32", "f16"),
+    "cann_reduce_backward": ("f32", "f16", "bf16"),
+}
+CASES = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes]
+JUDGED = {"gocudnn_layer": 19, "miopen_calls": 19, "directml_grad": 4, "cann_reduce_backward": 6}
+MISMATCH, ABSENT, REFUSED = 1, 2, 3
+
+
+def run(name, *options, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), **variables}
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *options],
+        capture_output=True, text=True, timeout=300, env=environment, check=False,
+    )  # fmt: skip
+
+
+def test_every_example_is_tested():
+    others = {p.stem for p in EXAMPLES.glob("*.py") if "pybnorm.graph" not in p.read_text()}
+    assert others - {"example"} == set(DTYPES)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_one_command(handle, name, dtype, layout):
+    done = run(name, "--backend", handle.backend, "--dtype", dtype, "--layout", layout)
+    must = handle.backend == "cudnn" or (handle.backend == "onednn" and dtype != "f16")
+    must |= handle.backend == "miopen" and layout == "nchw"
+    if done.returncode == REFUSED and not must:
+        assert "refused: " in done.stdout
+        return
+    # MIOpen's kernels truncate bfloat16 y and dx, which is off by less than twice the bound of rounding.
+    truncates = handle.backend == "miopen" and dtype == "bf16" and name != "cann_reduce_backward"
+    assert done.returncode == (MISMATCH if truncates else 0), done.stdout + done.stderr
+    judged = [line.split() for line in done.stdout.splitlines() if "error / bound" in line]
+    assert len(judged) == JUDGED[name]
+    for output, _, _, _, _, _, _, ratio, word, *_ in judged:
+        wrong = truncates and output in ("y", "dx")
+        assert word == ("WRONG" if wrong else "ok"), done.stdout
+        assert float(ratio) <= (2 if wrong else 1), done.stdout
+
+
+@pytest.mark.parametrize("other", pybnorm.backends())
+def test_a_state_moves_to_another_backend(handle, other):
+    done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", other)
+    if done.returncode == ABSENT:
+        with pytest.raises((pybnorm.LibraryError, pybnorm.NotInitializedError)):
+            pybnorm.Handle(other).close()
+        assert other in done.stderr
+        pytest.skip(f"{other}: no such library or device here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"restored on {other}" in done.stdout
+
+
+def changed(index, value):
+    return lambda args: [*args[:index], value, *args[index + 1 :]]
+
+
+def swapped(i, j):
+    def change(args):
+        args = list(args)
+        args[i], args[j] = args[j], args[i]
+        return args
+
+    return change
+
+
+MISTAKES = [
+    ("gocudnn_layer", layer.BatchNorm, "forward_training", swapped(2, 3), "saved_mean|y"),
+    ("gocudnn_layer", layer.BatchNorm, "forward_inference", swapped(2, 3), "y"),
+    ("gocudnn_layer", layer.BatchNorm, "backward", swapped(5, 6), "dscale"),
+    ("miopen_calls", miopen, "batch_normalization_forward_training", changed(11, 0.75), "running_mean"),
+    ("miopen_calls", miopen, "batch_normalization_forward_inference", changed(13, 0.1), "y"),
+    ("miopen_calls", miopen, "batch_normalization_backward", swapped(17, 18), "dx"),
+    ("directml_grad", directml, "batch_normalization", changed(9, "identity"), "y"),
+    ("directml_grad", directml, "batch_normalization", swapped(3, 4), "y"),
+    ("directml_grad", directml, "batch_normalization_grad", changed(9, 0.1), "dx"),
+    ("cann_reduce_backward", cann, "batch_norm_stats_get_workspace_size", changed(2, 0.1), "saved_inv_variance"),
+    ("cann_reduce_backward", cann, "batch_norm_reduce_backward_get_workspace_size", swapped(3, 4), "sum_dy_xmu"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "call", "mistake", "output"), MISTAKES, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_a_wrong_call_is_a_mismatch(backend, handle, name, owner, call, mistake, output, monkeypatch, capsys):
+    """The argument that is wrong is among what the example judges."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for stale in ("example", name):
+        monkeypatch.delitem(sys.modules, stale, raising=False)
+    example, program = __import__("example"), __import__(name)
+    options = {"options_of": program.options_of} if hasattr(program, "options_of") else {}
+    assert example.run(program.__doc__, program.main, ["--backend", backend], **options) == 0
+    assert "WRONG" not in capsys.readouterr().out
+    original = getattr(owner, call)
+    monkeypatch.setattr(owner, call, lambda *args, **named: original(*mistake(args), **named))
+    assert example.run(program.__doc__, program.main, ["--backend", backend], **options) == MISMATCH
+    wrong = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
+    assert set(wrong) & set(output.split("|"))
+
+
+def test_an_absent_second_library_is_said(handle):
+    absent = next(b for b in pybnorm.backends() if b != handle.backend)
+    variables = {f"PYBNORM_LIB_{absent.upper()}": str(EXAMPLES / "example.py")}
+    done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", absent, **variables)
+    assert done.returncode == ABSENT
+    assert f"PYBNORM_LIB_{absent.upper()}" in done.stderr
+
+
+def test_the_command_line_names_what_is_allowed():
+    done = run("directml_grad", "--dtype", "bf16")
+    assert done.returncode == 2
+    assert "f32" in done.stderr
