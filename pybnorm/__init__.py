@@ -18,6 +18,8 @@ from pybnorm._core import (
     has_symbol,
     load,
     loaded,
+    relu,
+    relu_backward,
 )
 from pybnorm.enums import Capability, DataType, Layout, Mode, Operation, StatusClass
 from pybnorm.errors import (
@@ -88,4 +90,6 @@ __all__ = [
     "has_symbol",
     "load",
     "loaded",
+    "relu",
+    "relu_backward",
 ]

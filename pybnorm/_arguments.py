@@ -22,6 +22,7 @@ __all__ = [
     "axpby",
     "backward",
     "boolean",
+    "byte_count",
     "data_type",
     "derived_data_type",
     "derived_dims",
@@ -123,7 +124,7 @@ def operation(value: object) -> Operation:
 def data_type(value: object, argument: str = "dtype") -> DataType:
     """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
     found = _lookup(_DATA_TYPES, value)
-    if found is None and not isinstance(value, (int, str)):
+    if found is None and not isinstance(value, (int, str)) and getattr(value, "isnative", True):
         name = getattr(value, "name", None) or getattr(value, "__name__", None)  # np.dtype | np.float32, ml_dtypes
         found = _lookup(_DATA_TYPES, name)
     if found is None:
@@ -201,6 +202,20 @@ def optional_pointer(value: object, argument: str) -> int:
     return 0 if value is None else _address(value, argument)
 
 
+def byte_count(value: object, argument: str) -> int:
+    """A number of bytes."""
+    allowed = "a number of bytes, 0 or more, as an integer of 64 bits"
+    if isinstance(value, bool):
+        raise ArgumentTypeError(argument, value, allowed)
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(argument, value, allowed) from None
+    if not 0 <= count <= POINTER_MAX:
+        raise ArgumentError(argument, value, allowed)
+    return count
+
+
 def _address(value: object, argument: str) -> int:
     if isinstance(value, bool):
         raise ArgumentTypeError(argument, value, "an address as an integer")
@@ -220,10 +235,10 @@ def dims(value: object, argument: str = "dims", low: int = 2, high: int = 8) -> 
     """A shape: `low` to `high` integers, each from 1 to 2**31 - 1."""
     shape = _integers(value, argument)
     if not low <= len(shape) <= high:
-        raise ArgumentError(argument, shape, f"rank {low} to {high}")
+        raise ArgumentError(argument, _named("dims", argument, shape), f"rank {low} to {high}")
     for d in shape:
         if not 1 <= d <= INT32_MAX:
-            raise ArgumentError(argument, shape, f"sizes from 1 to {INT32_MAX}")
+            raise ArgumentError(argument, _named("dims", argument, shape), f"sizes from 1 to {INT32_MAX}")
     return shape
 
 
@@ -237,13 +252,22 @@ def strides(value: object, shape: tuple[int, ...], argument: str = "strides") ->
         raise ArgumentError(argument, steps, f"one stride for each of the {len(shape)} sizes {shape}")
     for s in steps:
         if not 1 <= s <= INT32_MAX:
-            raise ArgumentError(argument, steps, f"strides from 1 to {INT32_MAX}")
+            raise ArgumentError(argument, _named("strides", argument, steps), f"strides from 1 to {INT32_MAX}")
     reach = 0
     for s, d in sorted((s, d) for s, d in zip(steps, shape, strict=True) if d > 1):
         if s <= reach:
-            raise ArgumentError(argument, steps, f"strides under which no two elements of {shape} overlap")
+            raise ArgumentError(
+                argument,
+                _named("strides", argument, steps),
+                f"strides under which no two elements of {shape} overlap",
+            )
         reach += (d - 1) * s
     return steps
+
+
+def _named(what: str, argument: str, value: tuple[int, ...]) -> object:
+    """What of an array was wrong; where the argument is that itself, the bare value."""
+    return value if argument == what else f"{what} {value}"
 
 
 def _integers(value: object, argument: str) -> tuple[int, ...]:
@@ -370,11 +394,16 @@ def pair(name_a: str, a: object, name_b: str, b: object) -> bool:
 
 
 def disjoint(outputs: list[Region], inputs: list[Region]) -> None:
-    """No output shares memory with an input or with another output.
+    """No output shares memory with an input or with another output; every address is aligned to its element.
 
     Interleaved views of one buffer with equal strides (two channel slices) are told apart exactly; other views
     whose byte ranges overlap are refused.
     """
+    for r in (*outputs, *inputs):
+        if r.pointer % r.itemsize:
+            raise ArgumentError(r.name, f"address {r.pointer:#x}", f"an address aligned to {r.itemsize} bytes")
+        if r.end > POINTER_MAX:
+            raise ArgumentError(r.name, f"address {r.pointer:#x}", "memory that ends below 2**64")
     regions = sorted(
         [(r.pointer, r.end, True, r) for r in outputs] + [(r.pointer, r.end, False, r) for r in inputs],
         key=operator.itemgetter(0),

@@ -50,6 +50,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 
 from pybnorm import _arguments, _arrays, _find, errors
 from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
@@ -264,7 +265,9 @@ def has_symbol(backend, name):
         ``None`` if the backend does not use such a symbol.
     """
     load(backend)
-    cdef bytes symbol = name.encode()
+    if not isinstance(name, str):
+        raise errors.ArgumentTypeError("name", name, "a symbol's name as a str")
+    cdef bytes symbol = name.encode("utf-8", "surrogatepass")
     cdef int found = _table(backend).has_symbol(symbol)
     return None if found < 0 else bool(found)
 
@@ -553,7 +556,7 @@ cdef int _check_open(TensorDescriptor descriptor) except -1:
 
 
 cdef TensorDescriptor _descriptor(object value, str argument, const pbn_backend *table):
-    """The argument as an open descriptor of this backend."""
+    """The argument as an open descriptor of this backend; the handle that `table` is of has been checked."""
     if not isinstance(value, TensorDescriptor):
         raise errors.ArgumentTypeError(argument, value, "a TensorDescriptor")
     cdef TensorDescriptor descriptor = <TensorDescriptor>value
@@ -663,6 +666,7 @@ cdef class Handle:
     cdef const pbn_backend *table
     cdef pbn_handle *handle
     cdef bint borrowed
+    cdef bint forked
     cdef object lock
     cdef dict descriptors
     cdef void *scratch
@@ -676,6 +680,7 @@ cdef class Handle:
         self.handle = NULL
         self.scratch = NULL
         self.scratch_size = 0
+        self.forked = False
         self.lock = threading.RLock()
         self.descriptors = {}
 
@@ -708,6 +713,7 @@ cdef class Handle:
         self.backend = library.backend
         if table.current_device(&ordinal) == 0 and ordinal >= 0:
             self.device = ordinal
+        _handles.add(self)
         return 0
 
     @staticmethod
@@ -779,6 +785,17 @@ cdef class Handle:
     cdef int _check(self) except -1:
         if self.handle == NULL:
             raise errors.ClosedError("handle")
+        if self.forked:
+            raise errors.ArgumentError(
+                "handle",
+                "a handle made before fork()",
+                "one made in this process: neither threads nor device contexts survive a fork",
+            )
+        return 0
+
+    cdef int _after_fork(self) except -1:
+        self.lock = threading.RLock()  # its owner may not exist in this process
+        self.forked = True
         return 0
 
     def close(self):
@@ -800,6 +817,8 @@ cdef class Handle:
         cdef pbn_handle *handle = self.handle
         cdef int status
         self.handle = NULL
+        if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
+            return 0
         with nogil:
             status = self.table.handle_destroy(handle)
             free(self.scratch)
@@ -827,7 +846,7 @@ cdef class Handle:
             # The driver may have shut down already: destroying then crashes in some vendors.
             self.handle = NULL
             return
-        if not self.borrowed:
+        if not self.borrowed and not self.forked:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
         self._release()
 
@@ -880,7 +899,7 @@ cdef class Handle:
         """The descriptor of an array, from the handle's bounded cache."""
         key = (buffer.dtype, buffer.dims, buffer.strides)
         found = self.descriptors.get(key)
-        if found is None:
+        if found is None or not (<TensorDescriptor>found).open:
             if len(self.descriptors) >= _DESCRIPTOR_CACHE:
                 self.descriptors.pop(next(iter(self.descriptors)))
             found = TensorDescriptor(self.backend, *key)
@@ -890,7 +909,7 @@ cdef class Handle:
     cdef TensorDescriptor _derived(self, TensorDescriptor x, object mode):
         key = (x.dtype, x.dims, x.strides, mode)
         found = self.descriptors.get(key)
-        if found is None:
+        if found is None or not (<TensorDescriptor>found).open:
             if len(self.descriptors) >= _DESCRIPTOR_CACHE:
                 self.descriptors.pop(next(iter(self.descriptors)))
             found = derive_bn_tensor_descriptor(x, mode)
@@ -967,6 +986,8 @@ cdef class Handle:
             )
             xd = self._described(xb)
             yd = self._described(yb)
+            name = "batch_normalization_forward_training"
+            _check_capability(self.table, PBN_OP_FORWARD_TRAINING, values[0], xd, name)
             pd = self._derived(xd, values[0])
             _forward_training(
                 self,
@@ -1009,7 +1030,8 @@ cdef class Handle:
         ----------
         x : array, shape (N, C, spatial...), rank 2 to 8
         scale, bias, running_mean, running_variance : array, derived shape
-            As in `forward_training`. `running_variance` is a variance, not an inverse deviation.
+            As in `forward_training`. `running_variance` is a variance, not an inverse deviation; where it is below
+            -`epsilon` the result is NaN.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
         mode, alpha, beta, epsilon, workspace
@@ -1032,6 +1054,8 @@ cdef class Handle:
             values = _arguments.forward_inference(mode, alpha, beta, xb, yb, None, epsilon)
             xd = self._described(xb)
             yd = self._described(yb)
+            name = "batch_normalization_forward_inference"
+            _check_capability(self.table, PBN_OP_FORWARD_INFERENCE, values[0], xd, name)
             pd = self._derived(xd, values[0])
             _forward_inference(
                 self,
@@ -1115,6 +1139,7 @@ cdef class Handle:
             xd = self._described(xb)
             dyd = self._described(dyb)
             dxd = self._described(dxb)
+            _check_capability(self.table, PBN_OP_BACKWARD, values[0], xd, "batch_normalization_backward")
             pd = self._derived(xd, values[0])
             _backward(
                 self,
@@ -1333,6 +1358,7 @@ cdef class Handle:
         int
             0 where the vendor needs none.
         """
+        self._check()
         op = _arguments.operation(operation)
         if op not in (
             Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD, Operation.AXPBY
@@ -1406,6 +1432,7 @@ cdef class Handle:
     cdef int _ensure_workspace(self, pbn_call *call, bint own, str function) except -1:
         """Checks the caller's workspace, or lends the handle's own to a call on CPU arrays."""
         cdef size_t need = 0
+        self._check()
         cdef int status = self.table.workspace_size(self.handle, call, &need)
         if status != 0:
             raise _error(self.table, status, function, _shown(call))
@@ -1433,6 +1460,19 @@ cdef class Handle:
         )
 
 
+cdef object _handles = weakref.WeakSet()
+
+
+def _after_fork_in_child():
+    global _load_lock
+    _load_lock = threading.Lock()
+    for handle in list(_handles):
+        (<Handle>handle)._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 cdef object _stream(object stream):
     """A stream's address: an integer, or what ``__cuda_stream__`` gives."""
     protocol = getattr(stream, "__cuda_stream__", None)
@@ -1446,7 +1486,7 @@ cdef object _stream(object stream):
 
 cdef tuple _workspace_pair(object address, object size):
     a = _arguments.optional_pointer(address, "workspace")
-    n = _arguments.optional_pointer(size, "workspace_size")
+    n = _arguments.byte_count(size, "workspace_size")
     if a == 0 and n != 0:
         raise errors.ArgumentError("workspace", address, f"a non-NULL address for workspace_size {n}")
     return a, n
@@ -1492,6 +1532,7 @@ cdef object _memory_region(tuple workspace):
 
 cdef int _run(Handle handle, pbn_call *call, str name) except -1:
     """Hop two: without the GIL into the backend's table; an exception is built only when the status is not 0."""
+    handle._check()  # an array's own protocol, or a signal handler, may have closed it since
     cdef const pbn_backend *table = handle.table
     cdef pbn_handle *c_handle = handle.handle
     cdef int status
@@ -1639,6 +1680,7 @@ cdef int _fill(Handle handle, object value, TensorDescriptor yd, uintptr_t y) ex
     call.operation = PBN_OP_FILL
     call.alpha = value
     call.y_desc, call.y = &yd.tensor, <void *>y
+    _arguments.disjoint([_region("y", y, yd)], [])
     _check_capability(handle.table, PBN_OP_FILL, 1, yd, "fill")
     return _run(handle, &call, "fill")
 

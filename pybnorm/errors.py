@@ -64,7 +64,7 @@ class ArgumentError(PybnormError, ValueError):
 
     def __init__(self, argument: str, value: object, allowed: str) -> None:
         self.argument = argument
-        self.value = value if isinstance(value, str) else _shown(value)
+        self.value = _cut(value) if isinstance(value, str) else _shown(value)
         self.allowed = allowed
         super().__init__(f"{argument}: got {self.value}, allowed: {allowed}")
 
@@ -103,7 +103,11 @@ def _shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= 200 else text[:197] + "..."
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 class LibraryError(PybnormError):

@@ -173,6 +173,101 @@ def test_threads_may_share_a_handle_and_close_descriptors(handle):
     assert (device.to_numpy(arrays["y"]) == device.to_numpy(arrays["x"])).all()
 
 
+def test_an_object_that_was_never_initialised(handle):
+    """A subclass may forget to call super().__init__(); nothing may crash."""
+
+    class Forgetful(pybnorm.Handle):
+        def __init__(self):
+            pass
+
+    _, arrays = data(handle)
+    x = pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3, 4, 4))
+    for empty in (pybnorm.Handle.__new__(pybnorm.Handle), Forgetful()):
+        for use in (
+            lambda h=empty: h.workspace_size("backward", x),
+            lambda h=empty: h.forward_training(**arrays),
+            lambda h=empty: h.fill(1.0, arrays["y"]),
+            lambda h=empty: h.pointer,
+            lambda h=empty: pybnorm.axpby(h, 1, x, 64, 0, x, 128),
+        ):
+            with pytest.raises(pybnorm.ClosedError, match="handle"):
+                use()
+        empty.close()
+    blank = pybnorm.TensorDescriptor.__new__(pybnorm.TensorDescriptor)
+    for use in (blank.query, lambda: blank.nbytes, lambda: handle.workspace_size("backward", blank)):
+        with pytest.raises(pybnorm.ClosedError):
+            use()
+
+
+def test_closing_a_cached_descriptor_does_not_poison_the_handle(handle):
+    device, arrays = data(handle)
+    with handle.descriptor(arrays["x"]):
+        pass
+    handle.forward_training(**arrays)
+    device.synchronize()
+    assert np.isfinite(device.to_numpy(arrays["y"])).all()
+
+
+def test_a_handle_closed_by_an_array_of_the_call(handle):
+    """An array's own protocol runs Python code; the vendor must not see the handle after it was closed there."""
+    device, arrays = data(handle)
+    if device.stream:
+        pytest.skip(f"{handle.backend}: the protocol is the CPU's here")
+    y = device.to_numpy(arrays["y"])
+
+    class Closes:
+        def __init__(self, own):
+            self.own = own
+
+        def __dlpack_device__(self):
+            return y.__dlpack_device__()
+
+        def __dlpack__(self, **options):
+            self.own.close()
+            return y.__dlpack__()
+
+    before = y.copy()
+    for call in (
+        lambda h: h.fill(3.0, Closes(h)),
+        lambda h: h.axpby(1.0, arrays["x"], 0.0, Closes(h)),
+        lambda h: h.forward_training(**(arrays | {"y": Closes(h)})),
+    ):
+        own = pybnorm.Handle(handle.backend)
+        with pytest.raises(pybnorm.ClosedError, match="handle"):
+            call(own)
+        assert np.array_equal(y, before, equal_nan=True)
+
+
+FORK = """
+import os, signal, numpy as np, pybnorm
+x, one = np.ones((4, 3, 5, 5), np.float32), np.ones(3, np.float32)
+y = np.empty_like(x)
+handle = pybnorm.Handle("onednn")
+handle.forward_training(x, one, one, y)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        handle.forward_training(x, one, one, y)
+    except pybnorm.ArgumentError as error:
+        handle.close()
+        os._exit(0 if "fork" in str(error) else 3)
+    os._exit(4)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+handle.forward_training(x, one, one, y)
+handle.close()
+"""
+
+
+def test_a_handle_does_not_cross_a_fork(handle):
+    if handle.backend != "onednn":
+        pytest.skip(f"{handle.backend}: the rule is the core's, shown once on the CPU")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
 SHUTDOWN = """
 import sys, pybnorm
 kept = pybnorm.Handle({backend!r})

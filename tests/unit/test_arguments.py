@@ -224,10 +224,30 @@ def test_disjoint_accepts_neighbours_and_shared_inputs():
     arguments.disjoint([region("y", 1000)], [region("x", 1016), region("scale", 984), region("bias", 984)])
 
 
-@pytest.mark.parametrize("at", [985, 1000, 1004, 1015])
+@pytest.mark.parametrize("at", [988, 1000, 1004, 1012])
 def test_disjoint_refuses_overlap(at):
     error = refused(ArgumentError, "y", arguments.disjoint, [region("y", 1000)], [region("x", at)])
     assert "x" in error.value
+
+
+def test_addresses_are_aligned_and_end_in_memory():
+    for name, at in [("y", 1002), ("y", 2**64 - 4)]:
+        refused(ArgumentError, name, arguments.disjoint, [region(name, at)], [])
+        refused(ArgumentError, "x", arguments.disjoint, [], [region("x", at)])
+
+
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_byte_count_refuses_values(value):
+    assert "bytes" in refused(ArgumentError, "n", arguments.byte_count, value, "n").allowed
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "1", True])
+def test_byte_count_refuses_types(value):
+    refused(ArgumentTypeError, "n", arguments.byte_count, value, "n")
+
+
+def test_other_byte_orders_are_refused():
+    refused(ArgumentTypeError, "dtype", arguments.data_type, np.dtype(">f4"))
 
 
 def test_disjoint_refuses_overlapping_outputs():

@@ -98,4 +98,4 @@ def test_a_value_that_cannot_be_shown():
 
     assert errors.ArgumentError("x", Bad(), "an array").value == "<Bad>"
     assert len(errors.ArgumentError("x", "a" * 5, "b").value) == 5
-    assert len(errors.ArgumentError("x", list(range(1000)), "b").value) == 200
+    assert len(errors.ArgumentError("x", list(range(1000)), "b").value) == 300
