@@ -916,7 +916,8 @@ static inline uintptr_t bits(const void *pointer) {
 
 /* A misaligned access is no status in cuDNN: it is reported by the next synchronisation and the CUDA context
  * is lost. The 16-bit batch-norm kernels load pairs of elements, except where every tensor is channels-last;
- * cudnnTransformTensor and cudnnSetTensor take any element address (144 cases of odd offsets, H200, cuDNN 9.19).
+ * cudnnTransformTensor, cudnnSetTensor and the activation calls take any element address (240 cases of odd offsets,
+ * H200, cuDNN 9.19).
  * `data` and `params` are the call's addresses or-ed together. */
 static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t params) {
     uintptr_t element = dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
@@ -1099,7 +1100,7 @@ static int cudnn_relu(pbn_handle *handle, const pbn_call *call) {
         (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
         (status = to_scalar(1, call->x_desc->dtype, &one)) != PBN_OK ||
         (status = to_scalar(0, call->x_desc->dtype, &zero)) != PBN_OK ||
-        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->y), 0)) != PBN_OK)
+        (status = check_alignment(call->x_desc->dtype, 1, bits(call->x) | bits(call->y), 0)) != PBN_OK)
         return status;
     forget_vendor_text();
     status = new_relu(&activation);
@@ -1137,7 +1138,7 @@ static int cudnn_relu_backward(pbn_handle *handle, const pbn_call *call) {
     if ((status = to_compute(call->x_desc, &desc)) != PBN_OK ||
         (status = to_scalar(1, call->x_desc->dtype, &one)) != PBN_OK ||
         (status = to_scalar(0, call->x_desc->dtype, &zero)) != PBN_OK ||
-        (status = check_alignment(call->x_desc->dtype, 0, bits(call->x) | bits(call->dy) | bits(call->dx), 0)) !=
+        (status = check_alignment(call->x_desc->dtype, 1, bits(call->x) | bits(call->dy) | bits(call->dx), 0)) !=
             PBN_OK)
         return status;
     forget_vendor_text();

@@ -534,7 +534,7 @@ def test_axpby(handle, dtype, a, b, y_layout):
 @pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda v: v.short)
 @pytest.mark.parametrize("offset", [0, 1])
 def test_16_bit_elements_at_any_address(handle, dtype, offset):
-    """axpby and fill take every element address; a batch-norm call takes it or refuses it before the vendor."""
+    """axpby, fill and relu take every element address; a batch-norm call takes it or refuses it before the vendor."""
     if handle.backend != "cudnn":
         pytest.skip(f"{handle.backend}: has no alignment rule of its own")
     device, kind, dims = device_of(handle), data.numpy_dtype(dtype), (2, 3, 5, 7)
@@ -557,6 +557,12 @@ def test_16_bit_elements_at_any_address(handle, dtype, offset):
     handle.fill(1.5, shifted(whole))
     device.synchronize()
     assert (device.to_numpy(whole).astype(float)[offset : offset + count] == 1.5).all()
+    handle.relu(shifted(x), shifted(whole))
+    device.synchronize()
+    assert (device.to_numpy(whole).astype(float)[offset : offset + count] == 3).all()
+    handle.relu_backward(shifted(x), shifted(at(-2.0)), shifted(whole))
+    device.synchronize()
+    assert (device.to_numpy(whole).astype(float)[offset : offset + count] == -2).all()
     one = device.from_numpy(np.ones(3, np.float32))
     arguments = (shifted(x), one, one, one, one, shifted(whole))
     if offset:
