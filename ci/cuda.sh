@@ -5,12 +5,21 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: ci/cuda.sh DIR}
 mkdir -p "$out"
-python3 setup.py -q build_ext --inplace >"$out/cuda-build.txt" 2>&1
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export PYBNORM_REQUIRE=cudnn PYBNORM_REQUIRE_DEVICE=cudnn
-python3 -m pybnorm info | tee "$out/cuda-info.txt"
+site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# Reports say which library, not where this machine keeps it.
+public() { sed -e "s#$site#<site-packages>#g" -e "s#$PWD#<checkout>#g" -e "s#${PYBNORM_LIB_ONEDNN:-\$none}#<libdnnl>#g"; }
+python3 setup.py -q build_ext --inplace >"$out/build.txt" 2>&1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=cudnn PYBNORM_REQUIRE_DEVICE=cudnn
 status=0
-python3 -m pytest -q -p no:cacheprovider tests/unit/test_devices.py tests/backends 2>&1 | tail -n 40 | tee "$out/cuda-tests.txt" || status=1
-python3 -m pybnorm check --backend cudnn --json >"$out/cuda-smoke.json" || status=1
-python3 -m pybnorm check --backend cudnn | tee "$out/cuda-smoke.txt" || status=1
+python3 -m pybnorm info | public | tee "$out/cuda-info.txt"
+python3 -m pytest -p no:cacheprovider -q tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph 2>&1 |
+    grep -vE '^[.sxX]+ +\[' | public | tee "$out/cuda-tests.txt" || status=1
+python3 -m pybnorm check --json | public >"$out/cuda-smoke.json" || status=1
+COLUMNS=150 python3 -m pybnorm check | public | tee "$out/cuda-smoke.txt" || status=1
+for example in examples/*.py; do
+    [ "$example" = examples/example.py ] && continue
+    for dtype in f32 f16 bf16; do
+        python3 "$example" --backend cudnn --dtype $dtype 2>&1 || echo "exit status $?"
+    done
+done | public | tee "$out/cuda-examples.txt"
 exit $status

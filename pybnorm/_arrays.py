@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -282,9 +283,16 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
         typestr = interface["typestr"]
         if typestr not in _TYPESTRS and hasattr(obj, "__dlpack__"):
             return None  # the interface has no bfloat16; DLPack has
-        pointer, read_only = interface["data"]
-        dims = tuple(interface["shape"])
+        address, read_only = interface["data"]
+        pointer = operator.index(address or 0)
+        dims = tuple(map(operator.index, interface["shape"]))
+        if any(dim < 0 for dim in dims):
+            raise ValueError(f"shape {dims}")
         byte_strides = interface.get("strides")
+        if byte_strides is not None:
+            byte_strides = tuple(map(operator.index, byte_strides))
+            if len(byte_strides) != len(dims):
+                raise ValueError(f"shape {dims} with strides {byte_strides}")
         mask = interface.get("mask")
         itemsize = int(typestr[2:])
         device_type, device_id = CUDA, UNKNOWN_DEVICE
@@ -294,9 +302,9 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
         _failed(argument, obj, protocol, error)
     if mask is not None:
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask")
-    strides = _packed(dims) if byte_strides is None else _element_strides(dims, tuple(byte_strides), itemsize, argument)
+    strides = _packed(dims) if byte_strides is None else _element_strides(dims, byte_strides, itemsize, argument)
     return _View(
-        int(pointer or 0),
+        pointer,
         dims,
         strides,
         _TYPESTRS.get(typestr),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -40,23 +42,90 @@ _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.
 _RANKS = range(2, 9)
 
 
+_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_Result = TypeVar("_Result")
+
+
+class _WriteError(click.ClickException):
+    """A target that does not take what is written to it; nothing was shown, so nothing was judged."""
+
+    exit_code = 2
+
+    def __init__(self, target: str, error: OSError | str) -> None:
+        super().__init__(f"{target} cannot be written: {error}")
+
+
+class _Output:
+    """Standard output that says in one line when it takes no more."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._guarded(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def _guarded(self, action: Callable[[], _Result]) -> _Result:
+        try:
+            return action()
+        except BrokenPipeError:  # a reader that has seen enough, which rich and click know
+            raise
+        except OSError as error:
+            raise _WriteError("standard output", error) from None
+
+
+def _output() -> IO[str]:
+    if sys.stdout is None:
+        raise _WriteError("standard output", "it is closed")
+    return cast(IO[str], _Output(sys.stdout))
+
+
 def _console(stderr: bool = False) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
+    if not stderr:
+        stream = _output()
+    elif sys.stderr is not None:
+        stream = sys.stderr
+    else:
+        return Console(quiet=True)
     return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(pybnorm.__version__, prog_name="pybnorm")
 def main() -> None:
     """Batch normalization of every vendor library on this machine, held against a float64 reference."""
 
 
-def _write_json(value: Any, target: str) -> None:
-    text = json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n"
+def _write_json(value: Any, stream: IO[str]) -> None:
+    stream.write(json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n")
+    stream.flush()
+
+
+def _json_stream(target: str | None) -> IO[str] | None:
+    """The open target, before a long run whose result it could not take."""
+    if target is None:
+        return None
     if target == "-":
-        click.echo(text, nl=False)
-    else:
-        Path(target).write_text(text, encoding="utf-8")
+        return _output()
+    try:
+        return open(target, "w", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ArgumentError("--json", target, f"a file that can be written ({reason})") from None
 
 
 # ---------------------------------------------------------------- info
@@ -66,6 +135,7 @@ def _write_json(value: Any, target: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def info(as_json: bool) -> None:
     """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    console = None if as_json else _console()
     workers = {name: runner.Worker(name) for name in pybnorm.backends()}
     found: list[runner.BackendInfo] = []
     abilities: dict[str, list[dict[str, Any]]] = {}
@@ -75,14 +145,17 @@ def info(as_json: bool) -> None:
             found.append(_described(name, future))
             if found[-1].loaded:
                 abilities[name] = workers[name].submit(_abilities, name).result()
+    except KeyboardInterrupt:
+        for worker in workers.values():
+            worker.kill()
+        raise
     finally:
         for worker in workers.values():
             worker.close()
-    if as_json:
+    if console is None:
         backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
-        _write_json({"environment": report.environment(), "backends": backends}, "-")
+        _write_json({"environment": report.environment(), "backends": backends}, _output())
         return
-    console = _console()
     machine = report.environment()
     console.print(f"pybnorm {machine['pybnorm']}, Python {machine['python']}, {machine['platform']}")
     for item in found:
@@ -93,7 +166,10 @@ def _described(name: str, future: Any) -> runner.BackendInfo:
     try:
         result: runner.BackendInfo = future.result()
     except Exception as error:  # the process died while it loaded the library
-        return runner.BackendInfo(name, label=SPECS[name].label, problem=f"{type(error).__name__}: {error}")
+        problem = f"{type(error).__name__}: {error}"
+        named = runner.override(name)
+        attempts = ((named, os.environ[named], "the process died while it loaded the file"),) if named else ()
+        return runner.BackendInfo(name, label=SPECS[name].label, problem=problem, attempts=attempts, override=named)
     return result
 
 
@@ -134,8 +210,8 @@ def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str,
         console.print(f"  device     {item.device}")
     if item.problem:
         console.print(Text.assemble(("  absent     " if not item.loaded else "  unusable   ", "yellow"), item.problem))
-        for how, file, why in item.attempts if not item.loaded else ():
-            console.print(f"    {how}: {file}: {why}", soft_wrap=True, markup=False)
+        if not item.loaded:
+            report.print_attempts(console, item)
         if item.hint:
             console.print(f"  to have it {item.hint}", soft_wrap=True, markup=False)
     if not rows:
@@ -199,8 +275,11 @@ def check(
     Exit status:
       0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
       1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
-         PYBNORM_REQUIRE_DEVICE or of --backend could not run beside others
-      2  nothing could be judged: no library, no supported case, bad arguments
+         PYBNORM_REQUIRE_DEVICE or of --backend could not run beside others,
+         or a file that PYBNORM_LIB_<BACKEND> names cannot be used
+      2  nothing could be judged: no library, no supported case, bad arguments;
+         or the result could not be written
+    130  interrupted; what was finished is printed
 
     \b
     A case, options at their default left out:
@@ -213,12 +292,13 @@ def check(
         problems = _problems(cases, suite)
         chosen = _backends(backends, "--backend") or pybnorm.backends()
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
+        console = _console(stderr=json_target == "-")
+        json_stream = _json_stream(json_target)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     started = time.monotonic()
-    console = _console(stderr=json_target == "-")
     names = list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE])))
-    found, results = _run(names, problems, console)
+    found, results, interrupted = _run(names, problems, console)
     missing = [
         i.backend
         for i in found
@@ -226,21 +306,39 @@ def check(
         or (i.backend in required[REQUIRE_DEVICE] and i.problem)
         or (i.backend in backends and i.problem and results)
     ]
-    status = report.exit_status(results, missing)
-    if json_target:
+    overrides = [i.override for i in found if i.override]
+    status = _INTERRUPTED if interrupted else report.exit_status(results, missing + overrides)
+    trouble: _WriteError | None = None
+    if json_stream is not None:
         document = {
             "environment": report.environment(),
             "backends": found,
             "cases": results,
             "required_but_absent": missing,
+            "unusable_overrides": overrides,
+            "complete": not interrupted,
             "exit_status": status,
         }
-        _write_json(document, json_target)
+        try:
+            _write_json(document, json_stream)
+        except OSError as error:
+            trouble = _WriteError(f"--json {json_target}", error)
+        finally:
+            if json_target != "-":
+                with contextlib.suppress(OSError):  # once more what the write has said
+                    json_stream.close()
     if json_target != "-":
         report.print_results(console, results)
     report.print_details(console, results, verbose)
     report.print_totals(console, results, time.monotonic() - started)
-    _explain(console, found, results, missing)
+    if interrupted:
+        usable = sum(not i.problem for i in found)
+        console.print(f"incomplete: {len(results)} of {usable * len(problems)} cases", highlight=False)
+        console.print(Text("interrupted", "bold red"))
+    else:
+        _explain(console, found, results, missing, overrides)
+    if trouble is not None:
+        raise trouble
     context.exit(status)
 
 
@@ -278,12 +376,15 @@ def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
 
 def _run(
     names: list[str], problems: list[Problem], console: Console
-) -> tuple[list[runner.BackendInfo], list[runner.CaseResult]]:
+) -> tuple[list[runner.BackendInfo], list[runner.CaseResult], bool]:
+    """What there is, what came out, and whether an interrupt left it incomplete."""
     workers = {name: runner.Worker(name) for name in names}
+    found: list[runner.BackendInfo] = []
     results: list[runner.CaseResult] = []
+    interrupted = False
     try:
         pending = {name: worker.describe() for name, worker in workers.items()}
-        found = [_described(name, future) for name, future in pending.items()]
+        found += [_described(name, future) for name, future in pending.items()]
         report.print_backends(console, found)
         usable = [i.backend for i in found if not i.problem]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -295,22 +396,36 @@ def _run(
                     results.append(workers[name].run(problem))
                     progress.advance(task)
                 workers[name].close()
+    except KeyboardInterrupt:
+        interrupted = True
+        for worker in workers.values():
+            worker.kill()
     finally:
         for worker in workers.values():
             worker.close()
-    return found, results
+    return found, results, interrupted
 
 
 def _explain(
-    console: Console, found: list[runner.BackendInfo], results: list[runner.CaseResult], missing: list[str]
+    console: Console,
+    found: list[runner.BackendInfo],
+    results: list[runner.CaseResult],
+    missing: list[str],
+    overrides: list[str],
 ) -> None:
     """Why the exit status is what the statuses alone do not show."""
     for name in missing:
         console.print(Text(f"{name} was asked for and could not run", "bold red"))
+    for variable in overrides:
+        console.print(Text(f"{variable} names a file that cannot be used", "bold red"))
     if not results:
-        console.print(Text("No vendor library could run, so nothing was checked. To have one:", "bold red"))
+        console.print(Text("No vendor library could run, so nothing was checked.", "bold red"))
         for item in found:
-            console.print(f"  {item.backend}: {item.hint or item.problem}", markup=False, soft_wrap=True)
+            console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
+            if not item.loaded and not item.override:
+                report.print_attempts(console, item)
+            if item.hint:
+                console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
     elif all(r.status == Status.UNSUPPORTED for r in results):
         console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))
 
@@ -333,7 +448,7 @@ def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None
 
     result = reference.run(repeats=repeats)
     if as_json:
-        _write_json(result, "-")
+        _write_json(result, _output())
     else:
         click.echo(reference.render(result))
     context.exit(0 if result["within_limits"] else 1)

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import collections
 import os
+from pathlib import Path
 
 import pytest
 
 import pybnorm
+
+# Child processes import the package that this one has: in a clone, the installed one, not the sources beside the tests.
+# Those started with -c or -m also look into their working directory first, which is therefore never the clone's root.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(pybnorm.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 
 
 def _listed(variable, backend):

@@ -23,6 +23,7 @@ from pybnorm.check.runner import BackendInfo, CaseResult
 __all__ = [
     "environment",
     "exit_status",
+    "print_attempts",
     "print_backends",
     "print_details",
     "print_results",
@@ -80,7 +81,7 @@ def exit_status(results: Sequence[CaseResult], missing: Sequence[str]) -> int:
     """0, 1 or 2.
 
     0: every case is PASS, WARN or UNSUPPORTED and at least one was judged. 1: any other status, INCONCLUSIVE included,
-    because such a case has not been shown to be right; or a required backend (`missing`) could not run.
+    because such a case has not been shown to be right; or a backend that was asked for (`missing`) could not run.
     2: nothing was judged: no backend could run, or none supports any of the cases.
     """
     if missing or any(not r.status.good for r in results):
@@ -106,9 +107,17 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
         if info.problem:
             word = f"unusable: {info.label} {version_text(info)}, {info.path}: " if info.loaded else "absent: "
             console.print(Text.assemble((f"{info.backend}: ", "bold"), (word, "yellow"), info.problem))
+            if info.override:
+                print_attempts(console, info)
         else:
             text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
             console.print(Text.assemble((f"{info.backend}: ", "bold"), text))
+
+
+def print_attempts(console: Console, info: BackendInfo) -> None:
+    """Every file that was tried, and why it did not serve."""
+    for how, file, why in info.attempts:
+        console.print(f"    {how}: {file}: {why}", soft_wrap=True, markup=False)
 
 
 def version_text(info: BackendInfo) -> str:

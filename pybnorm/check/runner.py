@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -50,7 +52,9 @@ class BackendInfo:
     problem: str = ""
     """Why no case can run; empty if cases can."""
     hint: str = ""
-    """How to install the library, where it is absent."""
+    """How to install the library, where it was searched for and not found."""
+    override: str = ""
+    """The environment variable that names the library's file, where that file cannot be used."""
 
     @property
     def loaded(self) -> bool:
@@ -370,7 +374,8 @@ def describe(backend: str) -> BackendInfo:
         library = _core.load(backend)
     except errors.LibraryError as error:
         info.problem = str(error).splitlines()[0].partition(" To have one")[0]
-        info.attempts, info.hint = error.attempts, SPECS[backend].hint
+        info.attempts, info.override = error.attempts, override(backend)
+        info.hint = "" if info.override else SPECS[backend].hint
         return info
     info.version, info.path = tuple(library.version), library.path
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
@@ -381,6 +386,14 @@ def describe(backend: str) -> BackendInfo:
     return info
 
 
+def override(backend: str) -> str:
+    """The environment variable that names `backend`'s library, if it is set; nothing else is searched then."""
+    from pybnorm._find import SPECS
+
+    variable = SPECS[backend].variable
+    return variable if os.environ.get(variable) else ""
+
+
 _sessions: dict[str, Session] = {}  # of this worker process
 
 
@@ -388,6 +401,11 @@ def _work(opener: Callable[[str], Session], backend: str, case: str) -> CaseResu
     if backend not in _sessions:
         _sessions[backend] = opener(backend)
     return run_case(Problem.parse(case), _sessions[backend])
+
+
+def _ignore_interrupt() -> None:
+    # Ctrl-C reaches every process of the terminal; the one that prints decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Worker:
@@ -412,8 +430,14 @@ class Worker:
         """Call an importable function in the process."""
         if self._executor is None:
             # spawn: a forked child would inherit the state of libraries and threads
-            self._executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        return self._executor.submit(function, *arguments)
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, mp_context=context, initializer=_ignore_interrupt)
+        # The process may start here. It inherits the mask, which covers its imports, before the initializer.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._executor.submit(function, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def describe(self) -> Future[BackendInfo]:
         """`describe` in the process, so that even loading a library cannot take this one down."""
@@ -431,8 +455,15 @@ class Worker:
             return CaseResult(self.backend, str(problem), classify(error), message=text)
         return result
 
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing."""
+        if self._executor is not None:
+            for process in list((self._executor._processes or {}).values()):
+                process.kill()
+        self.close()
+
     def close(self) -> None:
-        """End the process."""
+        """End the process, after the case it is at."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None

@@ -259,11 +259,16 @@ handle.close()
 """
 
 
-def test_a_handle_does_not_cross_a_fork(handle):
+def test_a_handle_does_not_cross_a_fork(handle, tmp_path):
     if handle.backend != "onednn":
         pytest.skip(f"{handle.backend}: the rule is the core's, shown once on the CPU")
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
 
@@ -277,9 +282,10 @@ sys.kept = kept  # outlives the module's own teardown
 """
 
 
-def test_a_leaked_handle_survives_interpreter_shutdown(handle):
+def test_a_leaked_handle_survives_interpreter_shutdown(handle, tmp_path):
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SHUTDOWN.format(backend=handle.backend)],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,

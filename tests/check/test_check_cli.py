@@ -2,22 +2,32 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import pybnorm
 
+HERE = Path(__file__).parent
+NOTHING_HERE = str(Path(__file__).with_name("nothing_here.py"))
+ONE_CASE = ("check", "--backend", "onednn", "--case", "infer,spatial,f32,nchw,2x3x4x4")
 NOWHERE = {f"PYBNORM_LIB_{name.upper()}": "/nonexistent/library.so" for name in pybnorm.backends()}
 
 
-def run(*arguments, **variables):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYBNORM_REQUIRE", "FORCE_COLOR"))}
+def clean_environment():
+    dropped = ("PYBNORM_REQUIRE", "PYBNORM_LIB_", "FORCE_COLOR")
+    return {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+
+
+def run(*arguments, program=("-m", "pybnorm"), **variables):
     return subprocess.run(
-        [sys.executable, "-m", "pybnorm", *arguments],
-        env=clean | variables,
+        [sys.executable, *program, *arguments],
+        env=clean_environment() | variables,
+        cwd=HERE,
         capture_output=True,
         text=True,
         timeout=300,
@@ -40,11 +50,17 @@ def without_library(*arguments, **variables):
     return run(*arguments, **(NOWHERE | variables))
 
 
+def without_finding(*arguments, **variables):
+    """Nothing is named, everything is searched, nothing is there."""
+    package = Path(pybnorm.__file__).parents[1]
+    return run(*arguments, program=(NOTHING_HERE,), PYTHONPATH=str(package), **variables)
+
+
 # ---------------------------------------------------------------- without a library
 
 
 def test_with_no_library_the_check_says_so_names_what_to_install_and_exits_with_2():
-    done = without_library("check")
+    done = without_finding("check")
     assert done.returncode == 2, done.stderr
     assert "No vendor library could run, so nothing was checked" in done.stdout
     assert "pip install onednn-cpu-gomp" in done.stdout
@@ -52,12 +68,29 @@ def test_with_no_library_the_check_says_so_names_what_to_install_and_exits_with_
     assert "ROCm" in done.stdout
     for name in pybnorm.backends():
         assert f"{name}: absent: " in done.stdout
+        assert f"    system loader: lib{name}-nowhere.so: " in done.stdout
     assert "PASS" not in done.stdout
+
+
+def test_a_named_file_that_is_no_library_is_a_failure_with_its_reason_and_no_advice_to_install(tmp_path):
+    file = tmp_path / "libdnnl.so.3"
+    file.write_text("not ELF, but long enough to be read as the header that it does not have")
+    done = run("check", "--backend", "onednn", PYBNORM_LIB_ONEDNN=str(file))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"PYBNORM_LIB_ONEDNN: {file}: " in done.stdout
+    assert "invalid ELF header" in done.stdout
+    assert "PYBNORM_LIB_ONEDNN names a file that cannot be used" in done.stdout
+    assert "pip install" not in done.stdout
+    done = run("info", PYBNORM_LIB_ONEDNN=str(file))
+    part = done.stdout[done.stdout.index("\nonednn ") :]
+    assert f"PYBNORM_LIB_ONEDNN: {file}: " in part
+    assert "invalid ELF header" in part
+    assert "to have it" not in part
 
 
 @pytest.mark.parametrize("variable", ["PYBNORM_REQUIRE", "PYBNORM_REQUIRE_DEVICE"])
 def test_a_required_library_that_is_absent_is_a_failure(variable):
-    done = without_library("check", "--backend", "onednn", **{variable: "onednn, cudnn"})
+    done = without_finding("check", "--backend", "onednn", **{variable: "onednn, cudnn"})
     assert done.returncode == 1
     assert "cudnn was asked for and could not run" in done.stdout
     assert "onednn was asked for and could not run" in done.stdout
@@ -90,7 +123,12 @@ def test_info_lists_every_attempt_for_an_absent_library():
     for backend in data["backends"]:
         assert not backend["loaded"]
         assert backend["attempts"][0][1] == "/nonexistent/library.so"
+        assert backend["override"] == f"PYBNORM_LIB_{backend['backend'].upper()}"
+        assert backend["hint"] == ""
+    for backend in json.loads(without_finding("info", "--json").stdout)["backends"]:
+        assert backend["override"] == ""
         assert backend["hint"]
+        assert f"  to have it {backend['hint']}\n" in without_finding("info").stdout
     assert data["environment"]["pybnorm"] == pybnorm.__version__
 
 
@@ -108,6 +146,7 @@ def test_the_smoke_suite_passes_on_onednn_within_its_time(onednn, tmp_path):
     assert set(statuses) <= {"PASS", "UNSUPPORTED"}
     assert statuses.count("PASS") >= 100
     assert data["exit_status"] == 0
+    assert data["complete"]
     (backend,) = data["backends"]
     assert backend["version"] == list(onednn.version)
     assert backend["path"] == onednn.path
@@ -160,6 +199,89 @@ def test_a_backend_that_was_asked_for_by_name_must_run(onednn):
     assert done.returncode == 1
     assert "onednn: 1 cases, 1 PASS" in done.stdout
     assert "cudnn was asked for and could not run" in done.stdout
+
+
+def test_a_named_file_that_cannot_be_used_fails_a_run_in_which_others_pass(onednn):
+    case = "infer,spatial,f32,nchw,2x3x4x4"
+    done = run("check", "--case", case, PYBNORM_LIB_MIOPEN=__file__)
+    assert "onednn: 1 cases, 1 PASS" in done.stdout
+    assert f"PYBNORM_LIB_MIOPEN: {__file__}: " in done.stdout
+    assert "PYBNORM_LIB_MIOPEN names a file that cannot be used" in done.stdout
+    assert "was asked for" not in done.stdout
+    assert done.returncode == 1
+    # set to nothing is not set
+    done = run("check", "--backend", "onednn", "--case", case, PYBNORM_LIB_ONEDNN="", PYBNORM_LIB_MIOPEN=__file__)
+    assert done.returncode == 0, done.stdout
+
+
+# ---------------------------------------------------------------- targets that take nothing
+
+
+@pytest.mark.parametrize("target", ["/nonexistent/x.json", os.path.dirname(__file__)])
+def test_a_json_target_that_cannot_be_opened_is_refused_before_the_run(target):
+    done = run(*ONE_CASE, "--json", target)
+    assert done.returncode == 2
+    assert f"--json: got {target}, allowed: a file that can be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_json_target_that_takes_nothing_is_one_line_after_the_table(onednn):
+    done = run(*ONE_CASE, "--json", "/dev/full")
+    assert done.returncode == 2
+    assert "onednn: 1 cases, 1 PASS" in done.stdout
+    assert done.stderr == "Error: --json /dev/full cannot be written: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [(">&-", "it is closed"), (">/dev/full", "[Errno 28] No space left on device")],
+)
+@pytest.mark.parametrize("command", ["check --case infer,spatial,f32,nchw,2x3x4x4", "info", "info --json"])
+def test_a_standard_output_that_takes_nothing_is_one_line(command, redirection, reason):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m pybnorm {command} {redirection}', sys.executable],
+        env=clean_environment(),
+        cwd=HERE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stderr == f"Error: standard output cannot be written: {reason}\n"
+    assert done.returncode == 2
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
+    suite, target = tmp_path / "long.txt", tmp_path / "result.json"
+    suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 20001)))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--suite", str(suite), "--json", str(target)],
+        env=clean_environment(),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        first = process.stdout.readline()
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
+        rest, errors = process.communicate(timeout=120)
+    assert first.startswith("onednn: oneDNN")
+    assert process.returncode == 130, errors
+    assert errors == ""
+    data = json.loads(target.read_text())
+    assert not data["complete"]
+    assert data["exit_status"] == 130
+    assert 0 < len(data["cases"]) < 20000
+    assert {c["status"] for c in data["cases"]} == {"PASS"}
+    assert rest.count("PASS ") >= len(data["cases"])
+    assert f"incomplete: {len(data['cases'])} of 20000 cases\n" in rest
+    assert rest.endswith("interrupted\n")
 
 
 def test_a_suite_may_be_a_file(onednn, tmp_path):

@@ -2,7 +2,10 @@
 
 import json
 import math
+import multiprocessing
 import os
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -138,6 +141,33 @@ def test_a_worker_is_another_process_and_results_come_back_whole():
         there, here = worker.run(CASE), run_case(CASE, session())
     there.seconds = here.seconds = 0
     assert there == here
+
+
+def test_an_interrupt_of_the_terminal_does_not_reach_a_worker_not_even_while_it_starts(capfd):
+    with Worker("onednn", open_simulated) as worker:
+        before = set(multiprocessing.active_children())
+        pending = worker.submit(os.getpid)
+        (process,) = set(multiprocessing.active_children()) - before
+        for _ in range(50):
+            os.kill(process.pid, signal.SIGINT)
+            time.sleep(0.01)
+        assert pending.result() == process.pid
+        os.kill(process.pid, signal.SIGINT)
+        assert worker.submit(os.getpid).result() == process.pid
+        assert worker.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_can_be_ended_in_the_middle_of_a_case():
+    worker = Worker("onednn", open_simulated)
+    worker.submit(os.getpid).result()
+    started = time.monotonic()
+    pending = worker.submit(time.sleep, 60)
+    while not pending.running():
+        time.sleep(0.01)
+    worker.kill()
+    assert time.monotonic() - started < 20
 
 
 def test_a_session_that_does_not_open_is_a_failure_of_the_case():

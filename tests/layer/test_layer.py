@@ -424,7 +424,7 @@ def test_another_process_restores_and_infers(place, tmp_path):
     inputs = data.generate(problem)
     np.save(tmp_path / "x.npy", inputs.x)
     files = [str(tmp_path / name) for name in ("info.json", "x.npy", "y.npy")]
-    subprocess.run([sys.executable, "-c", CHILD, place.handle.backend, *files], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", CHILD, place.handle.backend, *files], check=True, timeout=120, cwd=tmp_path)
     inputs = dataclasses.replace(
         inputs,
         mean=info.running_mean,

@@ -23,7 +23,7 @@ MISMATCH, ABSENT, REFUSED = 1, 2, 3
 
 
 def run(name, *options, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), **variables}
+    environment = {**os.environ, **variables}
     return subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *options],
         capture_output=True, text=True, timeout=300, env=environment, check=False,

@@ -98,8 +98,7 @@ def _threads(size, names):
 def _processes(kind, size, folder, names):
     worker = [sys.executable, str(pathlib.Path(sync_worker.__file__)), kind]
     tail = [str(size), str(folder), *names]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # Open MPI refuses root and more ranks than cores, unless told; MPICH does not know these.
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}

@@ -250,7 +250,22 @@ def test_cuda_array_interface_types_that_are_refused(typestr: str) -> None:
     assert caught.value.argument == "saved_mean"
 
 
-@pytest.mark.parametrize("fields", [{"data": None}, {"shape": 3}, {"typestr": None}, {"data": ("no", "pointer", 3)}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": None},
+        {"shape": 3},
+        {"shape": "abc"},
+        {"shape": (2, -3, 4)},
+        {"shape": (2, 3.0, 4)},
+        {"typestr": None},
+        {"data": ("no", "pointer", 3)},
+        {"data": ("x", 0)},
+        {"strides": 4},
+        {"strides": "abc"},
+        {"strides": (16, 4)},
+    ],
+)
 def test_cuda_array_interface_that_is_malformed(fields: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=r"x: got .*Cai whose __cuda_array_interface__ failed") as caught:
         as_buffer(Cai(**fields), "x")
