@@ -14,7 +14,7 @@ status=0
 python3 -m pybnorm info | public | tee "$out/cuda-info.txt"
 python3 -m pytest -p no:cacheprovider -q tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph 2>&1 |
     grep -vE '^[.sxX]+ +\[' | public | tee "$out/cuda-tests.txt" || status=1
-python3 -m pybnorm check --json | public >"$out/cuda-smoke.json" || status=1
+python3 -m pybnorm check --json | public | python3 ci/shorten.py >"$out/cuda-smoke.json" || status=1
 COLUMNS=150 python3 -m pybnorm check | public | tee "$out/cuda-smoke.txt" || status=1
 for example in examples/*.py; do
     [ "$example" = examples/example.py ] && continue
