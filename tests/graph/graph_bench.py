@@ -88,11 +88,6 @@ def new_graph(dtype):
     return graph.set_name("test")
 
 
-def without_half(bench, dtype):
-    """Whether MIOpen's float16 activation kernels cannot be compiled here: its rig's OpenCL has no half."""
-    return bench.device.name.startswith("hipcpu") and dtype == DataType.FLOAT16
-
-
 def judge(expected, output, got, bench=None):
     """Within the stable bound; MIOpen 3.4 truncates bfloat16 results, which is off by u more than rounding."""
     if output in ("y", "dx") and bench is not None and bench.handle.backend == "miopen" and got.itemsize == 2:
