@@ -1584,7 +1584,8 @@ cdef int _forward_training(
     call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_forward_training"
-    _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
+    if not own:  # the array level has asked, before it looked at the parameters
+        _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
     handle._ensure_workspace(&call, own, name)
     return _run(handle, &call, name)
 
@@ -1618,7 +1619,8 @@ cdef int _forward_inference(
     call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_forward_inference"
-    _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
+    if not own:  # the array level has asked, before it looked at the parameters
+        _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
     handle._ensure_workspace(&call, own, name)
     return _run(handle, &call, name)
 
@@ -1649,7 +1651,8 @@ cdef int _backward(
     call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_backward"
-    _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
+    if not own:  # the array level has asked, before it looked at the parameters
+        _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
     handle._ensure_workspace(&call, own, name)
     return _run(handle, &call, name)
 

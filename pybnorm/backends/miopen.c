@@ -627,8 +627,10 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
     if (operation == PBN_OP_AXPBY)
         bits |= PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
-        /* float16 scratch, and products that miopenOpTensor rounds to float16 before it adds them */
-        bits |= PBN_CAP_BLEND_SCRATCH | (dtype == PBN_FLOAT16 ? PBN_CAP_BLEND_ROUNDS : 0);
+        bits |= PBN_CAP_BLEND_SCRATCH;
+    /* miopenOpTensor rounds each product to float16 before it adds them, and the scratch is float16 too */
+    if ((bits & (PBN_CAP_BLEND_NATIVE | PBN_CAP_BLEND_SCRATCH)) != 0 && dtype == PBN_FLOAT16)
+        bits |= PBN_CAP_BLEND_ROUNDS;
     return bits;
 }
 

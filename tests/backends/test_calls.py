@@ -629,6 +629,7 @@ def test_a_blend_rounds_once_or_more(handle, dtype, operation):
     if not bits & (BLENDS if operation in OPERATIONS else Capability.RUNS):
         assert (handle.backend, dtype) in NO_BLENDING or (handle.backend, dtype) == ("onednn", DataType.FLOAT16)
         return
+    assert (Capability.BLEND_ROUNDS in bits) == bool(stores_of(handle.backend, dtype).terms), f"{bits!r}"
     unit = 2 * bounds.precision(dtype).u_out
     if operation == Operation.AXPBY:  # the product is 1 + (8 + j) units + 3/8 of one
         device, kind, j = device_of(handle), data.numpy_dtype(dtype), 0.375 / unit / 8
