@@ -42,6 +42,7 @@ from pybnorm._shim cimport (
     pbn_call,
     pbn_handle,
     pbn_library,
+    pbn_plan,
     pbn_tensor,
 )
 
@@ -59,9 +60,14 @@ cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **pointer, size_t alignment, size_t size)
 
 __all__ = [
+    "BackwardPlan",
+    "ForwardInferencePlan",
+    "ForwardTrainingPlan",
     "Handle",
     "Library",
+    "Plan",
     "TensorDescriptor",
+    "algorithms",
     "axpby",
     "backends",
     "batch_normalization_backward",
@@ -1410,6 +1416,86 @@ cdef class Handle:
                 raise _error(self.table, status, "workspace_size", (f"x={xd!r}",))
         return size
 
+    def plan_forward_training(
+        self,
+        x,
+        y=None,
+        *,
+        mode=Mode.SPATIAL,
+        algorithm="auto",
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        exponential_average_factor=0.1,
+        running=True,
+        saved=True,
+    ):
+        """Make a forward training call ready: everything but the pointers is validated and fixed now.
+
+        Parameters
+        ----------
+        x, y : TensorDescriptor or array
+            What the tensors of the calls will look like; y like x by default. Of an array the alignment counts too:
+            later addresses must be no less aligned; for descriptors it is 16 bytes.
+        mode : Mode
+        algorithm : str
+            ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
+            range is limited (cuDNN's persistent sums in fixed point); a name of `algorithms`: that one and nothing
+            else. ``"graph:2"`` is the third plan in the order of cuDNN's heuristic.
+        alpha, beta, epsilon, exponential_average_factor
+            As in `forward_training`.
+        running, saved : bool
+            Whether the calls pass running and saved statistics.
+
+        Returns
+        -------
+        ForwardTrainingPlan
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`; UnsupportedError where the algorithm named cannot do it, with the reason.
+        """
+        return _plan_forward_training(
+            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved
+        )
+
+    def plan_forward_inference(
+        self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5
+    ):
+        """Make a forward inference call ready; parameters as in `plan_forward_training`.
+
+        Returns
+        -------
+        ForwardInferencePlan
+        """
+        return _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon)
+
+    def plan_backward(
+        self,
+        x,
+        dy=None,
+        dx=None,
+        *,
+        mode=Mode.SPATIAL,
+        algorithm="auto",
+        alpha_data=1.0,
+        beta_data=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        saved=True,
+    ):
+        """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
+
+        Returns
+        -------
+        BackwardPlan
+        """
+        return _plan_backward(
+            self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved
+        )
+
     cdef tuple _workspace(self, object workspace, list kept):
         """(address, bytes) of the workspace argument; `kept` holds its memory until the call has returned."""
         if workspace is None:
@@ -2043,3 +2129,446 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
         _relu_backward(
             h, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd, _arguments.pointer(dx, "dx")
         )
+
+
+# ---------------------------------------------------------------- plans
+
+def algorithms(backend):
+    """Names that a plan's ``algorithm`` takes on a backend.
+
+    Parameters
+    ----------
+    backend : str
+
+    Returns
+    -------
+    tuple of str
+        ``"auto"``, ``"fast"`` and ``"plain"``, the vendor's entry point for the mode, on every backend.
+    """
+    cdef const pbn_backend *table = _table(backend)
+    names = ["auto", "fast"]
+    cdef int i = 0
+    if table.algorithms == NULL:
+        return (*names, "plain")
+    while table.algorithms[i] != NULL:
+        names.append(table.algorithms[i].decode())
+        i += 1
+    return tuple(names)
+
+
+cdef enum:
+    _SPANS = 10  # the most tensors of a call, and its workspace
+
+
+cdef class Plan:
+    """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
+
+    Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked;
+    arrays are held against what was planned. One thread at a time runs a plan; the handle's lock sees to it. On a
+    device it can be captured into a graph after its first run.
+
+    Attributes
+    ----------
+    algorithm : str
+        The one that runs, for cuDNN a name of `algorithms`.
+    reason : str
+        Why it was chosen.
+    workspace_size : int
+        Bytes that each call needs, aligned to 64; on the CPU the handle lends its own.
+    """
+
+    cdef pbn_plan *plan
+    cdef pbn_call call
+    cdef Handle handle
+    cdef TensorDescriptor xd, yd, dxd, pd
+    cdef size_t data_span, other_span, out_span, param_span
+    cdef uintptr_t starts[_SPANS]
+    cdef uintptr_t ends[_SPANS]
+    cdef bint writes[_SPANS]
+    cdef int spans
+    cdef str name
+    cdef readonly str algorithm
+    cdef readonly str reason
+    cdef readonly size_t workspace_size
+
+    def __cinit__(self):
+        self.plan = NULL
+
+    def __init__(self):
+        raise TypeError(f"{type(self).__name__} is made by a Handle's plan_ methods")
+
+    def __dealloc__(self):
+        if self.plan != NULL:
+            self.handle.table.plan_destroy(self.plan)
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.algorithm} of {self.handle.backend}, x {self.xd!r}>"
+
+    cdef int _make(self, object algorithm) except -1:
+        """Everything but the call's descriptors and scalars, which the caller has set."""
+        cdef const pbn_backend *table = self.handle.table
+        cdef const char *chosen = NULL
+        cdef const char *why = NULL
+        cdef int status
+        cdef bytes name
+        if not isinstance(algorithm, str):
+            raise errors.ArgumentTypeError("algorithm", algorithm, "a string")
+        known = algorithms(self.handle.backend)
+        if algorithm.partition(":")[0] not in known:
+            raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
+        _check_capability(table, self.call.operation, self.call.mode, self.xd, self.name)
+        self.data_span = _span_bytes(self.xd)
+        self.other_span = _span_bytes(self.yd)
+        self.out_span = _span_bytes(self.dxd) if self.dxd is not None else 0
+        self.param_span = _span_bytes(self.pd)
+        if table.plan_create == NULL:
+            if ":" in algorithm:
+                raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
+            status = table.workspace_size(self.handle.handle, &self.call, &self.workspace_size)
+            if status != 0:
+                raise _error(table, status, self.name, _shown(&self.call))
+            self.algorithm, self.reason = "plain", "the one entry point of this backend"
+        else:
+            name = (<str>algorithm).encode("ascii", "replace")
+            chosen = name
+            with nogil:
+                status = table.plan_create(self.handle.handle, &self.call, chosen, &self.plan)
+            if status != 0:
+                raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={algorithm}"))
+            table.plan_info(self.plan, &self.workspace_size, &chosen, &why)
+            self.algorithm, self.reason = chosen.decode(), why.decode()
+        # Of the pointers only their presence and alignment counted.
+        self.call.x = self.call.dy = NULL
+        self.call.y = self.call.dx = NULL
+        return 0
+
+    cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
+        cdef uintptr_t address
+        if type(value) is int:
+            address = _address(value, name)
+        else:
+            buffer = self.handle._buffer(value, name, output)
+            if (buffer.dtype, buffer.dims, buffer.strides) != (planned.dtype, planned.dims, planned.strides):
+                raise errors.ArgumentError(
+                    name,
+                    f"{buffer.dtype.short} dims={buffer.dims} strides={buffer.strides}",
+                    f"what was planned, {planned.dtype.short} dims={planned.dims} strides={planned.strides}",
+                )
+            kept.append(buffer)
+            address = buffer.pointer
+        return address
+
+    cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
+        if type(value) is int:
+            return _address(value, name)
+        return self.handle._parameter(value, name, self.pd, kept, output)
+
+    cdef void _mark(self, uintptr_t address, size_t size, bint written) noexcept:
+        self.starts[self.spans] = address
+        self.ends[self.spans] = address + size
+        self.writes[self.spans] = written
+        self.spans += 1
+
+    cdef bint _apart(self) noexcept:
+        cdef int i, j
+        for i in range(self.spans):
+            for j in range(i):
+                if (
+                    (self.writes[i] or self.writes[j])
+                    and self.starts[i] < self.ends[j]
+                    and self.starts[j] < self.ends[i]
+                ):
+                    return False
+        return True
+
+    cdef int _overlap(self) except -1:
+        """Ranges overlap; views that interleave may be apart all the same."""
+        cdef pbn_call *call = &self.call
+        outputs, inputs = [], [_region("x", <uintptr_t>call.x, self.xd)]
+        if call.operation == PBN_OP_BACKWARD:
+            outputs.append(_region("dx", <uintptr_t>call.dx, self.dxd))
+            inputs.append(_region("dy", <uintptr_t>call.dy, self.yd))
+        else:
+            outputs.append(_region("y", <uintptr_t>call.y, self.yd))
+        written = call.operation == PBN_OP_FORWARD_TRAINING
+        for name, address, output in (
+            ("scale", <uintptr_t>call.scale, False),
+            ("bias", <uintptr_t>call.bias, False),
+            ("dscale", <uintptr_t>call.dscale, True),
+            ("dbias", <uintptr_t>call.dbias, True),
+            ("running_mean", <uintptr_t>call.running_mean, written),
+            ("running_variance", <uintptr_t>call.running_variance, written),
+            ("saved_mean", <uintptr_t>call.saved_mean, written),
+            ("saved_inv_variance", <uintptr_t>call.saved_inv_variance, written),
+        ):
+            if address:
+                (outputs if output else inputs).append(_region(name, address, self.pd))
+        if call.workspace_size:
+            outputs.append(_memory_region((<uintptr_t>call.workspace, call.workspace_size)))
+        _arguments.disjoint(outputs, inputs)
+        return 0
+
+    cdef int _go(self, object workspace, list kept) except -1:
+        cdef Handle handle = self.handle
+        cdef const pbn_backend *table = handle.table
+        cdef pbn_handle *c_handle = handle.handle
+        cdef int status
+        handle._check()
+        if workspace is None:
+            self.call.workspace, self.call.workspace_size = NULL, 0
+        elif type(workspace) is tuple and len(<tuple>workspace) == 2 and type((<tuple>workspace)[0]) is int:
+            self.call.workspace = <void *>_address((<tuple>workspace)[0], "workspace")
+            self.call.workspace_size = _arguments.byte_count((<tuple>workspace)[1], "workspace")
+        else:
+            address, size = handle._workspace(workspace, kept)
+            self.call.workspace, self.call.workspace_size = <void *><uintptr_t>address, size
+        if self.call.workspace_size < self.workspace_size or <uintptr_t>self.call.workspace % _WORKSPACE_ALIGNMENT:
+            if self.plan != NULL:
+                raise errors.WorkspaceError(
+                    "workspace",
+                    f"{self.call.workspace_size} bytes at {<uintptr_t>self.call.workspace:#x}",
+                    f"at least {self.workspace_size} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
+                )
+            handle._ensure_workspace(&self.call, True, self.name)
+        elif self.call.workspace_size:
+            self._mark(<uintptr_t>self.call.workspace, self.call.workspace_size, True)
+        if not self._apart():
+            self._overlap()
+        if self.plan == NULL:
+            return _run(handle, &self.call, self.name)
+        with nogil:
+            status = table.plan_run(c_handle, self.plan, &self.call)
+        if status != 0:
+            raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={self.algorithm}"))
+        return 0
+
+    cdef int _statistics(self, object mean, object variance, str what, bint planned, list kept) except -1:
+        """Addresses of a pair into the call, which must be there exactly where it was planned."""
+        if (mean is None) != (not planned) or (variance is None) != (not planned):
+            raise errors.ArgumentError(
+                f"{what}_mean", "a pair that is" + (" not given" if planned else " given"),
+                "both, as planned" if planned else f"none: the plan was made with {what}=False",
+            )
+        return 0
+
+
+cdef inline uintptr_t _address(object value, str name) except 0:
+    cdef uintptr_t address
+    try:
+        address = value
+    except OverflowError:
+        raise errors.ArgumentError(name, value, "an address from 1 to 2**64 - 1") from None
+    if address == 0:
+        raise errors.ArgumentError(name, value, "an address other than NULL")
+    return address
+
+
+cdef size_t _span_bytes(TensorDescriptor t):
+    cdef size_t last = 0
+    for d, s in zip(t.dims, t.strides):
+        last += (d - 1) * s
+    return (last + 1) * t.dtype.itemsize
+
+
+cdef tuple _planned(Handle handle, object tensor, str name, TensorDescriptor like):
+    """A private descriptor of what `tensor` describes, which nobody else can change, and an address or 0."""
+    if tensor is None:
+        return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), 0
+    if isinstance(tensor, TensorDescriptor):
+        _descriptor(tensor, name, handle.table)
+        return TensorDescriptor(handle.backend, tensor.dtype, tensor.dims, tensor.strides), 0
+    buffer = handle._data(tensor, name)
+    return TensorDescriptor(handle.backend, buffer.dtype, buffer.dims, buffer.strides), buffer.pointer
+
+
+cdef object _plan_forward_training(
+    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
+    object factor, object running, object saved,
+):
+    cdef ForwardTrainingPlan plan = ForwardTrainingPlan.__new__(ForwardTrainingPlan)
+    cdef char here
+    with handle.lock:
+        handle._check()
+        plan.handle = handle
+        plan.name = "batch_normalization_forward_training"
+        plan.running, plan.saved = _arguments.boolean(running, "running"), _arguments.boolean(saved, "saved")
+        plan.xd, x_address = _planned(handle, x, "x", None)
+        plan.yd, y_address = _planned(handle, y, "y", plan.xd)
+        values = _arguments.forward_training(mode, alpha, beta, plan.xd, plan.yd, None, factor, epsilon, plan.running)
+        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
+        memset(&plan.call, 0, sizeof(plan.call))
+        plan.call.operation = PBN_OP_FORWARD_TRAINING
+        plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.factor, plan.call.epsilon = values
+        plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
+        plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
+        if plan.running:
+            plan.call.running_mean = plan.call.running_variance = &here
+        if plan.saved:
+            plan.call.saved_mean = plan.call.saved_inv_variance = &here
+        plan._make(algorithm)
+    return plan
+
+
+cdef object _plan_forward_inference(
+    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon
+):
+    cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
+    with handle.lock:
+        handle._check()
+        plan.handle = handle
+        plan.name = "batch_normalization_forward_inference"
+        plan.xd, x_address = _planned(handle, x, "x", None)
+        plan.yd, y_address = _planned(handle, y, "y", plan.xd)
+        values = _arguments.forward_inference(mode, alpha, beta, plan.xd, plan.yd, None, epsilon)
+        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
+        memset(&plan.call, 0, sizeof(plan.call))
+        plan.call.operation = PBN_OP_FORWARD_INFERENCE
+        plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.epsilon = values
+        plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
+        plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
+        plan._make(algorithm)
+    return plan
+
+
+cdef object _plan_backward(
+    Handle handle, object x, object dy, object dx, object mode, object algorithm, object alpha_data, object beta_data,
+    object alpha_param, object beta_param, object epsilon, object saved,
+):
+    cdef BackwardPlan plan = BackwardPlan.__new__(BackwardPlan)
+    cdef char here
+    with handle.lock:
+        handle._check()
+        plan.handle = handle
+        plan.name = "batch_normalization_backward"
+        plan.saved = _arguments.boolean(saved, "saved")
+        plan.xd, x_address = _planned(handle, x, "x", None)
+        plan.yd, dy_address = _planned(handle, dy, "dy", plan.xd)
+        plan.dxd, dx_address = _planned(handle, dx, "dx", plan.xd)
+        values = _arguments.backward(
+            mode, alpha_data, beta_data, alpha_param, beta_param, plan.xd, plan.yd, plan.dxd, None, epsilon
+        )
+        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
+        memset(&plan.call, 0, sizeof(plan.call))
+        plan.call.operation = PBN_OP_BACKWARD
+        plan.call.mode, plan.call.alpha, plan.call.beta = values[:3]
+        plan.call.alpha_param, plan.call.beta_param, plan.call.epsilon = values[3:]
+        plan.call.x_desc, plan.call.dy_desc, plan.call.dx_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.dxd.tensor
+        plan.call.param_desc = &plan.pd.tensor
+        plan.call.x, plan.call.dy = <void *><uintptr_t>x_address, <void *><uintptr_t>dy_address
+        plan.call.dx = <void *><uintptr_t>dx_address
+        if plan.saved:
+            plan.call.saved_mean = plan.call.saved_inv_variance = &here
+        plan._make(algorithm)
+    return plan
+
+
+cdef class ForwardTrainingPlan(Plan):
+    """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
+
+    cdef bint running
+    cdef bint saved
+
+    def __call__(
+        self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
+        workspace=None,
+    ):
+        """Run it: addresses, or arrays as planned; the statistics exactly where they were planned.
+
+        Raises
+        ------
+        ArgumentError, WorkspaceError, VendorError
+        """
+        cdef list kept = []
+        with self.handle.lock:
+            self._statistics(running_mean, running_variance, "running", self.running, kept)
+            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved, kept)
+            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+            self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
+            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+            self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+            self.spans = 0
+            self._mark(<uintptr_t>self.call.x, self.data_span, False)
+            self._mark(<uintptr_t>self.call.y, self.other_span, True)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
+            self._mark(<uintptr_t>self.call.bias, self.param_span, False)
+            if self.running:
+                self.call.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
+                self.call.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
+                self._mark(<uintptr_t>self.call.running_mean, self.param_span, True)
+                self._mark(<uintptr_t>self.call.running_variance, self.param_span, True)
+            if self.saved:
+                self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
+                self.call.saved_inv_variance = <void *>self._vector(
+                    saved_inv_variance, "saved_inv_variance", True, kept
+                )
+                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True)
+                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True)
+            self._go(workspace, kept)
+
+
+cdef class ForwardInferencePlan(Plan):
+    """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
+
+    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None):
+        """Run it: addresses, or arrays as planned.
+
+        Raises
+        ------
+        ArgumentError, WorkspaceError, VendorError
+        """
+        cdef list kept = []
+        with self.handle.lock:
+            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+            self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
+            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+            self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+            self.call.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
+            self.call.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
+            self.spans = 0
+            self._mark(<uintptr_t>self.call.x, self.data_span, False)
+            self._mark(<uintptr_t>self.call.y, self.other_span, True)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
+            self._mark(<uintptr_t>self.call.bias, self.param_span, False)
+            self._mark(<uintptr_t>self.call.running_mean, self.param_span, False)
+            self._mark(<uintptr_t>self.call.running_variance, self.param_span, False)
+            self._go(workspace, kept)
+
+
+cdef class BackwardPlan(Plan):
+    """A backward call made ready; see `Plan` and `Handle.backward`."""
+
+    cdef bint saved
+
+    def __call__(
+        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None
+    ):
+        """Run it: addresses, or arrays as planned; the saved statistics exactly where they were planned.
+
+        Raises
+        ------
+        ArgumentError, WorkspaceError, VendorError
+        """
+        cdef list kept = []
+        with self.handle.lock:
+            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved, kept)
+            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+            self.call.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
+            self.call.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
+            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+            self.call.dscale = <void *>self._vector(dscale, "dscale", True, kept)
+            self.call.dbias = <void *>self._vector(dbias, "dbias", True, kept)
+            self.spans = 0
+            self._mark(<uintptr_t>self.call.x, self.data_span, False)
+            self._mark(<uintptr_t>self.call.dy, self.other_span, False)
+            self._mark(<uintptr_t>self.call.dx, self.out_span, True)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
+            self._mark(<uintptr_t>self.call.dscale, self.param_span, True)
+            self._mark(<uintptr_t>self.call.dbias, self.param_span, True)
+            if self.saved:
+                self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
+                self.call.saved_inv_variance = <void *>self._vector(
+                    saved_inv_variance, "saved_inv_variance", False, kept
+                )
+                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False)
+                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False)
+            self._go(workspace, kept)

@@ -91,6 +91,9 @@ cdef extern from "pybnorm/shim.h" nogil:
         void *workspace
         size_t workspace_size
 
+    struct pbn_plan:
+        pass
+
     struct pbn_library:
         void *handle
         int32_t *version
@@ -134,6 +137,15 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*fill)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*relu)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*relu_backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
+        const char *const *algorithms
+        int (*plan_create)(
+            pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan
+        ) noexcept nogil
+        void (*plan_info)(
+            const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why
+        ) noexcept nogil
+        int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) noexcept nogil
+        void (*plan_destroy)(pbn_plan *plan) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
 
 cdef extern from *:

@@ -142,6 +142,10 @@ typedef struct pbn_call {
     size_t workspace_size;
 } pbn_call;
 
+/* A call made ready: descriptors, scalars, algorithm and workspace are fixed, only pointers change. Each backend's
+ * own; used by one thread at a time. */
+typedef struct pbn_plan pbn_plan;
+
 typedef struct pbn_library {
     void *handle;                /* from the system loader; never closed once symbols are out */
     int32_t version[3];
@@ -196,6 +200,18 @@ typedef struct pbn_backend {
     int (*fill)(pbn_handle *handle, const pbn_call *call);
     int (*relu)(pbn_handle *handle, const pbn_call *call);
     int (*relu_backward)(pbn_handle *handle, const pbn_call *call);
+
+    /* Plans; all NULL where the backend has one way for every call, its plain entry point.
+     * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated.
+     * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
+     * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
+     * plan_info: bytes of workspace; what "auto" chose and why, in storage of the plan.
+     * plan_run: `call` as at creation, with pointers and workspace. */
+    const char *const *algorithms;
+    int (*plan_create)(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan);
+    void (*plan_info)(const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why);
+    int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
+    void (*plan_destroy)(pbn_plan *plan);
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
     int (*has_symbol)(const char *name);

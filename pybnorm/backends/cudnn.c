@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #endif
 #include <stddef.h>
+#include <stdint.h>
 
 /* C(name, value): the same in cuDNN 8 and 9. */
 #define PBN_CUDNN_CONSTANTS(C)                 \
@@ -19,7 +20,83 @@
     C(CUDNN_BATCHNORM_SPATIAL_PERSISTENT, 2)   \
     C(CUDNN_ACTIVATION_RELU, 1)                \
     C(CUDNN_PROPAGATE_NAN, 1)                  \
-    C(CUDNN_STATUS_SUCCESS, 0)
+    C(CUDNN_STATUS_SUCCESS, 0)                 \
+    C(CUDNN_BATCHNORM_OPS_BN, 0)               \
+    C(CUDNN_TYPE_HANDLE, 0)                    \
+    C(CUDNN_TYPE_DATA_TYPE, 1)                 \
+    C(CUDNN_TYPE_BOOLEAN, 2)                   \
+    C(CUDNN_TYPE_INT64, 3)                     \
+    C(CUDNN_TYPE_VOID_PTR, 6)                  \
+    C(CUDNN_TYPE_HEUR_MODE, 8)                 \
+    C(CUDNN_TYPE_POINTWISE_MODE, 14)           \
+    C(CUDNN_TYPE_BACKEND_DESCRIPTOR, 15)       \
+    C(CUDNN_TYPE_NORM_MODE, 27)                \
+    C(CUDNN_TYPE_NORM_FWD_PHASE, 28)           \
+    C(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, 0)   \
+    C(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, 3)   \
+    C(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, 4)  \
+    C(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, 5)         \
+    C(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 13)   \
+    C(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, 15)        \
+    C(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, 16)          \
+    C(CUDNN_BACKEND_TENSOR_DESCRIPTOR, 17)                \
+    C(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR, 29)  \
+    C(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR, 30) \
+    C(CUDNN_ATTR_POINTWISE_MODE, 0)                       \
+    C(CUDNN_ATTR_POINTWISE_MATH_PREC, 1)                  \
+    C(CUDNN_ATTR_ENGINEHEUR_MODE, 200)                    \
+    C(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 201)         \
+    C(CUDNN_ATTR_ENGINEHEUR_RESULTS, 202)                 \
+    C(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, 400)              \
+    C(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 401)       \
+    C(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 402)      \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, 750)  \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, 751)          \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, 752)          \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, 753)          \
+    C(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, 800)              \
+    C(CUDNN_ATTR_OPERATIONGRAPH_OPS, 801)                 \
+    C(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 900)              \
+    C(CUDNN_ATTR_TENSOR_DATA_TYPE, 901)                   \
+    C(CUDNN_ATTR_TENSOR_DIMENSIONS, 902)                  \
+    C(CUDNN_ATTR_TENSOR_STRIDES, 903)                     \
+    C(CUDNN_ATTR_TENSOR_UNIQUE_ID, 906)                   \
+    C(CUDNN_ATTR_TENSOR_IS_VIRTUAL, 907)                  \
+    C(CUDNN_ATTR_TENSOR_IS_BY_VALUE, 908)                 \
+    C(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, 1000)           \
+    C(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, 1001)        \
+    C(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, 1003)            \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, 2000)           \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, 2001)          \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, 2002)          \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, 2003)      \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, 2004)      \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, 2005)     \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, 2006)      \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, 2007)   \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC, 2008)    \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, 2009)  \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, 2010)   \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC, 2011) \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC, 2012)  \
+    C(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, 2013)          \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, 2100)           \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, 2101)          \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, 2102)      \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, 2103)      \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, 2104)         \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, 2105)     \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, 2107)    \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, 2108)     \
+    C(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, 2109)         \
+    C(CUDNN_HEUR_MODE_FALLBACK, 2)                        \
+    C(CUDNN_HEUR_MODE_A, 3)                               \
+    C(CUDNN_BATCH_NORM, 2)                                \
+    C(CUDNN_NORM_FWD_TRAINING, 1)                         \
+    C(CUDNN_POINTWISE_ADD, 0)                             \
+    C(CUDNN_POINTWISE_MUL, 1)                             \
+    C(CUDNN_POINTWISE_SUB, 9)                             \
+    C(CUDNN_POINTWISE_RSQRT, 17)
 
 /* cuDNN 9 statuses whose family their thousands do not tell (1008 exists since 9.2). */
 #define PBN_CUDNN9_STATUSES(C)                                      \
@@ -105,6 +182,35 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
              (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
               const void *y_desc, void *y))                                                                          \
     OPTIONAL(int, cudnnSetTensor, (void *handle, const void *y_desc, void *y, const void *value))                    \
+    OPTIONAL(int, cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,                                          \
+             (void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc,           \
+              const void *param_desc, const void *activation, size_t *bytes))                                        \
+    OPTIONAL(int, cudnnBatchNormalizationForwardTrainingEx,                                                          \
+             (void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc,              \
+              const void *x, const void *z_desc, const void *z, const void *y_desc, void *y,                         \
+              const void *param_desc, const void *scale, const void *bias, double average_factor,                    \
+              void *running_mean, void *running_variance, double epsilon, void *saved_mean,                          \
+              void *saved_inv_variance, void *activation, void *workspace, size_t workspace_size, void *reserve,     \
+              size_t reserve_size))                                                                                  \
+    OPTIONAL(int, cudnnGetBatchNormalizationBackwardExWorkspaceSize,                                                 \
+             (void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,          \
+              const void *dz_desc, const void *dx_desc, const void *param_desc, const void *activation,              \
+              size_t *bytes))                                                                                        \
+    OPTIONAL(int, cudnnBatchNormalizationBackwardEx,                                                                 \
+             (void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param,         \
+              const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y,          \
+              const void *dy_desc, const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx,     \
+              const void *param_desc, const void *scale, const void *bias, void *dscale, void *dbias,                \
+              double epsilon, const void *saved_mean, const void *saved_inv_variance, void *activation,              \
+              void *workspace, size_t workspace_size, void *reserve, size_t reserve_size))                           \
+    OPTIONAL(int, cudnnBackendCreateDescriptor, (int type, void **desc))                                             \
+    OPTIONAL(int, cudnnBackendDestroyDescriptor, (void *desc))                                                       \
+    OPTIONAL(int, cudnnBackendSetAttribute,                                                                          \
+             (void *desc, int attribute, int type, int64_t count, const void *values))                               \
+    OPTIONAL(int, cudnnBackendGetAttribute,                                                                          \
+             (const void *desc, int attribute, int type, int64_t requested, int64_t *count, void *values))           \
+    OPTIONAL(int, cudnnBackendFinalize, (void *desc))                                                                \
+    OPTIONAL(int, cudnnBackendExecute, (void *handle, void *plan, void *variant_pack))                               \
     OPTIONAL(int, cudnnCreateActivationDescriptor, (void **desc))                                                    \
     OPTIONAL(int, cudnnSetActivationDescriptor, (void *desc, int mode, int nan, double coefficient))                 \
     OPTIONAL(int, cudnnDestroyActivationDescriptor, (void *desc))                                                    \
@@ -129,7 +235,7 @@ PBN_CUDA_DRIVER_SYMBOLS(PBN_PROTOTYPE)
 #include <float.h>
 #include <limits.h>
 #include <stdatomic.h>
-#include <stdint.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,6 +255,7 @@ typedef struct cudnn_api {
 } cudnn_api;
 
 static cudnn_api api;
+static char loaded_path[PBN_PATH_MAX]; /* of the library behind `api` */
 
 static const char no_handle[] = "the handle is missing";
 static const char no_tensor[] = "a tensor descriptor is missing or was never set";
@@ -265,6 +372,7 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
         return pbn_refuse(status, "the cuDNN library cannot be used");
     }
     api = fresh;
+    memcpy(loaded_path, out->path, sizeof loaded_path);
     return PBN_OK;
 }
 
@@ -1151,6 +1259,835 @@ static int cudnn_relu_backward(pbn_handle *handle, const pbn_call *call) {
     return status;
 }
 
+/* ---- graphs: operations compiled by cuDNN 9's backend API ---------------------------------------- */
+
+static const char no_graph[] = "this cuDNN library lacks the backend (graph) API, or it is not cuDNN 9";
+static const char no_graph_part[] =
+    "a part of cuDNN that its graph API needs cannot be opened, and calling it without would abort the process";
+static const char no_graph_plan[] = "cuDNN has no engine for this graph on this device";
+
+/* What a graph's tensor is bound to when it runs: a pointer of the call, a scalar on the host, or workspace. */
+enum slot {
+    SLOT_VIRTUAL,
+    SLOT_X,
+    SLOT_Y,
+    SLOT_DY,
+    SLOT_DX,
+    SLOT_SCALE,
+    SLOT_BIAS,
+    SLOT_RUNNING_MEAN,
+    SLOT_RUNNING_VARIANCE,
+    SLOT_SAVED_MEAN,
+    SLOT_SAVED_INV_VARIANCE,
+    SLOT_DSCALE,
+    SLOT_DBIAS,
+    SLOT_EPSILON,
+    SLOT_FACTOR,
+    SLOT_SCRATCH, /* and the ones behind it: vectors in the plan's part of the workspace */
+    SLOT_COUNT = SLOT_SCRATCH + 4
+};
+
+enum { GRAPH_KEPT = 48, GRAPH_OPS = 6, GRAPH_TENSORS = 16, GRAPH_CONFIGS = 16 };
+
+typedef struct graph {
+    int status; /* the first failure; builders do nothing after it */
+    int kept_count, op_count, tensor_count;
+    void *kept[GRAPH_KEPT]; /* every descriptor made, to be destroyed in reverse order */
+    void *ops[GRAPH_OPS];
+    int64_t uids[GRAPH_TENSORS];
+    int slots[GRAPH_TENSORS];
+    void *plan;
+    int64_t workspace;
+    void *pack;                       /* the variant pack of the last run, good for the same pointers */
+    void *bound[GRAPH_TENSORS + 1];   /* those pointers and the workspace */
+} graph;
+
+/* A finalized variant pack takes no new pointers (9.19), so each set of them needs one of its own. */
+static void graph_drop_pack(graph *g) {
+    if (g->pack != NULL)
+        api.cudnnBackendDestroyDescriptor(g->pack);
+    g->pack = NULL;
+}
+
+static void graph_drop(graph *g) {
+    graph_drop_pack(g);
+    while (g->kept_count > 0)
+        api.cudnnBackendDestroyDescriptor(g->kept[--g->kept_count]);
+    g->plan = NULL;
+}
+
+static void *graph_create(graph *g, int type) {
+    void *desc = NULL;
+    if (g->status == PBN_OK && g->kept_count == GRAPH_KEPT)
+        g->status = pbn_refuse(PBN_E_INTERNAL, "a graph of more descriptors than this file makes room for");
+    if (g->status != PBN_OK)
+        return NULL;
+    g->status = api.cudnnBackendCreateDescriptor(type, &desc);
+    if (g->status != PBN_CUDNN_STATUS_SUCCESS)
+        return NULL;
+    g->kept[g->kept_count++] = desc;
+    return desc;
+}
+
+static void graph_set(graph *g, void *desc, int attribute, int type, int64_t count, const void *values) {
+    if (g->status == PBN_OK)
+        g->status = api.cudnnBackendSetAttribute(desc, attribute, type, count, values);
+}
+
+static void graph_set_int(graph *g, void *desc, int attribute, int type, int value) {
+    graph_set(g, desc, attribute, type, 1, &value);
+}
+
+static void graph_set_desc(graph *g, void *desc, int attribute, void *value) {
+    graph_set(g, desc, attribute, PBN_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+static void graph_finish(graph *g, void *desc) {
+    if (g->status == PBN_OK)
+        g->status = api.cudnnBackendFinalize(desc);
+}
+
+static void *graph_tensor(graph *g, int slot, int dtype, int rank, const int64_t *dims, const int64_t *strides,
+                          int64_t alignment) {
+    int vendor_dtype = 0;
+    const bool yes = true;
+    int64_t uid = g->tensor_count + 1;
+    void *desc = graph_create(g, PBN_CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    if (g->status == PBN_OK && g->tensor_count == GRAPH_TENSORS)
+        g->status = pbn_refuse(PBN_E_INTERNAL, "a graph of more tensors than this file makes room for");
+    if (g->status == PBN_OK)
+        g->status = to_vendor_dtype(dtype, &vendor_dtype);
+    if (g->status != PBN_OK)
+        return NULL;
+    graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_UNIQUE_ID, PBN_CUDNN_TYPE_INT64, 1, &uid);
+    graph_set_int(g, desc, PBN_CUDNN_ATTR_TENSOR_DATA_TYPE, PBN_CUDNN_TYPE_DATA_TYPE, vendor_dtype);
+    graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_DIMENSIONS, PBN_CUDNN_TYPE_INT64, rank, dims);
+    graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_STRIDES, PBN_CUDNN_TYPE_INT64, rank, strides);
+    graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, PBN_CUDNN_TYPE_INT64, 1, &alignment);
+    if (slot == SLOT_VIRTUAL)
+        graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_IS_VIRTUAL, PBN_CUDNN_TYPE_BOOLEAN, 1, &yes);
+    else if (slot == SLOT_EPSILON || slot == SLOT_FACTOR)
+        graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_IS_BY_VALUE, PBN_CUDNN_TYPE_BOOLEAN, 1, &yes);
+    graph_finish(g, desc);
+    g->uids[g->tensor_count] = uid;
+    g->slots[g->tensor_count++] = slot;
+    return desc;
+}
+
+static void graph_add(graph *g, void *op) {
+    graph_finish(g, op);
+    if (g->status == PBN_OK && g->op_count == GRAPH_OPS)
+        g->status = pbn_refuse(PBN_E_INTERNAL, "a graph of more operations than this file makes room for");
+    if (g->status == PBN_OK)
+        g->ops[g->op_count++] = op;
+}
+
+/* out = a (mode) b, computed in float32. */
+static void graph_pointwise(graph *g, int mode, void *a, void *b, void *out) {
+    void *how = graph_create(g, PBN_CUDNN_BACKEND_POINTWISE_DESCRIPTOR), *op;
+    graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MODE, PBN_CUDNN_TYPE_POINTWISE_MODE, mode);
+    graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MATH_PREC, PBN_CUDNN_TYPE_DATA_TYPE, PBN_CUDNN_DATA_FLOAT);
+    graph_finish(g, how);
+    op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a);
+    if (b != NULL)
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC, out);
+    graph_add(g, op);
+}
+
+/* Tries the engine configurations of one heuristic mode in its order; the `skip`-th that compiles is taken. */
+static int graph_try_plans(graph *g, void *vendor_handle, void *operations, int heuristic, int *skip) {
+    void *heuristics, *configs[GRAPH_CONFIGS];
+    int64_t count = 0, ignored;
+    int first = g->kept_count, taken = 0;
+    heuristics = graph_create(g, PBN_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    graph_set_desc(g, heuristics, PBN_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operations);
+    graph_set_int(g, heuristics, PBN_CUDNN_ATTR_ENGINEHEUR_MODE, PBN_CUDNN_TYPE_HEUR_MODE, heuristic);
+    graph_finish(g, heuristics);
+    if (g->status != PBN_OK)
+        return 0;
+    for (int i = 0; i < GRAPH_CONFIGS; i++)
+        configs[i] = graph_create(g, PBN_CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    if (g->status == PBN_OK)
+        g->status = api.cudnnBackendGetAttribute(heuristics, PBN_CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                                 PBN_CUDNN_TYPE_BACKEND_DESCRIPTOR, GRAPH_CONFIGS, &count, configs);
+    for (int64_t i = 0; g->status == PBN_OK && i < count && !taken; i++) {
+        void *plan = graph_create(g, PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        graph_set(g, plan, PBN_CUDNN_ATTR_EXECUTION_PLAN_HANDLE, PBN_CUDNN_TYPE_HANDLE, 1, &vendor_handle);
+        graph_set_desc(g, plan, PBN_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
+        if (g->status != PBN_OK)
+            break;
+        if (api.cudnnBackendFinalize(plan) != PBN_CUDNN_STATUS_SUCCESS || (*skip)-- > 0) {
+            api.cudnnBackendDestroyDescriptor(g->kept[--g->kept_count]);
+            continue;
+        }
+        g->status = api.cudnnBackendGetAttribute(plan, PBN_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                                 PBN_CUDNN_TYPE_INT64, 1, &ignored, &g->workspace);
+        g->plan = plan;
+        taken = 1;
+    }
+    if (!taken) /* room for the next mode */
+        while (g->kept_count > first)
+            api.cudnnBackendDestroyDescriptor(g->kept[--g->kept_count]);
+    return taken;
+}
+
+static int graph_build(graph *g, void *vendor_handle, int skip) {
+    static const int heuristics[] = {PBN_CUDNN_HEUR_MODE_A, PBN_CUDNN_HEUR_MODE_FALLBACK};
+    void *operations = graph_create(g, PBN_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    graph_set(g, operations, PBN_CUDNN_ATTR_OPERATIONGRAPH_OPS, PBN_CUDNN_TYPE_BACKEND_DESCRIPTOR, g->op_count, g->ops);
+    graph_set(g, operations, PBN_CUDNN_ATTR_OPERATIONGRAPH_HANDLE, PBN_CUDNN_TYPE_HANDLE, 1, &vendor_handle);
+    graph_finish(g, operations);
+    for (int i = 0; g->status == PBN_OK && i < 2; i++) {
+        if (graph_try_plans(g, vendor_handle, operations, heuristics[i], &skip))
+            return g->status;
+        if (g->status != PBN_OK && cudnn_status_class(g->status) == PBN_CLASS_NOT_SUPPORTED)
+            g->status = PBN_OK; /* this mode has nothing; the next may */
+    }
+    return g->status != PBN_OK ? g->status : pbn_refuse(PBN_E_UNSUPPORTED, no_graph_plan);
+}
+
+static int graph_run(graph *g, void *vendor_handle, void *const *slots, void *workspace) {
+    void *pointers[GRAPH_TENSORS + 1], *pack = NULL;
+    int64_t uids[GRAPH_TENSORS];
+    int count = 0, status;
+    for (int i = 0; i < g->tensor_count; i++)
+        if (g->slots[i] != SLOT_VIRTUAL) {
+            if (slots[g->slots[i]] == NULL)
+                return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+            uids[count] = g->uids[i];
+            pointers[count++] = slots[g->slots[i]];
+        }
+    pointers[count] = workspace;
+    if (g->pack == NULL || memcmp(pointers, g->bound, (size_t)(count + 1) * sizeof *pointers) != 0) {
+        graph_drop_pack(g);
+        status = api.cudnnBackendCreateDescriptor(PBN_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+        if (status != PBN_OK)
+            return status;
+        status = api.cudnnBackendSetAttribute(pack, PBN_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, PBN_CUDNN_TYPE_INT64, count,
+                                              uids);
+        if (status == PBN_OK)
+            status = api.cudnnBackendSetAttribute(pack, PBN_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                                                  PBN_CUDNN_TYPE_VOID_PTR, count, pointers);
+        if (status == PBN_OK)
+            status = api.cudnnBackendSetAttribute(pack, PBN_CUDNN_ATTR_VARIANT_PACK_WORKSPACE, PBN_CUDNN_TYPE_VOID_PTR,
+                                                  1, &workspace);
+        if (status == PBN_OK)
+            status = api.cudnnBackendFinalize(pack);
+        if (status != PBN_OK) {
+            api.cudnnBackendDestroyDescriptor(pack);
+            return status;
+        }
+        g->pack = pack;
+        memcpy(g->bound, pointers, sizeof pointers);
+    }
+    return api.cudnnBackendExecute(vendor_handle, g->plan, g->pack);
+}
+
+static int graph_ready(void) {
+    static const char *const parts[] = {"libcudnn_heuristic.so.9", "libcudnn_engines_precompiled.so.9",
+                                        "libcudnn_engines_runtime_compiled.so.9"};
+    static atomic_int opened;
+    pbn_library here;
+    if (api.major != 9 || api.cudnnBackendCreateDescriptor == NULL || api.cudnnBackendDestroyDescriptor == NULL ||
+        api.cudnnBackendSetAttribute == NULL || api.cudnnBackendGetAttribute == NULL ||
+        api.cudnnBackendFinalize == NULL || api.cudnnBackendExecute == NULL)
+        return pbn_refuse(PBN_E_SYMBOL, no_graph);
+    if (atomic_load(&opened))
+        return PBN_OK;
+    memcpy(here.path, loaded_path, sizeof here.path);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (open_part(&here, parts[i]) != PBN_OK)
+            return pbn_refuse(PBN_E_LIBRARY, no_graph_part);
+    atomic_store(&opened, 1);
+    return PBN_OK;
+}
+
+/* ---- plans: the ways to one result ---------------------------------------------------------------- */
+
+enum { PLAN_ALIGNMENT = 256, SPLIT_ROWS = 65535, PLAN_NAME = 24 };
+
+struct pbn_plan {
+    int kind; /* index into algorithm_names */
+    char name[PLAN_NAME];
+    const char *why;
+    int mode; /* pbn_mode of a plain or Ex call */
+    size_t workspace;
+    size_t scratch;                 /* bytes in front of the vendor's own part of it */
+    size_t scratch_offsets[4];
+    float epsilon, factor;          /* read by graphs from the host */
+    int64_t alignment;
+    graph graph;
+    pbn_tensor part, rest;          /* split: a piece of x, and the last, smaller one */
+    pbn_tensor y_part, y_rest;
+};
+
+static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
+                                              NULL};
+enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT };
+
+static size_t rounded(size_t bytes) {
+    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+}
+
+/* Channels-last in memory: also where channels-first means the same, as for (N, C) and (N, C, 1, 1). */
+static int is_channels_last_memory(const pbn_tensor *t) {
+    int order[PBN_MAX_RANK];
+    for (int i = 0; i < t->rank; i++)
+        order[i] = i == 0 ? 0 : i == t->rank - 1 ? 1 : i + 1;
+    return pbn_is_packed(t->rank, t->dims, t->strides, order);
+}
+
+static int all_channels_last(const pbn_call *call) {
+    if (!is_channels_last_memory(call->x_desc))
+        return 0;
+    if (call->operation == PBN_OP_BACKWARD)
+        return is_channels_last_memory(call->dy_desc) && is_channels_last_memory(call->dx_desc);
+    return is_channels_last_memory(call->y_desc);
+}
+
+static int blends(const pbn_call *call) {
+    return call->alpha != 1 || call->beta != 0 ||
+           (call->operation == PBN_OP_BACKWARD && (call->alpha_param != 1 || call->beta_param != 0));
+}
+
+static const char *operation_tensors_missing(const pbn_call *call) {
+    const pbn_tensor *other = call->operation == PBN_OP_BACKWARD ? call->dy_desc : call->y_desc;
+    if (call->x_desc == NULL || call->x_desc->rank == 0 || other == NULL || other->rank == 0 ||
+        call->param_desc == NULL || call->param_desc->rank == 0 ||
+        (call->operation == PBN_OP_BACKWARD && (call->dx_desc == NULL || call->dx_desc->rank == 0)))
+        return no_tensor;
+    return NULL;
+}
+
+/* dims and channels-last strides of x at rank 4 or 5, and of a parameter beside it. */
+typedef struct view {
+    int rank;
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    int64_t param_dims[PBN_MAX_RANK], param_strides[PBN_MAX_RANK];
+    int64_t one[PBN_MAX_RANK];
+} view;
+
+static int make_view(const pbn_tensor *x, view *v) {
+    int status = pbn_fold(x, 4, 5, &v->rank, v->dims, v->strides);
+    if (status != PBN_OK)
+        return status;
+    pbn_packed_strides(v->rank, v->dims, PBN_CHANNELS_LAST, v->strides);
+    for (int i = 0; i < v->rank; i++)
+        v->param_dims[i] = v->one[i] = 1;
+    v->param_dims[1] = v->dims[1];
+    pbn_packed_strides(v->rank, v->param_dims, PBN_CHANNELS_LAST, v->param_strides);
+    return PBN_OK;
+}
+
+static void *param_tensor(graph *g, int slot, const view *v) {
+    return graph_tensor(g, slot, PBN_FLOAT32, v->rank, v->param_dims, v->param_strides, 4);
+}
+
+static void *scalar_tensor(graph *g, int slot, const view *v) {
+    return graph_tensor(g, slot, PBN_FLOAT32, v->rank, v->one, v->one, 4);
+}
+
+static void norm_attribute(graph *g, void *op, int attribute, void *tensor) {
+    graph_set_desc(g, op, attribute, tensor);
+}
+
+/* NORM_FORWARD in its training phase. It wants mean and inverse deviation written, so where the caller does not,
+ * they go to the workspace. Running statistics are updated in place (checked on an H200, 9.19). */
+static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
+    graph *g = &p->graph;
+    view v;
+    int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
+    const int saved = call->saved_mean != NULL;
+    void *op, *mean, *variance;
+    if (status != PBN_OK)
+        return status;
+    op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
+    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, PBN_CUDNN_TYPE_NORM_FWD_PHASE,
+                  PBN_CUDNN_NORM_FWD_TRAINING);
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC,
+                   graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC,
+                   graph_tensor(g, SLOT_Y, dtype, v.rank, v.dims, v.strides, p->alignment));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, scalar_tensor(g, SLOT_EPSILON, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC,
+                   param_tensor(g, saved ? SLOT_SAVED_MEAN : SLOT_SCRATCH, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
+                   param_tensor(g, saved ? SLOT_SAVED_INV_VARIANCE : SLOT_SCRATCH + 1, &v));
+    if (!saved) {
+        p->scratch_offsets[1] = rounded((size_t)v.dims[1] * sizeof(float));
+        p->scratch = 2 * p->scratch_offsets[1];
+    }
+    if (call->running_mean != NULL) {
+        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
+                       scalar_tensor(g, SLOT_FACTOR, &v));
+        mean = param_tensor(g, SLOT_RUNNING_MEAN, &v);
+        variance = param_tensor(g, SLOT_RUNNING_VARIANCE, &v);
+        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, mean);
+        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, variance);
+        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
+                       param_tensor(g, SLOT_RUNNING_MEAN, &v));
+        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
+                       param_tensor(g, SLOT_RUNNING_VARIANCE, &v));
+    }
+    graph_add(g, op);
+    return graph_build(g, vendor_handle, skip);
+}
+
+static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
+    graph *g = &p->graph;
+    view v;
+    int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
+    void *op;
+    if (status != PBN_OK)
+        return status;
+    op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC,
+                   graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC,
+                   graph_tensor(g, SLOT_DY, dtype, v.rank, v.dims, v.strides, p->alignment));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC,
+                   graph_tensor(g, SLOT_DX, dtype, v.rank, v.dims, v.strides, p->alignment));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, param_tensor(g, SLOT_SAVED_MEAN, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC,
+                   param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, param_tensor(g, SLOT_DSCALE, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, param_tensor(g, SLOT_DBIAS, &v));
+    graph_add(g, op);
+    return graph_build(g, vendor_handle, skip);
+}
+
+/* y = ((x - mean) * rsqrt(variance + epsilon)) * scale + bias in one kernel. x - mean first, where the plain entry
+ * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). */
+static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
+    graph *g = &p->graph;
+    view v;
+    int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
+    void *x, *shifted, *sum, *root, *normal, *scaled, *y;
+    if (status != PBN_OK)
+        return status;
+    x = graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment);
+    y = graph_tensor(g, SLOT_Y, dtype, v.rank, v.dims, v.strides, p->alignment);
+    shifted = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+    normal = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+    scaled = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+    sum = param_tensor(g, SLOT_VIRTUAL, &v);
+    root = param_tensor(g, SLOT_VIRTUAL, &v);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, param_tensor(g, SLOT_RUNNING_VARIANCE, &v),
+                    scalar_tensor(g, SLOT_EPSILON, &v), sum);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_RSQRT, sum, NULL, root);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, x, param_tensor(g, SLOT_RUNNING_MEAN, &v), shifted);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, shifted, root, normal);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_SCALE, &v), scaled);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), y);
+    return graph_build(g, vendor_handle, skip);
+}
+
+/* Why `kind` cannot do `call`; NULL where it can be tried. */
+static const char *unavailable(int kind, const pbn_call *call) {
+    switch (kind) {
+    case PLAIN:
+        return NULL;
+    case SPATIAL:
+    case PERSISTENT:
+        return call->mode == PBN_PER_ACTIVATION ? "the algorithm is for the spatial modes" : NULL;
+    case EX:
+        if (call->operation == PBN_OP_FORWARD_INFERENCE)
+            return "cuDNN has no Ex entry point for inference";
+        if (call->mode == PBN_PER_ACTIVATION)
+            return "the algorithm is for the spatial modes";
+        if (api.cudnnBatchNormalizationForwardTrainingEx == NULL || api.cudnnBatchNormalizationBackwardEx == NULL ||
+            api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize == NULL ||
+            api.cudnnGetBatchNormalizationBackwardExWorkspaceSize == NULL)
+            return "this cuDNN library lacks the Ex entry points";
+        return NULL;
+    case GRAPH:
+    case POINTWISE:
+        if ((kind == POINTWISE) != (call->operation == PBN_OP_FORWARD_INFERENCE))
+            return kind == POINTWISE ? "the pointwise graph is for inference"
+                                     : "cuDNN's graph API has no batch-norm inference node; its pointwise graph does it";
+        if (call->mode == PBN_PER_ACTIVATION)
+            return "the algorithm is for the spatial modes";
+        if (call->x_desc->dtype == PBN_FLOAT64)
+            return "cuDNN's graph API has no float64 batch norm";
+        if (blends(call))
+            return "the graphs of batch norm do not blend: alpha must be 1 and beta 0";
+        if (!all_channels_last(call))
+            return "the graphs of batch norm take packed channels-last tensors";
+        if (call->operation == PBN_OP_BACKWARD && call->saved_mean == NULL)
+            return "the backward graph needs the saved statistics";
+        return NULL;
+    case SPLIT:
+        if (call->operation != PBN_OP_FORWARD_INFERENCE || call->mode == PBN_PER_ACTIVATION)
+            return "only spatial inference can be split along N";
+        return NULL;
+    default:
+        return "there is no such algorithm";
+    }
+}
+
+static int make_piece(pbn_tensor *piece, const pbn_tensor *whole, int64_t rows) {
+    int64_t dims[PBN_MAX_RANK];
+    int status = cudnn_tensor_create(piece);
+    if (status != PBN_OK)
+        return status;
+    memcpy(dims, whole->dims, sizeof dims);
+    dims[0] = rows;
+    return cudnn_tensor_set(piece, whole->dtype, whole->rank, dims, whole->strides);
+}
+
+static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
+    void *x, *y, *dy, *dx, *param;
+    int64_t rows;
+    int status = PBN_OK;
+    p->mode = call->mode;
+    p->epsilon = (float)call->epsilon;
+    p->factor = (float)call->factor;
+    switch (p->kind) {
+    case SPATIAL:
+        p->mode = PBN_SPATIAL;
+        return PBN_OK;
+    case PERSISTENT:
+        p->mode = PBN_SPATIAL_PERSISTENT;
+        return PBN_OK;
+    case EX: /* with the persistent mode: the plain mode over Ex runs the plain entry point's kernels */
+        p->mode = PBN_SPATIAL_PERSISTENT;
+        if ((status = to_compute(call->x_desc, &x)) != PBN_OK ||
+            (status = to_compute(call->param_desc, &param)) != PBN_OK)
+            return status;
+        if (call->operation == PBN_OP_FORWARD_TRAINING) {
+            if ((status = to_compute(call->y_desc, &y)) != PBN_OK)
+                return status;
+            return api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+                handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, y, param,
+                NULL, &p->workspace);
+        }
+        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK)
+            return status;
+        return api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+            handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, dy, NULL, dx,
+            param, NULL, &p->workspace);
+    case GRAPH:
+    case POINTWISE:
+        if ((status = graph_ready()) != PBN_OK)
+            return status;
+        status = p->kind == POINTWISE                            ? build_pointwise(p, call, handle->vendor, skip)
+                 : call->operation == PBN_OP_FORWARD_TRAINING ? build_norm_forward(p, call, handle->vendor, skip)
+                                                                 : build_norm_backward(p, call, handle->vendor, skip);
+        p->workspace = p->scratch + (size_t)p->graph.workspace;
+        return status;
+    case SPLIT:
+        rows = call->x_desc->dims[0];
+        if ((status = make_piece(&p->part, call->x_desc, rows < SPLIT_ROWS ? rows : SPLIT_ROWS)) != PBN_OK ||
+            (status = make_piece(&p->y_part, call->y_desc, rows < SPLIT_ROWS ? rows : SPLIT_ROWS)) != PBN_OK)
+            return status;
+        if (rows > SPLIT_ROWS && rows % SPLIT_ROWS != 0 &&
+            ((status = make_piece(&p->rest, call->x_desc, rows % SPLIT_ROWS)) != PBN_OK ||
+             (status = make_piece(&p->y_rest, call->y_desc, rows % SPLIT_ROWS)) != PBN_OK))
+            return status;
+        return PBN_OK;
+    default:
+        return PBN_OK;
+    }
+}
+
+static void drop_built(pbn_plan *p) {
+    graph_drop(&p->graph);
+    cudnn_tensor_destroy(&p->part);
+    cudnn_tensor_destroy(&p->rest);
+    cudnn_tensor_destroy(&p->y_part);
+    cudnn_tensor_destroy(&p->y_rest);
+}
+
+static void cudnn_plan_destroy(pbn_plan *plan) {
+    if (plan == NULL)
+        return;
+    drop_built(plan);
+    free(plan);
+}
+
+/* What "auto" takes, the first row that fits and can be built; figures: H200, cuDNN 9.19, medians over the shapes
+ * of networks. Every row's results stay within the stable class of the error bound. */
+#define HALVES (1u << PBN_FLOAT16 | 1u << PBN_BFLOAT16)
+#define SINGLE (1u << PBN_FLOAT32)
+#define ANY_DTYPE (HALVES | SINGLE | 1u << PBN_FLOAT64)
+
+typedef struct rule {
+    int operation;
+    uint32_t dtypes;
+    int channels_last, saved; /* 1: required, 0: either */
+    int64_t rows_from;        /* N at least */
+    int64_t channels_from, bytes_from, bytes_to;
+    const char *algorithm, *why;
+} rule;
+
+static const rule rules[] = {
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, 1, 0, 0, 128, 0, INT64_MAX, "pointwise:1",
+     "one fused kernel at 70 to 89 % of the copy ceiling, against 35 to 66 % of the plain entry point's channels-last "
+     "kernel, which also errs by 4e-4 at mean/sigma = 1e4"},
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, 1, 0, 0, 0, 0, INT64_MAX, "pointwise:2", "as for more channels"},
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, 1, 0, 0, 0, 0, INT64_MAX, "pointwise", "as for more channels"},
+    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, 0, 0, SPLIT_ROWS + 1, 0, 0, INT64_MAX, "split",
+     "the plain entry point refuses N above 65535"},
+    {PBN_OP_FORWARD_TRAINING, SINGLE, 1, 1, 0, 512, 0, INT64_MAX, "graph",
+     "1.2 to 1.6 times faster than Ex from 512 channels on"},
+    {PBN_OP_FORWARD_TRAINING, SINGLE, 1, 1, 0, 0, 0, INT64_C(1) << 23, "graph", "1.2 times faster than Ex in L2"},
+    {PBN_OP_FORWARD_TRAINING, HALVES, 1, 1, 0, 128, 0, INT64_MAX, "graph",
+     "1.1 to 1.5 times faster than Ex from 128 channels on"},
+    {PBN_OP_FORWARD_TRAINING, HALVES, 1, 1, 0, 0, INT64_C(1) << 28, INT64_MAX, "graph",
+     "1.04 times faster than Ex on large maps"},
+    {PBN_OP_BACKWARD, SINGLE, 1, 1, 0, 512, 0, INT64_MAX, "graph", "1.1 times faster than Ex from 512 channels on"},
+    {PBN_OP_BACKWARD, HALVES, 1, 1, 0, 128, 0, INT64_MAX, "graph", "up to 1.6 times faster than Ex"},
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, 1, 1, 0, 0, 0, INT64_MAX, "ex",
+     "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
+    {PBN_OP_BACKWARD, HALVES | SINGLE, 1, 1, 0, 0, 0, INT64_MAX, "ex",
+     "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, 1, 0, 0, 0, 0, INT64_MAX, "graph",
+     "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
+};
+
+static const rule spatial_rule = {.algorithm = "spatial",
+                                  .why = "exact to rounding over any range, where persistent sums in fixed point"};
+static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
+static const rule fast_rule = {
+    .algorithm = "persistent",
+    .why = "up to 6 times faster than spatial; sums in fixed point: a gradient's absolute error is about 2e-6 per "
+           "800000 values, and values below 1e-5 or above 1e10 lose their digits"};
+
+static int fits(const rule *r, const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    const int64_t size = x->dtype == PBN_FLOAT64 ? 8 : x->dtype == PBN_FLOAT32 ? 4 : 2;
+    const int64_t bytes = pbn_numel(x->rank, x->dims) * size;
+    return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 &&
+           (!r->channels_last || all_channels_last(call)) && (!r->saved || call->saved_mean != NULL) &&
+           x->dims[0] >= r->rows_from && x->dims[1] >= r->channels_from && bytes >= r->bytes_from &&
+           bytes <= r->bytes_to;
+}
+
+/* "graph:2" is the third plan that compiles, in the heuristic's order. */
+static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
+    const char *colon = strchr(algorithm, ':');
+    const size_t length = colon != NULL ? (size_t)(colon - algorithm) : strlen(algorithm);
+    *skip = 0;
+    if (colon != NULL) {
+        if (colon[1] < '0' || colon[1] > '9' || colon[2] != '\0')
+            return pbn_refuse(PBN_E_ARGUMENT, "behind the colon of an algorithm stands one digit");
+        *skip = colon[1] - '0';
+    }
+    for (int i = 0; algorithm_names[i] != NULL; i++)
+        if (strlen(algorithm_names[i]) == length && memcmp(algorithm, algorithm_names[i], length) == 0) {
+            *kind = i;
+            if (colon != NULL && i != GRAPH && i != POINTWISE)
+                return pbn_refuse(PBN_E_ARGUMENT, "only graph and pointwise have plans to choose from");
+            return PBN_OK;
+        }
+    return pbn_refuse(PBN_E_ARGUMENT, "the algorithm is none of auto, fast, plain, spatial, persistent, ex, graph, "
+                                      "pointwise, split");
+}
+
+/* An algorithm that cannot be built leaves the plan as it was. */
+static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, const char *algorithm,
+                         const char *why) {
+    const char *reason;
+    int skip, status = parse_algorithm(algorithm, &p->kind, &skip);
+    if (status != PBN_OK)
+        return status;
+    reason = unavailable(p->kind, call);
+    if (reason != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    status = build(p, handle, call, skip);
+    if (status != PBN_OK) {
+        const int64_t alignment = p->alignment;
+        drop_built(p);
+        memset(p, 0, sizeof *p);
+        p->alignment = alignment;
+        return status;
+    }
+    pbn_copy_text(p->name, sizeof p->name, algorithm);
+    p->why = why;
+    return PBN_OK;
+}
+
+static uintptr_t data_bits(const pbn_call *call) {
+    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx);
+}
+
+static uintptr_t param_bits(const pbn_call *call) {
+    return bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance) |
+           bits(call->saved_mean) | bits(call->saved_inv_variance) | bits(call->dscale) | bits(call->dbias);
+}
+
+/* The largest power of two up to 16 that divides every data address; 16 where none is known yet. */
+static int64_t common_alignment(const pbn_call *call) {
+    const uintptr_t all = data_bits(call) | 16;
+    return (int64_t)(all & (~all + 1));
+}
+
+static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
+    const int any = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
+    const char *missing;
+    const rule *last;
+    pbn_plan *p;
+    int status = PBN_OK;
+    if (handle == NULL || call == NULL || plan == NULL || algorithm == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
+    *plan = NULL;
+    missing = operation_tensors_missing(call);
+    if (missing != NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, missing);
+    p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no host memory for a plan");
+    p->alignment = common_alignment(call);
+    forget_vendor_text();
+    if (!any) {
+        status = try_algorithm(p, handle, call, algorithm, "asked for");
+    } else {
+        last = call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
+        if (algorithm[0] == 'f' && last == &spatial_rule && call->operation != PBN_OP_FORWARD_INFERENCE &&
+            !all_channels_last(call))
+            last = &fast_rule;
+        status = PBN_E_UNSUPPORTED;
+        for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < sizeof rules / sizeof rules[0]; i++)
+            if (fits(&rules[i], call))
+                status = try_algorithm(p, handle, call, rules[i].algorithm, rules[i].why);
+        if (status != PBN_OK)
+            status = try_algorithm(p, handle, call, last->algorithm, last->why);
+    }
+    if (status != PBN_OK) {
+        cudnn_plan_destroy(p);
+        return status;
+    }
+    *plan = p;
+    return PBN_OK;
+}
+
+static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why) {
+    *workspace = plan->workspace;
+    *algorithm = plan->name;
+    *why = plan->why;
+}
+
+static int run_ex(pbn_handle *handle, const pbn_call *call) {
+    scalar alpha, beta, alpha_param, beta_param;
+    void *x, *y, *dy, *dx, *param;
+    const int dtype = call->x_desc->dtype;
+    const int backward = call->operation == PBN_OP_BACKWARD;
+    int status;
+    if ((status = to_compute(call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK ||
+        (status = to_scalar(call->alpha, dtype, &alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, dtype, &beta)) != PBN_OK ||
+        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
+        (status = check_alignment(dtype, 1, data_bits(call), param_bits(call))) != PBN_OK)
+        return status;
+    if ((data_bits(call) & 7) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the Ex entry points' channels-last kernels load 8 bytes at a time: tensors "
+                                             "must be 8-byte aligned, or the CUDA context would be lost");
+    if (backward) {
+        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK ||
+            (status = to_scalar(call->alpha_param, dtype, &alpha_param)) != PBN_OK ||
+            (status = to_scalar(call->beta_param, dtype, &beta_param)) != PBN_OK)
+            return status;
+        return api.cudnnBatchNormalizationBackwardEx(
+            handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta,
+            &alpha_param, &beta_param, x, call->x, NULL, NULL, dy, call->dy, NULL, NULL, dx, call->dx, param,
+            call->scale, NULL, call->dscale, call->dbias, call->epsilon, call->saved_mean, call->saved_inv_variance,
+            NULL, call->workspace, call->workspace_size, NULL, 0);
+    }
+    if ((status = check_pair(call->running_mean, call->running_variance)) != PBN_OK ||
+        (status = to_compute(call->y_desc, &y)) != PBN_OK)
+        return status;
+    return api.cudnnBatchNormalizationForwardTrainingEx(
+        handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta, x, call->x,
+        NULL, NULL, y, call->y, param, call->scale, call->bias, call->factor, call->running_mean,
+        call->running_variance, call->epsilon, call->saved_mean, call->saved_inv_variance, NULL, call->workspace,
+        call->workspace_size, NULL, 0);
+}
+
+static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
+    char *workspace = call->workspace;
+    void *slots[SLOT_COUNT] = {
+        [SLOT_X] = (void *)(uintptr_t)call->x,
+        [SLOT_Y] = call->y,
+        [SLOT_DY] = (void *)(uintptr_t)call->dy,
+        [SLOT_DX] = call->dx,
+        [SLOT_SCALE] = (void *)(uintptr_t)call->scale,
+        [SLOT_BIAS] = (void *)(uintptr_t)call->bias,
+        [SLOT_RUNNING_MEAN] = call->running_mean,
+        [SLOT_RUNNING_VARIANCE] = call->running_variance,
+        [SLOT_SAVED_MEAN] = call->saved_mean,
+        [SLOT_SAVED_INV_VARIANCE] = call->saved_inv_variance,
+        [SLOT_DSCALE] = call->dscale,
+        [SLOT_DBIAS] = call->dbias,
+        [SLOT_EPSILON] = &p->epsilon,
+        [SLOT_FACTOR] = &p->factor,
+    };
+    const int status = check_alignment(call->x_desc->dtype, 1, data_bits(call), param_bits(call));
+    if (status != PBN_OK)
+        return status;
+    if ((data_bits(call) & (uintptr_t)(p->alignment - 1)) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "a tensor's address is less aligned than those the plan was made for");
+    for (int i = 0; p->scratch != 0 && i < 4; i++)
+        slots[SLOT_SCRATCH + i] = workspace + p->scratch_offsets[i];
+    return graph_run(&p->graph, handle->vendor, slots, p->graph.workspace != 0 ? workspace + p->scratch : NULL);
+}
+
+static int run_split(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
+    pbn_call piece = *call;
+    const int64_t rows = call->x_desc->dims[0];
+    const int64_t size = call->x_desc->dtype == PBN_FLOAT64 ? 8 : call->x_desc->dtype == PBN_FLOAT32 ? 4 : 2;
+    int status = PBN_OK;
+    for (int64_t row = 0; status == PBN_OK && row < rows; row += SPLIT_ROWS) {
+        const int whole = rows <= SPLIT_ROWS || row + SPLIT_ROWS <= rows;
+        piece.x_desc = whole ? &p->part : &p->rest;
+        piece.y_desc = whole ? &p->y_part : &p->y_rest;
+        piece.x = (const char *)call->x + row * call->x_desc->strides[0] * size;
+        piece.y = (char *)call->y + row * call->y_desc->strides[0] * size;
+        status = cudnn_forward_inference(handle, &piece);
+    }
+    return status;
+}
+
+static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
+    pbn_call plain;
+    if (handle == NULL || plan == NULL || call == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
+    if (plan->workspace > call->workspace_size ||
+        (plan->workspace != 0 && (bits(call->workspace) & 63) != 0) || (plan->workspace != 0 && call->workspace == NULL))
+        return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
+    forget_vendor_text();
+    switch (plan->kind) {
+    case EX:
+        return run_ex(handle, call);
+    case GRAPH:
+    case POINTWISE:
+        return run_graph(handle, plan, call);
+    case SPLIT:
+        return run_split(handle, plan, call);
+    default:
+        break;
+    }
+    plain = *call;
+    plain.mode = plan->mode;
+    switch (call->operation) {
+    case PBN_OP_FORWARD_TRAINING:
+        return cudnn_forward_training(handle, &plain);
+    case PBN_OP_FORWARD_INFERENCE:
+        return cudnn_forward_inference(handle, &plain);
+    case PBN_OP_BACKWARD:
+        return cudnn_backward(handle, &plain);
+    default:
+        return pbn_refuse(PBN_E_ARGUMENT, "the operation has no plans");
+    }
+}
+
 const pbn_backend pbn_backend_cudnn = {
     .name = "cudnn",
     .label = "cuDNN",
@@ -1182,6 +2119,11 @@ const pbn_backend pbn_backend_cudnn = {
     .fill = cudnn_fill,
     .relu = cudnn_relu,
     .relu_backward = cudnn_relu_backward,
+    .algorithms = algorithm_names,
+    .plan_create = cudnn_plan_create,
+    .plan_info = cudnn_plan_info,
+    .plan_run = cudnn_plan_run,
+    .plan_destroy = cudnn_plan_destroy,
     .has_symbol = cudnn_has_symbol,
 };
 
