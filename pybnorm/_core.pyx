@@ -2245,7 +2245,7 @@ cdef class Plan:
     cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
         cdef uintptr_t address
         if type(value) is int:
-            address = _address(value, name)
+            address = _plan_address(value, name)
         else:
             buffer = self.handle._buffer(value, name, output)
             if (buffer.dtype, buffer.dims, buffer.strides) != (planned.dtype, planned.dims, planned.strides):
@@ -2260,7 +2260,7 @@ cdef class Plan:
 
     cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
         if type(value) is int:
-            return _address(value, name)
+            return _plan_address(value, name)
         return self.handle._parameter(value, name, self.pd, kept, output)
 
     cdef void _mark(self, uintptr_t address, size_t size, bint written) noexcept:
@@ -2317,7 +2317,7 @@ cdef class Plan:
         if workspace is None:
             self.call.workspace, self.call.workspace_size = NULL, 0
         elif type(workspace) is tuple and len(<tuple>workspace) == 2 and type((<tuple>workspace)[0]) is int:
-            self.call.workspace = <void *>_address((<tuple>workspace)[0], "workspace")
+            self.call.workspace = <void *>_plan_address((<tuple>workspace)[0], "workspace")
             self.call.workspace_size = _arguments.byte_count((<tuple>workspace)[1], "workspace")
         else:
             address, size = handle._workspace(workspace, kept)
@@ -2352,7 +2352,7 @@ cdef class Plan:
         return 0
 
 
-cdef inline uintptr_t _address(object value, str name) except 0:
+cdef inline uintptr_t _plan_address(object value, str name) except 0:
     cdef uintptr_t address
     try:
         address = value
