@@ -1744,7 +1744,7 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
  * Backward: per column the sums of dy * (x - mean) and of dy, merged in the same way, then
  * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward. */
 
-enum { COLUMNS_MOST = 65535 * 64 }; /* the engines take a block of 64 for each step of a grid's second axis */
+enum { COLUMNS_MOST = 65535 * 32 }; /* more columns are more blocks of 32 than a launch takes (H200, 9.19) */
 
 /* Vectors in the workspace. K: one number for each column; those of K lie without a gap, as do those of C. */
 enum {
@@ -2176,7 +2176,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
         if (size < 2)
             return "with one position in a channel there is nothing to merge";
         if (size * call->x_desc->dims[1] > COLUMNS_MOST)
-            return "an image of more than 65535 * 64 values: a column each is more than a launch holds";
+            return "an image of more than 65535 * 32 values: a column each is more than a launch holds";
         if (api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL)
             return no_axpby;
         return NULL;
