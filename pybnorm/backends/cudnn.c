@@ -2292,6 +2292,7 @@ typedef struct rule {
     uint32_t dtypes;
     int layout; /* pbn_layout that all tensors have, ANY_LAYOUT or SLOW_VIEW */
     int saved;  /* 1: with saved statistics only */
+    int fast;   /* 1: for "fast" only */
     int64_t rows_from, channels_from, channels_to, size_from; /* N, C, positions of a channel in one image */
     int64_t megabytes_from, megabytes_to;                     /* of x */
     const char *algorithm, *why;
@@ -2300,63 +2301,64 @@ typedef struct rule {
 enum { FIRST = PBN_CHANNELS_FIRST, LAST = PBN_CHANNELS_LAST, ANY_LAYOUT = -1, SLOW_VIEW = -2 };
 #define MOST INT64_MAX
 
+static const char persistent_why[] =
+    "up to 7 times faster than spatial, but sums in fixed point: the absolute error of a gradient is about 2e-6 for "
+    "800000 values, and values below 1e-5 or above 1e10 lose their digits";
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
 static const rule rules[] = {
     /* channels-last */
-    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 128, MOST, 0, 0, MOST, "pointwise:1",
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 128, MOST, 0, 0, MOST, "pointwise:1",
      "one fused kernel at 70 to 89 % of the copy ceiling, where the plain entry point's channels-last kernel reaches 35 "
      "to 66 % and errs by 4e-4 at mean/sigma = 1e4"},
-    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, MOST, 0, 0, MOST, "pointwise:2",
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "pointwise:2",
      "as with more channels, where the next plan is the faster one"},
-    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, MOST, 0, 0, MOST, "pointwise",
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "pointwise",
      "as with more channels; a version with fewer plans"},
-    {PBN_OP_FORWARD_TRAINING, SINGLE, LAST, 1, 0, 512, MOST, 0, 0, MOST, "graph",
+    {PBN_OP_FORWARD_TRAINING, SINGLE, LAST, 1, 0, 0, 512, MOST, 0, 0, MOST, "graph",
      "1.2 to 1.6 times faster than Ex from 512 channels on"},
-    {PBN_OP_FORWARD_TRAINING, SINGLE, LAST, 1, 0, 0, MOST, 0, 0, 8, "graph", "1.2 times faster than Ex in L2"},
-    {PBN_OP_FORWARD_TRAINING, HALVES, LAST, 1, 0, 128, MOST, 0, 0, MOST, "graph",
+    {PBN_OP_FORWARD_TRAINING, SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, 8, "graph", "1.2 times faster than Ex in L2"},
+    {PBN_OP_FORWARD_TRAINING, HALVES, LAST, 1, 0, 0, 128, MOST, 0, 0, MOST, "graph",
      "1.1 to 1.5 times faster than Ex from 128 channels on"},
-    {PBN_OP_FORWARD_TRAINING, HALVES, LAST, 1, 0, 0, MOST, 0, 256, MOST, "graph",
+    {PBN_OP_FORWARD_TRAINING, HALVES, LAST, 1, 0, 0, 0, MOST, 0, 256, MOST, "graph",
      "1.04 times faster than Ex on large maps"},
-    {PBN_OP_BACKWARD, SINGLE, LAST, 1, 0, 512, MOST, 0, 0, MOST, "graph",
+    {PBN_OP_BACKWARD, SINGLE, LAST, 1, 0, 0, 512, MOST, 0, 0, MOST, "graph",
      "1.1 times faster than Ex from 512 channels on"},
-    {PBN_OP_BACKWARD, HALVES, LAST, 1, 0, 128, MOST, 0, 0, MOST, "graph", "up to 1.6 times faster than Ex"},
-    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 1, 0, 0, MOST, 0, 0, MOST, "ex",
+    {PBN_OP_BACKWARD, HALVES, LAST, 1, 0, 0, 128, MOST, 0, 0, MOST, "graph", "up to 1.6 times faster than Ex"},
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "ex",
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
-    {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, MOST, 0, 0, MOST, "ex",
+    {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "ex",
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
-    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 0, 0, 0, MOST, 0, 0, MOST, "graph",
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "graph",
      "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
     /* channels-first */
-    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, FIRST, 0, 0, 0, MOST, 0, 32, MOST, "columns:1",
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, FIRST, 0, 1, 0, 0, MOST, 0, 0, MOST, "persistent", persistent_why},
+    {PBN_OP_BACKWARD, HALVES, FIRST, 1, 1, 0, 0, MOST, 0, 0, MOST, "persistent", persistent_why},
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, FIRST, 0, 0, 0, 0, MOST, 0, 32, MOST, "columns:1",
      "68 to 79 % of the copy ceiling, where the plain entry point reaches 8 to 72 %"},
-    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, FIRST, 0, 0, 0, 96, 4096, 64, MOST, "columns:1",
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, FIRST, 0, 0, 0, 0, 96, 4096, 64, MOST, "columns:1",
      "with fewer channels than multiprocessors spatial leaves some idle: 2 to 4.9 times faster"},
-    {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 0, 0, 0, MOST, 512, 128, MOST, "columns:1", "1.2 to 1.5 times faster"},
-    {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, 1, 0, 0, MOST, 2048, 64, MOST, "columns:1",
+    {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 0, 0, 0, 0, MOST, 512, 128, MOST, "columns:1", "1.2 to 1.5 times faster"},
+    {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, 1, 0, 0, 0, MOST, 2048, 64, MOST, "columns:1",
      "1.2 to 6 times faster than spatial on large maps"},
-    {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 1, 0, 0, 96, 16384, 32, MOST, "graph",
+    {PBN_OP_BACKWARD, SINGLE, FIRST, 1, 1, 0, 0, 96, 16384, 32, MOST, "persistent", persistent_why},
+    {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 1, 0, 0, 0, 96, 16384, 32, MOST, "graph",
      "images too large for columns: through a channels-last copy 1.9 times faster than spatial"},
-    {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, 1, 0, 0, 96, 16384, 32, MOST, "graph",
+    {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, 1, 0, 0, 0, 96, 16384, 32, MOST, "graph",
      "images too large for columns: through a channels-last copy 1.9 to 2.6 times faster than spatial"},
     /* strided views, channels-last float64 */
-    {PBN_OP_FORWARD_TRAINING, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, SPLIT_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
+    {PBN_OP_FORWARD_TRAINING, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
+    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
+    {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
+    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, SPLIT_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
      "the plain entry point refuses N above 65535"},
 };
 
 static const rule spatial_rule = {.algorithm = "spatial",
                                   .why = "exact to rounding over any range, where persistent sums in fixed point"};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
-static const rule fast_rule = {
-    .algorithm = "persistent",
-    .why = "up to 6 times faster than spatial; sums in fixed point: a gradient's absolute error is about 2e-6 per "
-           "800000 values, and values below 1e-5 or above 1e10 lose their digits"};
-
-static int fits(const rule *r, const pbn_call *call) {
+static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
     const int64_t elements = pbn_numel(x->rank, x->dims), size = elements / x->dims[0] / x->dims[1];
     const int64_t element = x->dtype == PBN_FLOAT64 ? 8 : x->dtype == PBN_FLOAT32 ? 4 : 2;
@@ -2367,7 +2369,7 @@ static int fits(const rule *r, const pbn_call *call) {
         return 0;
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
-    return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 &&
+    return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
            (!r->saved || call->saved_mean != NULL) && x->dims[0] >= r->rows_from && x->dims[1] >= r->channels_from &&
            x->dims[1] <= r->channels_to && size >= r->size_from && megabytes >= r->megabytes_from &&
            megabytes < r->megabytes_to;
@@ -2453,12 +2455,9 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         status = try_algorithm(p, handle, call, algorithm, "asked for");
     } else {
         last = call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
-        if (algorithm[0] == 'f' && last == &spatial_rule && call->operation != PBN_OP_FORWARD_INFERENCE &&
-            !all_channels_last(call))
-            last = &fast_rule;
         status = PBN_E_UNSUPPORTED;
         for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < sizeof rules / sizeof rules[0]; i++)
-            if (fits(&rules[i], call))
+            if (fits(&rules[i], call, algorithm[0] == 'f'))
                 status = try_algorithm(p, handle, call, rules[i].algorithm, rules[i].why);
         if (status != PBN_OK)
             status = try_algorithm(p, handle, call, last->algorithm, last->why);
