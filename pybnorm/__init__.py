@@ -21,7 +21,8 @@ from pybnorm._core import (
     relu,
     relu_backward,
 )
-from pybnorm.enums import Capability, DataType, Layout, Mode, Operation, StatusClass
+from pybnorm.diagnostics import vendor_stderr
+from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation, StatusClass
 from pybnorm.errors import (
     AllocationError,
     ArgumentError,
@@ -49,6 +50,7 @@ from pybnorm.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activation",
     "AllocationError",
     "ArgumentError",
     "ArgumentTypeError",
@@ -92,4 +94,5 @@ __all__ = [
     "loaded",
     "relu",
     "relu_backward",
+    "vendor_stderr",
 ]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "Region",
     "TensorLike",
+    "activation",
+    "activation_bias",
     "axes",
     "axpby",
     "backward",
@@ -35,6 +38,7 @@ __all__ = [
     "forward_training",
     "is_packed_vector",
     "kept_axes",
+    "largest",
     "layout_of",
     "mode",
     "numel",
@@ -64,9 +68,13 @@ _LARGEST = {
     DataType.BFLOAT16: (2.0 - 2.0**-7) * 2.0**127,
 }
 
+_NO_ACTIVATION = (Activation.NONE, 0.0, 0.0)
+_ACTIVATIONS: dict[object, Any] = {}
 _MODES: dict[object, Any] = {}
 _OPERATIONS: dict[object, Any] = {}
 _DATA_TYPES: dict[object, Any] = {}
+for _a in Activation:
+    _ACTIVATIONS |= dict.fromkeys((_a, _a.name, _a.name.lower()), _a)
 for _m in Mode:
     _MODES |= dict.fromkeys((_m, _m.name, _m.name.lower()), _m)
 for _o in Operation:
@@ -121,6 +129,45 @@ def operation(value: object) -> Operation:
     return found
 
 
+def activation(
+    value: object, low: object, high: object, dtype: DataType = DataType.FLOAT32
+) -> tuple[Activation, float, float]:
+    """An `Activation` from itself, its number or its name, with the bounds that it has; 0 for one that it has not."""
+    if value is Activation.NONE and low is None and high is None:
+        return _NO_ACTIVATION
+    found = _lookup(_ACTIVATIONS, value)
+    if found is None:
+        raise ArgumentError("activation", value, "one of " + ", ".join(f"Activation.{a.name}" for a in Activation))
+    bounded = found in (Activation.CLIPPED_RELU, Activation.CLAMP)
+    for name, given, wanted in (
+        ("activation_low", low, found == Activation.CLAMP),
+        ("activation_high", high, bounded),
+    ):
+        if (given is not None) != wanted:
+            allowed = "a number" if wanted else "None"
+            raise ArgumentError(name, given, f"{allowed} with Activation.{found.name}")
+    if not bounded:
+        return found, 0.0, 0.0
+    bottom = 0.0 if low is None else scalar(low, "activation_low", dtype)
+    top = scalar(high, "activation_high", dtype)
+    if not _stored(bottom, dtype) < _stored(top, dtype):
+        raise ArgumentError("activation_high", high, f"a number above {'0' if low is None else 'activation_low'}")
+    return found, bottom, top
+
+
+def activation_bias(value: Activation, bias: object) -> bool:
+    """Whether backward is given the bias: with an activation, whose mask is made from it, and only then."""
+    if (bias is not None) != (value != Activation.NONE):
+        allowed = "None without an activation" if bias is not None else f"the bias with Activation.{value.name}"
+        raise ArgumentError("bias", bias, allowed)
+    return bias is not None
+
+
+def _stored(value: float, dtype: DataType) -> float:
+    """The scalar as vendors read it."""
+    return value if dtype == DataType.FLOAT64 else struct.unpack("f", struct.pack("f", value))[0]
+
+
 def data_type(value: object, argument: str = "dtype") -> DataType:
     """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
     found = _lookup(_DATA_TYPES, value)
@@ -130,6 +177,11 @@ def data_type(value: object, argument: str = "dtype") -> DataType:
     if found is None:
         raise ArgumentTypeError(argument, value, "float32, float64, float16 or bfloat16")
     return found
+
+
+def largest(dtype: DataType) -> float:
+    """The largest finite value of `dtype`."""
+    return _LARGEST[dtype]
 
 
 def _lookup(table: dict[object, Any], value: object) -> Any:

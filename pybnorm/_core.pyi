@@ -3,7 +3,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, SupportsIndex
 
 from pybnorm._arrays import Buffer
-from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 class Library(NamedTuple):
     backend: str
@@ -89,6 +89,9 @@ class Handle:
         running_variance: Any = None,
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
+        activation: Activation | int | str = ...,
+        activation_low: float | None = None,
+        activation_high: float | None = None,
         workspace: Any = None,
     ) -> None: ...
     def forward_inference(
@@ -104,6 +107,9 @@ class Handle:
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
+        activation: Activation | int | str = ...,
+        activation_low: float | None = None,
+        activation_high: float | None = None,
         workspace: Any = None,
     ) -> None: ...
     def backward(
@@ -123,6 +129,10 @@ class Handle:
         epsilon: float = 1e-5,
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
+        bias: Any = None,
+        activation: Activation | int | str = ...,
+        activation_low: float | None = None,
+        activation_high: float | None = None,
         workspace: Any = None,
     ) -> None: ...
     def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None: ...
@@ -148,6 +158,9 @@ class Handle:
         epsilon: float = 1e-5,
         running: bool = True,
         saved: bool = True,
+        activation: Activation | int | str = ...,
+        activation_low: float | None = None,
+        activation_high: float | None = None,
     ) -> int: ...
 
 def batch_normalization_forward_training(
@@ -169,6 +182,9 @@ def batch_normalization_forward_training(
     saved_mean: SupportsIndex | None,
     saved_inv_variance: SupportsIndex | None,
     *,
+    activation: Activation | int | str = ...,
+    activation_low: float | None = None,
+    activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
 ) -> None: ...
@@ -188,6 +204,9 @@ def batch_normalization_forward_inference(
     running_variance: SupportsIndex,
     epsilon: float,
     *,
+    activation: Activation | int | str = ...,
+    activation_low: float | None = None,
+    activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
 ) -> None: ...
@@ -212,6 +231,10 @@ def batch_normalization_backward(
     saved_mean: SupportsIndex | None,
     saved_inv_variance: SupportsIndex | None,
     *,
+    bias: SupportsIndex | None = None,
+    activation: Activation | int | str = ...,
+    activation_low: float | None = None,
+    activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
 ) -> None: ...

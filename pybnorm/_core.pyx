@@ -11,6 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from pybnorm._shim cimport (
+    PBN_ACTIVATION_NONE,
     PBN_BACKEND_COUNT,
     PBN_CLASS_ALLOCATION,
     PBN_CLASS_BAD_PARAMETER,
@@ -54,7 +55,7 @@ import warnings
 import weakref
 
 from pybnorm import _arguments, _arrays, _find, errors
-from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **pointer, size_t alignment, size_t size)
@@ -899,7 +900,7 @@ cdef class Handle:
             raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", param.dtype.short)
         _arguments.parameter_dims(argument, buffer.dims, buffer.strides, param.dims)
         kept.append(buffer)
-        return buffer.pointer
+        return _address(buffer, argument)
 
     cdef TensorDescriptor _described(self, object buffer):
         """The descriptor of an array, from the handle's bounded cache."""
@@ -938,11 +939,14 @@ cdef class Handle:
         running_variance=None,
         saved_mean=None,
         saved_inv_variance=None,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
         workspace=None,
     ):
         """Batch norm with the statistics of the batch, on arrays.
 
-        ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+        ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
 
         Parameters
         ----------
@@ -964,6 +968,10 @@ cdef class Handle:
             Updated in place; both or none. The batch variance enters unbiased, ``m / (m - 1)`` times the biased one.
         saved_mean, saved_inv_variance : array, derived shape, optional
             Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
+        activation : Activation
+            What ``act`` is, in the vendor's own fused kernel: refused where `Capability.ACTIVATION` is not set.
+        activation_low, activation_high : float, optional
+            The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
         workspace : array or (int, int), optional
             Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
 
@@ -990,6 +998,7 @@ cdef class Handle:
             values = _arguments.forward_training(
                 mode, alpha, beta, xb, yb, None, exponential_average_factor, epsilon, has_running
             )
+            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
             xd = self._described(xb)
             yd = self._described(yb)
             name = "batch_normalization_forward_training"
@@ -999,9 +1008,9 @@ cdef class Handle:
                 self,
                 values,
                 xd,
-                xb.pointer,
+                _address(xb, "x"),
                 yd,
-                yb.pointer,
+                _address(yb, "y"),
                 pd,
                 self._parameter(scale, "scale", pd, kept),
                 self._parameter(bias, "bias", pd, kept),
@@ -1009,6 +1018,7 @@ cdef class Handle:
                 self._parameter(running_variance, "running_variance", pd, kept, True) if has_running else 0,
                 self._parameter(saved_mean, "saved_mean", pd, kept, True) if has_saved else 0,
                 self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept, True) if has_saved else 0,
+                act,
                 self._workspace(workspace, kept),
                 True,
             )
@@ -1026,11 +1036,14 @@ cdef class Handle:
         alpha=1.0,
         beta=0.0,
         epsilon=1e-5,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
         workspace=None,
     ):
         """Batch norm with given statistics, on arrays.
 
-        ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
+        ``y = alpha * act(scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
 
         Parameters
         ----------
@@ -1040,7 +1053,7 @@ cdef class Handle:
             -`epsilon` the result is NaN.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
-        mode, alpha, beta, epsilon, workspace
+        mode, alpha, beta, epsilon, activation, activation_low, activation_high, workspace
             As in `forward_training`.
 
         Raises
@@ -1058,6 +1071,7 @@ cdef class Handle:
             xb = self._data(x, "x")
             yb = self._data(y, "y", True)
             values = _arguments.forward_inference(mode, alpha, beta, xb, yb, None, epsilon)
+            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
             xd = self._described(xb)
             yd = self._described(yb)
             name = "batch_normalization_forward_inference"
@@ -1067,14 +1081,15 @@ cdef class Handle:
                 self,
                 values,
                 xd,
-                xb.pointer,
+                _address(xb, "x"),
                 yd,
-                yb.pointer,
+                _address(yb, "y"),
                 pd,
                 self._parameter(scale, "scale", pd, kept),
                 self._parameter(bias, "bias", pd, kept),
                 self._parameter(running_mean, "running_mean", pd, kept),
                 self._parameter(running_variance, "running_variance", pd, kept),
+                act,
                 self._workspace(workspace, kept),
                 True,
             )
@@ -1096,6 +1111,10 @@ cdef class Handle:
         epsilon=1e-5,
         saved_mean=None,
         saved_inv_variance=None,
+        bias=None,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
         workspace=None,
     ):
         """Gradients of `forward_training`, on arrays.
@@ -1104,6 +1123,8 @@ cdef class Handle:
         ``dbias' = sum(dy)``, ``dscale' = sum(dy * xhat)``,
         ``dx' = scale * inv * (dy - dbias' / m - xhat * dscale' / m)``;
         then ``dx = alpha_data * dx' + beta_data * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
+        With an activation the given dy is the gradient at its output, and what stands for dy in the formulas is dy
+        where ``low < scale * xhat + bias <= high`` (RELU: above 0), else 0.
 
         Parameters
         ----------
@@ -1120,7 +1141,9 @@ cdef class Handle:
         saved_mean, saved_inv_variance : array, derived shape, optional
             From `forward_training`, or any values of your own: they are taken as they are. Both or none; without
             them mean and inverse deviation are computed from x.
-        workspace
+        bias : array, derived shape, optional
+            Given with an activation, and only then.
+        activation, activation_low, activation_high, workspace
             As in `forward_training`.
 
         Raises
@@ -1142,6 +1165,8 @@ cdef class Handle:
             values = _arguments.backward(
                 mode, alpha_data, beta_data, alpha_param, beta_param, xb, dyb, dxb, None, epsilon
             )
+            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
+            has_bias = _arguments.activation_bias(act[0], bias)
             xd = self._described(xb)
             dyd = self._described(dyb)
             dxd = self._described(dxb)
@@ -1151,17 +1176,19 @@ cdef class Handle:
                 self,
                 values,
                 xd,
-                xb.pointer,
+                _address(xb, "x"),
                 dyd,
-                dyb.pointer,
+                _address(dyb, "dy"),
                 dxd,
-                dxb.pointer,
+                _address(dxb, "dx"),
                 pd,
                 self._parameter(scale, "scale", pd, kept),
+                self._parameter(bias, "bias", pd, kept) if has_bias else 0,
                 self._parameter(dscale, "dscale", pd, kept, True),
                 self._parameter(dbias, "dbias", pd, kept, True),
                 self._parameter(saved_mean, "saved_mean", pd, kept) if has_saved else 0,
                 self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept) if has_saved else 0,
+                act,
                 self._workspace(workspace, kept),
                 True,
             )
@@ -1178,7 +1205,7 @@ cdef class Handle:
             yb = self._data(y, "y", True)
             values = _arguments.axpby(a, b, xb, yb)
             _axpby(
-                self, values, self._described(xb), xb.pointer, self._described(yb), yb.pointer,
+                self, values, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"),
                 self._workspace(workspace, kept), True,
             )
 
@@ -1204,7 +1231,7 @@ cdef class Handle:
         with self.lock:
             self._check()
             yb = self._data(y, "y", True)
-            _fill(self, _arguments.fill(value, yb), self._described(yb), yb.pointer)
+            _fill(self, _arguments.fill(value, yb), self._described(yb), _address(yb, "y"))
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -1229,7 +1256,7 @@ cdef class Handle:
             xb = self._data(x, "x")
             yb = self._data(y, "y", True)
             _arguments.relu(xb, yb)
-            _relu(self, self._described(xb), xb.pointer, self._described(yb), yb.pointer)
+            _relu(self, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"))
 
     def relu_backward(self, x, dy, dx):
         """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
@@ -1257,8 +1284,8 @@ cdef class Handle:
             dxb = self._data(dx, "dx", True)
             _arguments.relu_backward(xb, dyb, dxb)
             _relu_backward(
-                self, self._described(xb), xb.pointer, self._described(dyb), dyb.pointer,
-                self._described(dxb), dxb.pointer,
+                self, self._described(xb), _address(xb, "x"), self._described(dyb), _address(dyb, "dy"),
+                self._described(dxb), _address(dxb, "dx"),
             )
 
     def buffer(self, array, argument, *, output=False):
@@ -1340,6 +1367,9 @@ cdef class Handle:
         epsilon=1e-5,
         running=True,
         saved=True,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
     ):
         """Bytes of workspace that a call needs.
 
@@ -1358,6 +1388,8 @@ cdef class Handle:
         epsilon : float
         running, saved : bool
             Whether the call passes running and saved statistics.
+        activation, activation_low, activation_high
+            Those of the call; a batch-norm call's only.
 
         Returns
         -------
@@ -1393,6 +1425,10 @@ cdef class Handle:
             call.dy_desc, call.dx_desc = &dyd.tensor, &dxd.tensor
         else:
             values = (Mode.SPATIAL, *_arguments.axpby(alpha, beta, xd, yd))
+        act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
+        if op == Operation.AXPBY and act[0] != Activation.NONE:
+            raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
+        call.activation, call.activation_low, call.activation_high = act
         with self.lock:
             self._check()
             _check_capability(self.table, op, values[0], xd, "workspace_size")
@@ -1596,6 +1632,9 @@ cdef tuple _shown(const pbn_call *call):
     _show(lines, "param", call.param_desc)
     if call.param_desc != NULL:
         lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
+    if call.activation != PBN_ACTIVATION_NONE:
+        name = Activation(call.activation).name
+        lines.append(f"activation={name} low={call.activation_low} high={call.activation_high}")
     return tuple(lines)
 
 
@@ -1605,6 +1644,18 @@ cdef int _show(list lines, str name, const pbn_tensor *t) except -1:
         strides = tuple([t.strides[i] for i in range(t.rank)])
         lines.append(f"{name}: {DataType(t.dtype).short} dims={dims} strides={strides}")
     return 0
+
+
+cdef uintptr_t _address(object buffer, str argument) except 0:
+    """Where an array lies; a `Buffer` may have been made of any number."""
+    cdef uintptr_t address = 0
+    try:
+        address = buffer.pointer
+    except (OverflowError, TypeError):
+        pass
+    if address == 0:
+        raise errors.ArgumentError(argument, f"address {buffer.pointer!r}", "a non-NULL address of 64 bits")
+    return address
 
 
 cdef object _region(str name, uintptr_t address, TensorDescriptor t):
@@ -1646,7 +1697,7 @@ cdef int _forward_training(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
     uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple workspace, bint own,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace, bint own,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("y", y, yd)]
@@ -1663,6 +1714,7 @@ cdef int _forward_training(
     memset(&call, 0, sizeof(call))
     call.operation = PBN_OP_FORWARD_TRAINING
     call.mode, call.alpha, call.beta, call.factor, call.epsilon = values
+    call.activation, call.activation_low, call.activation_high = act
     call.x_desc, call.x = &xd.tensor, <void *>x
     call.y_desc, call.y = &yd.tensor, <void *>y
     call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
@@ -1680,7 +1732,7 @@ cdef int _forward_inference(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
     uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    tuple workspace, bint own,
+    tuple act, tuple workspace, bint own,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("y", y, yd)]
@@ -1699,6 +1751,7 @@ cdef int _forward_inference(
     memset(&call, 0, sizeof(call))
     call.operation = PBN_OP_FORWARD_INFERENCE
     call.mode, call.alpha, call.beta, call.epsilon = values
+    call.activation, call.activation_low, call.activation_high = act
     call.x_desc, call.x = &xd.tensor, <void *>x
     call.y_desc, call.y = &yd.tensor, <void *>y
     call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
@@ -1714,12 +1767,14 @@ cdef int _forward_inference(
 cdef int _backward(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy, TensorDescriptor dxd, uintptr_t dx,
-    TensorDescriptor pd, uintptr_t scale, uintptr_t dscale, uintptr_t dbias,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple workspace, bint own,
+    TensorDescriptor pd, uintptr_t scale, uintptr_t bias, uintptr_t dscale, uintptr_t dbias,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace, bint own,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("dx", dx, dxd), _region("dscale", dscale, pd), _region("dbias", dbias, pd)]
     inputs = [_region("x", x, xd), _region("dy", dy, dyd), _region("scale", scale, pd)]
+    if bias:
+        inputs.append(_region("bias", bias, pd))
     if saved_mean:
         inputs.append(_region("saved_mean", saved_mean, pd))
         inputs.append(_region("saved_inv_variance", saved_inv_variance, pd))
@@ -1729,10 +1784,11 @@ cdef int _backward(
     memset(&call, 0, sizeof(call))
     call.operation = PBN_OP_BACKWARD
     call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = values
+    call.activation, call.activation_low, call.activation_high = act
     call.x_desc, call.x = &xd.tensor, <void *>x
     call.dy_desc, call.dy = &dyd.tensor, <void *>dy
     call.dx_desc, call.dx = &dxd.tensor, <void *>dx
-    call.param_desc, call.scale = &pd.tensor, <void *>scale
+    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
     call.dscale, call.dbias = <void *>dscale, <void *>dbias
     call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
@@ -1823,6 +1879,9 @@ def batch_normalization_forward_training(
     saved_mean,
     saved_inv_variance,
     *,
+    activation=Activation.NONE,
+    activation_low=None,
+    activation_high=None,
     workspace=0,
     workspace_size=0,
 ):
@@ -1845,6 +1904,8 @@ def batch_normalization_forward_training(
     epsilon : float
     saved_mean, saved_inv_variance : int or None
         Written; both or none.
+    activation, activation_low, activation_high
+        As in `Handle.forward_training`.
     workspace, workspace_size : int
         Address and bytes, at least `Handle.workspace_size`, aligned to 64.
 
@@ -1856,8 +1917,8 @@ def batch_normalization_forward_training(
     Notes
     -----
     Vendor symbols: ``cudnnBatchNormalizationForwardTraining``; ``miopenBatchNormalizationForwardTraining_V2`` or,
-    where it is missing, ``miopenBatchNormalizationForwardTraining``; ``dnnl_primitive_execute`` of a batch
-    normalization forward primitive.
+    where it is missing, ``miopenBatchNormalizationForwardTraining``, with an activation
+    ``miopenBatchNormForwardTrainingActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive.
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
@@ -1870,6 +1931,7 @@ def batch_normalization_forward_training(
     values = _arguments.forward_training(
         mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running
     )
+    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
     ws = _workspace_pair(workspace, workspace_size)
     with h.lock:
         h._check()
@@ -1879,7 +1941,7 @@ def batch_normalization_forward_training(
             _arguments.optional_pointer(running_mean, "running_mean"),
             _arguments.optional_pointer(running_variance, "running_variance"),
             _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), ws, False,
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws, False,
         )
 
 
@@ -1899,6 +1961,9 @@ def batch_normalization_forward_inference(
     running_variance,
     epsilon,
     *,
+    activation=Activation.NONE,
+    activation_low=None,
+    activation_high=None,
     workspace=0,
     workspace_size=0,
 ):
@@ -1906,7 +1971,8 @@ def batch_normalization_forward_inference(
 
     Parameters
     ----------
-    handle, mode, alpha, beta, x_desc, x, y_desc, y, param_desc, scale, bias, epsilon, workspace, workspace_size
+    handle, mode, alpha, beta, x_desc, x, y_desc, y, param_desc, scale, bias, epsilon, activation, activation_low, \
+activation_high, workspace, workspace_size
         As in `batch_normalization_forward_training`.
     running_mean, running_variance : int
         Addresses of the given statistics; required.
@@ -1919,14 +1985,16 @@ def batch_normalization_forward_inference(
     Notes
     -----
     Vendor symbols: ``cudnnBatchNormalizationForwardInference``; ``miopenBatchNormalizationForwardInference_V2`` or,
-    where it is missing, ``miopenBatchNormalizationForwardInference``; ``dnnl_primitive_execute`` of a batch
-    normalization forward primitive with global statistics.
+    where it is missing, ``miopenBatchNormalizationForwardInference``, with an activation
+    ``miopenBatchNormForwardInferenceActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive
+    with global statistics.
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     values = _arguments.forward_inference(mode, alpha, beta, xd, yd, pd, epsilon)
+    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
     ws = _workspace_pair(workspace, workspace_size)
     with h.lock:
         h._check()
@@ -1934,7 +2002,7 @@ def batch_normalization_forward_inference(
             h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
             _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
             _arguments.pointer(running_mean, "running_mean"),
-            _arguments.pointer(running_variance, "running_variance"), ws, False,
+            _arguments.pointer(running_variance, "running_variance"), act, ws, False,
         )
 
 
@@ -1959,6 +2027,10 @@ def batch_normalization_backward(
     saved_mean,
     saved_inv_variance,
     *,
+    bias=None,
+    activation=Activation.NONE,
+    activation_low=None,
+    activation_high=None,
     workspace=0,
     workspace_size=0,
 ):
@@ -1966,7 +2038,7 @@ def batch_normalization_backward(
 
     Parameters
     ----------
-    handle, mode, param_desc, scale, epsilon, workspace, workspace_size
+    handle, mode, param_desc, scale, epsilon, activation, activation_low, activation_high, workspace, workspace_size
         As in `batch_normalization_forward_training`.
     alpha_data, beta_data : float
         Blend dx.
@@ -1977,6 +2049,8 @@ def batch_normalization_backward(
         Addresses; all required.
     saved_mean, saved_inv_variance : int or None
         Both, taken as they are, or none: recomputed from x and epsilon.
+    bias : int or None
+        Given with an activation, and only then.
 
     Raises
     ------
@@ -1986,8 +2060,8 @@ def batch_normalization_backward(
     Notes
     -----
     Vendor symbols: ``cudnnBatchNormalizationBackward``; ``miopenBatchNormalizationBackward_V2`` or, where it is
-    missing, ``miopenBatchNormalizationBackward``; ``dnnl_primitive_execute`` of a batch normalization backward
-    primitive.
+    missing, ``miopenBatchNormalizationBackward``, with an activation ``miopenBatchNormBackwardActivation``;
+    ``dnnl_primitive_execute`` of a batch normalization backward primitive.
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
@@ -1996,15 +2070,18 @@ def batch_normalization_backward(
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
     values = _arguments.backward(mode, alpha_data, beta_data, alpha_param, beta_param, xd, dyd, dxd, pd, epsilon)
+    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
+    _arguments.activation_bias(act[0], bias or None)
     ws = _workspace_pair(workspace, workspace_size)
     with h.lock:
         h._check()
         _backward(
             h, values, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd,
             _arguments.pointer(dx, "dx"), pd, _arguments.pointer(scale, "scale"),
+            _arguments.optional_pointer(bias, "bias"),
             _arguments.pointer(dscale, "dscale"), _arguments.pointer(dbias, "dbias"),
             _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), ws, False,
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws, False,
         )
 
 

@@ -31,6 +31,11 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_FOLDED
         PBN_CAP_HOST_STEPS
         PBN_CAP_BLEND_ROUNDS
+        PBN_CAP_ACTIVATION
+        PBN_ACTIVATION_NONE
+        PBN_ACTIVATION_RELU
+        PBN_ACTIVATION_CLIPPED_RELU
+        PBN_ACTIVATION_CLAMP
         PBN_E_UNSUPPORTED
         PBN_E_NOT_LOADED
         PBN_E_SYMBOL
@@ -71,6 +76,9 @@ cdef extern from "pybnorm/shim.h" nogil:
         double beta_param
         double factor
         double epsilon
+        int32_t activation
+        double activation_low
+        double activation_high
         const pbn_tensor *x_desc
         const pbn_tensor *y_desc
         const pbn_tensor *dy_desc

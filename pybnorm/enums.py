@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Capability", "DataType", "Layout", "Mode", "Operation", "StatusClass"]
+__all__ = ["Activation", "Capability", "DataType", "Layout", "Mode", "Operation", "StatusClass"]
 
 
 class Mode(enum.IntEnum):
@@ -65,6 +65,18 @@ class Operation(enum.IntEnum):
     RELU_BACKWARD = 7
 
 
+class Activation(enum.IntEnum):
+    """What a call applies to the result of batch norm before it blends it."""
+
+    NONE = 0
+    RELU = 1
+    """``max(x, 0)``"""
+    CLIPPED_RELU = 2
+    """``min(max(x, 0), high)``"""
+    CLAMP = 3
+    """``min(max(x, low), high)``"""
+
+
 class Capability(enum.IntFlag):
     """What a backend answers for one combination; no bit set means that it is refused."""
 
@@ -79,6 +91,8 @@ class Capability(enum.IntFlag):
     """Part of the result is computed by pybnorm's adapter on the CPU."""
     BLEND_ROUNDS = 32
     """A blended result (beta other than 0) is rounded to x's type more than once."""
+    ACTIVATION = 64
+    """The loaded library has the call with a fused activation."""
 
 
 class StatusClass(enum.IntEnum):

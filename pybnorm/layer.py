@@ -579,6 +579,7 @@ class BatchNorm:
         if averaging_factor is not None:
             factor = _arguments.factor(averaging_factor, "averaging_factor")
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
+        state: dict[str, Any] = dict(self._state)
         self._handle.forward_training(
             data,
             scale,
@@ -590,7 +591,7 @@ class BatchNorm:
             epsilon=added,
             exponential_average_factor=factor,
             workspace=workspace,
-            **self._state,
+            **state,
         )
         self._epsilon, self._averaging_factor, self._has_saved = added, factor, True
 

@@ -18,9 +18,14 @@ what differs from MIOpen is what its documentation leaves open or its library ge
 * Mode is PER_ACTIVATION (0) or SPATIAL (1), MIOpen's two; it takes any other number for the first.
 * Parameters of float64 data are float64, also in `derive_bn_tensor_descriptor`; MIOpen derives float32.
 
-Not here: the calls with a fused activation that MIOpen 3.5 added (``miopenBatchNormForwardTrainingActivation`` and its
-two siblings), because the backends' common primitives have no activation to compose them from; and its newest
-additions ``..._V3`` and ``...InferenceInvVariance``, of which `pybnorm.operations` has the mathematics.
+The calls with an activation, which MIOpen 3.5 added, are that library's own fused ones where the loaded library has
+them and the parameters have the derived dtype. Elsewhere RELU is composed: batch norm into scratch, rounded there to
+the data's dtype, and relu from there, so that of float16 and bfloat16 data the gradient's mask is that of the rounded
+value. CLIPPEDRELU and CLAMP cannot be composed of the backends' common primitives and are refused by name. The
+activation comes first, alpha and beta blend its result.
+
+Not here: MIOpen's newest additions ``..._V3``, ``...Activation_V2`` and ``...InferenceInvVariance``, of which
+`pybnorm.operations` has the mathematics.
 
 Arguments of every call
 -----------------------
@@ -35,8 +40,9 @@ data and parameters : int or array
     An address in memory of the handle's device, or an array that lies in memory as its descriptor says. None or 0 is
     NULL, where NULL is allowed.
 workspace : array or (int, int), optional
-    MIOpen has no such argument. Device backends need it for alpha and beta other than 1 and 0, and for parameters of
-    mixed dtypes; without it they raise WorkspaceError, which says how many bytes. On the CPU pybnorm keeps its own.
+    MIOpen has no such argument. Device backends need it for alpha and beta other than 1 and 0, for parameters of
+    mixed dtypes, and for a composed activation; without it they raise WorkspaceError, which says how many bytes. On
+    the CPU pybnorm keeps its own.
 
 Errors name MIOpen's arguments, in snake case.
 """
@@ -44,19 +50,25 @@ Errors name MIOpen's arguments, in snake case.
 from __future__ import annotations
 
 import contextlib
+import enum
 import numbers
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments, _sequence, operations
 from pybnorm import _core as core
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
-from pybnorm.enums import Mode
-from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
+from pybnorm.enums import Activation, Capability, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
 
 __all__ = [
+    "ActivationDescriptor",
+    "ActivationMode",
+    "batch_norm_backward_activation",
+    "batch_norm_forward_inference_activation",
+    "batch_norm_forward_training_activation",
     "batch_normalization_backward",
     "batch_normalization_backward_v2",
     "batch_normalization_forward_inference",
@@ -290,6 +302,7 @@ def _forward_training(
     epsilon: float,
     saved: tuple[Any, Any],
     workspace: Any,
+    activ_desc: object = None,
 ) -> None:
     with _words(_TRAINING_WORDS):
         mode = _mode(bn_mode)
@@ -312,8 +325,13 @@ def _forward_training(
             "saved_inv_variance": saved_inv_variance,
             "workspace": workspace,
         }
-        if call.uniform(x):
-            handle.forward_training(x, scale, bias, y, mode=mode, **options)
+        act = _activation(activ_desc, x)
+        if act and not _fused(call, Operation.FORWARD_TRAINING, mode, x):
+            written = {"y": y, "running_mean": running_mean, "running_variance": running_variance}
+            written |= {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+            _compose_forward(call, "forward_training", (x, scale, bias), y, mode, act, options, written)
+        elif call.uniform(x):
+            handle.forward_training(x, scale, bias, y, mode=mode, **options, **act)
         else:
             operations.forward_training(handle, x, scale, bias, y, axis=_axes(x, mode), **options)
 
@@ -468,6 +486,7 @@ def _forward_inference(
     estimated: tuple[Any, Any],
     epsilon: float,
     workspace: Any,
+    activ_desc: object = None,
 ) -> None:
     with _words(_INFERENCE_WORDS):
         mode = _mode(bn_mode)
@@ -479,11 +498,16 @@ def _forward_inference(
         variance = call.optional("estimated_variance", estimated[1], described["variance"])
         given = _arguments.pair("estimated_mean", mean, "estimated_variance", variance)
         options = {"alpha": blend[0], "beta": blend[1], "epsilon": epsilon, "workspace": workspace}
-        if call.uniform(x):
+        act = _activation(activ_desc, x)
+        operation = Operation.FORWARD_INFERENCE if given else Operation.FORWARD_TRAINING
+        if act and not _fused(call, operation, mode, x):
+            read = (x, scale, bias, mean, variance) if given else (x, scale, bias)
+            _compose_forward(call, operation.name.lower(), read, y, mode, act, options, {"y": y})
+        elif call.uniform(x):
             if given:
-                handle.forward_inference(x, scale, bias, mean, variance, y, mode=mode, **options)
+                handle.forward_inference(x, scale, bias, mean, variance, y, mode=mode, **options, **act)
             else:
-                handle.forward_training(x, scale, bias, y, mode=mode, **options)
+                handle.forward_training(x, scale, bias, y, mode=mode, **options, **act)
         elif given:
             operations.forward_inference(handle, x, scale, bias, mean, variance, y, axis=_axes(x, mode), **options)
         else:
@@ -641,6 +665,7 @@ _BACKWARD_WORDS = {
     "alpha_param": "alpha_param_diff",
     "beta_param": "beta_param_diff",
     "scale": "bn_scale",
+    "bias": "bn_bias",
     "dscale": "result_bn_scale_diff",
     "dbias": "result_bn_bias_diff",
 }
@@ -656,6 +681,8 @@ def _backward(
     epsilon: float,
     saved: tuple[Any, Any],
     workspace: Any,
+    activ_desc: object = None,
+    bn_bias: Any = None,
 ) -> None:
     with _words(_BACKWARD_WORDS):
         mode = _mode(bn_mode)
@@ -674,10 +701,363 @@ def _backward(
             "saved_inv_variance": call.optional("saved_inv_variance", saved[1], described["variance"]),
             "workspace": workspace,
         }
-        if call.uniform(x):
-            handle.backward(x, dy, scale, dx, dscale, dbias, mode=mode, **options)
+        act = _activation(activ_desc, x)
+        bias = call.need("bn_bias", bn_bias, described["bias"]) if act else None
+        if bias is not None and not _fused(call, Operation.BACKWARD, mode, x):
+            _compose_backward(call, (x, dy, scale, bias), (dx, dscale, dbias), mode, act, options)
+        elif call.uniform(x):
+            handle.backward(x, dy, scale, dx, dscale, dbias, mode=mode, bias=bias, **options, **act)
         else:
             operations.backward(handle, x, dy, scale, dx, dscale, dbias, axis=_axes(x, mode), **options)
+
+
+# ---------------------------------------------------------------- the calls with an activation
+
+
+class ActivationMode(enum.IntEnum):
+    """The activations that MIOpen's batch norm takes, with ``miopenActivationMode_t``'s numbers."""
+
+    PASTHRU = 0
+    """None."""
+    RELU = 3
+    """``max(x, 0)``"""
+    CLIPPEDRELU = 7
+    """``min(max(x, 0), alpha)``"""
+    CLAMP = 10
+    """``min(max(x, alpha), beta)``"""
+
+
+class ActivationDescriptor(NamedTuple):
+    """What ``miopenSetActivationDescriptor`` sets.
+
+    Parameters
+    ----------
+    mode : ActivationMode
+    alpha, beta : float
+        The bounds that `mode` reads; others are ignored, as MIOpen does. CLIPPEDRELU's must be above 0, CLAMP's beta
+        above its alpha.
+    """
+
+    mode: ActivationMode
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+def batch_norm_forward_training_activation(
+    handle: Handle,
+    bn_mode: object,
+    alpha: float,
+    beta: float,
+    x_desc: TensorDescriptor,
+    x: Any,
+    y_desc: TensorDescriptor,
+    y: Any,
+    scale_desc: TensorDescriptor,
+    bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor,
+    saved_var_desc: TensorDescriptor,
+    bn_scale: Any,
+    bn_bias: Any,
+    exp_avg_factor: float,
+    result_running_mean: Any,
+    result_running_variance: Any,
+    epsilon: float,
+    result_save_mean: Any,
+    result_save_inv_variance: Any,
+    activ_desc: ActivationDescriptor | None,
+    *,
+    workspace: Any = None,
+) -> None:
+    """``miopenBatchNormForwardTrainingActivation``: forward training, then an activation.
+
+    ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+
+    Parameters
+    ----------
+    activ_desc : ActivationDescriptor or None
+        None is PASTHRU.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
+bn_scale, bn_bias, exp_avg_factor, result_running_mean, result_running_variance, epsilon, result_save_mean, \
+result_save_inv_variance, workspace
+        As in `batch_normalization_forward_training_v2`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header and the kernels that implement it.
+    Vendor symbols: ``miopenBatchNormForwardTrainingActivation``, or those of `pybnorm.operations.forward_training`,
+    ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``.
+    Workspace: `Handle.workspace_size` with the activation; composed as much as WorkspaceError says.
+    """
+    _forward_training(
+        handle,
+        bn_mode,
+        (alpha, beta),
+        {"x": (x_desc, x), "y": (y_desc, y)},
+        {
+            "scale": ("scale", scale_desc),
+            "bias": ("bias", bias_desc),
+            "mean": ("saved_mean", saved_mean_desc),
+            "variance": ("saved_var", saved_var_desc),
+        },
+        (bn_scale, bn_bias),
+        exp_avg_factor,
+        (result_running_mean, result_running_variance),
+        epsilon,
+        (result_save_mean, result_save_inv_variance),
+        workspace,
+        activ_desc,
+    )
+
+
+def batch_norm_forward_inference_activation(
+    handle: Handle,
+    bn_mode: object,
+    alpha: float,
+    beta: float,
+    x_desc: TensorDescriptor,
+    x: Any,
+    y_desc: TensorDescriptor,
+    y: Any,
+    scale_desc: TensorDescriptor,
+    bias_desc: TensorDescriptor,
+    est_mean_desc: TensorDescriptor,
+    est_variance_desc: TensorDescriptor,
+    bn_scale: Any,
+    bn_bias: Any,
+    estimated_mean: Any,
+    estimated_variance: Any,
+    epsilon: float,
+    activ_desc: ActivationDescriptor | None,
+    *,
+    workspace: Any = None,
+) -> None:
+    """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.
+
+    ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+
+    Parameters
+    ----------
+    activ_desc : ActivationDescriptor or None
+        None is PASTHRU.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, est_variance_desc, \
+bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace
+        As in `batch_normalization_forward_inference_v2`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header and the kernels that implement it.
+    Vendor symbols: ``miopenBatchNormForwardInferenceActivation``, or those of `pybnorm.operations.forward_inference`,
+    ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward training.
+    Workspace: as in `batch_norm_forward_training_activation`.
+    """
+    _forward_inference(
+        handle,
+        bn_mode,
+        (alpha, beta),
+        {"x": (x_desc, x), "y": (y_desc, y)},
+        {
+            "scale": ("scale", scale_desc),
+            "bias": ("bias", bias_desc),
+            "mean": ("est_mean", est_mean_desc),
+            "variance": ("est_variance", est_variance_desc),
+        },
+        (bn_scale, bn_bias),
+        (estimated_mean, estimated_variance),
+        epsilon,
+        workspace,
+        activ_desc,
+    )
+
+
+def batch_norm_backward_activation(
+    handle: Handle,
+    bn_mode: object,
+    alpha_data_diff: float,
+    beta_data_diff: float,
+    alpha_param_diff: float,
+    beta_param_diff: float,
+    x_desc: TensorDescriptor,
+    x: Any,
+    dy_desc: TensorDescriptor,
+    dy: Any,
+    dx_desc: TensorDescriptor,
+    dx: Any,
+    scale_desc: TensorDescriptor,
+    bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor,
+    saved_var_desc: TensorDescriptor,
+    bn_scale: Any,
+    bn_bias: Any,
+    result_bn_scale_diff: Any,
+    result_bn_bias_diff: Any,
+    epsilon: float,
+    saved_mean: Any,
+    saved_inv_variance: Any,
+    activ_desc: ActivationDescriptor | None,
+    *,
+    workspace: Any = None,
+) -> None:
+    """``miopenBatchNormBackwardActivation``: gradients of forward training with an activation behind it.
+
+    dy is the gradient at the activation's output. What `batch_normalization_backward` has for dy is here dy where
+    ``0 < scale * xhat + bias`` (RELU), ``0 < ... <= alpha`` (CLIPPEDRELU) or ``alpha < ... <= beta`` (CLAMP), else 0.
+
+    Parameters
+    ----------
+    bn_bias : int or array or None
+        Required but with PASTHRU, which does not read it.
+    bias_desc : TensorDescriptor
+        Of `bn_bias` and `result_bn_bias_diff`.
+    activ_desc : ActivationDescriptor or None
+        None is PASTHRU.
+    handle, bn_mode, alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff, x_desc, x, dy_desc, dy, \
+dx_desc, dx, scale_desc, saved_mean_desc, saved_var_desc, bn_scale, result_bn_scale_diff, result_bn_bias_diff, \
+epsilon, saved_mean, saved_inv_variance, workspace
+        As in `batch_normalization_backward_v2`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header and the kernels that implement it.
+    Vendor symbols: ``miopenBatchNormBackwardActivation``, or those of
+    `pybnorm.operations.forward_inference_inv_variance` (without saved statistics: ``forward_training``),
+    ``relu_backward`` and ``backward``.
+    Workspace: as in `batch_norm_forward_training_activation`.
+    """
+    _backward(
+        handle,
+        bn_mode,
+        (alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff),
+        {"x": (x_desc, x), "dy": (dy_desc, dy), "dx": (dx_desc, dx)},
+        {
+            "scale": ("scale", scale_desc),
+            "bias": ("bias", bias_desc),
+            "mean": ("saved_mean", saved_mean_desc),
+            "variance": ("saved_var", saved_var_desc),
+        },
+        (bn_scale, result_bn_scale_diff, result_bn_bias_diff),
+        epsilon,
+        (saved_mean, saved_inv_variance),
+        workspace,
+        activ_desc,
+        bn_bias,
+    )
+
+
+_NEUTRAL = {
+    ActivationMode.PASTHRU: Activation.NONE,
+    ActivationMode.RELU: Activation.RELU,
+    ActivationMode.CLIPPEDRELU: Activation.CLIPPED_RELU,
+    ActivationMode.CLAMP: Activation.CLAMP,
+}
+
+
+def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
+    """The activation as `Handle` takes it."""
+    if descriptor is None:
+        return {}
+    if not isinstance(descriptor, ActivationDescriptor):
+        raise ArgumentTypeError("activ_desc", descriptor, "an ActivationDescriptor or None")
+    try:
+        mode = ActivationMode(descriptor.mode)
+    except ValueError:
+        allowed = "one of " + ", ".join(f"ActivationMode.{m.name}" for m in ActivationMode)
+        raise ArgumentError(
+            "activ_desc", f"mode {descriptor.mode!r}", f"{allowed}: batch norm takes no other"
+        ) from None
+    names = {ActivationMode.CLIPPEDRELU: ("high",), ActivationMode.CLAMP: ("low", "high")}.get(mode, ())
+    bounds = dict(zip((f"activation_{n}" for n in names), (descriptor.alpha, descriptor.beta), strict=False))
+    low, high = bounds.get("activation_low"), bounds.get("activation_high")
+    with _words(dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))):
+        found, _, _ = _arguments.activation(_NEUTRAL[mode], low, high, x.dtype)
+    return {} if found == Activation.NONE else {"activation": found, **bounds}
+
+
+def _fused(call: _Call, operation: Operation, mode: Mode, x: Buffer) -> bool:
+    """Whether the call with an activation is one of the loaded library's."""
+    layout = _arguments.layout_of(x.dims, x.strides)
+    bits, _ = core.capability(call.handle.backend, operation, mode, x.dtype, layout, len(x.dims))
+    return call.uniform(x) and Capability.ACTIVATION in bits
+
+
+def _only_relu(handle: Handle, act: dict[str, Any], function: str) -> None:
+    if act["activation"] != Activation.RELU:
+        raise UnsupportedError(
+            backend=handle.backend,
+            function=f"miopen.{function}",
+            status=-1,
+            status_name="PBN_E_UNSUPPORTED",
+            text=f"{act['activation'].name} needs the fused call of MIOpen 3.5, with parameters of the derived dtype; "
+            "of the backends' common primitives only RELU can be composed",
+            library=handle.library.path,
+            version=handle.library.version,
+        )
+
+
+def _compose_forward(
+    call: _Call,
+    operation: str,
+    read: tuple[Buffer | None, ...],
+    y: Buffer,
+    mode: Mode,
+    act: dict[str, Any],
+    options: dict[str, Any],
+    written: dict[str, Buffer | None],
+) -> None:
+    """``y = alpha * relu(operation(...)) + beta * y``."""
+    _only_relu(call.handle, act, operation)
+    alpha, beta = (_arguments.scalar(options[name], name, y.dtype) for name in ("alpha", "beta"))
+    rest = {name: value for name, value in options.items() if name not in ("alpha", "beta", "workspace")}
+    names = ("x", "scale", "bias", "running_mean", "running_variance")
+    _sequence.disjoint(written, dict(zip(names, read, strict=False)))
+    sequence = _sequence.Sequence(call.handle)
+    inner = sequence.scratch_like(y)
+    sequence.then(operation, *read, inner, axis=_axes(y, mode), **rest)
+    if (alpha, beta) == (1.0, 0.0):
+        sequence.then("relu", inner, y)
+    else:
+        positive = sequence.scratch_like(y)
+        sequence.then("relu", inner, positive)
+        sequence.then("axpby", alpha, positive, beta, y)
+    sequence.run(options["workspace"])
+
+
+def _compose_backward(
+    call: _Call,
+    read: tuple[Buffer, Buffer, Buffer, Buffer],
+    written: tuple[Buffer, Buffer, Buffer],
+    mode: Mode,
+    act: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Backward of the gradient where batch norm's result, made again, is above 0."""
+    _only_relu(call.handle, act, "backward")
+    x, dy, scale, bias = read
+    mean, inv_variance = options["saved_mean"], options["saved_inv_variance"]
+    given = {"x": x, "dy": dy, "scale": scale, "bias": bias, "saved_mean": mean, "saved_inv_variance": inv_variance}
+    _sequence.disjoint(dict(zip(("dx", "dscale", "dbias"), written, strict=True)), given)
+    axis = _axes(x, mode)
+    sequence = _sequence.Sequence(call.handle)
+    inner, gradient = sequence.scratch_like(dy), sequence.scratch_like(dy)
+    if _arguments.pair("saved_mean", mean, "saved_inv_variance", inv_variance):
+        sequence.then("forward_inference_inv_variance", x, scale, bias, mean, inv_variance, inner, axis=axis)
+    else:
+        sequence.then("forward_training", x, scale, bias, inner, epsilon=options["epsilon"], axis=axis)
+    sequence.then("relu_backward", inner, dy, gradient)
+    rest = {name: value for name, value in options.items() if name != "workspace"}
+    sequence.then("backward", x, gradient, scale, *written, axis=axis, **rest)
+    sequence.run(options["workspace"])
 
 
 # ---------------------------------------------------------------- arguments

@@ -69,6 +69,7 @@ __all__ = [
     "multiply",
     "plan",
     "relu",
+    "relu_backward",
     "stats",
     "training_grad",
     "variance_from_inverse",
@@ -914,6 +915,31 @@ def relu(handle: Handle, x: Any, y: Any, *, workspace: Any = None) -> None:
     _perform(handle, workspace, "relu", x, y)
 
 
+def relu_backward(handle: Handle, x: Any, dy: Any, dx: Any, *, workspace: Any = None) -> None:
+    """``dx = dy where x > 0, else 0`` elementwise.
+
+    Parameters
+    ----------
+    x, dy, dx : array, one shape and dtype
+        Rank 1 to 8, any strides. x is the input of `relu`, or its output. dx is written and shares no memory with
+        the others.
+    workspace
+        See the module.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
+    lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only. MIOpen takes float32 and
+    float16, packed, in one memory order.
+    Workspace: for the copies.
+    """
+    _perform(handle, workspace, "relu_backward", x, dy, dx)
+
+
 # ---------------------------------------------------------------- queries
 
 
@@ -1274,6 +1300,30 @@ class Program:
             self._require(Operation.RELU, "relu", "y", ys)
             self._step("relu", (xs, ys), {}, None, f"relu {xs.dtype.short} {xs.dims}")
 
+    def relu_backward(self, x: Buffer, dy: Buffer, dx: Buffer) -> None:
+        """``dx = dy where x > 0, else 0``; cuDNN wants one memory order, so others are copied, whatever the backend."""
+        target = dx
+        if any(b.strides != dx.strides for b in (x, dy)):
+            if math.prod(dx.dims) != _arguments.span(dx.dims, dx.strides):
+                dx = self.scratch(dx.dims, dx.dtype)
+                self.copies.append("dx of relu_backward: its memory order is not that of x and dy")
+            x, dy = (self._in_order(b, dx, name) for b, name in ((x, "x"), (dy, "dy")))
+        for xs, dys, dxs in _pieces(x, dy, dx):
+            for name, array in (("x", xs), ("dy", dys), ("dx", dxs)):
+                self._require(Operation.RELU_BACKWARD, "relu_backward", name, array)
+            self._step("relu_backward", (xs, dys, dxs), {}, None, f"relu_backward {xs.dtype.short} {xs.dims}")
+        if dx is not target:
+            self.axpby(1.0, dx, 0.0, target)
+
+    def _in_order(self, array: Buffer, like: Buffer, name: str) -> Buffer:
+        """The array, or a copy that lies as the dense `like` does."""
+        if array.strides == like.strides:
+            return array
+        self.copies.append(f"{name} of relu_backward: its memory order is not that of dx")
+        copy = self.scratch(like.dims, like.dtype, like.strides)
+        self.axpby(1.0, array, 0.0, copy)
+        return copy
+
     def _require(self, operation: Operation, method: str, name: str, array: Buffer) -> None:
         """Refuse before the first call what a call without a workspace query would refuse later."""
         layout = _arguments.layout_of(array.dims, array.strides)
@@ -1548,17 +1598,16 @@ def _views(kept: Dims, arrays: Sequence[Buffer]) -> Iterator[tuple[Mode, list[_A
         yield Mode.PER_ACTIVATION, [outside[0] if outside else one, *inside]
 
 
-def _pieces(x: Buffer, y: Buffer) -> Iterator[tuple[Buffer, Buffer]]:
-    """Views of two arrays of the same dims that have 2 to 5 axes: one, unless more than 5 axes do not merge."""
-    arrays = (x, y)
-    axes = _groups(_by_stride(list(range(len(x.dims))), y), arrays)
+def _pieces(*arrays: Buffer) -> Iterator[tuple[Buffer, ...]]:
+    """Views of arrays of the same dims that have 2 to 5 axes: one each, unless more than 5 axes do not merge."""
+    axes = _groups(_by_stride(list(range(len(arrays[0].dims))), arrays[-1]), arrays)
     cut = sorted(axes, key=lambda axis: axis[0])[: max(0, len(axes) - MAX_RANK)]
     rest = [axis for axis in axes if axis not in cut]
     while len(rest) < 2:
         rest.insert(0, _single(rest, arrays))
     dims = tuple(size for size, _ in rest)
     for index in itertools.product(*(range(size) for size, _ in cut)):
-        views = [
+        yield tuple(
             b._replace(
                 pointer=b.pointer
                 + b.dtype.itemsize * sum(k * steps[i] for k, (_, steps) in zip(index, cut, strict=True)),
@@ -1566,8 +1615,7 @@ def _pieces(x: Buffer, y: Buffer) -> Iterator[tuple[Buffer, Buffer]]:
                 strides=tuple(steps[i] for _, steps in rest),
             )
             for i, b in enumerate(arrays)
-        ]
-        yield views[0], views[1]
+        )
 
 
 def _row(matrix: Buffer, row: int) -> Buffer:
@@ -2086,6 +2134,11 @@ def _do_relu(p: Program, x: Any, y: Any) -> None:
     p.relu(xb, p.data("y", y, xb, output=True))
 
 
+def _do_relu_backward(p: Program, x: Any, dy: Any, dx: Any) -> None:
+    xb = p.data("x", x)
+    p.relu_backward(xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))
+
+
 _RECIPES: dict[str, Callable[..., None]] = {
     "stats": _do_stats,
     "forward_training": _do_forward_training,
@@ -2105,6 +2158,7 @@ _RECIPES: dict[str, Callable[..., None]] = {
     "axpby": _do_axpby,
     "fill": _do_fill,
     "relu": _do_relu,
+    "relu_backward": _do_relu_backward,
 }
 
 

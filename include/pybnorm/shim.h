@@ -59,6 +59,14 @@ typedef enum pbn_operation {
     PBN_OP_RELU_BACKWARD = 7 /* dx = dy where x > 0, else 0 */
 } pbn_operation;
 
+/* What batch norm's result passes before it is blended. */
+typedef enum pbn_activation {
+    PBN_ACTIVATION_NONE = 0,
+    PBN_ACTIVATION_RELU = 1,         /* max(x, 0) */
+    PBN_ACTIVATION_CLIPPED_RELU = 2, /* min(max(x, 0), high), high > 0 */
+    PBN_ACTIVATION_CLAMP = 3         /* min(max(x, low), high), low < high */
+} pbn_activation;
+
 /* What the capability query answers; 0 means the combination is refused. */
 typedef enum pbn_capability {
     PBN_CAP_RUNS = 1,          /* the combination executes */
@@ -66,7 +74,8 @@ typedef enum pbn_capability {
     PBN_CAP_BLEND_SCRATCH = 4, /* alpha/beta other than 1/0 through the caller's workspace */
     PBN_CAP_FOLDED = 8,        /* the adapter hands the vendor another rank or view of the same memory */
     PBN_CAP_HOST_STEPS = 16,   /* part of the result is computed by the adapter in C on the CPU */
-    PBN_CAP_BLEND_ROUNDS = 32  /* a blended result is rounded to x's type more than once */
+    PBN_CAP_BLEND_ROUNDS = 32, /* a blended result is rounded to x's type more than once */
+    PBN_CAP_ACTIVATION = 64    /* the loaded library has the call with a fused activation */
 } pbn_capability;
 
 typedef enum pbn_error {
@@ -122,6 +131,11 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  *                    is read of it. A NaN of x stays one in relu and gives 0 in its gradient (MIOpen multiplies by
  *                    the mask instead: 0 times what is not finite is NaN).
  *
+ * With an activation, act(bn(x)) stands for bn(x) above: it comes first, alpha and beta blend its result. In backward
+ * dy is the gradient at the activation's output and passes where low < bn(x) <= high (RELU: 0 < bn(x)); bn(x) is made
+ * again from x, the statistics, scale and bias, so that bias is required then, and only then. A call whose backend
+ * lacks PBN_CAP_ACTIVATION is refused.
+ *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
 typedef struct pbn_call {
@@ -131,6 +145,8 @@ typedef struct pbn_call {
     double alpha_param, beta_param;
     double factor;  /* running = (1-factor)*running + factor*batch; batch variance is unbiased */
     double epsilon;
+    int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
+    double activation_low, activation_high;  /* read where the activation has them */
     const pbn_tensor *x_desc, *y_desc, *dy_desc, *dx_desc, *param_desc;
     const void *x, *dy;
     void *y, *dx;

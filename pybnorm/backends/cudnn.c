@@ -932,6 +932,7 @@ static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
 
 static const char no_relu[] = "this cuDNN library lacks the symbols of cudnnActivationForward and -Backward";
 static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
+static const char no_fused[] = "cuDNN's plain batch-norm calls, which this backend uses, have no fused activation";
 static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
 
 static int has_activation(void) {
@@ -996,6 +997,8 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
 static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
     if (handle == NULL || call == NULL || bytes == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
+    if (call->activation != PBN_ACTIVATION_NONE)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     *bytes = 0; /* cuDNN blends by itself, and the plain entry points take no workspace */
     return PBN_OK;
 }
@@ -1066,6 +1069,8 @@ static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if (call->activation != PBN_ACTIVATION_NONE)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
         (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
@@ -1096,6 +1101,8 @@ static int cudnn_forward_inference(pbn_handle *handle, const pbn_call *call) {
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
         call->running_mean == NULL || call->running_variance == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if (call->activation != PBN_ACTIVATION_NONE)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
         (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
@@ -1122,6 +1129,8 @@ static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
     if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
         call->dbias == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if (call->activation != PBN_ACTIVATION_NONE)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
         (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||

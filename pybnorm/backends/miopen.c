@@ -30,13 +30,19 @@
     C(miopenBNSpatial, 1)                  \
     C(miopenTensorOpAdd, 0)                \
     C(miopenTensorOpMax, 3)                \
-    C(miopenActivationRELU, 3)
+    C(miopenActivationRELU, 3)             \
+    C(miopenActivationCLIPPEDRELU, 7)
+/* Those of MIOpen 3.5 on. */
+#define PBN_MIOPEN_CONSTANTS_3_5(C) C(miopenActivationCLAMP, 10)
 
 /* S(result, name, parameters). Handles, descriptors and streams are opaque pointers, enums are int.
  * The adapter cannot work without a REQUIRED symbol. Of the OPTIONAL ones, the _V2 calls take the
  * plain calls' parameter descriptor four times and are preferred; hipGetDevice belongs to
  * libamdhip64 and is found in libMIOpen's own dependencies. */
-#define PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)                                                                      \
+#define PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)     \
+    PBN_MIOPEN_SYMBOLS_2_0(REQUIRED, OPTIONAL)     \
+    PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)
+#define PBN_MIOPEN_SYMBOLS_2_0(REQUIRED, OPTIONAL)                                                                  \
     REQUIRED(int, miopenGetVersion, (size_t *major, size_t *minor, size_t *patch))                                  \
     REQUIRED(const char *, miopenGetErrorString, (int status))                                                      \
     REQUIRED(int, miopenCreate, (void **handle))                                                                    \
@@ -91,9 +97,27 @@
               void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
               void *dscale, void *dbias, double epsilon, const void *saved_mean, const void *saved_inv_variance))   \
     OPTIONAL(int, hipGetDevice, (int *ordinal))
+/* The calls with a fused activation: those of _V2 and an activation descriptor, which is last. CLIPPEDRELU's upper
+ * bound is its alpha; CLAMP's lower bound is alpha and its upper one beta. Backward takes the bias, too. */
+#define PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)                                                                            \
+    OPTIONAL(int, miopenBatchNormForwardTrainingActivation,                                                         \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, void *scale, void *bias,     \
+              double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,          \
+              void *saved_inv_variance, void *activation))                                                          \
+    OPTIONAL(int, miopenBatchNormForwardInferenceActivation,                                                        \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, void *scale, void *bias,     \
+              void *mean, void *variance, double epsilon, void *activation))                                        \
+    OPTIONAL(int, miopenBatchNormBackwardActivation,                                                                \
+             (void *handle, int mode, const void *alpha_data, const void *beta_data, const void *alpha_param,       \
+              const void *beta_param, void *x_desc, const void *x, void *dy_desc, const void *dy, void *dx_desc,    \
+              void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
+              const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,                  \
+              const void *saved_inv_variance, void *activation))
 
 #define PBN_MIOPEN_CONSTANT(name, value) PBN_##name = value,
-enum { PBN_MIOPEN_CONSTANTS(PBN_MIOPEN_CONSTANT) };
+enum { PBN_MIOPEN_CONSTANTS(PBN_MIOPEN_CONSTANT) PBN_MIOPEN_CONSTANTS_3_5(PBN_MIOPEN_CONSTANT) };
 #undef PBN_MIOPEN_CONSTANT
 
 #define PBN_MIOPEN_POINTER(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
@@ -560,6 +584,20 @@ static const char *refused_mode(int mode) {
     }
 }
 
+/* Whether the loaded library has the call of `operation` with a fused activation. */
+static int has_fused(int operation) {
+    switch (operation) {
+    case PBN_OP_FORWARD_TRAINING:
+        return api.miopenBatchNormForwardTrainingActivation != NULL;
+    case PBN_OP_FORWARD_INFERENCE:
+        return api.miopenBatchNormForwardInferenceActivation != NULL;
+    case PBN_OP_BACKWARD:
+        return api.miopenBatchNormBackwardActivation != NULL;
+    default:
+        return 0;
+    }
+}
+
 /* NULL when the combination runs. What MIOpen refuses with a status of its own, or gets wrong only
  * for some sizes of a supported combination, is not refused here: the vendor's answer is the answer. */
 static const char *refused(int operation, int mode, int dtype, int layout, int rank) {
@@ -628,6 +666,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
+    if (has_fused(operation))
+        bits |= PBN_CAP_ACTIVATION;
     /* miopenOpTensor rounds each product to float16 before it adds them, and the scratch is float16 too */
     if ((bits & (PBN_CAP_BLEND_NATIVE | PBN_CAP_BLEND_SCRATCH)) != 0 && dtype == PBN_FLOAT16)
         bits |= PBN_CAP_BLEND_ROUNDS;
@@ -738,6 +778,29 @@ static int check_factor(double value, int dtype) {
     return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen reads factors as float32: they must be 0 or normal numbers there");
 }
 
+static int check_activation(const pbn_call *call, int operation) {
+    const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
+    if (call->activation == PBN_ACTIVATION_NONE)
+        return PBN_OK;
+    if (call->activation < PBN_ACTIVATION_NONE || call->activation > PBN_ACTIVATION_CLAMP)
+        return pbn_refuse(PBN_E_ARGUMENT, "activation is none of NONE, RELU, CLIPPED_RELU, CLAMP");
+    if (!has_fused(operation))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "this libMIOpen has no batch norm with a fused activation; 3.5 added it: "
+                                             "miopenBatchNormForwardTrainingActivation, -ForwardInferenceActivation, "
+                                             "-BackwardActivation");
+    /* the kernels read the bounds as float32 */
+    if (call->activation != PBN_ACTIVATION_RELU &&
+        !((clamp ? (float)call->activation_low : 0.0f) < (float)call->activation_high &&
+          fabs(call->activation_high) <= FLT_MAX && (!clamp || fabs(call->activation_low) <= FLT_MAX)))
+        return pbn_refuse(PBN_E_ARGUMENT, "the activation's bounds must be finite, and the lower one (of CLIPPED_RELU: "
+                                          "0) below the upper one, in float32");
+    if (call->alpha != 1 && call->x_desc->dtype == PBN_BFLOAT16)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 behind an activation needs a product that MIOpen "
+                                             "lacks for bfloat16: miopenOpTensor does not compile for it");
+    /* behind the activation alpha is a factor of miopenOpTensor, like beta */
+    return check_factor(call->alpha, call->x_desc->dtype);
+}
+
 static int check_call(const pbn_call *call, int operation) {
     const pbn_tensor *x = call->x_desc;
     const char *reason;
@@ -768,7 +831,7 @@ static int check_call(const pbn_call *call, int operation) {
     if (operation == PBN_OP_BACKWARD && ((status = check_factor(call->alpha_param, PBN_FLOAT32)) != PBN_OK ||
                                          (status = check_factor(call->beta_param, PBN_FLOAT32)) != PBN_OK))
         return status;
-    return PBN_OK;
+    return check_activation(call, operation);
 }
 
 /* ---------------------------------------------------------------- alpha and beta
@@ -778,6 +841,8 @@ static int check_call(const pbn_call *call, int operation) {
  *   alpha       scale and bias (forward) or scale (backward: dx is linear in it, dscale and dbias
  *               do not depend on it) are multiplied by alpha in float32 beforehand. No type of x
  *               is rounded twice, and bfloat16 works.
+ *               Not with an activation, whose bounds (forward) and mask (backward) would move:
+ *               then alpha goes the way of beta.
  *   beta        the result goes to scratch, and one addition puts it onto beta * prior.
  *   alpha_param, beta_param
  *               dscale and dbias go to scratch, and from there, blended, to their place. */
@@ -800,12 +865,12 @@ static workspace_plan plan_workspace(const pbn_call *call, int operation) {
         return plan;
     data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * element_size(call->x_desc->dtype);
     params = (size_t)pbn_numel(call->param_desc->rank, call->param_desc->dims) * sizeof(float);
-    if (call->alpha != 1) {
+    if (call->alpha != 1 && call->activation == PBN_ACTIVATION_NONE) {
         plan.scale = piece(params, &plan.total);
         if (operation != PBN_OP_BACKWARD)
             plan.bias = piece(params, &plan.total);
     }
-    if (call->beta != 0)
+    if (call->beta != 0 || (call->alpha != 1 && call->activation != PBN_ACTIVATION_NONE))
         plan.data = piece(data, &plan.total);
     if (operation == PBN_OP_BACKWARD && (call->alpha_param != 1 || call->beta_param != 0)) {
         plan.dscale = piece(params, &plan.total);
@@ -859,6 +924,8 @@ static int prepare(pbn_handle *handle, const pbn_call *call, int operation, work
     if (operation == PBN_OP_BACKWARD) {
         if (call->dy == NULL || call->dx == NULL || call->dscale == NULL || call->dbias == NULL)
             return pbn_refuse(PBN_E_ARGUMENT, "dy, dx, dscale or dbias is NULL");
+        if (call->activation != PBN_ACTIVATION_NONE && call->bias == NULL)
+            return pbn_refuse(PBN_E_ARGUMENT, "bias is NULL, which backward needs with an activation");
     } else if (call->y == NULL || call->bias == NULL) {
         return pbn_refuse(PBN_E_ARGUMENT, "y or bias is NULL");
     }
@@ -905,7 +972,8 @@ static int finish(pbn_handle *handle, const pbn_call *call, int operation, const
     int status = PBN_OK;
     if (plan->data > 0) {
         void *out = operation == PBN_OP_BACKWARD ? call->dx : call->y;
-        status = op_tensor(handle, call->x_desc, 1, to->out, call->beta, out, out);
+        const double alpha = call->activation == PBN_ACTIVATION_NONE ? 1 : call->alpha; /* else taken in before */
+        status = op_tensor(handle, call->x_desc, alpha, to->out, call->beta, out, out);
     }
     if (plan->dscale > 0 && status == PBN_OK)
         status = op_tensor(handle, p, a, to->dscale, b, call->dscale, call->dscale);
@@ -916,18 +984,47 @@ static int finish(pbn_handle *handle, const pbn_call *call, int operation, const
 
 /* ---------------------------------------------------------------- the calls */
 
+/* The vendor's descriptor of the call's activation, which has passed check_activation. */
+static int new_activation(const pbn_call *call, void **activation) {
+    const int clipped = call->activation == PBN_ACTIVATION_CLIPPED_RELU;
+    const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
+    int status;
+    *activation = NULL;
+    status = api.miopenCreateActivationDescriptor(activation);
+    if (status != PBN_miopenStatusSuccess)
+        return status;
+    status = api.miopenSetActivationDescriptor(
+        *activation,
+        clamp     ? PBN_miopenActivationCLAMP
+        : clipped ? PBN_miopenActivationCLIPPEDRELU
+                  : PBN_miopenActivationRELU,
+        clamp ? call->activation_low : clipped ? call->activation_high : 0, clamp ? call->activation_high : 0, 0);
+    if (status != PBN_miopenStatusSuccess) {
+        api.miopenDestroyActivationDescriptor(*activation);
+        *activation = NULL;
+    }
+    return status;
+}
+
 static int forward_training(pbn_handle *handle, const pbn_call *call) {
     float one = 1, zero = 0; /* MIOpen reads floats here whatever the type of x */
     workspace_plan plan;
     routes to;
-    void *xd, *yd, *pd;
+    void *xd, *yd, *pd, *activation = NULL;
     int status = prepare(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
     if (status != PBN_OK)
         return status;
     xd = call->x_desc->compute;
     yd = call->y_desc->compute;
     pd = call->param_desc->compute;
-    if (api.miopenBatchNormalizationForwardTraining_V2 != NULL)
+    if (call->activation != PBN_ACTIVATION_NONE) {
+        status = new_activation(call, &activation);
+        if (status == PBN_miopenStatusSuccess)
+            status = api.miopenBatchNormForwardTrainingActivation(
+                handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+                (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance,
+                call->epsilon, call->saved_mean, call->saved_inv_variance, activation);
+    } else if (api.miopenBatchNormalizationForwardTraining_V2 != NULL)
         status = api.miopenBatchNormalizationForwardTraining_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
             (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
@@ -937,6 +1034,8 @@ static int forward_training(pbn_handle *handle, const pbn_call *call) {
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
             (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
             call->saved_inv_variance);
+    if (activation != NULL)
+        api.miopenDestroyActivationDescriptor(activation);
     return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
 }
 
@@ -944,14 +1043,21 @@ static int forward_inference(pbn_handle *handle, const pbn_call *call) {
     float one = 1, zero = 0;
     workspace_plan plan;
     routes to;
-    void *xd, *yd, *pd;
+    void *xd, *yd, *pd, *activation = NULL;
     int status = prepare(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
     if (status != PBN_OK)
         return status;
     xd = call->x_desc->compute;
     yd = call->y_desc->compute;
     pd = call->param_desc->compute;
-    if (api.miopenBatchNormalizationForwardInference_V2 != NULL)
+    if (call->activation != PBN_ACTIVATION_NONE) {
+        status = new_activation(call, &activation);
+        if (status == PBN_miopenStatusSuccess)
+            status = api.miopenBatchNormForwardInferenceActivation(
+                handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+                (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon,
+                activation);
+    } else if (api.miopenBatchNormalizationForwardInference_V2 != NULL)
         status = api.miopenBatchNormalizationForwardInference_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
             (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);
@@ -959,6 +1065,8 @@ static int forward_inference(pbn_handle *handle, const pbn_call *call) {
         status = api.miopenBatchNormalizationForwardInference(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
             (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);
+    if (activation != NULL)
+        api.miopenDestroyActivationDescriptor(activation);
     return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
 }
 
@@ -966,7 +1074,7 @@ static int backward(pbn_handle *handle, const pbn_call *call) {
     float one = 1, zero = 0;
     workspace_plan plan;
     routes to;
-    void *xd, *dyd, *dxd, *pd;
+    void *xd, *dyd, *dxd, *pd, *activation = NULL;
     int status = prepare(handle, call, PBN_OP_BACKWARD, &plan, &to);
     if (status != PBN_OK)
         return status;
@@ -974,7 +1082,14 @@ static int backward(pbn_handle *handle, const pbn_call *call) {
     dyd = call->dy_desc->compute;
     dxd = call->dx_desc->compute;
     pd = call->param_desc->compute;
-    if (api.miopenBatchNormalizationBackward_V2 != NULL)
+    if (call->activation != PBN_ACTIVATION_NONE) {
+        status = new_activation(call, &activation);
+        if (status == PBN_miopenStatusSuccess)
+            status = api.miopenBatchNormBackwardActivation(
+                handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd,
+                to.out, pd, pd, pd, pd, to.scale, call->bias, to.dscale, to.dbias, call->epsilon, call->saved_mean,
+                call->saved_inv_variance, activation);
+    } else if (api.miopenBatchNormalizationBackward_V2 != NULL)
         status = api.miopenBatchNormalizationBackward_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
             pd, pd, pd, pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
@@ -982,6 +1097,8 @@ static int backward(pbn_handle *handle, const pbn_call *call) {
         status = api.miopenBatchNormalizationBackward(
             handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
             pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
+    if (activation != NULL)
+        api.miopenDestroyActivationDescriptor(activation);
     return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_BACKWARD, &plan, &to);
 }
 

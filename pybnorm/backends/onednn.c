@@ -1013,6 +1013,9 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
     if (h == NULL || x == NULL || x->rank < 2 || x->rank > PBN_MAX_RANK)
         return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
     int code = check_support(call->operation, call->mode, x->dtype);
+    if (code == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
+        code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused ReLU is not used: its backward wants the forward's "
+                                             "workspace, which no other library here has");
     if (code == PBN_OK)
         code = check_tensor(out, x);
     if (code == PBN_OK && backward)

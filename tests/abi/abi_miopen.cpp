@@ -1,6 +1,7 @@
 // What pybnorm/backends/miopen.c says about MIOpen's binary interface, against MIOpen's own header.
 #include <hip/hip_runtime_api.h>
 #include <miopen/miopen.h>
+#include <miopen/version.h>
 
 #define PBN_PROTOTYPES_ONLY
 #include "miopen.c"
@@ -11,4 +12,9 @@
 #define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);
 
 PBN_MIOPEN_CONSTANTS(SAME_VALUE)
-PBN_MIOPEN_SYMBOLS(SAME_FUNCTION, SAME_FUNCTION)
+PBN_MIOPEN_SYMBOLS_2_0(SAME_FUNCTION, SAME_FUNCTION)
+
+#if MIOPEN_VERSION_MAJOR > 3 || (MIOPEN_VERSION_MAJOR == 3 && MIOPEN_VERSION_MINOR >= 5)
+PBN_MIOPEN_CONSTANTS_3_5(SAME_VALUE)
+PBN_MIOPEN_SYMBOLS_3_5(SAME_FUNCTION)
+#endif

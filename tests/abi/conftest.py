@@ -68,6 +68,11 @@ class AbiCheck:
         command = [self.compiler, "-std=c++17", "-x", "c++", "-E", "-"]
         return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
 
+    def holds(self, text: str, flags: Iterable[str]) -> bool:
+        """Whether a piece of C++ compiles: a static assertion about the headers."""
+        command = [self.compiler, "-std=c++17", "-fsyntax-only", *flags, "-x", "c++", "-"]
+        return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
+
     def compile(
         self, source: Path, flags: Iterable[str], backends: Path = ROOT / "pybnorm" / "backends"
     ) -> subprocess.CompletedProcess[str]:

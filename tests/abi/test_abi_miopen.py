@@ -13,6 +13,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "abi_miopen.cpp"
+V2_SCALE = "void *variance_desc, const void *scale, \\\n              void *dscale,"
+NEWER = '#include <miopen/version.h>\nstatic_assert(MIOPEN_VERSION_MAJOR * 100 + MIOPEN_VERSION_MINOR >= 305, "");\n'
 BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "miopen.c"
 
 
@@ -34,19 +36,29 @@ def test_declarations_are_the_vendors(check, flags):
     assert result.returncode == 0, result.stderr
 
 
+ACTIVATION = [
+    ("C(miopenActivationCLAMP, 10)", "C(miopenActivationCLAMP, 9)", "value of miopenActivationCLAMP differs"),
+    ("void *variance, double epsilon, void *activation))", "void *variance, void *activation))", "InferenceActivation"),
+    ("const void *bias, void *dscale,", "void *dscale,", "prototype of miopenBatchNormBackwardActivation differs"),
+]
+
+
 @pytest.mark.parametrize(
     ("declared", "altered", "complaint"),
     [
+        *ACTIVATION,
         ("C(miopenBFloat16, 5)", "C(miopenBFloat16, 4)", "value of miopenBFloat16 differs"),
         ("double factor, void *running_mean,  ", "float factor, void *running_mean,  ", "ForwardTraining differs"),
         ("(void *desc, size_t *bytes)", "(void *desc, int *bytes)", "prototype of miopenGetTensorNumBytes differs"),
-        ("void *dx, void *scale_desc,", "void *dx,", "prototype of miopenBatchNormalizationBackward_V2 differs"),
+        (V2_SCALE, V2_SCALE.replace(" const void *scale,", ""), "miopenBatchNormalizationBackward_V2 differs"),
         ("hipGetDevice, (int *ordinal)", "hipGetDevice, (void)", "prototype of hipGetDevice differs"),
     ],
 )
 def test_a_wrong_declaration_is_caught(check, flags, tmp_path, declared, altered, complaint):
     text = BACKEND.read_text()
     assert text.count(declared) == 1
+    if (declared, altered, complaint) in ACTIVATION and not check.holds(NEWER, flags):
+        pytest.skip("miopen: this header is older than 3.5, which added the calls with an activation")
     (tmp_path / "miopen.c").write_text(text.replace(declared, altered))
     result = check.compile(SOURCE, flags, backends=tmp_path)
     assert result.returncode != 0

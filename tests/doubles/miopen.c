@@ -1,4 +1,5 @@
-/* A libMIOpen that answers what loading asks. DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch. */
+/* A libMIOpen that answers what loading asks. DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch.
+ * DOUBLE_COMPUTES: it also computes, see miopen_computes.h. */
 #define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
@@ -13,3 +14,7 @@ int miopenGetVersion(size_t *major, size_t *minor, size_t *patch) {
 }
 
 const char *miopenGetErrorString(int status) { return status == 0 ? "miopenStatusSuccess" : "miopenStatusDouble"; }
+
+#ifdef DOUBLE_COMPUTES
+#include "miopen_computes.h"
+#endif

@@ -43,18 +43,28 @@ PROTOTYPES = {
     "batch_normalization_backward_v2": "handle bn_mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x "
     "dyDesc dy dxDesc dx scaleDesc biasDesc savedMeanDesc savedVarDesc bnScale resultBnScaleDiff resultBnBiasDiff "
     "epsilon savedMean savedInvVariance",
+    "batch_norm_forward_training_activation": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasVarDesc "
+    "savedMeanDesc savedVarDesc bnScale bnBias expAvgFactor resultRunningMean resultRunningVariance epsilon "
+    "resultSaveMean resultSaveInvVariance activDesc",
+    "batch_norm_forward_inference_activation": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasDesc "
+    "estMeanDesc estVarianceDesc bnScale bnBias estimatedMean estimatedVariance epsilon activDesc",
+    "batch_norm_backward_activation": "handle bn_mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x "
+    "dyDesc dy dxDesc dx scaleDesc biasDesc savedMeanDesc savedVarianceDesc bnScale bnBias resultBnScaleDiff "
+    "resultBnBiasDiff epsilon savedMean savedInvVariance activDesc",
 }
 
 
 @pytest.mark.parametrize("name", PROTOTYPES)
 def test_arguments_are_miopens_in_miopens_order(name):
-    words = PROTOTYPES[name].replace("biasVarDesc", "biasDesc").split()  # the header's slip: it describes the bias
+    # The header's slip: it describes the bias; and one name for the variance's, which the header calls by two.
+    words = PROTOTYPES[name].replace("biasVarDesc", "biasDesc").replace("savedVarianceDesc", "savedVarDesc").split()
     snake = [re.sub(r"(?<=[a-z])([A-Z])", lambda m: "_" + m[1].lower(), w).lower() for w in words]
     assert list(inspect.signature(getattr(miopen, name)).parameters) == [*snake, "workspace"]
 
 
 def test_every_call_of_the_page_is_there():
-    assert set(miopen.__all__) == {*PROTOTYPES, "cumulative_average_factor", "derive_bn_tensor_descriptor"}
+    others = {"ActivationDescriptor", "ActivationMode", "cumulative_average_factor", "derive_bn_tensor_descriptor"}
+    assert set(miopen.__all__) == {*PROTOTYPES, *others}
 
 
 # ---------------------------------------------------------------- the calls on a problem

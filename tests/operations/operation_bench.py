@@ -148,11 +148,14 @@ def coarse(dtype, right, bound, prior, options):
     MIOpen 3.4 truncates results to bfloat16, which is off by u more than rounding, and blends float16 data that have
     been rounded before: u of either term.
     """
-    beta = options.get("beta", options.get("beta_data", 0.0))
-    if dtype.itemsize > 2:
+    beta = options.get("b", options.get("beta", options.get("beta_data", 0.0)))
+    u = precision(dtype).u_out
+    if dtype == DataType.BFLOAT16:
+        return u * (np.abs(right) + bound)
+    if dtype != DataType.FLOAT16 or beta == 0:
         return 0.0
-    terms = 0.0 if beta == 0 else np.abs(beta * prior.astype(np.float64))
-    return 2 * precision(dtype).u_out * (np.abs(right) + bound + 2 * terms)
+    other = beta * prior.astype(np.float64)
+    return u * (1 + u) * (np.abs(right - other) + np.abs(other) + bound)
 
 
 def gaps(view):

@@ -471,3 +471,22 @@ def test_relu(bench, dtype, dims, layouts):
         support = packed and dtype in (DataType.FLOAT32, DataType.FLOAT16)
     right = np.maximum(x.astype(np.float64), 0)
     bench.check("relu", {"x": x, "y": y}, {"y": (right, 0.0)}, {}, support=support)
+
+
+@pytest.mark.parametrize("layouts", [("packed",) * 3, ("reversed",) * 3, ("gaps",) * 3, ("packed", "reversed", "gaps")],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("dims", [(5,), (4, 3), (2, 3, 4), (2, 3, 2, 3, 2), (2, 3, 2, 3, 2, 2, 2, 2)], ids=named)
+def test_relu_backward(bench, dtype, dims, layouts):
+    """Exact; MIOpen takes packed arrays in one memory order."""
+    rng = np.random.default_rng(8)
+    arrays = {n: reference.round_to(rng.normal(0, 1, dims), NUMPY[dtype]) for n in ("x", "dy")}
+    x, dy = (strided(a, layout, i) for i, (a, layout) in enumerate(zip(arrays.values(), layouts, strict=False)))
+    dx = strided(np.full(dims, np.nan, NUMPY[dtype]), layouts[2], 2)
+    support = expected_support(bench.handle.backend, dtype, False)
+    alike = len(dims) == 1 or len(set(layouts)) == 1
+    if bench.handle.backend == "onednn":
+        support = True  # plain C in the adapter
+    if bench.handle.backend == "miopen":
+        support = alike and (len(dims) == 1 or "gaps" not in layouts) and dtype in (DataType.FLOAT32, DataType.FLOAT16)
+    right = np.where(x.astype(np.float64) > 0, dy.astype(np.float64), 0.0)
+    bench.check("relu_backward", {"x": x, "dy": dy, "dx": dx}, {"dx": (right, 0.0)}, {}, support=support)

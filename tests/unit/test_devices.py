@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pybnorm._arrays import Buffer, as_buffer, as_memory
-from pybnorm.devices import cuda, device_for, hip
+from pybnorm.devices import cuda, device_for, driver, hip
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, NotInitializedError
 
@@ -257,6 +257,20 @@ def test_devices_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings"):
         device_for(2)
+    with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings"):
+        driver(2)
+    with pytest.raises(ArgumentError, match="device_type: got 7"):
+        driver(7)
+
+
+def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = ModuleType("cuda.bindings.driver")
+    answers = [(0, 12080), (0, 13010), (3, 0)]  # 3: not initialized
+    bindings.cuDriverGetVersion = lambda: answers.pop(0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.core", stand_in("timing_enabled"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    assert [driver(2) for _ in range(3)] == ["CUDA driver 12.8", "CUDA driver 13.1", ""]
+    assert driver(1) == ""
 
 
 def test_copies_wait_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pybnorm import errors
-from pybnorm.devices import device_for, hip
+from pybnorm.devices import device_for, driver, hip
 
 SOURCE = (Path(__file__).parents[1] / "doubles" / "hip.c").read_text()
 
@@ -47,6 +47,7 @@ def test_the_runtime_is_loaded_once(double: Any, hip_library: Path) -> None:
     runtime = hip.load()
     assert runtime is hip.load(hip_library)
     assert (runtime.file, runtime.found_via, runtime.version) == (str(hip_library), "path", (6, 4, 43484))
+    assert driver(10) == hip.driver() == "HIP runtime 6.4.43484"
 
 
 def test_memory_and_streams_go_with_their_objects(double: Any) -> None:

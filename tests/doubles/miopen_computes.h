@@ -1,0 +1,359 @@
+/* The part of the double that computes: float32, packed NCHW of rank 4, float64 inside, the same in the plain calls, in
+ * those of _V2 and in those with an activation. "Device" memory is the host's. Part of miopen.c.
+ * double_plain_calls, -_v2_calls and -_fused_calls count what was called; double_activation is what the last fused call
+ * was given: mode, alpha, beta, gamma.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct descriptor {
+    int dtype, rank, dims[8], strides[8];
+};
+struct activation {
+    int mode;
+    double alpha, beta, gamma;
+};
+
+int double_plain_calls, double_v2_calls, double_fused_calls;
+double double_activation[4];
+int double_live_activations;
+
+enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
+
+static char handle_object;
+
+int hipGetDevice(int *ordinal) {
+    *ordinal = 0;
+    return success;
+}
+int miopenCreate(void **handle) {
+    *handle = &handle_object;
+    return success;
+}
+int miopenDestroy(void *handle) {
+    return handle == &handle_object ? success : bad_parameter;
+}
+int miopenSetStream(void *handle, void *stream) {
+    (void)stream;
+    return handle == &handle_object ? success : bad_parameter;
+}
+int miopenGetStream(void *handle, void **stream) {
+    *stream = NULL;
+    return handle == &handle_object ? success : bad_parameter;
+}
+int miopenCreateTensorDescriptor(void **desc) {
+    *desc = calloc(1, sizeof(struct descriptor));
+    return success;
+}
+int miopenDestroyTensorDescriptor(void *desc) {
+    free(desc);
+    return success;
+}
+int miopenSetTensorDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
+    struct descriptor *d = desc;
+    d->dtype = dtype, d->rank = rank;
+    memcpy(d->dims, dims, sizeof *dims * (size_t)rank);
+    memcpy(d->strides, strides, sizeof *strides * (size_t)rank);
+    return success;
+}
+int miopenGetTensorDescriptorSize(void *desc, int *rank) {
+    *rank = ((struct descriptor *)desc)->rank;
+    return success;
+}
+int miopenGetTensorDescriptor(void *desc, int *dtype, int *dims, int *strides) {
+    const struct descriptor *d = desc;
+    *dtype = d->dtype;
+    memcpy(dims, d->dims, sizeof *dims * (size_t)d->rank);
+    memcpy(strides, d->strides, sizeof *strides * (size_t)d->rank);
+    return success;
+}
+int miopenDeriveBNTensorDescriptor(void *derived, void *x_desc, int mode) {
+    const struct descriptor *x = x_desc;
+    int dims[8], strides[8], step = 1;
+    if (x->rank != 4)
+        abort(); /* below 4 the real one writes out of bounds */
+    for (int i = 0; i < 4; i++)
+        dims[i] = i == 1 || (i > 1 && mode == 0) ? x->dims[i] : 1;
+    for (int i = 3; i >= 0; i--) {
+        strides[i] = step;
+        step *= dims[i];
+    }
+    return miopenSetTensorDescriptor(derived, PBN_miopenFloat, 4, dims, strides);
+}
+
+static size_t count(const struct descriptor *d) {
+    size_t n = 1;
+    for (int i = 0; i < d->rank; i++)
+        n *= (size_t)d->dims[i];
+    return n;
+}
+
+int miopenOpTensor(void *handle, int op, const void *alpha1, void *a_desc, const void *a, const void *alpha2, void *b_desc,
+                   const void *b, const void *beta, void *c_desc, void *c) {
+    const float *A = a, *B = b, fa = *(const float *)alpha1, fb = *(const float *)alpha2;
+    float *C = c;
+    (void)handle, (void)b_desc, (void)c_desc;
+    if (*(const float *)beta != 0 || ((struct descriptor *)a_desc)->dtype != PBN_miopenFloat)
+        abort();
+    for (size_t i = 0; i < count(a_desc); i++)
+        C[i] = op == PBN_miopenTensorOpAdd ? fa * A[i] + fb * B[i] : fmaxf(fa * A[i], fb * B[i]);
+    return success;
+}
+
+int miopenSetTensor(void *handle, void *y_desc, void *y, const void *value) {
+    (void)handle;
+    for (size_t i = 0; i < count(y_desc); i++)
+        ((float *)y)[i] = *(const float *)value;
+    return success;
+}
+
+int miopenCreateActivationDescriptor(void **desc) {
+    *desc = calloc(1, sizeof(struct activation));
+    double_live_activations++;
+    return success;
+}
+int miopenDestroyActivationDescriptor(void *desc) {
+    free(desc);
+    double_live_activations--;
+    return success;
+}
+int miopenSetActivationDescriptor(void *desc, int mode, double alpha, double beta, double gamma) {
+    *(struct activation *)desc = (struct activation){mode, alpha, beta, gamma};
+    return success;
+}
+
+static void bounds_of(const struct activation *a, double *low, double *high) {
+    *low = -INFINITY, *high = INFINITY;
+    if (a == NULL)
+        return;
+    *low = a->mode == PBN_miopenActivationCLAMP ? a->alpha : 0;
+    if (a->mode == PBN_miopenActivationCLIPPEDRELU)
+        *high = a->alpha;
+    else if (a->mode == PBN_miopenActivationCLAMP)
+        *high = a->beta;
+    else if (a->mode != PBN_miopenActivationRELU)
+        abort();
+}
+
+int miopenActivationForward(void *handle, void *activation, const void *alpha, void *x_desc, const void *x,
+                            const void *beta, void *y_desc, void *y) {
+    double low, high;
+    (void)handle, (void)y_desc;
+    bounds_of(activation, &low, &high);
+    if (*(const float *)alpha != 1 || *(const float *)beta != 0)
+        return bad_parameter;
+    for (size_t i = 0; i < count(x_desc); i++)
+        ((float *)y)[i] = (float)fmin(fmax(((const float *)x)[i], low), high);
+    return success;
+}
+int miopenActivationBackward(void *handle, void *activation, const void *alpha, void *y_desc, const void *y,
+                             void *dy_desc, const void *dy, void *x_desc, const void *x, const void *beta,
+                             void *dx_desc, void *dx) {
+    double low, high;
+    (void)handle, (void)y_desc, (void)y, (void)dy_desc, (void)dx_desc;
+    bounds_of(activation, &low, &high);
+    if (*(const float *)alpha != 1 || *(const float *)beta != 0)
+        return bad_parameter;
+    for (size_t i = 0; i < count(x_desc); i++) {
+        const float v = ((const float *)x)[i];
+        ((float *)dx)[i] = v > low && v <= high ? ((const float *)dy)[i] : 0;
+    }
+    return success;
+}
+
+/* Element k of statistic s. */
+struct shape {
+    size_t n, c, s, statistics, each;
+    int spatial;
+};
+static struct shape shape_of(const struct descriptor *x, int mode) {
+    struct shape h = {(size_t)x->dims[0], (size_t)x->dims[1], (size_t)x->dims[2] * (size_t)x->dims[3], 0, 0, mode == 1};
+    if (x->dtype != PBN_miopenFloat || x->rank != 4)
+        abort();
+    h.statistics = h.spatial ? h.c : h.c * h.s;
+    h.each = h.spatial ? h.n * h.s : h.n;
+    return h;
+}
+static size_t at(const struct shape *h, size_t statistic, size_t k) {
+    return h->spatial ? k / h->s * h->c * h->s + statistic * h->s + k % h->s : k * h->c * h->s + statistic;
+}
+
+static void batch(const struct shape *h, const float *x, size_t s, double *mean, double *variance) {
+    double sum = 0, squares = 0;
+    for (size_t k = 0; k < h->each; k++)
+        sum += x[at(h, s, k)];
+    *mean = sum / (double)h->each;
+    for (size_t k = 0; k < h->each; k++)
+        squares += (x[at(h, s, k)] - *mean) * (x[at(h, s, k)] - *mean);
+    *variance = squares / (double)h->each;
+}
+
+static int only_one_and_zero(const void *alpha, const void *beta) {
+    return *(const float *)alpha == 1 && *(const float *)beta == 0;
+}
+
+static int train(int mode, const void *alpha, const void *beta, void *x_desc, const float *x, float *y,
+                 const float *scale, const float *bias, double factor, float *running_mean, float *running_variance,
+                 double epsilon, float *saved_mean, float *saved_inv_variance, const struct activation *activation) {
+    const struct shape h = shape_of(x_desc, mode);
+    double low, high, mean, variance;
+    bounds_of(activation, &low, &high);
+    if (!only_one_and_zero(alpha, beta))
+        return unknown;
+    for (size_t s = 0; s < h.statistics; s++) {
+        batch(&h, x, s, &mean, &variance);
+        const double inverse = 1 / sqrt(variance + epsilon), m = (double)h.each;
+        for (size_t k = 0; k < h.each; k++)
+            y[at(&h, s, k)] =
+                (float)fmin(fmax(scale[s] * (x[at(&h, s, k)] - mean) * inverse + bias[s], low), high);
+        if (running_mean != NULL && running_variance != NULL) {
+            running_mean[s] = (float)((1 - factor) * running_mean[s] + factor * mean);
+            running_variance[s] = (float)((1 - factor) * running_variance[s] + factor * variance * m / (m - 1));
+        }
+        if (saved_mean != NULL && saved_inv_variance != NULL) {
+            saved_mean[s] = (float)mean;
+            saved_inv_variance[s] = (float)inverse;
+        }
+    }
+    return success;
+}
+
+static int infer(int mode, const void *alpha, const void *beta, void *x_desc, const float *x, float *y,
+                 const float *scale, const float *bias, const float *mean, const float *variance, double epsilon,
+                 const struct activation *activation) {
+    const struct shape h = shape_of(x_desc, mode);
+    double low, high;
+    bounds_of(activation, &low, &high);
+    if (!only_one_and_zero(alpha, beta))
+        return bad_parameter;
+    for (size_t s = 0; s < h.statistics; s++)
+        for (size_t k = 0; k < h.each; k++)
+            y[at(&h, s, k)] = (float)fmin(
+                fmax(scale[s] * (x[at(&h, s, k)] - (double)mean[s]) / sqrt(variance[s] + epsilon) + bias[s], low), high);
+    return success;
+}
+
+static int back(int mode, const void *alpha_data, const void *beta_data, const void *alpha_param, const void *beta_param,
+                void *x_desc, const float *x, const float *dy, float *dx, const float *scale, const float *bias,
+                float *dscale, float *dbias, double epsilon, const float *saved_mean, const float *saved_inv_variance,
+                const struct activation *activation) {
+    const struct shape h = shape_of(x_desc, mode);
+    double low, high;
+    bounds_of(activation, &low, &high);
+    if (!only_one_and_zero(alpha_data, beta_data) || !only_one_and_zero(alpha_param, beta_param))
+        return bad_parameter;
+    for (size_t s = 0; s < h.statistics; s++) {
+        double mean, variance, inverse, sum = 0, product = 0;
+        batch(&h, x, s, &mean, &variance);
+        inverse = 1 / sqrt(variance + epsilon);
+        if (saved_mean != NULL && saved_inv_variance != NULL)
+            mean = saved_mean[s], inverse = saved_inv_variance[s];
+        for (int pass = 0; pass < 2; pass++)
+            for (size_t k = 0; k < h.each; k++) {
+                const size_t i = at(&h, s, k);
+                const double hat = (x[i] - mean) * inverse, out = activation != NULL ? scale[s] * hat + bias[s] : 0;
+                const double g = activation == NULL || (out > low && out <= high) ? dy[i] : 0, m = (double)h.each;
+                if (pass == 0)
+                    sum += g, product += g * hat;
+                else
+                    dx[i] = (float)(scale[s] * inverse * (g - sum / m - hat * product / m));
+            }
+        dscale[s] = (float)product;
+        dbias[s] = (float)sum;
+    }
+    return success;
+}
+
+static const struct activation *fused(void *activation) {
+    const struct activation *a = activation;
+    double_fused_calls++;
+    double_activation[0] = a->mode, double_activation[1] = a->alpha;
+    double_activation[2] = a->beta, double_activation[3] = a->gamma;
+    return a;
+}
+
+int miopenBatchNormalizationForwardTraining(void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x,
+                                            void *y_desc, void *y, void *param_desc, void *scale, void *bias,
+                                            double factor, void *running_mean, void *running_variance, double epsilon,
+                                            void *saved_mean, void *saved_inv_variance) {
+    (void)handle, (void)y_desc, (void)param_desc;
+    double_plain_calls++;
+    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
+                 saved_mean, saved_inv_variance, NULL);
+}
+int miopenBatchNormalizationForwardTraining_V2(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                               const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
+                                               void *mean_desc, void *variance_desc, void *scale, void *bias,
+                                               double factor, void *running_mean, void *running_variance,
+                                               double epsilon, void *saved_mean, void *saved_inv_variance) {
+    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+    double_v2_calls++;
+    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
+                 saved_mean, saved_inv_variance, NULL);
+}
+int miopenBatchNormForwardTrainingActivation(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                             const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
+                                             void *mean_desc, void *variance_desc, void *scale, void *bias,
+                                             double factor, void *running_mean, void *running_variance, double epsilon,
+                                             void *saved_mean, void *saved_inv_variance, void *activation) {
+    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
+                 saved_mean, saved_inv_variance, fused(activation));
+}
+int miopenBatchNormalizationForwardInference(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                             const void *x, void *y_desc, void *y, void *param_desc, void *scale,
+                                             void *bias, void *mean, void *variance, double epsilon) {
+    (void)handle, (void)y_desc, (void)param_desc;
+    double_plain_calls++;
+    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, NULL);
+}
+int miopenBatchNormalizationForwardInference_V2(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                                const void *x, void *y_desc, void *y, void *scale_desc,
+                                                void *bias_desc, void *mean_desc, void *variance_desc, void *scale,
+                                                void *bias, void *mean, void *variance, double epsilon) {
+    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+    double_v2_calls++;
+    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, NULL);
+}
+int miopenBatchNormForwardInferenceActivation(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                              const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
+                                              void *mean_desc, void *variance_desc, void *scale, void *bias,
+                                              void *mean, void *variance, double epsilon, void *activation) {
+    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, fused(activation));
+}
+int miopenBatchNormalizationBackward(void *handle, int mode, const void *alpha_data, const void *beta_data,
+                                     const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
+                                     void *dy_desc, const void *dy, void *dx_desc, void *dx, void *param_desc,
+                                     const void *scale, void *dscale, void *dbias, double epsilon,
+                                     const void *saved_mean, const void *saved_inv_variance) {
+    (void)handle, (void)dy_desc, (void)dx_desc, (void)param_desc;
+    double_plain_calls++;
+    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, NULL, dscale, dbias,
+                epsilon, saved_mean, saved_inv_variance, NULL);
+}
+int miopenBatchNormalizationBackward_V2(void *handle, int mode, const void *alpha_data, const void *beta_data,
+                                        const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
+                                        void *dy_desc, const void *dy, void *dx_desc, void *dx, void *scale_desc,
+                                        void *bias_desc, void *mean_desc, void *variance_desc, const void *scale,
+                                        void *dscale, void *dbias, double epsilon, const void *saved_mean,
+                                        const void *saved_inv_variance) {
+    (void)handle, (void)dy_desc, (void)dx_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc;
+    (void)variance_desc;
+    double_v2_calls++;
+    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, NULL, dscale, dbias,
+                epsilon, saved_mean, saved_inv_variance, NULL);
+}
+int miopenBatchNormBackwardActivation(void *handle, int mode, const void *alpha_data, const void *beta_data,
+                                      const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
+                                      void *dy_desc, const void *dy, void *dx_desc, void *dx, void *scale_desc,
+                                      void *bias_desc, void *mean_desc, void *variance_desc, const void *scale,
+                                      const void *bias, void *dscale, void *dbias, double epsilon,
+                                      const void *saved_mean, const void *saved_inv_variance, void *activation) {
+    (void)handle, (void)dy_desc, (void)dx_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc;
+    (void)variance_desc;
+    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, bias, dscale, dbias,
+                epsilon, saved_mean, saved_inv_variance, fused(activation));
+}
