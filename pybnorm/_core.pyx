@@ -120,6 +120,7 @@ cdef dict _DEVICE_NAMES = {
     13: "CUDA managed",
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
+cdef Py_ssize_t _PLAN_CACHE = 32
 cdef size_t _WORKSPACE_ALIGNMENT = 64
 
 
@@ -676,6 +677,7 @@ cdef class Handle:
     cdef bint forked
     cdef object lock
     cdef dict descriptors
+    cdef dict plans
     cdef void *scratch
     cdef size_t scratch_size
     cdef readonly str backend
@@ -690,6 +692,7 @@ cdef class Handle:
         self.forked = False
         self.lock = threading.RLock()
         self.descriptors = {}
+        self.plans = {}
 
     def __init__(self, backend, *, stream=None):
         if self.table != NULL:
@@ -824,6 +827,7 @@ cdef class Handle:
         cdef pbn_handle *handle = self.handle
         cdef int status
         self.handle = NULL
+        self.plans.clear()
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
         with nogil:
@@ -923,6 +927,18 @@ cdef class Handle:
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
+    cdef object _cached(self, object key):
+        found = self.plans.get(key)
+        if found is not None:
+            (<Plan>found).handle = self
+        return found
+
+    cdef int _keep(self, object key, object plan) except -1:
+        if len(self.plans) >= _PLAN_CACHE:
+            self.plans.pop(next(iter(self.plans)))
+        self.plans[key] = plan
+        return 0
+
     def forward_training(
         self,
         x,
@@ -942,6 +958,7 @@ cdef class Handle:
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
+        algorithm=None,
         workspace=None,
     ):
         """Batch norm with the statistics of the batch, on arrays.
@@ -972,6 +989,9 @@ cdef class Handle:
             What ``act`` is, in the vendor's own fused kernel: refused where `Capability.ACTIVATION` is not set.
         activation_low, activation_high : float, optional
             The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
+        algorithm : str, optional
+            Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes it: the plan
+            is made at the first call of its kind and kept by the handle, at most 32 of them.
         workspace : array or (int, int), optional
             Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
 
@@ -1004,6 +1024,35 @@ cdef class Handle:
             name = "batch_normalization_forward_training"
             _check_capability(self.table, PBN_OP_FORWARD_TRAINING, values[0], xd, name)
             pd = self._derived(xd, values[0])
+            if algorithm is not None:
+                _no_activation(algorithm, act)
+                key = (
+                    PBN_OP_FORWARD_TRAINING, algorithm, values, _key(xb), _key(yb), has_running, has_saved,
+                    _alignment(xb.pointer | yb.pointer),
+                )
+                plan = self._cached(key)
+                if plan is None:
+                    plan = _plan_forward_training(
+                        self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, has_running,
+                        has_saved,
+                    )
+                    self._keep(key, plan)
+                try:
+                    plan(
+                        _address(xb, "x"),
+                        self._parameter(scale, "scale", pd, kept),
+                        self._parameter(bias, "bias", pd, kept),
+                        _address(yb, "y"),
+                        self._parameter(running_mean, "running_mean", pd, kept, True) if has_running else None,
+                        self._parameter(running_variance, "running_variance", pd, kept, True) if has_running else None,
+                        self._parameter(saved_mean, "saved_mean", pd, kept, True) if has_saved else None,
+                        self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept, True)
+                        if has_saved else None,
+                        workspace,
+                    )
+                finally:
+                    (<Plan>plan).handle = None
+                return
             _forward_training(
                 self,
                 values,
@@ -1039,6 +1088,7 @@ cdef class Handle:
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
+        algorithm=None,
         workspace=None,
     ):
         """Batch norm with given statistics, on arrays.
@@ -1053,7 +1103,7 @@ cdef class Handle:
             -`epsilon` the result is NaN.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
-        mode, alpha, beta, epsilon, activation, activation_low, activation_high, workspace
+        mode, alpha, beta, epsilon, activation, activation_low, activation_high, algorithm, workspace
             As in `forward_training`.
 
         Raises
@@ -1077,6 +1127,28 @@ cdef class Handle:
             name = "batch_normalization_forward_inference"
             _check_capability(self.table, PBN_OP_FORWARD_INFERENCE, values[0], xd, name)
             pd = self._derived(xd, values[0])
+            if algorithm is not None:
+                _no_activation(algorithm, act)
+                key = (
+                    PBN_OP_FORWARD_INFERENCE, algorithm, values, _key(xb), _key(yb), _alignment(xb.pointer | yb.pointer)
+                )
+                plan = self._cached(key)
+                if plan is None:
+                    plan = _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon)
+                    self._keep(key, plan)
+                try:
+                    plan(
+                        _address(xb, "x"),
+                        self._parameter(scale, "scale", pd, kept),
+                        self._parameter(bias, "bias", pd, kept),
+                        self._parameter(running_mean, "running_mean", pd, kept),
+                        self._parameter(running_variance, "running_variance", pd, kept),
+                        _address(yb, "y"),
+                        workspace,
+                    )
+                finally:
+                    (<Plan>plan).handle = None
+                return
             _forward_inference(
                 self,
                 values,
@@ -1115,6 +1187,7 @@ cdef class Handle:
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
+        algorithm=None,
         workspace=None,
     ):
         """Gradients of `forward_training`, on arrays.
@@ -1143,7 +1216,7 @@ cdef class Handle:
             them mean and inverse deviation are computed from x.
         bias : array, derived shape, optional
             Given with an activation, and only then.
-        activation, activation_low, activation_high, workspace
+        activation, activation_low, activation_high, algorithm, workspace
             As in `forward_training`.
 
         Raises
@@ -1172,6 +1245,34 @@ cdef class Handle:
             dxd = self._described(dxb)
             _check_capability(self.table, PBN_OP_BACKWARD, values[0], xd, "batch_normalization_backward")
             pd = self._derived(xd, values[0])
+            if algorithm is not None:
+                _no_activation(algorithm, act)
+                key = (
+                    PBN_OP_BACKWARD, algorithm, values, _key(xb), _key(dyb), _key(dxb), has_saved,
+                    _alignment(xb.pointer | dyb.pointer | dxb.pointer),
+                )
+                plan = self._cached(key)
+                if plan is None:
+                    plan = _plan_backward(
+                        self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
+                        has_saved,
+                    )
+                    self._keep(key, plan)
+                try:
+                    plan(
+                        _address(xb, "x"),
+                        _address(dyb, "dy"),
+                        self._parameter(scale, "scale", pd, kept),
+                        _address(dxb, "dx"),
+                        self._parameter(dscale, "dscale", pd, kept, True),
+                        self._parameter(dbias, "dbias", pd, kept, True),
+                        self._parameter(saved_mean, "saved_mean", pd, kept) if has_saved else None,
+                        self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept) if has_saved else None,
+                        workspace,
+                    )
+                finally:
+                    (<Plan>plan).handle = None
+                return
             _backward(
                 self,
                 values,
@@ -1367,6 +1468,7 @@ cdef class Handle:
         epsilon=1e-5,
         running=True,
         saved=True,
+        algorithm=None,
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
@@ -1388,6 +1490,8 @@ cdef class Handle:
         epsilon : float
         running, saved : bool
             Whether the call passes running and saved statistics.
+        algorithm : str, optional
+            That of the call; not with `Operation.AXPBY`.
         activation, activation_low, activation_high
             Those of the call; a batch-norm call's only.
 
@@ -1429,6 +1533,21 @@ cdef class Handle:
         if op == Operation.AXPBY and act[0] != Activation.NONE:
             raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
         call.activation, call.activation_low, call.activation_high = act
+        if algorithm is not None:
+            _no_activation(algorithm, act)
+            if op == Operation.FORWARD_TRAINING:
+                plan = _plan_forward_training(
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved
+                )
+            elif op == Operation.FORWARD_INFERENCE:
+                plan = _plan_forward_inference(self, xd, yd, mode, algorithm, alpha, beta, epsilon)
+            elif op == Operation.BACKWARD:
+                plan = _plan_backward(
+                    self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved
+                )
+            else:
+                raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
+            return (<Plan>plan).workspace_size
         with self.lock:
             self._check()
             _check_capability(self.table, op, values[0], xd, "workspace_size")
@@ -2255,8 +2374,9 @@ cdef class Plan:
     """
 
     cdef pbn_plan *plan
+    cdef const pbn_backend *table
     cdef pbn_call call
-    cdef Handle handle
+    cdef Handle handle  # None in the handle's own cache, while it does not run
     cdef TensorDescriptor xd, yd, dxd, pd
     cdef size_t data_span, other_span, out_span, param_span
     cdef uintptr_t starts[_SPANS]
@@ -2276,14 +2396,14 @@ cdef class Plan:
 
     def __dealloc__(self):
         if self.plan != NULL:
-            self.handle.table.plan_destroy(self.plan)
+            self.table.plan_destroy(self.plan)
 
     def __repr__(self):
         return f"<{type(self).__name__} {self.algorithm} of {self.handle.backend}, x {self.xd!r}>"
 
     cdef int _make(self, object algorithm) except -1:
         """Everything but the call's descriptors and scalars, which the caller has set."""
-        cdef const pbn_backend *table = self.handle.table
+        cdef const pbn_backend *table = self.table
         cdef const char *chosen = NULL
         cdef const char *why = NULL
         cdef int status
@@ -2429,6 +2549,21 @@ cdef class Plan:
         return 0
 
 
+cdef tuple _key(object buffer):
+    return buffer.dtype, buffer.dims, buffer.strides
+
+
+cdef object _alignment(uintptr_t addresses):
+    """The largest power of two up to 16 that divides all of them."""
+    return (addresses | 16) & (~(addresses | 16) + 1)
+
+
+cdef int _no_activation(object algorithm, tuple act) except -1:
+    if act[0] != PBN_ACTIVATION_NONE:
+        raise errors.ArgumentError("algorithm", algorithm, "None where an activation is fused")
+    return 0
+
+
 cdef inline uintptr_t _plan_address(object value, str name) except 0:
     cdef uintptr_t address
     try:
@@ -2466,7 +2601,7 @@ cdef object _plan_forward_training(
     cdef char here
     with handle.lock:
         handle._check()
-        plan.handle = handle
+        plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_training"
         plan.running, plan.saved = _arguments.boolean(running, "running"), _arguments.boolean(saved, "saved")
         plan.xd, x_address = _planned(handle, x, "x", None)
@@ -2492,7 +2627,7 @@ cdef object _plan_forward_inference(
     cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
     with handle.lock:
         handle._check()
-        plan.handle = handle
+        plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_inference"
         plan.xd, x_address = _planned(handle, x, "x", None)
         plan.yd, y_address = _planned(handle, y, "y", plan.xd)
@@ -2515,7 +2650,7 @@ cdef object _plan_backward(
     cdef char here
     with handle.lock:
         handle._check()
-        plan.handle = handle
+        plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_backward"
         plan.saved = _arguments.boolean(saved, "saved")
         plan.xd, x_address = _planned(handle, x, "x", None)

@@ -1544,7 +1544,7 @@ enum { PLAN_ALIGNMENT = 256, SPLIT_ROWS = 65535, PLAN_NAME = 24 };
 
 struct pbn_plan {
     int kind; /* index into algorithm_names */
-    char name[PLAN_NAME];
+    char name[2 * PLAN_NAME];
     const char *why;
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
@@ -1564,7 +1564,6 @@ struct pbn_plan {
     pbn_tensor packed;
     pbn_call inner_call;
     size_t copy;                    /* bytes from one copy to the next */
-    char dense_name[PLAN_NAME];
 };
 
 enum { VALUE_EPSILON, VALUE_FACTOR };
@@ -2069,7 +2068,6 @@ static int build_dense(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
     p->copy = rounded((size_t)(pbn_numel(x->rank, x->dims) * element));
     p->scratch = (call->operation == PBN_OP_BACKWARD ? 3 : 2) * p->copy;
     p->workspace = p->scratch + p->inner->workspace;
-    snprintf(p->dense_name, sizeof p->dense_name, "dense+%s", p->inner->name);
     return PBN_OK;
 }
 
@@ -2423,7 +2421,10 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
         p->alignment = alignment;
         return status;
     }
-    pbn_copy_text(p->name, sizeof p->name, p->kind == DENSE ? p->dense_name : algorithm);
+    if (p->kind == DENSE)
+        snprintf(p->name, sizeof p->name, "dense+%.*s", PLAN_NAME, p->inner->name);
+    else
+        pbn_copy_text(p->name, sizeof p->name, algorithm);
     p->why = why;
     return PBN_OK;
 }
