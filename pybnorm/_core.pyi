@@ -92,6 +92,7 @@ class Handle:
         activation: Activation | int | str = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
+        algorithm: str | None = None,
         workspace: Any = None,
     ) -> None: ...
     def forward_inference(
@@ -110,6 +111,7 @@ class Handle:
         activation: Activation | int | str = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
+        algorithm: str | None = None,
         workspace: Any = None,
     ) -> None: ...
     def backward(
@@ -133,6 +135,7 @@ class Handle:
         activation: Activation | int | str = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
+        algorithm: str | None = None,
         workspace: Any = None,
     ) -> None: ...
     def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None: ...
@@ -158,11 +161,101 @@ class Handle:
         epsilon: float = 1e-5,
         running: bool = True,
         saved: bool = True,
+        algorithm: str | None = None,
         activation: Activation | int | str = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
     ) -> int: ...
+    def plan_forward_training(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        mode: Mode | int | str = ...,
+        algorithm: str = "auto",
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1,
+        running: bool = True,
+        saved: bool = True,
+    ) -> ForwardTrainingPlan: ...
+    def plan_forward_inference(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        mode: Mode | int | str = ...,
+        algorithm: str = "auto",
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 1e-5,
+    ) -> ForwardInferencePlan: ...
+    def plan_backward(
+        self,
+        x: Any,
+        dy: Any = None,
+        dx: Any = None,
+        *,
+        mode: Mode | int | str = ...,
+        algorithm: str = "auto",
+        alpha_data: float = 1.0,
+        beta_data: float = 0.0,
+        alpha_param: float = 1.0,
+        beta_param: float = 0.0,
+        epsilon: float = 1e-5,
+        saved: bool = True,
+    ) -> BackwardPlan: ...
 
+class Plan:
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def workspace_size(self) -> int: ...
+
+class ForwardTrainingPlan(Plan):
+    def __call__(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        y: Any,
+        running_mean: Any = None,
+        running_variance: Any = None,
+        saved_mean: Any = None,
+        saved_inv_variance: Any = None,
+        workspace: Any = None,
+    ) -> None: ...
+
+class ForwardInferencePlan(Plan):
+    def __call__(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        running_mean: Any,
+        running_variance: Any,
+        y: Any,
+        workspace: Any = None,
+    ) -> None: ...
+
+class BackwardPlan(Plan):
+    def __call__(
+        self,
+        x: Any,
+        dy: Any,
+        scale: Any,
+        dx: Any,
+        dscale: Any,
+        dbias: Any,
+        saved_mean: Any = None,
+        saved_inv_variance: Any = None,
+        workspace: Any = None,
+    ) -> None: ...
+
+def algorithms(backend: str) -> tuple[str, ...]: ...
 def batch_normalization_forward_training(
     handle: Handle,
     mode: Mode | int | str,
