@@ -452,3 +452,102 @@ def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None
     else:
         click.echo(reference.render(result))
     context.exit(0 if result["within_limits"] else 1)
+
+
+@bench.command("device")
+@click.option("--backend", type=click.Choice(["cudnn", "onednn"]), default="cudnn", show_default=True)
+@click.option("--algorithm", "algorithms", multiple=True, help="Of the plans. Default: auto, and fast on cuDNN.")
+@click.option("--shapes", multiple=True, metavar="NAME|NxCxHxW", help="Default: h200; small on the CPU.")
+@click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Default: all.")
+@click.option("--layout", "layouts", multiple=True, help="nchw or nhwc. Default: both.")
+@click.option("--operation", "operations", multiple=True, help="train, infer or backward. Default: all.")
+@click.option(
+    "--rival", "rivals", multiple=True, help="What to hold it against; none: nothing. Default: all there are."
+)
+@click.option("--quick", is_flag=True, help="Fewer measurements of each time, and by default small shapes.")
+@click.option("--host/--no-host", default=True, show_default=True, help="Measure host time per call.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
+@click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE, or to standard output in place of the tables.",
+)
+@click.option("--plot", "plot_target", metavar="FILE", help="Draw bytes per second against size: .svg, .png or .pdf.")
+@click.pass_context
+def bench_device(
+    context: click.Context,
+    backend: str,
+    algorithms: tuple[str, ...],
+    shapes: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    layouts: tuple[str, ...],
+    operations: tuple[str, ...],
+    rivals: tuple[str, ...],
+    quick: bool,
+    host: bool,
+    seconds: float,
+    json_target: str | None,
+    plot_target: str | None,
+) -> None:
+    """Device and host time of batch norm, against a copy and against what else is here.
+
+    Options that name something may be repeated. Shapes have names too: h200, resnet50, mobilenetv2, unet3d, small.
+    Rivals are torch, torch-native (its kernels without cuDNN), cudnn-frontend and raw (a C program, built on the spot)
+    on a GPU; torch and numpy on the CPU.
+
+    \b
+    Exit status:
+      0  everything that pybnorm ran was right
+      1  a call of pybnorm failed or its result was wrong, or nothing was measured
+      2  no library, no device, or bad arguments; or the result could not be written
+    130  interrupted; what was finished is printed
+    """
+    from pybnorm.bench import device, plot
+
+    try:
+        if plot_target is not None:
+            plot.check(plot_target)
+        console = _console(stderr=json_target == "-")
+        json_stream = _json_stream(json_target)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("bench", total=None, completed=-1)
+            result = device.run(
+                backend,
+                algorithms=algorithms,
+                shapes=shapes,
+                dtypes=dtypes or device.DTYPES,
+                layouts=layouts or tuple(device.LAYOUTS),
+                operations=operations or tuple(device.OPERATIONS),
+                rivals=None if not rivals else tuple(name for name in rivals if name != "none"),
+                quick=quick,
+                host=host,
+                seconds=seconds,
+                progress=lambda text, total: progress.update(task, description=text, total=total, advance=1),
+            )
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+    except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:
+        trouble = click.ClickException(str(error))
+        trouble.exit_code = 2
+        raise trouble from None
+    if json_stream is not None:
+        try:
+            _write_json({"environment": report.environment()} | result, json_stream)
+        except OSError as error:
+            raise _WriteError(f"--json {json_target}", error) from None
+        finally:
+            if json_target != "-":
+                with contextlib.suppress(OSError):
+                    json_stream.close()
+    if json_target != "-":
+        device.render(result, console)
+    if plot_target is not None:
+        try:
+            plot.draw(result, plot_target)
+        except OSError as error:
+            raise _WriteError(f"--plot {plot_target}", error) from None
+    context.exit((0 if result["good"] else 1) if result["complete"] else _INTERRUPTED)
