@@ -50,21 +50,15 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     esac
 }
 
-failed=() options=(--self-test)
-part info -- python3 -m pybnorm info
-part 'prototypes against the real header' -- \
-    python3 -m pytest -q -p no:cacheprovider tests/abi -k miopen
-# Every block ends at an unreadable page, to the byte.
-part 'suite, guard pages' HIPCPU_ALIGN=4 -- \
-    python3 -m pytest -q -p no:cacheprovider tests/backends tests/devices -k miopen --junitxml=/out/miopen-guard.xml
-# Nothing runs before it is waited for.
-part 'suite, lazy' HIPCPU_LAZY=1 -- \
-    python3 -m pytest -q -p no:cacheprovider tests/backends tests/devices -k miopen --junitxml=/out/miopen-lazy.xml
-part 'memory, streams, events' -- \
-    python3 -m pytest -q -p no:cacheprovider tests/unit/test_devices.py tests/unit/test_hip.py \
-    -k 'hip or time or double'
+failed=() options=(--self-test) results=/out parallel=(-n "$(nproc)")
+. ci/rocm-parts.sh
+miopen_parts
+# What only the rig can show. Nothing runs before it is waited for:
+part 'calls and arrays, lazy' HIPCPU_LAZY=1 -- \
+    "${PYTEST[@]}" tests/backends tests/devices -k 'miopen and not activation and not same_bits' \
+    --junitxml="$results/miopen-lazy.xml"
 part 'no device' HIPCPU_NO_DEVICE=1 PYBNORM_REQUIRE_DEVICE= -- \
-    python3 -m pytest -q -p no:cacheprovider tests/backends/test_descriptors.py -k miopen
+    "${ALONE[@]}" tests/backends/test_descriptors.py tests/fuzz -k miopen
 
 printf '\n== MIOpen on the CPU: %d s\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
+import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, cast
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import pybnorm
 from pybnorm._find import SPECS
-from pybnorm.check import report, runner
+from pybnorm.check import executors, report, runner
 from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem, expand, read_suite
+from pybnorm.check.problem import Problem, expand, load_suite
+from pybnorm.check.worker import Worker
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -43,6 +43,7 @@ _RANKS = range(2, 9)
 
 
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_TIMEOUT = 300.0  # seconds that a case may take where --timeout does not say
 _Result = TypeVar("_Result")
 
 
@@ -115,8 +116,8 @@ def _write_json(value: Any, stream: IO[str]) -> None:
     stream.flush()
 
 
-def _json_stream(target: str | None) -> IO[str] | None:
-    """The open target, before a long run whose result it could not take."""
+def _target(option: str, target: str | None) -> IO[str] | None:
+    """The open target of an option, before a long run whose result it could not take."""
     if target is None:
         return None
     if target == "-":
@@ -125,7 +126,7 @@ def _json_stream(target: str | None) -> IO[str] | None:
         return open(target, "w", encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ArgumentError("--json", target, f"a file that can be written ({reason})") from None
+        raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
 
 
 # ---------------------------------------------------------------- info
@@ -133,25 +134,20 @@ def _json_stream(target: str | None) -> IO[str] | None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def info(as_json: bool) -> None:
+@click.option("--claims", "as_claims", metavar="BACKEND", help="Print a support record of BACKEND, to be reviewed.")
+def info(as_json: bool, as_claims: str | None) -> None:
     """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    if as_claims is not None:
+        _print_claims(as_claims)
+        return
     console = None if as_json else _console()
-    workers = {name: runner.Worker(name) for name in pybnorm.backends()}
     found: list[runner.BackendInfo] = []
     abilities: dict[str, list[dict[str, Any]]] = {}
-    try:
-        pending = {name: worker.describe() for name, worker in workers.items()}
-        for name, future in pending.items():
-            found.append(_described(name, future))
+    for name in pybnorm.backends():
+        with Worker(name) as worker:
+            found.append(_described(name, worker.describe))
             if found[-1].loaded:
-                abilities[name] = workers[name].submit(_abilities, name).result()
-    except KeyboardInterrupt:
-        for worker in workers.values():
-            worker.kill()
-        raise
-    finally:
-        for worker in workers.values():
-            worker.close()
+                abilities[name] = worker.call(_abilities, name)
     if console is None:
         backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
         _write_json({"environment": report.environment(), "backends": backends}, _output())
@@ -162,15 +158,27 @@ def info(as_json: bool) -> None:
         _print_info(console, item, abilities.get(item.backend, []))
 
 
-def _described(name: str, future: Any) -> runner.BackendInfo:
+def _print_claims(backend: str) -> None:
+    from pybnorm.check import claims
+
+    if backend not in pybnorm.backends():
+        raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
+    with Worker(backend) as worker:
+        item = _described(backend, worker.describe)
+        if not item.loaded:
+            raise click.ClickException(f"{backend}: {item.problem}")
+        rows = worker.call(_abilities, backend)
+    _write_json([claims.recorded(rows, item.version, f"{item.label} {report.version_text(item)}")], _output())
+
+
+def _described(name: str, describe: Callable[[], runner.BackendInfo]) -> runner.BackendInfo:
     try:
-        result: runner.BackendInfo = future.result()
+        return describe()
     except Exception as error:  # the process died while it loaded the library
         problem = f"{type(error).__name__}: {error}"
         named = runner.override(name)
         attempts = ((named, os.environ[named], "the process died while it loaded the file"),) if named else ()
         return runner.BackendInfo(name, label=SPECS[name].label, problem=problem, attempts=attempts, override=named)
-    return result
 
 
 def _abilities(backend: str) -> list[dict[str, Any]]:
@@ -250,7 +258,8 @@ def _ability_text(rows: list[dict[str, Any]]) -> str:
 @main.command()
 @click.option("--backend", "backends", multiple=True, help="Backend to run; may be repeated. Default: all that load.")
 @click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
-@click.option("--suite", help="Named suite, or a file of problem lines. Default without --case: smoke.")
+@click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
+@click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
 @click.option(
     "--json",
     "json_target",
@@ -259,14 +268,39 @@ def _ability_text(rows: list[dict[str, Any]]) -> str:
     metavar="[FILE]",
     help="Write JSON to FILE, or to standard output in place of the table.",
 )
+@click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
+@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in the folder of --save.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one per core, or one per GPU.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"Seconds for a case, after which its process is killed.  [default: {_TIMEOUT:g}]",
+)
+@click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
+@click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
+@click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
+@click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
 def check(
     context: click.Context,
     backends: tuple[str, ...],
     cases: tuple[str, ...],
-    suite: str | None,
+    suites: tuple[str, ...],
+    only_list: bool,
     json_target: str | None,
+    junit_target: str | None,
+    html_target: str | None,
+    folder: str | None,
+    resume: bool,
+    jobs: int | None,
+    timeout: float | None,
+    executor: str,
+    fail_fast: bool,
+    allow_known: bool,
+    needed: tuple[str, ...],
     verbose: bool,
 ) -> None:
     """Run cases on the vendor libraries and judge every output by its error bound.
@@ -275,8 +309,8 @@ def check(
     Exit status:
       0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
       1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
-         PYBNORM_REQUIRE_DEVICE or of --backend could not run beside others,
-         or a file that PYBNORM_LIB_<BACKEND> names cannot be used
+         PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
+         others, or a file that PYBNORM_LIB_<BACKEND> names cannot be used
       2  nothing could be judged: no library, no supported case, bad arguments;
          or the result could not be written
     130  interrupted; what was finished is printed
@@ -284,21 +318,45 @@ def check(
     \b
     A case, options at their default left out:
       train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
-      nchw|nhwc|strides=AxB...,NxCxHxW[,fill=exact|randn][,kappa=K]
-      [,alpha=][,beta=][,alpha_param=][,beta_param=][,running=0|1]
-      [,saved=0|1][,factor=][,eps=][,seed=]
+      nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
+    Options: see the documentation of pybnorm.check.problem.
     """
+    from pybnorm.check import html
+
     try:
-        problems = _problems(cases, suite)
+        problems = _problems(cases, suites)
+        if only_list:
+            _list(problems, verbose)
+            return
         chosen = _backends(backends, "--backend") or pybnorm.backends()
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
+        required[REQUIRE_DEVICE] += _backends(needed, "--require")
+        if resume and folder is None:
+            raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
+        if timeout is not None and executor == "process":
+            raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
+        if html_target is not None:
+            html.require()
+        opened = executors.opened(executor, jobs=jobs, timeout=timeout or _TIMEOUT)
+        farm = context.with_resource(opened)
+        if farm is None:  # a rank that has served its first one
+            return
         console = _console(stderr=json_target == "-")
-        json_stream = _json_stream(json_target)
+        journal = _journal(context, folder, resume)
+        streams = {
+            option: _target(option, target)
+            for option, target in (("--json", json_target), ("--junit", junit_target), ("--html", html_target))
+        }
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     started = time.monotonic()
     names = list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE])))
-    found, results, interrupted = _run(names, problems, console)
+    run = _Run(farm, console, journal, lambda r: fail_fast and report.exit_status([_allowed(r, allow_known)], []) == 1)
+    try:
+        run.all(names, problems)
+    except ArgumentError as error:  # the journal is of other libraries
+        raise click.UsageError(str(error)) from None
+    found, results, interrupted = run.found, run.results, run.interrupted
     missing = [
         i.backend
         for i in found
@@ -307,34 +365,34 @@ def check(
         or (i.backend in backends and i.problem and results)
     ]
     overrides = [i.override for i in found if i.override]
-    status = _INTERRUPTED if interrupted else report.exit_status(results, missing + overrides)
-    trouble: _WriteError | None = None
-    if json_stream is not None:
-        document = {
-            "environment": report.environment(),
-            "backends": found,
-            "cases": results,
-            "required_but_absent": missing,
-            "unusable_overrides": overrides,
-            "complete": not interrupted,
-            "exit_status": status,
-        }
+    judged = [_allowed(r, allow_known) for r in results]
+    status = _INTERRUPTED if interrupted else report.exit_status(judged, missing + overrides)
+    document = {
+        "schema": report.SCHEMA,
+        "environment": report.environment(),
+        "backends": found,
+        "cases": results,
+        "required_but_absent": missing,
+        "unusable_overrides": overrides,
+        "complete": not interrupted and not run.stopped,
+        "exit_status": status,
+    }
+    trouble = _write_reports(document, streams, json_target == "-")
+    if journal is not None:
+        from pybnorm.check import archive
+
         try:
-            _write_json(document, json_stream)
+            archive.write_run(journal.folder, document)
         except OSError as error:
-            trouble = _WriteError(f"--json {json_target}", error)
-        finally:
-            if json_target != "-":
-                with contextlib.suppress(OSError):  # once more what the write has said
-                    json_stream.close()
+            trouble = trouble or _WriteError(f"--save {folder}", error)
     if json_target != "-":
-        report.print_results(console, results)
+        report.print_results(console, results, verbose)
     report.print_details(console, results, verbose)
     report.print_totals(console, results, time.monotonic() - started)
-    if interrupted:
+    if interrupted or run.stopped:
         usable = sum(not i.problem for i in found)
         console.print(f"incomplete: {len(results)} of {usable * len(problems)} cases", highlight=False)
-        console.print(Text("interrupted", "bold red"))
+        console.print(Text("interrupted" if interrupted else "stopped by --fail-fast", "bold red"))
     else:
         _explain(console, found, results, missing, overrides)
     if trouble is not None:
@@ -342,23 +400,67 @@ def check(
     context.exit(status)
 
 
-def _problems(cases: tuple[str, ...], suite: str | None) -> list[Problem]:
+def _allowed(result: runner.CaseResult, allow_known: bool) -> runner.CaseResult:
+    """`result` as the exit status sees it."""
+    return dataclasses.replace(result, status=Status.WARN) if allow_known and result.known else result
+
+
+def _list(problems: Sequence[Problem], verbose: bool) -> None:
+    from pybnorm.check import commands
+
+    stream = _output()
+    for problem in problems:
+        stream.write(f"{problem}\n")
+        for tool, line in (commands.vendor_lines(problem) if verbose else {}).items():
+            stream.write(f"    {tool}: {line}\n")
+    stream.flush()
+
+
+def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
+    if folder is None:
+        return None
+    from pybnorm.check import archive
+
+    return context.with_resource(archive.Journal(folder, resume=resume))
+
+
+def _write_reports(
+    document: dict[str, Any], streams: dict[str, IO[str] | None], json_is_output: bool
+) -> _WriteError | None:
+    """Write every report that was asked for; the first trouble with one, which does not keep others from it."""
+    from pybnorm.check import html, junit
+
+    environment, backends, results = (document[key] for key in ("environment", "backends", "cases"))
+
+    def write(option: str, stream: IO[str]) -> None:
+        if option == "--json":
+            _write_json(document, stream)
+        elif option == "--junit":
+            junit.write(stream, environment, backends, results, document["required_but_absent"])
+        else:
+            html.write(stream, environment, backends, results)
+
+    trouble: _WriteError | None = None
+    for option, stream in streams.items():
+        if stream is None:
+            continue
+        try:
+            write(option, stream)
+            stream.flush()
+        except OSError as error:
+            trouble = trouble or _WriteError(f"{option} {getattr(stream, 'name', '')}".strip(), error)
+        finally:
+            if not (option == "--json" and json_is_output):
+                with contextlib.suppress(OSError):  # once more what the write has said
+                    stream.close()
+    return trouble
+
+
+def _problems(cases: tuple[str, ...], suites: tuple[str, ...]) -> list[Problem]:
     problems = [problem for case in cases for problem in expand(case)]
-    if suite is not None or not cases:
-        problems += _suite(suite or "smoke")
+    for suite in suites or (() if cases else ("smoke",)):
+        problems += load_suite(suite)
     return list(dict.fromkeys(problems))
-
-
-def _suite(name: str) -> list[Problem]:
-    folder = importlib.resources.files("pybnorm.check") / "suites"
-    packaged = sorted(f.name.removesuffix(".txt") for f in folder.iterdir() if f.name.endswith(".txt"))
-    if name in packaged:
-        return read_suite((folder / f"{name}.txt").read_text(encoding="utf-8"), name)
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError("--suite", name, f"{' | '.join(packaged)} | a readable file ({error})") from None
-    return read_suite(text, name)
 
 
 def _required(variable: str) -> tuple[str, ...]:
@@ -374,36 +476,76 @@ def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
     return names
 
 
-def _run(
-    names: list[str], problems: list[Problem], console: Console
-) -> tuple[list[runner.BackendInfo], list[runner.CaseResult], bool]:
-    """What there is, what came out, and whether an interrupt left it incomplete."""
-    workers = {name: runner.Worker(name) for name in names}
-    found: list[runner.BackendInfo] = []
-    results: list[runner.CaseResult] = []
-    interrupted = False
-    try:
-        pending = {name: worker.describe() for name, worker in workers.items()}
-        found += [_described(name, future) for name, future in pending.items()]
-        report.print_backends(console, found)
-        usable = [i.backend for i in found if not i.problem]
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("check", total=len(usable) * len(problems))
-            for name in usable:
-                for problem in problems:
-                    progress.update(task, description=name)
-                    results.append(workers[name].run(problem))
-                    progress.advance(task)
-                workers[name].close()
-    except KeyboardInterrupt:
-        interrupted = True
-        for worker in workers.values():
-            worker.kill()
-    finally:
-        for worker in workers.values():
-            worker.close()
-    return found, results, interrupted
+class _Run:
+    """Every case on every backend that can run, and what came of it in the order of the cases."""
+
+    def __init__(
+        self,
+        farm: executors.Farm,
+        console: Console,
+        journal: Any,
+        ends: Callable[[runner.CaseResult], bool],
+    ) -> None:
+        self._farm, self._console, self._journal, self._ends = farm, console, journal, ends
+        self.found: list[runner.BackendInfo] = []
+        self.results: list[runner.CaseResult] = []
+        self.interrupted = self.stopped = False
+
+    def all(self, names: Sequence[str], problems: Sequence[Problem]) -> None:
+        """Run; an interrupt leaves what is finished."""
+        try:
+            for name in names:
+                self.found.append(_described(name, lambda name=name: self._farm.describe(name)))  # type: ignore[misc]
+            report.print_backends(self._console, self.found)
+            if self._journal is not None:
+                self._journal.begin(self.found)
+            usable = [i for i in self.found if not i.problem]
+            done = {} if self._journal is None else self._journal.finished()
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
+            terminal = self._console.is_terminal
+            with Progress(*columns, console=self._console, transient=True, disable=not terminal) as progress:
+                task = progress.add_task("check", total=len(usable) * len(problems))
+                for item in usable:
+                    progress.update(task, description=item.backend)
+                    before = {str(p): done[item.backend, str(p)] for p in problems if (item.backend, str(p)) in done}
+                    progress.advance(task, len(before))
+                    self._one(item, problems, before, lambda: progress.advance(task))
+                    if self.stopped:
+                        break
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _one(
+        self,
+        item: runner.BackendInfo,
+        problems: Sequence[Problem],
+        finished: dict[str, runner.CaseResult],
+        advance: Callable[[], None],
+    ) -> None:
+        rest = [p for p in problems if str(p) not in finished]
+        executor = self._farm.executor(item.backend, len(rest))
+        complete = False
+        try:
+            keep = None if self._journal is None else str(self._journal.folder.resolve())
+            with contextlib.closing(executors.run_cases(executor, item, rest, keep)) as results:
+                for result in results:
+                    finished[result.case] = result
+                    if self._journal is not None:
+                        self._journal.append(result)
+                    advance()
+                    if self._ends(result):
+                        self.stopped = True
+                        break
+            complete = not self.stopped
+        finally:
+            executor.shutdown(wait=complete, cancel_futures=True)
+            self.results += [finished[str(p)] for p in problems if str(p) in finished]
 
 
 def _explain(
@@ -551,3 +693,122 @@ def bench_device(
         except OSError as error:
             raise _WriteError(f"--plot {plot_target}", error) from None
     context.exit((0 if result["good"] else 1) if result["complete"] else _INTERRUPTED)
+
+
+# ---------------------------------------------------------------- compare
+
+
+@main.command("compare")
+@click.argument("paths", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE, or to standard output in place of the tables.",
+)
+@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@click.option("-v", "--verbose", is_flag=True, help="Lists in full.")
+@click.pass_context
+def compare_runs(
+    context: click.Context, paths: tuple[str, ...], json_target: str | None, html_target: str | None, verbose: bool
+) -> None:
+    """Hold runs against each other: two vendors, two versions of a library, two machines.
+
+    RUN is a folder of check --save, or a file of check --json, of which only statuses and ratios can be compared. Older
+    versions come first. Every two backends of all runs are compared on the cases that both have; outputs by the sum of
+    both sides' error bounds.
+
+    \b
+    Exit status:
+      0  all is equal, within the sum of both bounds, or agrees in its status
+      1  a difference is beyond the bounds or undecided, one side passes where
+         the other fails, or a later run fails or refuses what an earlier one
+         of the same backend did not
+      2  there is nothing to compare; bad arguments; or the result could not
+         be written
+    130  interrupted
+    """
+    from pybnorm.check import compare, html
+
+    console = _console(stderr=json_target == "-")
+    try:
+        if html_target is not None:
+            html.require()
+        runs = compare.read(paths)
+        streams = {"--json": _target("--json", json_target), "--html": _target("--html", html_target)}
+        columns = (TextColumn("compare"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("compare")
+            comparison = compare.compare(runs, lambda done, total: progress.update(task, completed=done, total=total))
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+    if json_target != "-":
+        compare.print_comparison(console, comparison, verbose)
+    for option, stream in streams.items():
+        if stream is None:
+            continue
+        try:
+            if option == "--json":
+                _write_json(compare.document(comparison), stream)
+            else:
+                html.write_comparison(stream, comparison)
+            stream.flush()
+        except OSError as error:
+            raise _WriteError(f"{option} {getattr(stream, 'name', '')}".strip(), error) from None
+        finally:
+            if not isinstance(stream, _Output):
+                with contextlib.suppress(OSError):  # once more what the write has said
+                    stream.close()
+    if comparison.exit_status == 2:
+        console.print(Text("Nothing to compare: no two backends of these runs judged the same case.", "bold red"))
+    context.exit(comparison.exit_status)
+
+
+# ---------------------------------------------------------------- selftest
+
+
+@main.command()
+@click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE, or to standard output in place of the table.",
+)
+@click.pass_context
+def selftest(context: click.Context, json_target: str | None) -> None:
+    """Run simulated kernels, right and wrong, through the judge: does it find what it should, and nothing else?
+
+    \b
+    Needs no vendor library. Exit status:
+      0  no correct kernel was objected to, every bug was found often enough
+      1  otherwise
+    """
+    from pybnorm.check import detection
+
+    try:
+        stream = _target("--json", json_target)
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+    console = _console(stderr=json_target == "-")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("selftest")
+        found = detection.run(
+            progress=lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
+        )
+    if json_target != "-":
+        click.echo(detection.render(found))
+    if stream is not None:
+        try:
+            _write_json({"environment": report.environment()} | found.to_json(), stream)
+        except OSError as error:
+            raise _WriteError(f"--json {json_target}", error) from None
+        finally:
+            if json_target != "-":
+                with contextlib.suppress(OSError):  # once more what the write has said
+                    stream.close()
+    context.exit(0 if found.good else 1)

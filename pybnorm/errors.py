@@ -190,14 +190,21 @@ class BackendError(PybnormError):
         self.library = library
         self.version = tuple(version)
         self.descriptors = tuple(descriptors)
-        message = f"{backend} {function}: {status_name} ({status})"
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        message = f"{self.backend} {self.function}: {self.status_name} ({self.status})"
+        if self.text:
+            message += f": {self.text}"
+        if self.library:
+            message += f"\n  library: {self.library} {'.'.join(map(str, self.version))}".rstrip()
+        return "\n".join([message, *(f"  {line}" for line in self.descriptors)])
+
+    def add_text(self, text: str) -> None:
+        """Append to `text`, and to the message, what else is known; the last 4,000 characters of it."""
         if text:
-            message += f": {text}"
-        if library:
-            message += f"\n  library: {library} {'.'.join(map(str, self.version))}".rstrip()
-        for line in self.descriptors:
-            message += f"\n  {line}"
-        super().__init__(message)
+            self.text = "\n".join(filter(None, [self.text, text[-4000:]]))
+            self.args = (self._message(),)
 
 
 class UnsupportedError(BackendError, NotImplementedError):

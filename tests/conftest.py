@@ -40,6 +40,12 @@ def library(backend):
         absent("PYBNORM_REQUIRE", backend, str(error).partition(" To have one")[0])
 
 
+@pytest.fixture(scope="session")
+def load_library():
+    """`library`, for tests that choose the backend themselves."""
+    return library
+
+
 @pytest.fixture(scope="session", params=pybnorm.backends())
 def backend(request):
     """The name of each backend whose library is on this machine."""

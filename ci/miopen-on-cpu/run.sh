@@ -27,7 +27,7 @@ readonly USAGE=64 FAULT=70 UNAVAILABLE=75 NOT_PERMITTED=77
 readonly PACKAGES=(
     libmiopen1 libmiopen-dev pocl-opencl-icd
     python3 python3-dev python3-setuptools python3-pip python3-wheel cython3 g++
-    python3-numpy python3-ml-dtypes python3-click python3-rich python3-pytest python3-hypothesis
+    python3-numpy python3-ml-dtypes python3-click python3-rich python3-pytest python3-pytest-xdist python3-hypothesis
 )
 readonly REVISION=1 # of the stages "base" and "packages": change it when a cached root must not be used any more
 

@@ -19,7 +19,8 @@ C (diagnosis only)
 order (`pybnorm.check.data.sums_are_exact`) the sums contribute nothing and what is left is the one rounding of the
 division by m, or of the multiplication by a rounded 1/m: h = 1, the class called "exact". Welford's recurrence divides
 by 1 ... m and so rounds even there; an output that depends on statistics taken from x may therefore fall back from
-"exact" to A with the usual h and still pass, which the verdict says.
+"exact" to A with the usual h and still pass, which the verdict says. No such excuse has a result that an unbiased
+variance, v m / (m - 1), explains within "exact": that is FAIL.
 
 Forward
 -------
@@ -41,10 +42,18 @@ statistics have dmu = dr = 0:
 * dscale: E_s = (h+4) u W + r dmu \|dbias\| + \|dscale\| dr/r; + u_p \|dscale\|
 * dx: with D = r dmu + \|x_hat\| dr/r + 3 u w,
   E = \|scale\| r [5u (\|dy\| + \|dbias\|/m + \|x_hat\| \|dscale\|/m) + E_b/m + \|x_hat\| E_s/m + (\|dscale\|/m) D]
-  + \|dx\| (dr/r + 2u); bound E + u_o (\|dx\|+E) + t_o
+  + \|dx\| (dr/r + 2u); bound E + u_o (\|dx\|+E) + t_o. Where parameters have 16 bits, dscale and dbias may have been
+  stored before dx took them: E + \|scale\| r u_p (\|dbias\| + \|x_hat\| \|dscale\|)/m
 
 Blending out = alpha res + beta prior: \|alpha\| E + 2u (\|alpha res\| + \|beta prior\|), then stored as above. With
 beta = 0 the prior is poison and a finite result is required.
+
+Range
+-----
+A library may flush what is below the smallest normal ``t`` of the compute type: dmu + t, dv + t (2 + 4 sqrt(v)); given
+statistics have dmu = t. Where a sum or product that a correct kernel may form is beyond half the largest number of the
+compute type (m A, m v, the terms of y, m times those of dx), the right result may be lost on the way to it, and what
+follows from it is not judged; the same where v and epsilon may both be flushed to 0.
 
 Verdicts
 --------
@@ -52,6 +61,11 @@ A NaN or infinity where the reference is finite and \|reference\| + bound is in 
 reference is not finite, or out of the output's range, are not judged. Where dr/r > 1/4 the first-order terms above mean
 nothing: elements of that statistic that depend on dr are INCONCLUSIVE, unless a stricter class that is conclusive holds
 them.
+
+A store that truncates to 16 bits is off by up to one ulp, twice what rounding is, and is a FAIL. Truncation is
+monotone, so the values that it makes of [reference - E, reference + E] are those from the truncated lower to the
+truncated upper end. Where every judged element is one of them, and many are no rounding of any value in the interval,
+the verdict says that the results are truncated.
 """
 
 from __future__ import annotations
@@ -59,7 +73,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +85,8 @@ from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 
 __all__ = [
+    "TRUNCATED",
+    "UNBIASED",
     "Expected",
     "Point",
     "Precision",
@@ -87,6 +103,12 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 WORST_POINTS = 10
+TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
+"""Note of a FAIL that a store which truncates explains."""
+UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
+"""Note of a FAIL on exact data."""
+TRUNCATION_EVIDENCE = 20
+"""Elements that must be no rounding before truncation is named: a library that rounds looks so once in 2**20."""
 
 
 class Status(enum.Enum):
@@ -108,6 +130,8 @@ class Status(enum.Enum):
     """The library could not compile its kernel."""
     CRASHED = "CRASHED"
     """The process of the library died."""
+    TIMEOUT = "TIMEOUT"
+    """The case did not end in the time it had, and its process was ended."""
     FAIL = "FAIL"
     """Wrong."""
 
@@ -135,6 +159,10 @@ class Precision(NamedTuple):
     tiny_param: float
     max_out: float
     max_param: float
+    tiny: float
+    """Smallest normal of the compute type."""
+    reach: float
+    """Half its largest number: what is formed on the way to a result must stay below."""
 
 
 _ROUNDOFF = {
@@ -145,12 +173,16 @@ _ROUNDOFF = {
 }
 
 
-def precision(dtype: DataType) -> Precision:
-    """Unit roundoffs, smallest normals and largest finite values for data of `dtype`."""
-    param = DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
+def precision(dtype: DataType, parameter: DataType | None = None) -> Precision:
+    """Unit roundoffs, smallest normals and largest finite values for data of `dtype`.
+
+    `parameter` is the dtype of parameters and statistics, by default that of the computation.
+    """
+    compute = DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
+    u, tiny, largest = _ROUNDOFF[compute]
     u_out, tiny_out, max_out = _ROUNDOFF[dtype]
-    u_param, tiny_param, max_param = _ROUNDOFF[param]
-    return Precision(u_param, u_out, u_param, tiny_out, tiny_param, max_out, max_param)
+    u_param, tiny_param, max_param = _ROUNDOFF[compute if parameter is None else parameter]
+    return Precision(u, u_out, u_param, tiny_out, tiny_param, max_out, max_param, tiny, largest / 2)
 
 
 def depth(m: int) -> float:
@@ -208,27 +240,27 @@ class Deviations(NamedTuple):
     """True where dr/r > 1/4."""
 
 
-def deviations(moments: Moments, epsilon: float, u: float, tier: Tier) -> Deviations:
-    """Bounds of statistics recomputed from x, before they are stored."""
+def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: float = 0.0) -> Deviations:
+    """Bounds of statistics recomputed from x, before they are stored; what is below `tiny` may be flushed to 0."""
     h, mean, v, r = tier.h, np.abs(moments.mean), moments.variance, moments.inverse
-    d_mean = (h + 1) * u * moments.absolute
-    d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2
-    if tier.one_pass:
-        d_variance = np.maximum(
-            d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        above = 1 / np.sqrt(np.maximum(v - d_variance, 0) + epsilon) - r
+    with np.errstate(all="ignore"):
+        d_mean = (h + 1) * u * moments.absolute + tiny
+        d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2 + tiny * (2 + 4 * np.sqrt(v))
+        if tier.one_pass:
+            d_variance = np.maximum(
+                d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
+            )
+        above = 1 / np.sqrt(np.maximum(v - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
         below = r - 1 / np.sqrt(v + d_variance + epsilon)
         d_inverse = np.maximum(above, below) + 4 * u * r
         undecided = ~(d_inverse <= 0.25 * r)
     return Deviations(d_mean, d_variance, d_inverse, undecided)
 
 
-def given(inverse: Array, relative: float) -> Deviations:
-    """Statistics that the caller gives: the mean is taken as it is, the inverse deviation within `relative`."""
+def given(inverse: Array, relative: Array, tiny: float) -> Deviations:
+    """Statistics that the caller gives: x - mean within `tiny`, the inverse deviation within `relative`."""
     zero = np.zeros_like(inverse)
-    return Deviations(zero, zero, relative * inverse, np.zeros(inverse.shape, bool))
+    return Deviations(zero + tiny, zero, relative * inverse, np.zeros(inverse.shape, bool))
 
 
 def forward_error(
@@ -297,8 +329,28 @@ class _Part:
     classes: list[tuple[Array, Array]]
 
 
+class _Outputs(Mapping[str, Array]):
+    """Float64 results by name; those of x's size are computed when they are asked for, and not kept."""
+
+    def __init__(self, parameters: dict[str, Array], names: Sequence[str], data: Callable[[str], Array]) -> None:
+        self._parameters, self._names, self._data = parameters, names, data
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._parameters[name] if name in self._parameters else self._data(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class Expected:
     """The right outputs of a problem and the bounds of each.
+
+    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked.
 
     Parameters
     ----------
@@ -308,17 +360,23 @@ class Expected:
 
     Attributes
     ----------
-    outputs : dict of str to ndarray
+    outputs : mapping of str to ndarray
         float64 results before blending: y | saved_mean, saved_inv_variance | running_mean, running_variance |
-        dx, dscale, dbias, as the problem has them.
+        dx, dscale, dbias, as the problem has them. y and dx are computed anew each time they are looked up; `shape`
+        tells their shape without that.
     biased_running_variance : ndarray or None
         What a library that leaves out m / (m - 1) would write.
     """
 
+    _normalize_unbiased = False
+    """For diagnosis: what comes of the usual mistake to normalize by v m / (m - 1)."""
+
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
-        self.problem, self.inputs, self.precision = problem, inputs, precision(problem.dtype)
-        self.outputs: dict[str, Array] = {}
+        self.problem, self.inputs = problem, inputs
+        self.precision = precision(problem.dtype, problem.parameter_dtype)
         self.biased_running_variance: Array | None = None
+        self._axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+        self._parameters: dict[str, Array] = {}
         self._sums: dict[bool, tuple[Array, Array]] = {}
         operation = problem.operation
         with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
@@ -328,88 +386,111 @@ class Expected:
                 self._inference()
             else:
                 self._backward()
+        data = "dx" if operation == Operation.BACKWARD else "y"
+        self.outputs: Mapping[str, Array] = _Outputs(self._parameters, (data, *self._parameters), self._whole)
+
+    def shape(self, output: str) -> tuple[int, ...]:
+        """Shape of an output."""
+        return self.inputs.x.shape if output in ("y", "dx") else self._parameters[output].shape
 
     def _training(self) -> None:
         problem, inputs = self.problem, self.inputs
-        running: dict[str, Any] = {}
-        if problem.running:
-            running = {"running_mean": inputs.mean, "running_variance": inputs.variance}
-        result = reference.forward_training(
-            inputs.x,
-            inputs.scale,
-            inputs.need("bias"),
-            mode=problem.mode,
-            epsilon=problem.epsilon,
-            exponential_average_factor=problem.factor,
-            **running,
-        )
-        self.outputs["y"] = result.y
+        self._take_moments()
+        mean, variance = self._moments.mean, self._moments.variance
         if problem.saved:
-            self.outputs |= {"saved_mean": result.saved_mean, "saved_inv_variance": result.saved_inv_variance}
+            self._parameters |= {"saved_mean": mean, "saved_inv_variance": self._inverse}
         if problem.running:
-            assert result.running_mean is not None
-            assert result.running_variance is not None
-            self.outputs |= {"running_mean": result.running_mean, "running_variance": result.running_variance}
-            old = inputs.need("variance").astype(np.float64)
-            self.biased_running_variance = (1 - problem.factor) * old + problem.factor * result.variance
-        self._take_moments(result.saved_mean, result.variance, result.saved_inv_variance)
+            f, m = problem.factor, problem.m
+            old_mean = inputs.need("mean").astype(np.float64)
+            old_variance = inputs.need("variance").astype(np.float64)
+            self._parameters |= {
+                "running_mean": f * mean + (1 - f) * old_mean,
+                "running_variance": f * (variance * m / (m - 1)) + (1 - f) * old_variance,
+            }
+            self.biased_running_variance = f * variance + (1 - f) * old_variance
 
     def _inference(self) -> None:
-        problem, inputs = self.problem, self.inputs
-        mean, variance = inputs.need("mean"), inputs.need("variance")
-        result = reference.forward_inference(
-            inputs.x,
-            inputs.scale,
-            inputs.need("bias"),
-            mean,
-            variance,
-            mode=problem.mode,
-            epsilon=problem.epsilon,
-        )
-        self.outputs["y"] = result.y
-        self._mean = mean.astype(np.float64)
-        self._inverse = 1 / np.sqrt(variance.astype(np.float64) + problem.epsilon)
-        self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, 4 * self.precision.u)
+        p, problem, inputs = self.precision, self.problem, self.inputs
+        self._mean = inputs.need("mean").astype(np.float64)
+        variance = inputs.need("variance").astype(np.float64)
+        self._inverse = 1 / np.sqrt(variance + problem.epsilon)
+        # both flushed: a division by 0
+        relative = np.where((variance < p.tiny) & (problem.epsilon < p.tiny), np.inf, 4 * p.u)
+        self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, relative, p.tiny)
 
     def _backward(self) -> None:
-        problem, inputs = self.problem, self.inputs
-        saved: dict[str, Any] = {}
-        if problem.saved:
-            saved = {"saved_mean": inputs.saved_mean, "saved_inv_variance": inputs.saved_inv_variance}
-        result = reference.backward(
-            inputs.x,
-            inputs.need("dy"),
-            inputs.scale,
-            mode=problem.mode,
-            epsilon=problem.epsilon,
-            **saved,
-        )
-        self.outputs |= {"dx": result.dx, "dscale": result.dscale, "dbias": result.dbias}
+        p, problem, inputs = self.precision, self.problem, self.inputs
         if problem.saved:
             self._mean = inputs.need("saved_mean").astype(np.float64)
             self._inverse = inputs.need("saved_inv_variance").astype(np.float64)
-            self._deviations = lambda tier: given(self._inverse, 0.0)
+            self._deviations = lambda tier: given(self._inverse, np.zeros(()), p.tiny)
         else:
-            forward = reference.forward_training(
-                inputs.x,
-                np.ones_like(inputs.scale),
-                np.zeros_like(inputs.scale),
-                mode=problem.mode,
-                epsilon=problem.epsilon,
-            )
-            self._take_moments(forward.saved_mean, forward.variance, forward.saved_inv_variance)
+            self._take_moments()
+        sums = reference.backward_reduce(inputs.need("dy"), inputs.x, self._mean, self._inverse, axis=self._axis)
+        assert sums.dscale is not None
+        self._parameters |= {"dscale": sums.dscale, "dbias": sums.dbias}
 
-    def _take_moments(self, mean: Array, variance: Array, inverse: Array) -> None:
+    def _take_moments(self) -> None:
+        """Statistics of x, and what their bounds need."""
+
         def powers(x: Array) -> Iterator[Array]:
             yield np.abs(x)
             x *= x
             yield x
 
-        absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), self.problem.mode)
-        m = self.problem.m
+        p, problem = self.precision, self.problem
+        mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
+        absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), problem.mode)
+        m = problem.m
+        if self._normalize_unbiased:
+            variance = variance * m / (m - 1)
+            inverse = 1 / np.sqrt(variance + problem.epsilon)
         self._mean, self._inverse = mean, inverse
         self._moments = Moments(mean, variance, absolute / m, square / m, inverse)
-        self._deviations = lambda tier: deviations(self._moments, self.problem.epsilon, self.precision.u, tier)
+        lost_mean = absolute > p.reach
+        lost_variance = lost_mean | (m * variance > p.reach)
+
+        def within_range(tier: Tier) -> Deviations:
+            d = deviations(self._moments, problem.epsilon, p.u, tier, p.tiny)
+            return Deviations(
+                np.where(lost_mean, np.inf, d.mean),
+                np.where(lost_variance, np.inf, d.variance),
+                np.where(lost_variance, np.inf, d.inverse),
+                d.undecided & ~lost_variance,
+            )
+
+        self._deviations = within_range
+
+    def _result(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
+        """What y or dx is made of beside x, dy and the mean, of the derived shape, and the reference's formula."""
+        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        if output == "y":
+            return [gain, self.inputs.need("bias")], lambda x, mean, gain, bias: (x - mean) * gain + bias
+        m = self.problem.m
+        centre, slope = self._parameters["dbias"] / m, self._inverse * (self._parameters["dscale"] / m)
+        return [gain, centre, slope], lambda x, dy, mean, gain, centre, slope: (dy - centre - (x - mean) * slope) * gain
+
+    def _whole(self, output: str) -> Array:
+        """y or dx before blending."""
+        parameters, formula = self._result(output)
+        arrays = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
+        whole = np.empty_like(self.inputs.x, dtype=np.float64)
+        with np.errstate(all="ignore"):
+            for block in reference.iterate_blocks(arrays, self.problem.mode, (self._mean, *parameters)):
+                whole[block.index] = formula(*block.arrays, *block.parameters)
+        return whole
+
+    def ordinary(self, tier: Tier) -> Array:
+        """Which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
+        rows = self.inputs.x.reshape(self.problem.dims[0], -1) if self._axis != 1 else self.inputs.x
+        axes = self.problem.reduced_axes if self._axis == 1 else (0,)
+        values = rows.astype(np.float64)
+        with np.errstate(all="ignore"):
+            d = self._deviations(tier)
+            differ = (values.max(axis=axes) > values.min(axis=axes)) | (self.problem.m == 1)
+            right = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
+        found: Array = differ.reshape(right.shape) & right
+        return found
 
     def _absolute_sums(self, one_pass: bool) -> tuple[Array, Array]:
         """S and W of backward."""
@@ -430,10 +511,14 @@ class Expected:
         """E of dscale and of dbias."""
         u = self.precision.u
         total, weighted = self._absolute_sums(tier.one_pass)
-        dscale, dbias = np.abs(self.outputs["dscale"]), np.abs(self.outputs["dbias"])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            e_dscale = (tier.h + 4) * u * weighted + self._inverse * d.mean * dbias + dscale * d.inverse / self._inverse
-        return e_dscale, tier.h * u * total
+        dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
+        r, reach = self._inverse, self.precision.reach
+        with np.errstate(all="ignore"):
+            e_dscale = (tier.h + 4) * u * weighted + r * d.mean * dbias + dscale * d.inverse / r
+            e_dbias = tier.h * u * total
+            # the same sum before the multiplication by r counts as well
+            lost = self._absolute_sums(False)[1] * np.maximum(1, 1 / r) > reach
+        return np.where(lost, np.inf, e_dscale), np.where(total > reach, np.inf, e_dbias)
 
     def blend(self, output: str) -> tuple[float, float, Array | None]:
         """alpha, beta and prior of an output."""
@@ -463,13 +548,19 @@ class Expected:
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[_Part]:
         p, inputs, m = self.precision, self.inputs, self.problem.m
         alpha, beta, prior = self.blend(output)
-        arrays = [self.outputs[output], inputs.x]
-        parameters = [self._mean, self._inverse, inputs.scale]
-        if output == "dx":
-            arrays.append(inputs.need("dy"))
-            parameters += [self.outputs["dscale"], self.outputs["dbias"]]
+        arrays = [inputs.x] if output == "y" else [inputs.x, inputs.need("dy")]
+        made_of, formula = self._result(output)
+        parameters = [self._mean, *made_of]
+        sources, end = len(arrays), len(parameters)
+        scale = inputs.scale.astype(np.float64)
+        # the largest factor that a kernel may put before a term, in whatever order it multiplies
+        factor = np.maximum(1, np.abs(scale)) * np.maximum(1, self._inverse)
+        if output == "y":
+            parameters += [self._inverse, scale, inputs.need("bias"), p.reach / factor]
         else:
-            parameters.append(inputs.need("bias"))
+            sums = self._absolute_sums(False)
+            lost = m * factor * (sums[0] + sums[1]) > p.reach
+            parameters += [self._inverse, scale, self._parameters["dscale"], self._parameters["dbias"]]
         first = len(parameters)
         undecided = []
         for tier in classes:
@@ -477,44 +568,53 @@ class Expected:
             undecided.append(d.undecided)
             parameters += [d.mean, d.inverse]
             if output == "dx":
-                parameters += self._sum_errors(tier, d)
-        step = (len(parameters) - first) // len(classes)
+                e_dscale, e_dbias = self._sum_errors(tier, d)
+                parameters += [e_dscale, np.where(lost, np.inf, e_dbias)]
+        step = (len(parameters) - first) // max(len(classes), 1)
         if got is not None:
             arrays.append(got)
         if beta != 0:
             assert prior is not None
             arrays.append(prior)
         for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
-            result, x = block.arrays[:2]
-            rest = list(block.arrays[2:])
-            dy = rest.pop(0) if output == "dx" else None
-            values = rest.pop(0) if got is not None else None
-            before = rest.pop(0) if beta != 0 else None
-            mean, r, scale = block.parameters[:3]
+            x, *rest = block.arrays[:sources]
+            others = list(block.arrays[sources:])
+            values = others.pop(0) if got is not None else None
+            before = others.pop(0) if beta != 0 else None
+            mean, r, scale = block.parameters[0], block.parameters[end], block.parameters[end + 1]
+            result = formula(x, *rest, *block.parameters[:end])
+            out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
             bounds = []
-            out = result
             for i, tier in enumerate(classes):
                 own = block.parameters[first + i * step : first + (i + 1) * step]
-                if dy is None:
-                    error = forward_error(x, mean, r, scale, block.parameters[3], own, p.u)
+                if output == "y":
+                    bias, reach = block.parameters[end + 2 : first]
+                    error = forward_error(x, mean, r, scale, bias, own, p.u)
+                    error = _without_lost(error, x, mean, reach)
                 else:
-                    dscale, dbias = block.parameters[3:5]
-                    error = backward_error(x, dy, result, mean, r, scale, dscale, dbias, own, m, p.u, tier.one_pass)
-                out, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+                    dscale, dbias = block.parameters[end + 2 : first]
+                    error = backward_error(
+                        x, rest[0], result, mean, r, scale, dscale, dbias, own, m, p.u, tier.one_pass
+                    )
+                    if self.problem.parameter_dtype.itemsize == 2:
+                        normal = np.abs(x - mean) * r
+                        error += np.abs(scale) * r * p.u_param * (np.abs(dbias) + normal * np.abs(dscale)) / m
+                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
                 bounds.append((bound, np.broadcast_to(undecided[i][block.parameter_index], bound.shape)))
             yield _Part(block.index, out, values, bounds)
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> _Part:
-        p, problem, inputs, result = self.precision, self.problem, self.inputs, self.outputs[output]
+        p, problem, inputs, result = self.precision, self.problem, self.inputs, self._parameters[output]
         alpha, beta, prior = self.blend(output)
-        bounds, out = [], result
+        before = None if prior is None else prior.astype(np.float64)
+        out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+        bounds = []
         for tier in classes:
             d = self._deviations(tier)
             undecided = np.zeros(result.shape, bool)
             if output in ("dscale", "dbias"):
                 error = self._sum_errors(tier, d)[0 if output == "dscale" else 1]
-                before = None if prior is None else prior.astype(np.float64)
-                out, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
                 if output == "dscale":
                     undecided = d.undecided
             elif output == "saved_mean":
@@ -539,6 +639,14 @@ class Expected:
         kept = np.abs((1 - f) * old.astype(np.float64))
         result: Array = f * slack + (roundings * u + u_p) * (kept + np.abs(f * batch))
         return result
+
+
+def _without_lost(error: Array, x: Array, mean: Array, reach: Array) -> Array:
+    """`error`, infinite where \\|x\\| + \\|mean\\| is beyond `reach`."""
+    largest = max(float(x.max()), -float(x.min())) + float(np.abs(mean).max())
+    if largest <= float(reach.min()):  # as nearly always, at the cost of two passes; not so if a NaN is among them
+        return error
+    return np.where(np.abs(x) + np.abs(mean) > reach, np.inf, error)
 
 
 # ---------------------------------------------------------------- verdicts
@@ -617,6 +725,8 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
         chain = Tier("C", True, float(expected.problem.m))
         if _compare(expected, output, got, (chain,)).ratio <= 1:
             notes.append("as one sequential chain of sums would err (class C)")
+        if output in ("y", "dx") and got.itemsize == 2 and _is_truncated(expected, output, got, classes):
+            notes.append(TRUNCATED)
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE
         notes.append(
@@ -626,8 +736,16 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
         )
     elif status == Status.WARN:
         notes.append(f"single-pass cancellation, kappa={expected.kappa(tally.worst[0].index):.3g}")
+    elif count > 1 and _normalized_by_unbiased(expected, output, got, classes[0]):
+        # within what Welford's rounding excuses, but no rounding: every element says the same
+        tier = classes[0]
+        tally = _compare(expected, output, got, (tier,))
+        status = Status.FAIL
+        notes.append(UNBIASED)
     elif count > 1:
         notes.append("exact sums were rounded, as by Welford's recurrence; within class A")
+    if 0 < tally.unjudged < tally.elements:
+        notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
     if output == "running_variance":
         notes.append(f"variance convention: {bessel_convention(expected, got)}")
     return Verdict(
@@ -656,21 +774,26 @@ def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         assert part.got is not None
         right, values = part.reference, part.got
         with np.errstate(all="ignore"):
-            tally.different += int(np.count_nonzero(round_to(right, dtype).astype(np.float64) != values))
             error = np.abs(values - right)
+            finite, size = np.isfinite(values), np.abs(right)
             held = np.zeros(right.shape, bool)
-            decided = np.zeros(right.shape, bool)
+            judged = np.zeros(right.shape, bool)
             for bound, undecided in part.classes:
-                judged = np.isfinite(right) & (np.abs(right) + bound <= largest)
-                wild = judged & ~np.isfinite(values)
+                in_range = np.isfinite(right) & (size + bound <= largest)
+                judged |= in_range
                 ratio = np.where(error == 0, 0.0, error / bound)
-                ratio = np.where(wild, np.inf, np.where(judged, ratio, 0.0))
-                held |= ~undecided & (ratio <= 1) | ~judged
-                decided |= ~undecided
+                ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
+                held |= in_range & ~undecided & (ratio <= 1)
+            wild = judged & ~finite
+            # a class whose bound is out of range says as little as one that is undecided
+            open_ = judged & ~held & ~wild & (undecided | ~in_range)
+            ratio = np.where(wild, np.inf, ratio)
+            different = round_to(right, dtype).astype(np.float64) != values
         tally.elements += right.size
+        tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))
-        tally.over += int(np.count_nonzero(judged & ~held & (~undecided | wild)))
-        tally.undecided += int(np.count_nonzero(judged & ~held & undecided & ~wild))
+        tally.over += int(np.count_nonzero(judged & ~held & ~open_))
+        tally.undecided += int(np.count_nonzero(open_))
         tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
         _remember(tally.worst, part, error, bound, ratio)
     return tally
@@ -680,16 +803,72 @@ def _remember(worst: list[Point], part: _Part, error: Array, bound: Array, ratio
     """Merge a block's largest ratios into the list of worst points."""
     floor = worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
     flat = ratio.ravel()
-    chosen = np.argpartition(flat, -WORST_POINTS)[-WORST_POINTS:] if flat.size > WORST_POINTS else np.arange(flat.size)
+    chosen = np.flatnonzero(flat > floor)
+    if chosen.size > WORST_POINTS:
+        chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
     for i in chosen:
-        if flat[i] > floor:
-            local = np.unravel_index(int(i), ratio.shape)
-            index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
-            assert part.got is not None
-            values = (float(part.reference[local]), float(part.got[local]), float(bound[local]))
-            worst.append(Point(index, *values, float(flat[i])))
+        local = np.unravel_index(int(i), ratio.shape)
+        index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
+        assert part.got is not None
+        values = (float(part.reference[local]), float(part.got[local]), float(bound[local]))
+        worst.append(Point(index, *values, float(flat[i])))
     worst.sort(key=lambda point: -point.ratio)
     del worst[WORST_POINTS:]
+
+
+def truncate(values: Array, dtype: DataType) -> Array:
+    """float64 `values` as stored in a 16-bit dtype, rounded once toward zero."""
+    nearest = round_to(values, dtype)
+    bits = nearest.view(np.uint16)
+    with np.errstate(invalid="ignore"):
+        bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)  # from inf to the largest finite number too
+    return nearest
+
+
+def _may_be_stored(
+    values: Array, ends: tuple[Array, Array], store: Callable[[Array, DataType], Array], dtype: DataType
+) -> Array:
+    """Which `values` a monotone `store` makes of something between the ends."""
+    low, high = (store(end, dtype).astype(np.float64) for end in ends)
+    result: Array = (low <= values) & (values <= high)
+    return result
+
+
+def _is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:
+    """Whether every judged element is a value within its bound, truncated, and enough are none rounded to nearest."""
+    p, dtype = expected.precision, expected.problem.dtype
+    evidence = 0
+    for part in expected.parts(output, got, classes):
+        assert part.got is not None
+        right, values = part.reference, part.got
+        truncated, rounded, judged = (np.zeros(right.shape, bool) for _ in range(3))
+        with np.errstate(all="ignore"):
+            for bound, undecided in part.classes:
+                decided = ~undecided & np.isfinite(right) & (np.abs(right) + bound <= p.max_out)
+                # what the bound was before the result was stored
+                error = np.maximum((bound - p.tiny_out - p.u_out * np.abs(right)) / (1 + p.u_out), 0)
+                flushed = (values == 0) & (np.abs(right) - error <= p.tiny_out)
+                ends = right - error, right + error
+                truncated |= decided & (_may_be_stored(values, ends, truncate, dtype) | flushed)
+                rounded |= decided & (_may_be_stored(values, ends, round_to, dtype) | flushed)
+                judged |= decided
+        if (judged & ~truncated).any():
+            return False
+        evidence += int(np.count_nonzero(truncated & ~rounded))
+    return evidence >= TRUNCATION_EVIDENCE
+
+
+class _Unbiased(Expected):
+    _normalize_unbiased = True
+
+
+def _normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: Tier) -> bool:
+    """Whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
+    problem = expected.problem
+    if not problem.recomputes or problem.m == 1:
+        return False
+    tally = _compare(_Unbiased(problem, expected.inputs), output, got, (exact,))
+    return not tally.over and not tally.undecided and tally.unjudged < tally.elements
 
 
 def bessel_convention(expected: Expected, got: Array) -> str:
@@ -702,9 +881,13 @@ def bessel_convention(expected: Expected, got: Array) -> str:
     assert part.got is not None
     assert expected.biased_running_variance is not None
     bound = part.classes[0][0]
-    # the bound of the biased form is smaller by (m-1)/m, which the comparison need not know
-    unbiased = bool(np.all(np.abs(part.got - part.reference) <= bound))
-    biased = bool(np.all(np.abs(part.got - expected.biased_running_variance) <= bound))
+    judged = np.isfinite(part.reference) & (np.abs(part.reference) + bound <= expected.precision.max_param)
+    with np.errstate(all="ignore"):
+        # the bound of the biased form is smaller by (m-1)/m, which the comparison need not know
+        unbiased, biased = (
+            bool(np.all((np.abs(part.got - right) <= bound)[judged]))
+            for right in (part.reference, expected.biased_running_variance)
+        )
     if unbiased and biased:
         return "cannot tell"
     return "unbiased" if unbiased else "biased" if biased else "neither"
@@ -719,28 +902,45 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
     Each input that the operation reads is changed in one place, and the reference must move by more than the bound in
     some output: by the loosest stable bound, or with `one_pass`, for a case that only the one-pass bound accepted, by
     that. At most four statistics are looked at, the first three and the last, because each is independent of the
-    others.
+    others. The change is in the last one; where that is constant, not finite or beyond what the bound can say, as some
+    fills make some, in an ordinary one instead.
 
-    Not required, because the formulas do not depend on it (or, for epsilon, because only the exact fill makes it
+    Not required, because the formulas do not depend on it (or, for epsilon, because only some fills make it
     comparable with the variance):
 
-    * epsilon unless the fill is exact; epsilon in backward with saved statistics
+    * epsilon unless the fill is exact, sqrteps or paired; epsilon in backward with saved statistics
     * x, scale and epsilon where m = 1 and the statistics come from x: x_hat is 0, and dx with it, so that alpha does
       not show either (but the statistics that training saves or updates show x)
-    * scale in backward where m <= 2 and the statistics come from x: dx is 0 up to epsilon
+    * scale and alpha in backward where m <= 2 and the statistics come from x: dx is 0 up to epsilon
     * what only alpha = 0 hides, a prior where its beta is 0, running priors where the factor is 1
     """
     count = int(np.prod(problem.parameter_dims))
-    chosen = sorted({*range(min(3, count)), count - 1})
-    per_activation = problem.mode == Mode.PER_ACTIVATION
-    small_inputs = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
-    small = dataclasses.replace(problem, dims=small_inputs.x.shape, strides=())
-    baseline = _flat(Expected(small, small_inputs), one_pass)
+    small, small_inputs = _few(problem, inputs, sorted({*range(min(3, count)), count - 1}))
+    baseline = Expected(small, small_inputs)
+    tier = [t for t in tiers(small, "y") if one_pass or not t.one_pass][-1]
+    if not baseline.ordinary(tier).flat[-1]:
+        small, small_inputs = _few(problem, inputs, _with_an_ordinary_last(problem, inputs, tier))
+        baseline = Expected(small, small_inputs)
+    bounds = _bounds(baseline, one_pass)
     return [
-        name
-        for name, changed, other in _changes(small, small_inputs)
-        if not _moved(baseline, _flat(Expected(changed, other), one_pass))
+        name for name, changed, other in _changes(small, small_inputs) if not _moved(bounds, Expected(changed, other))
     ]
+
+
+def _few(problem: Problem, inputs: Inputs, chosen: list[int]) -> tuple[Problem, Inputs]:
+    """The problem of the chosen statistics alone."""
+    per_activation = problem.mode == Mode.PER_ACTIVATION
+    few = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
+    return dataclasses.replace(problem, dims=few.x.shape, strides=()), few
+
+
+def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list[int]:
+    """Statistics to look at where the last one is special: one that can be judged comes last, if there is any."""
+    count = int(np.prod(problem.parameter_dims))
+    candidates = sorted({*range(min(16, count)), count - 1})
+    ordinary = Expected(*_few(problem, inputs, candidates)).ordinary(tier).ravel()
+    last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
+    return [*(i for i in candidates[:3] if i != last), last]
 
 
 def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
@@ -749,75 +949,94 @@ def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
     return np.take(array, chosen, axis=1)
 
 
-def _flat(expected: Expected, one_pass: bool) -> dict[str, tuple[Array, Array]]:
-    """Every output as one array, with its loosest bound."""
+def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, Array]]]:
+    """Every output with its loosest bound, in the blocks of `Expected.parts`."""
     result = {}
-    for name, values in expected.outputs.items():
+    for name in expected.outputs:
         tier = [t for t in tiers(expected.problem, name) if one_pass or not t.one_pass][-1]
-        right, bound = np.empty(values.shape), np.empty(values.shape)
-        for part in expected.parts(name, None, (tier,)):
-            right[part.index] = part.reference
-            bound[part.index] = part.classes[0][0]
-        result[name] = right, bound
+        result[name] = [(part.reference.copy(), part.classes[0][0]) for part in expected.parts(name, None, (tier,))]
     return result
 
 
-def _moved(before: dict[str, tuple[Array, Array]], after: dict[str, tuple[Array, Array]]) -> bool:
+def _moved(before: dict[str, list[tuple[Array, Array]]], after: Expected) -> bool:
+    """Whether some output is off by more than its bound."""
     with np.errstate(all="ignore"):
-        return any(bool(np.any(np.abs(after[name][0] - right) > bound)) for name, (right, bound) in before.items())
+        return any(
+            bool(np.any(np.abs(part.reference - right) > bound))
+            for name, blocks in before.items()
+            for part, (right, bound) in zip(after.parts(name, None, ()), blocks, strict=True)
+        )
+
+
+_SHOW_EPSILON = ("exact", "sqrteps", "paired")
+"""Fills whose epsilon is comparable with the variance."""
 
 
 def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
     operation, m = problem.operation, problem.m
     backward = operation == Operation.BACKWARD
     normal_is_zero = problem.recomputes and m == 1
+    dx_is_zero = problem.recomputes and m <= 2
 
     def array(name: str, change: Callable[[Array], Array]) -> tuple[str, Problem, Inputs]:
         old = getattr(inputs, name)
-        new = old.astype(np.float64)
-        new.flat[-1] = change(new.flat[-1])
         dtype = problem.dtype if name in ("x", "dy", "prior") else problem.parameter_dtype
-        return name, problem, dataclasses.replace(inputs, **{name: round_to(new, dtype)})
+        new, place = old.astype(np.float64), old.size - 1
+        before = float(new.flat[place])
+        with np.errstate(invalid="ignore", over="ignore"):
+            after = change(new.flat[place])
+            # where the type's range ends: as far the other way, else with the other sign
+            for new.flat[place] in (after, 2 * before - after, -before):
+                stored_ = round_to(new, dtype)
+                if np.isfinite(stored_.astype(np.float64).flat[place]):
+                    break
+        return name, problem, dataclasses.replace(inputs, **{name: stored_})
+
+    def further(value: Array) -> Array:
+        return value + max(1.0, abs(value))
 
     def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
         changes: dict[str, Any] = {name: value}
         return name, dataclasses.replace(problem, **changes), inputs
 
     last_channel = inputs.x.reshape(inputs.x.shape[0], inputs.x.shape[1], -1)[:, -1].astype(np.float64)
-    spread = float(last_channel.max() - last_channel.min()) or 1.0 + abs(float(last_channel.flat[-1]))
+    with np.errstate(invalid="ignore"):
+        spread = float(last_channel.max() - last_channel.min())
+    if not 0 < spread < math.inf:
+        spread = 1.0 + abs(float(last_channel.flat[-1]))
     shows_x = operation == Operation.FORWARD_TRAINING and problem.saved
     shows_normal = not normal_is_zero and bool(problem.alpha or (backward and problem.alpha_param))
     updates = operation == Operation.FORWARD_TRAINING and problem.running
     if shows_x or shows_normal or updates:
         yield array("x", lambda value: value + spread)
-    if problem.alpha and not normal_is_zero and not (backward and problem.recomputes and m <= 2):
+    if problem.alpha and not normal_is_zero and not (backward and dx_is_zero):
         yield array("scale", lambda value: 1.5 * value)
-    if problem.fill == "exact" and not (backward and problem.saved) and (shows_x or shows_normal):
+    if problem.fill in _SHOW_EPSILON and not (backward and problem.saved) and (shows_x or shows_normal):
         yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
     if inputs.bias is not None and problem.alpha:
-        yield array("bias", lambda value: value + 1)
+        yield array("bias", further)
     if inputs.dy is not None and (problem.alpha or problem.alpha_param):
-        yield array("dy", lambda value: value + 1)
+        yield array("dy", further)
     reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha
     reads_running = updates and problem.factor != 1
     if reads_statistics or reads_running:
         deviation = math.sqrt(float(inputs.need("variance").astype(np.float64).flat[-1]))
         yield array("mean", lambda value: value + deviation)
-        yield array("variance", lambda value: 4 * value)
+        yield array("variance", lambda value: 4 * value if value < 1e30 else value / 4)
     if updates:
         yield option("factor", problem.factor / 2 if problem.factor else 0.5)
     if backward and problem.saved:
         one_deviation = 1 / float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1])
         yield array("saved_mean", lambda value: value + one_deviation)
         yield array("saved_inv_variance", lambda value: 1.5 * value)
-    if not (backward and normal_is_zero):
+    if not (backward and (normal_is_zero or dx_is_zero)):
         yield option("alpha", 1.5 * problem.alpha or 0.5)
     if problem.beta:
         yield option("beta", 1.5 * problem.beta)
-        yield array("prior", lambda value: value + 1)
+        yield array("prior", further)
     if backward:
         yield option("alpha_param", 1.5 * problem.alpha_param or 0.5)
         if problem.beta_param:
             yield option("beta_param", 1.5 * problem.beta_param)
-            yield array("prior_scale", lambda value: value + 1)
-            yield array("prior_bias", lambda value: value + 1)
+            yield array("prior_scale", further)
+            yield array("prior_bias", further)

@@ -4,6 +4,10 @@ The generator is counter-based (SplitMix64 over the element's logical index), so
 nor on how many values were drawn before, nor on the machine or the NumPy version: it is made of 64-bit integer
 operations and of IEEE additions, multiplications, divisions and square roots, never of a libm function.
 
+Data arrays are made in chunks of `CHUNK` elements, straight into their stored dtype; a few dozen MiB beside the arrays
+themselves whatever the size. Only the exact fill needs more: the order of one statistic's elements is a sort of its m
+keys, about 40 m bytes.
+
 Fills
 -----
 exact
@@ -13,12 +17,34 @@ exact
     mu and the rest are mu +- 1/2; the variance is then not dyadic. dy holds integers from -2 to 2, scale is a power of
     two, bias a multiple of 1/4, and (scale, bias) differ from channel to channel, so that a permutation of channels
     shows.
+paired
+    Exact sums too, with as many distinct values as they leave room for (the idea is oneDNN's benchdnn's): neighbours
+    are mu + d and mu - d, so the mean is exact, d is an integer from A/2 to A times a power of two and differs from
+    pair to pair. Epsilon is 1/16; the rest is as for exact.
 randn
     x = sigma * (z + kappa) per channel, with alternating sign of the offset and sigma in {0.1, 0.5, 3, 8}: never 1,
-    where a variance and its inverse look alike.
+    where a variance and its inverse look alike. dy = z + min(kappa, 1/2) with the same signs.
+sqrteps
+    randn with sigma = sqrt(epsilon) in every channel: epsilon left out, clamped, or outside the root shows.
+ramp
+    Every element differs from its neighbours by place, not by chance: multiples of a golden-section step modulo a prime
+    that the dtype can hold exactly (8388593; 2039 in float16 and 251 in bfloat16, for tensors of so many elements).
+    Within that many elements no channel has a value twice; larger tensors are rounded to the dtype, because few values
+    over and over make roundings of one sign. Scale, bias, mean and deviation differ from channel to channel. An index
+    error, or a layout taken for another, moves most results by a good part of a deviation.
+constant
+    Every second statistic but the last is of equal elements: magnitude, 0, magnitude/128 in turn. Its variance is 0,
+    what it is in the saved and running statistics as well; the others are randn.
+range
+    x reaches to +-magnitude: on both sides of zero, far on one side of it, far on the other, and within 1/64 of it, in
+    turn. In backward scale is of the deviation's size, so that dx stays in range.
+special
+    randn with one NaN or infinity in one statistic, the middle one; the others must not notice. seed mod 3 says which
+    (0 NaN, 1 +inf, 2 -inf), and in backward an odd seed div 3 puts it into dy instead of x.
 
-Both give inference a running variance that is positive and far from 1, and backward saved statistics that every second
-channel deviates from x's own, so that a library which recomputes them instead of reading them is found out.
+All give inference a running variance that is far from 1 (not negative, and 0 beside a constant statistic only), and
+backward saved statistics that every second channel deviates from x's own (constant ones excepted), so that a library
+which recomputes them instead of reading them is found out.
 """
 
 from __future__ import annotations
@@ -33,9 +59,12 @@ from pybnorm import reference
 from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 
-__all__ = ["Inputs", "generate", "normal", "numpy_dtype", "round_to", "splitmix64", "sums_are_exact"]
+__all__ = ["CHUNK", "Inputs", "generate", "normal", "numpy_dtype", "round_to", "splitmix64", "sums_are_exact"]
 
 Array = npt.NDArray[Any]
+
+CHUNK = 1 << 18
+"""Elements that are made at a time: what NumPy costs per call no longer counts, and float64 scratch fits a cache."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -43,10 +72,21 @@ _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_SCALES = np.array([1.0, -0.5, 2.0, -1.0, 0.25, -2.0, 0.5, -0.25])
 _EXACT_VARIANCE_PLUS_EPSILON = np.array([0.25, 4.0, 16.0])
 _SIGMAS = np.array([0.5, 3.0, 0.1, 8.0])
+_CONSTANTS = np.array([1.0, 0.0, 1 / 128])
+_RANGE_CENTRES = np.array([0.0, 0.75, -0.75, 0.0])
+_RANGE_HALVES = np.array([1.0, 0.25, 0.25, 1 / 64])
+_GOLDEN_SECTION = 0.6180339887498949
+_PLASTIC = 0.7548776662466927  # 1 / the plastic number; it and its square are the golden section of two dimensions
+_RANGE_DEVIATION = 0.7637626158259734  # of +-(1/2 ... 1)
+_UNIFORM_DEVIATION = 0.57735026918962576  # of the uniform distribution on (-1, 1)
+_RAMP_PRIMES = {DataType.FLOAT16: 2039, DataType.BFLOAT16: 251}
+_RAMP_PRIME = 8388593
+_SPECIAL = (np.nan, np.inf, -np.inf)
+_VARIANCE_MAX = {DataType.FLOAT64: 2.0**1000, DataType.FLOAT16: 2.0**12}
 _STREAMS = {
     name: i
     for i, name in enumerate(
-        ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order"), 1
+        ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special"), 1
     )
 }
 
@@ -75,10 +115,14 @@ def round_to(values: Array, dtype: DataType) -> Array:
 # ---------------------------------------------------------------- generator
 
 
-def splitmix64(seed: int, stream: int, count: int) -> npt.NDArray[np.uint64]:
-    """`count` uniform 64-bit words of stream `stream`: word i depends on (seed, stream, i) alone."""
+def splitmix64(seed: int, stream: int, count: int, first: int = 0) -> npt.NDArray[np.uint64]:
+    """`count` uniform 64-bit words of `stream`, from the one numbered `first`: each depends on its number alone."""
+    return _words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
+
+
+def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     start = _mix(_mix(seed + _GOLDEN) ^ (stream * _GOLDEN & _MASK))
-    z = np.arange(1, count + 1, dtype=np.uint64)
+    z = index + np.uint64(1)
     z *= np.uint64(_GOLDEN)
     z += np.uint64(start)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -174,13 +218,24 @@ class Inputs:
 def sums_are_exact(problem: Problem) -> bool:
     """Whether every sum of `problem` is free of rounding in the compute type, whatever the order.
 
-    Sums of squares of values up to \\|mu\\| + 1/2 in steps of 1/4 must stay below 2**24 quarters (float32), and epsilon
-    must be the fill's own, else the normalized values are not short.
+    Sums of squares of the largest value must stay below 2**24 (float32) squares of its unit, which is 1/2 for exact
+    and `paired_unit`'s for paired. Epsilon must be the fill's own, else the normalized values of exact are not short.
     """
-    if problem.fill != "exact" or problem.epsilon != problem.default_epsilon:
+    if problem.fill not in ("exact", "paired") or problem.epsilon != problem.default_epsilon:
         return False
     digits = 53 if problem.dtype == DataType.FLOAT64 else 24
-    return 4 * problem.m * (float(np.abs(_EXACT_MEANS).max()) + 0.5) ** 2 < 2.0**digits
+    largest = _paired_size(problem) if problem.fill == "paired" else 2 * (float(np.abs(_EXACT_MEANS).max()) + 0.5)
+    return problem.m * largest**2 < 2.0**digits
+
+
+def _paired_size(problem: Problem) -> int:
+    """Largest \\|x\\| of the paired fill in units, a power of two from 2 to 2048; half of it is the mean's share."""
+    digits = {DataType.FLOAT64: 53}.get(problem.dtype, 24)
+    stored = {DataType.FLOAT16: 11, DataType.BFLOAT16: 8}.get(problem.dtype, 11)
+    bits = stored
+    while bits > 1 and problem.m << 2 * bits >= 1 << digits:
+        bits -= 1
+    return 1 << bits
 
 
 def generate(problem: Problem) -> Inputs:
@@ -191,36 +246,94 @@ def generate(problem: Problem) -> Inputs:
     Inputs
         Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
     """
-    fields = _Exact(problem) if problem.fill == "exact" else _Randn(problem)
-    values: dict[str, Array] = {"x": fields.x(), "scale": fields.scale()}
+    fill = _FILLS[problem.fill](problem)
+    values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation
-    beta_prior = {"prior": problem.beta}
+    beta_prior = {}
     if operation != Operation.BACKWARD:
-        values["bias"] = fields.bias()
+        values["bias"] = fill.bias()
     if operation == Operation.FORWARD_INFERENCE or (operation == Operation.FORWARD_TRAINING and problem.running):
-        values["mean"], values["variance"] = fields.estimates()
+        values["mean"], values["variance"] = fill.estimates()
     if operation == Operation.BACKWARD:
-        values["dy"] = fields.dy()
-        beta_prior |= {"prior_scale": problem.beta_param, "prior_bias": problem.beta_param}
+        beta_prior = dict.fromkeys(("prior_scale", "prior_bias"), problem.beta_param)
         if problem.saved:
-            values["saved_mean"], values["saved_inv_variance"] = fields.saved()
+            values["saved_mean"], values["saved_inv_variance"] = fill.saved()
     for name, beta in beta_prior.items():
-        shape = problem.dims if name == "prior" else problem.parameter_dims
-        values[name] = fields.prior(name, shape) if beta else np.full(shape, np.nan)
-    data = ("x", "dy", "prior")
-    return Inputs(
-        **{n: round_to(v, problem.dtype if n in data else problem.parameter_dtype) for n, v in values.items()}
-    )
+        count = fill.channels
+        drawn = fill.prior(_Chunk(problem, name, 0, count)) if beta else np.full(count, np.nan)
+        values[name] = drawn.reshape(problem.parameter_dims)
+    stored = {name: round_to(v, problem.parameter_dtype) for name, v in values.items()}
+    stored["x"] = fill.data("x")
+    if operation == Operation.BACKWARD:
+        stored["dy"] = fill.data("dy")
+    if problem.beta:
+        stored["prior"] = fill.data("prior")
+    else:
+        stored["prior"] = np.full(problem.dims, np.nan, numpy_dtype(problem.dtype))
+    return Inputs(**stored)
+
+
+class _Chunk:
+    """A run of elements of one array: their places in logical order and the generator's words for them."""
+
+    def __init__(self, problem: Problem, name: str, first: int, count: int) -> None:
+        self.problem, self.name, self.first, self.count = problem, name, first, count
+
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """One word per element."""
+        return splitmix64(self.problem.seed, _STREAMS[self.name], self.count, self.first)
+
+    @property
+    def place(self) -> npt.NDArray[np.int64]:
+        """Logical index of each element."""
+        return np.arange(self.first, self.first + self.count, dtype=np.int64)
+
+    @property
+    def channel(self) -> npt.NDArray[np.int64]:
+        """Index of each element's statistic."""
+        return self.place // self._inner % self._channels
+
+    @property
+    def rank(self) -> npt.NDArray[np.int64]:
+        """Index of each element among those of its statistic, in logical order."""
+        place = self.place
+        result: npt.NDArray[np.int64] = place // (self._inner * self._channels) * self._inner + place % self._inner
+        return result
+
+    def locate(self, channel: int, rank: int) -> int:
+        """Logical index of the element that has this `channel` and `rank`."""
+        inner = self._inner
+        return (rank // inner * self._channels + channel) * inner + rank % inner
+
+    @property
+    def _channels(self) -> int:
+        return int(np.prod(self.problem.parameter_dims))
+
+    @property
+    def _inner(self) -> int:
+        """Neighbours in logical order that share a statistic."""
+        return 1 if self.problem.mode == Mode.PER_ACTIVATION else self.problem.m // self.problem.dims[0]
 
 
 class _Fill:
-    """What the fills share; each method returns float64 values in logical order."""
+    """What the fills share. Methods return float64 values, of a chunk or of all statistics in a parameter's shape."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parameters = problem.parameter_dims
         self.channels = int(np.prod(self.parameters))
         self.index = np.arange(self.channels)
+
+    def data(self, name: str) -> Array:
+        """The array x, dy or prior as stored."""
+        values = {"x": self.x, "dy": self.dy, "prior": self.prior}[name]
+        result = np.empty(self.problem.dims, numpy_dtype(self.problem.dtype))
+        flat = result.reshape(-1)
+        for first in range(0, flat.size, CHUNK):
+            count = min(CHUNK, flat.size - first)
+            flat[first : first + count] = round_to(values(_Chunk(self.problem, name, first, count)), self.problem.dtype)
+        return result
 
     def words(self, name: str, count: int) -> npt.NDArray[np.uint64]:
         return splitmix64(self.problem.seed, _STREAMS[name], count)
@@ -230,30 +343,21 @@ class _Fill:
         result: Array = values[(self.index // step) % len(values)].reshape(self.parameters)
         return result
 
+    def x(self, chunk: _Chunk) -> Array:
+        raise NotImplementedError
 
-class _Exact(_Fill):
-    def _pattern(self) -> tuple[Array, float]:
-        """Deviations from the mean of one statistic, and 1/sqrt(variance + default epsilon) where it is dyadic."""
-        m = self.problem.m
-        if m % 8 == 0:
-            return np.repeat([0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8]), 2.0
-        if m % 2 == 0:
-            return np.repeat([0.5, -0.5], m // 2), 1.0
-        return np.repeat([0.0, 0.5, -0.5], [1, m // 2, m // 2]), 2.0
+    def dy(self, chunk: _Chunk) -> Array:
+        raise NotImplementedError
 
-    def x(self) -> Array:
-        problem = self.problem
-        keys = self.words("order", self.channels * problem.m).reshape(self.channels, problem.m)
-        values = self._pattern()[0][np.argsort(keys, axis=1, kind="stable")]
-        values += self.cycle(_EXACT_MEANS).reshape(-1, 1)
-        dims = problem.dims
-        if problem.mode == Mode.PER_ACTIVATION:
-            return np.ascontiguousarray(values.T).reshape(dims)
-        return np.ascontiguousarray(np.moveaxis(values.reshape(dims[1], dims[0], *dims[2:]), 0, 1))
+    def prior(self, chunk: _Chunk) -> Array:
+        raise NotImplementedError
 
-    def dy(self) -> Array:
-        words = self.words("dy", int(np.prod(self.problem.dims)))
-        return ((words >> np.uint64(32)) % np.uint64(5)).astype(np.float64).reshape(self.problem.dims) - 2.0
+
+class _Dyadic(_Fill):
+    """Everything but x and the saved inverse deviation of the fills whose sums are exact."""
+
+    def dy(self, chunk: _Chunk) -> Array:
+        return ((chunk.words >> np.uint64(32)) % np.uint64(5)).astype(np.float64) - 2.0
 
     def scale(self) -> Array:
         return self.cycle(_EXACT_SCALES)
@@ -268,13 +372,70 @@ class _Exact(_Fill):
         variance = np.maximum(_EXACT_VARIANCE_PLUS_EPSILON - self.problem.epsilon, 0.1875)
         return self.cycle(np.roll(_EXACT_MEANS, 3)), self.cycle(variance)
 
+    def prior(self, chunk: _Chunk) -> Array:
+        return (((chunk.words >> np.uint64(32)) % np.uint64(17)).astype(np.float64) - 8.0) / 4.0
+
+
+class _Exact(_Dyadic):
+    def _pattern(self) -> tuple[Array, float]:
+        """Deviations from the mean of one statistic, and 1/sqrt(variance + default epsilon) where it is dyadic."""
+        m = self.problem.m
+        if m % 8 == 0:
+            return np.repeat([0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8]), 2.0
+        if m % 2 == 0:
+            return np.repeat([0.5, -0.5], m // 2), 1.0
+        return np.repeat([0.0, 0.5, -0.5], [1, m // 2, m // 2]), 2.0
+
+    def data(self, name: str) -> Array:
+        return self._shuffled() if name == "x" else super().data(name)
+
+    def _shuffled(self) -> Array:
+        """x, whole statistics at a time: each is the pattern in an order of its own."""
+        problem, m = self.problem, self.problem.m
+        dims = problem.dims
+        result = np.empty(dims, numpy_dtype(problem.dtype))
+        if problem.mode == Mode.PER_ACTIVATION:
+            rows = result.reshape(m, 1, self.channels).transpose(2, 0, 1)
+        else:
+            rows = result.reshape(dims[0], self.channels, -1).transpose(1, 0, 2)
+        pattern, means = self._pattern()[0], self.cycle(_EXACT_MEANS).reshape(-1, 1)
+        step = max(1, CHUNK // m)
+        for first in range(0, self.channels, step):
+            some = slice(first, min(first + step, self.channels))
+            count = some.stop - first
+            keys = splitmix64(problem.seed, _STREAMS["order"], count * m, first * m).reshape(count, m)
+            values = pattern[np.argsort(keys, axis=1, kind="stable")]
+            values += means[some]
+            rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
+        return result
+
     def saved(self) -> tuple[Array, Array]:
         inverse = self._pattern()[1]
         return self.cycle(_EXACT_MEANS), self.cycle(np.array([inverse, inverse / 2]))
 
-    def prior(self, name: str, shape: tuple[int, ...]) -> Array:
-        words = self.words(name, int(np.prod(shape)))
-        return (((words >> np.uint64(32)) % np.uint64(17)).astype(np.float64).reshape(shape) - 8.0) / 4.0
+
+class _Paired(_Dyadic):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.half = _paired_size(problem) // 2
+
+    def _means(self) -> Array:
+        """In units of 1 / half: 0, +-half and, where there is room, +-half/2."""
+        return self.cycle(np.array([0, 2, -2, 1, -1])) * self.half // 2
+
+    def x(self, chunk: _Chunk) -> Array:
+        m, rank, channel = self.problem.m, chunk.rank, chunk.channel
+        # the pair is drawn at its first element, the one without a partner is the mean
+        pair = channel * m + rank // 2 * 2
+        words = _words_at(self.problem.seed, _STREAMS["x"], pair.astype(np.uint64))
+        size = self.half - ((words >> np.uint64(32)) % np.uint64(self.half // 2 + 1)).astype(np.int64)
+        sign = 1 - 2 * ((words.astype(np.int64) ^ rank) & 1)
+        deviation = np.where((m % 2 == 1) & (rank == m - 1), 0, sign * size)
+        return (self._means().ravel()[channel] + deviation) / self.half
+
+    def saved(self) -> tuple[Array, Array]:
+        # 1/sqrt(variance + 1/16) is about 1.25
+        return self._means() / self.half, self.cycle(np.array([1.0, 0.5]))
 
 
 class _Randn(_Fill):
@@ -285,14 +446,20 @@ class _Randn(_Fill):
         """Mean in units of sigma."""
         return self.cycle(np.array([1.0, -1.0]) * self.problem.kappa, step=len(_SIGMAS))
 
-    def _normal(self, name: str, shape: tuple[int, ...]) -> Array:
-        return normal(self.words(name, int(np.prod(shape)))).reshape(shape)
+    def _mean(self) -> Array:
+        return self._sigma() * self._offset()
 
-    def x(self) -> Array:
-        return self._sigma() * (self._normal("x", self.problem.dims) + self._offset())
+    def x(self, chunk: _Chunk) -> Array:
+        channel = chunk.channel
+        return self._sigma().ravel()[channel] * (normal(chunk.words) + self._offset().ravel()[channel])
 
-    def dy(self) -> Array:
-        return self._normal("dy", self.problem.dims)
+    def dy(self, chunk: _Chunk) -> Array:
+        # a sum near 0 hides what is done to it
+        offset = self.cycle(np.array([1.0, -1.0]) * min(self.problem.kappa, 0.5), step=len(_SIGMAS))
+        return normal(chunk.words) + offset.ravel()[chunk.channel]
+
+    def prior(self, chunk: _Chunk) -> Array:
+        return normal(chunk.words)
 
     def scale(self) -> Array:
         words = self.words("scale", self.channels)
@@ -300,16 +467,149 @@ class _Randn(_Fill):
         return (sign * (0.5 + 1.5 * uniform(words))).reshape(self.parameters)
 
     def bias(self) -> Array:
-        return self._normal("bias", self.parameters)
+        return normal(self.words("bias", self.channels)).reshape(self.parameters)
 
     def estimates(self) -> tuple[Array, Array]:
         jitter = 0.75 + 0.5 * uniform(self.words("variance", self.channels)).reshape(self.parameters)
+        shift = 0.5 * normal(self.words("mean", self.channels)).reshape(self.parameters)
         sigma = self._sigma()
-        return sigma * (self._offset() + 0.5 * self._normal("mean", self.parameters)), 1.5 * sigma * sigma * jitter
+        return sigma * (self._offset() + shift), 1.5 * sigma * sigma * jitter
 
     def saved(self) -> tuple[Array, Array]:
         other = self.cycle(np.array([0.0, 1.0]))
         return self._sigma() * (self._offset() + 0.25 * other), (1.0 - 0.25 * other) / self._sigma()
 
-    def prior(self, name: str, shape: tuple[int, ...]) -> Array:
-        return self._normal(name, shape)
+
+class _SqrtEps(_Randn):
+    def _sigma(self) -> Array:
+        return np.full(self.parameters, np.sqrt(self.problem.epsilon))
+
+    def saved(self) -> tuple[Array, Array]:
+        mean, inverse = super().saved()
+        return mean, inverse * np.sqrt(0.5)  # the variance is epsilon: 1/sqrt(2 epsilon)
+
+
+class _Ramp(_Randn):
+    """x = unit * (k + o), integers that the place (k) and the channel (o) give; unit is a power of two."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        short = _RAMP_PRIMES.get(problem.dtype, _RAMP_PRIME)
+        self.prime = short if self.channels * problem.m <= short else _RAMP_PRIME
+        self.unit = 4.0 / 2.0 ** self.prime.bit_length()
+
+    def _steps(self, index: npt.NDArray[np.int64], golden: float) -> npt.NDArray[np.int64]:
+        """For each index as many steps of `golden` * prime, modulo the prime, centred at 0."""
+        return index * int(golden * self.prime) % self.prime - self.prime // 2
+
+    def _centre(self) -> npt.NDArray[np.int64]:
+        """o of each channel."""
+        return self._steps(self.index, _PLASTIC)
+
+    def _power(self) -> Array:
+        return self.cycle(np.array([1.0, 0.5, 2.0]))
+
+    def _sigma(self) -> Array:
+        return self._power() * (self.unit * self.prime * 0.5 * _UNIFORM_DEVIATION)
+
+    def _offset(self) -> Array:
+        return self._centre().reshape(self.parameters) / (self.prime * 0.5 * _UNIFORM_DEVIATION)
+
+    def x(self, chunk: _Chunk) -> Array:
+        channel = chunk.channel
+        steps = self._steps(chunk.place, _GOLDEN_SECTION) + self._centre()[channel]
+        return steps * (self.unit * self._power().ravel()[channel])
+
+    def dy(self, chunk: _Chunk) -> Array:
+        # with an offset and a part of x's steps: else dbias and dscale, and their share in dx, are next to nothing
+        own = self._steps(chunk.place, _PLASTIC**2) // 2 + self._steps(chunk.place, _GOLDEN_SECTION) // 2
+        return (own + (chunk.channel % 3 - 1) * (self.prime // 4)) * self.unit
+
+    def prior(self, chunk: _Chunk) -> Array:
+        return self._steps(chunk.place, _PLASTIC) * self.unit
+
+    def scale(self) -> Array:
+        return self.cycle(np.array([1.0, -1.0])) * (1.25 + 1.5 * self._fraction(_GOLDEN_SECTION))
+
+    def bias(self) -> Array:
+        return 4.0 * self._fraction(_PLASTIC**2)
+
+    def _fraction(self, golden: float) -> Array:
+        """A number in (-1/2, 1/2) for each channel; no two are equal."""
+        whole = self.index * int(golden * _RAMP_PRIME) % _RAMP_PRIME - _RAMP_PRIME // 2
+        return (whole / _RAMP_PRIME).reshape(self.parameters)
+
+
+class _Constant(_Randn):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.constant = ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
+        # Short, so that 2**16 of them add up without rounding: the errors of a sum of equal terms have one sign, and a
+        # plain chain of a thousand would err by more than sums of as many different terms do.
+        short = round_to(_CONSTANTS * problem.magnitude, DataType.BFLOAT16).astype(np.float64)
+        self.values = round_to(self.cycle(short, step=2), problem.dtype).astype(np.float64)
+
+    def x(self, chunk: _Chunk) -> Array:
+        channel = chunk.channel
+        return np.where(self.constant.ravel()[channel], self.values.ravel()[channel], super().x(chunk))
+
+    def estimates(self) -> tuple[Array, Array]:
+        mean, variance = super().estimates()
+        return np.where(self.constant, self.values, mean), np.where(self.constant, 0.0, variance)
+
+    def saved(self) -> tuple[Array, Array]:
+        mean, inverse = super().saved()
+        with np.errstate(divide="ignore"):
+            of_zero = 1.0 / np.sqrt(np.float64(self.problem.epsilon))
+        return np.where(self.constant, self.values, mean), np.where(self.constant, of_zero, inverse)
+
+
+class _Range(_Randn):
+    @property
+    def magnitude(self) -> float:
+        assert self.problem.magnitude is not None
+        return self.problem.magnitude
+
+    def _sigma(self) -> Array:
+        return self.cycle(_RANGE_HALVES) * _RANGE_DEVIATION * self.magnitude
+
+    def _offset(self) -> Array:
+        return self.cycle(_RANGE_CENTRES / (_RANGE_HALVES * _RANGE_DEVIATION))
+
+    def x(self, chunk: _Chunk) -> Array:
+        kind = chunk.channel % len(_RANGE_CENTRES)
+        side = 1.0 - 2.0 * (chunk.rank % 2)
+        unit = _RANGE_CENTRES[kind] + _RANGE_HALVES[kind] * side * (0.5 + 0.5 * uniform(chunk.words))
+        return unit * self.magnitude
+
+    def scale(self) -> Array:
+        return super().scale() * (self._sigma() if self.problem.operation == Operation.BACKWARD else 1.0)
+
+    def estimates(self) -> tuple[Array, Array]:
+        mean, variance = super().estimates()
+        return mean, np.minimum(variance, _VARIANCE_MAX.get(self.problem.parameter_dtype, 2.0**120))
+
+
+class _Special(_Randn):
+    def data(self, name: str) -> Array:
+        result = super().data(name)
+        problem, seed = self.problem, self.problem.seed
+        in_dy = problem.operation == Operation.BACKWARD and seed // len(_SPECIAL) % 2 == 1
+        if name == ("dy" if in_dy else "x"):
+            place = _Chunk(problem, name, 0, 1).locate(
+                (self.channels - 1) // 2, int(splitmix64(seed, _STREAMS["special"], 1)[0]) % problem.m
+            )
+            result.reshape(-1)[place] = _SPECIAL[seed % len(_SPECIAL)]
+        return result
+
+
+_FILLS: dict[str, type[_Exact | _Paired | _Randn]] = {
+    "exact": _Exact,
+    "paired": _Paired,
+    "randn": _Randn,
+    "sqrteps": _SqrtEps,
+    "ramp": _Ramp,
+    "constant": _Constant,
+    "range": _Range,
+    "special": _Special,
+}

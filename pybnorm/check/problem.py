@@ -7,12 +7,17 @@
 Five positional tokens (operation, mode, dtype, layout, dims), then options in any order. Options at their default are
 left out when a problem is printed. `expand` also takes alternatives separated by ``/`` in any token and multiplies
 them out: ``train/infer,spatial,f32/bf16,nchw/nhwc,4x3x5x7``.
+
+A suite file holds such lines, comments from ``#`` on, and ``@name`` for all cases of another suite.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
 import itertools
+import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,7 +25,17 @@ from pybnorm import _arguments
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-__all__ = ["FILLS", "OPTIONS", "Problem", "default_epsilon", "expand", "read_suite"]
+__all__ = [
+    "FILLS",
+    "OPTIONS",
+    "Problem",
+    "default_epsilon",
+    "default_magnitude",
+    "expand",
+    "load_suite",
+    "packaged_suites",
+    "read_suite",
+]
 
 OPERATIONS = {
     "train": Operation.FORWARD_TRAINING,
@@ -30,9 +45,12 @@ OPERATIONS = {
 MODES = {"spatial": Mode.SPATIAL, "persistent": Mode.SPATIAL_PERSISTENT, "peract": Mode.PER_ACTIVATION}
 DATA_TYPES = {d.short: d for d in DataType}
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
-FILLS = ("exact", "randn")
+FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special")
+"""How the data are made; `pybnorm.check.data` says what each is for."""
 
-_COMMON = ("fill", "kappa", "alpha", "beta", "eps", "seed")
+_WITH_KAPPA = ("randn", "sqrteps")
+_MIXED = ("constant", "special")
+_COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "repeats", "streams", "seed")
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
     Operation.FORWARD_INFERENCE: _COMMON,
@@ -41,16 +59,39 @@ OPTIONS = {
 """Which options each operation has."""
 
 SEED_MAX = 2**64 - 1
-_ORDER = ("fill", "kappa", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps", "seed")
+REPEATS_MAX = 1000
+STREAMS_MAX = 8
+_ORDER = (
+    *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
+    *("params", "repeats", "streams", "seed"),
+)
 
 
-def default_epsilon(operation: Operation, fill: str, m: int) -> float:
+def default_magnitude(fill: str, dtype: DataType) -> float:
+    """The magnitude of a problem that names none; 0 for the fills that have none.
+
+    For ``range`` the largest at which float32 still holds the sum of squares of a million elements, and near the end
+    of the range of float16; for ``constant`` 1.
+    """
+    if fill == "constant":
+        return 1.0
+    if fill != "range":
+        return 0.0
+    return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(dtype, 1e15)
+
+
+def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 0.0) -> float:
     """The epsilon of a problem that names none.
 
     For the exact fill it is the one that makes 1/sqrt(variance + epsilon) a power of two: 1/16 beside the variance
     3/16 of its three-valued data, 3/4 beside the variance 1/4 of the two-valued data that an even m not divisible by 8
-    gets. Other fills use 1e-5.
+    gets. The paired fill uses 1/16; range 1e-5, times magnitude**2 where that is below 1, so that epsilon stays small
+    beside the variance; the others 1e-5.
     """
+    if fill == "range":
+        return 1e-5 * min(1.0, magnitude) ** 2
+    if fill == "paired":
+        return 0.0625
     if fill != "exact":
         return 1e-5
     if operation != Operation.FORWARD_INFERENCE and m % 2 == 0 and m % 8 != 0:
@@ -68,15 +109,17 @@ class Problem:
         FORWARD_TRAINING, FORWARD_INFERENCE or BACKWARD.
     mode : Mode
     dtype : DataType
-        Of x, y, dy and dx; parameters and statistics are float64 for float64 data, else float32.
+        Of x, y, dy and dx.
     dims : tuple of int
         N, C, then 0 to 6 spatial sizes.
     strides : tuple of int, optional
         In elements; packed channels-first when left out.
     fill : str
-        ``"exact"`` or ``"randn"``.
+        One of `FILLS`. ``"constant"`` and ``"special"`` need two statistics at least, one of which stays ordinary.
     kappa : float
-        \\|mean\\| / standard deviation of x (``fill="randn"`` only).
+        \\|mean\\| / standard deviation of x (``randn`` and ``sqrteps`` only).
+    magnitude : float, optional
+        Largest \\|x\\| of ``range``, or of the constant channels of ``constant``; see `default_magnitude`.
     alpha, beta : float
         out = alpha * result + beta * prior; in backward the data pair, for dx.
     alpha_param, beta_param : float
@@ -89,6 +132,12 @@ class Problem:
         Exponential average factor.
     eps : float, optional
         Epsilon; see `default_epsilon`.
+    params : DataType, optional
+        Of scale, bias and statistics: float64 for float64 data, else float32, when left out.
+    repeats : int
+        How often the call is made, each time in fresh memory; 1 to 1000.
+    streams : int
+        Repeat i runs on stream i mod `streams`; 1 to 8 and not more than `repeats`.
     seed : int
         Of the counter-based generator, 0 to 2**64 - 1.
 
@@ -105,6 +154,7 @@ class Problem:
     strides: tuple[int, ...] = ()
     fill: str = "exact"
     kappa: float = 0.0
+    magnitude: float | None = None
     alpha: float = 1.0
     beta: float = 0.0
     alpha_param: float = 1.0
@@ -113,6 +163,9 @@ class Problem:
     saved: bool = True
     factor: float = 0.25
     eps: float | None = None
+    params: DataType | None = None
+    repeats: int = 2
+    streams: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -133,11 +186,33 @@ class Problem:
         put("factor", _arguments.factor(self.factor, "factor"))
         if self.kappa < 0:
             raise ArgumentError("kappa", self.kappa, "a finite number >= 0")
-        if self.kappa and self.fill != "randn":
-            raise ArgumentError("kappa", self.kappa, f"kappa with fill=randn only (fill={self.fill})")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= SEED_MAX:
-            raise ArgumentError("seed", self.seed, f"an integer from 0 to {SEED_MAX}")
+        if self.kappa and self.fill not in _WITH_KAPPA:
+            raise ArgumentError("kappa", self.kappa, f"kappa with fill={'/'.join(_WITH_KAPPA)} only (fill={self.fill})")
+        self._check_magnitude(put)
         put("eps", _arguments.epsilon(self.default_epsilon if self.eps is None else self.eps))
+        if self.fill == "sqrteps" and not self.epsilon:
+            raise ArgumentError("eps", self.eps, "a number > 0 with fill=sqrteps, which it is the scale of")
+        statistics = _arguments.numel(self.parameter_dims)
+        if self.fill in _MIXED and statistics < 2:
+            raise ArgumentError("fill", self.fill, "at least two statistics with it, one of which stays ordinary")
+        put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
+        for name in _RANGES:
+            _in_range(getattr(self, name), name)
+        if self.streams > self.repeats:
+            raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
+        self._check_operation()
+
+    def _check_magnitude(self, put: Callable[[str, object], None]) -> None:
+        default = default_magnitude(self.fill, self.dtype)
+        value = default if self.magnitude is None else _arguments.scalar(self.magnitude, "magnitude")
+        largest = _arguments.largest(self.dtype)
+        if default and not 0 < value <= largest:
+            raise ArgumentError("magnitude", self.magnitude, f"a number > 0 that {self.dtype.short} can hold")
+        if value and not default:
+            raise ArgumentError("magnitude", value, f"magnitude with fill=range/constant only (fill={self.fill})")
+        put("magnitude", value)
+
+    def _check_operation(self) -> None:
         allowed = OPTIONS[self.operation]
         for field in dataclasses.fields(self):
             if field.name in _ORDER and field.name not in allowed and getattr(self, field.name) != field.default:
@@ -165,7 +240,13 @@ class Problem:
     @property
     def default_epsilon(self) -> float:
         """What `eps` is when the line does not name it."""
-        return default_epsilon(self.operation, self.fill, self.m)
+        assert self.magnitude is not None
+        return default_epsilon(self.operation, self.fill, self.m, self.magnitude)
+
+    @property
+    def default_params(self) -> DataType:
+        """What `params` is when the line does not name it."""
+        return _arguments.derived_data_type(self.dtype)
 
     @property
     def m(self) -> int:
@@ -180,7 +261,8 @@ class Problem:
     @property
     def parameter_dtype(self) -> DataType:
         """dtype of scale, bias and statistics."""
-        return _arguments.derived_data_type(self.dtype)
+        assert self.params is not None
+        return self.params
 
     @property
     def reduced_axes(self) -> tuple[int, ...]:
@@ -209,10 +291,14 @@ class Problem:
             self._layout_token(),
             "x".join(map(str, self.dims)),
         ]
+        derived = {
+            "eps": self.default_epsilon,
+            "magnitude": default_magnitude(self.fill, self.dtype),
+            "params": self.default_params,
+        }
         for name in _ORDER:
             value = getattr(self, name)
-            default = self.default_epsilon if name == "eps" else _DEFAULTS[name]
-            if name in OPTIONS[self.operation] and value != default:
+            if name in OPTIONS[self.operation] and value != derived.get(name, _DEFAULTS[name]):
                 tokens.append(f"{name}={_format(value)}")
         return ",".join(tokens)
 
@@ -284,10 +370,24 @@ def _number(text: str, argument: str) -> float:
         raise ArgumentError(argument, text, "a number") from None
 
 
+_RANGES = {"repeats": (1, REPEATS_MAX), "streams": (1, STREAMS_MAX), "seed": (0, SEED_MAX)}
+
+
+def _in_range(value: object, argument: str) -> None:
+    low, high = _RANGES[argument]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ArgumentError(argument, value, f"an integer from {low} to {high}")
+
+
 def _integer(text: str, argument: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ArgumentError(argument, text, f"an integer from 0 to {SEED_MAX}")
+        raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
+
+
+def _data_type(text: str, argument: str) -> DataType:
+    found: DataType = _word(text, argument, DATA_TYPES)
+    return found
 
 
 def _flag(text: str, argument: str) -> bool:
@@ -304,13 +404,16 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     "fill": _text,
     "running": _flag,
     "saved": _flag,
-    "seed": _integer,
+    "params": _data_type,
+    **dict.fromkeys(_RANGES, _integer),
 }
 
 
 def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, DataType):
+        return value.short
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
@@ -328,28 +431,78 @@ def expand(line: str) -> Iterator[Problem]:
         yield Problem.parse(",".join(tokens))
 
 
+def packaged_suites() -> tuple[str, ...]:
+    """Names of the suites that come with the package, in alphabetical order."""
+    return tuple(sorted(f.name.removesuffix(".txt") for f in _packaged().iterdir() if f.name.endswith(".txt")))
+
+
+def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
+    """The problems of a packaged suite, or of a file.
+
+    Raises
+    ------
+    ArgumentError
+        No such suite or file; or as for `read_suite`.
+    """
+    return list(_load(os.fspath(name_or_path), None, ()))
+
+
 def read_suite(text: str, name: str = "suite") -> list[Problem]:
     """The problems of a suite file: one line each, alternatives multiplied out, ``#`` starts a comment.
 
+    ``@other`` on a line of its own stands for all problems of another suite: a file, relative to the one that names it
+    (here to the current folder), else a packaged suite. A problem that came before, from either file, is kept once.
     Alternatives of one line that mean the same, such as nchw/nhwc of one channel, are one problem.
 
     Raises
     ------
     ArgumentError
-        With the file's name and line number in front of the bad token, also for a problem on two lines.
+        With the file's name and line number in front of the bad token, also for a problem on two lines of one file and
+        for suites that include each other in a circle.
     """
-    problems: dict[Problem, int] = {}
+    return list(_read(text, name, pathlib.Path(), (name,)))
+
+
+def _packaged() -> importlib.resources.abc.Traversable:
+    return importlib.resources.files("pybnorm.check") / "suites"
+
+
+def _load(name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> dict[Problem, None]:
+    """Read the suite `name`; `folder` is that of the file which includes it."""
+    path = pathlib.Path(name) if folder is None else folder / name
+    if name in packaged_suites() and not (folder is not None and path.is_file()):
+        source: pathlib.Path | None = None
+        label = name
+    else:
+        source, label = path, str(path)
+    key = label if source is None else str(source.resolve())
+    if key in chain:
+        raise ArgumentError("suite", " -> ".join((*chain, key)), "suites that do not include each other in a circle")
+    try:
+        file = _packaged() / f"{name}.txt" if source is None else source
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError("suite", name, f"{' | '.join(packaged_suites())} | a readable file ({error})") from None
+    return _read(text, label, None if source is None else source.parent, (*chain, key))
+
+
+def _read(text: str, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> dict[Problem, None]:
+    problems: dict[Problem, None] = {}
+    lines: dict[Problem, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         body = line.partition("#")[0].strip()
         if not body:
             continue
         try:
+            if body.startswith("@"):
+                problems |= _load(body.removeprefix("@").strip(), folder, chain)
+                continue
             for problem in expand(body):
-                if problems.get(problem, number) != number:
-                    raise ArgumentError("case", str(problem), f"each case once; it is on line {problems[problem]} too")
-                problems[problem] = number
+                if lines.setdefault(problem, number) != number:
+                    raise ArgumentError("case", str(problem), f"each case once; it is on line {lines[problem]} too")
+                problems[problem] = None
         except ArgumentError as error:
             raise ArgumentError(f"{name}:{number}: {error.argument}", error.value, error.allowed) from None
     if not problems:
         raise ArgumentError(name, "no case", "at least one case")
-    return list(problems)
+    return problems

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +23,36 @@ from rich.table import Table
 from rich.text import Text
 
 from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.claims import NEWLY_UNSUPPORTED
+from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES, Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.errors import ArgumentError
 
 __all__ = [
+    "SCHEMA",
+    "backend_from_json",
     "environment",
     "exit_status",
+    "groups",
+    "place",
     "print_attempts",
     "print_backends",
     "print_details",
     "print_results",
     "print_totals",
+    "printable",
+    "ratio_text",
     "repro",
+    "result_from_json",
     "to_json",
+    "vendor_lines",
+    "verdict_text",
+    "version_text",
+    "worst_ratios",
 ]
 
+SCHEMA = "pybnorm.check/1"
+"""Of the JSON document of a run; ``schema.json`` beside this file describes it."""
 STYLES = {
     Status.PASS: "green",
     Status.WARN: "yellow",
@@ -41,6 +62,7 @@ STYLES = {
     Status.RESOURCE: "red",
     Status.BUILD_FAILED: "red",
     Status.CRASHED: "bold red",
+    Status.TIMEOUT: "bold red",
     Status.FAIL: "bold red",
 }
 OUTPUTS = {
@@ -55,6 +77,12 @@ OUTPUTS = {
     "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
 }
 """Columns of each operation's table."""
+MANY = 200
+"""Cases above which the terminal shows groups of them in place of each."""
+DETAILS = 50
+"""Failures shown with their points, where there are many cases."""
+REFUSALS = 3
+"""Cases shown of each reason to refuse, where there are many."""
 _VARIABLES = (
     "PYBNORM_",
     "CUDNN_",
@@ -66,6 +94,18 @@ _VARIABLES = (
     "DNNL_",
     "OMP_",
 )
+_FLAGS = (
+    *("sse4_1", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "avx10", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimdhp", "bf16", "sve", "sve2", "svebf16"),
+)
+_DRIVERS = {
+    "nvidia": ("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)"),
+    "amdgpu": ("/sys/module/amdgpu/version", r"(\S+)"),
+    "rocm": ("/opt/rocm/.info/version", r"(\S+)"),
+}
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_HOST = re.compile(r"host-[0-9a-f]{8}")
 
 
 def repro(result: CaseResult) -> str:
@@ -101,6 +141,11 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.0e}"
 
 
+def printable(text: str) -> str:
+    """`text` with the characters written out that no XML document may hold, escaped or not, such as terminal codes."""
+    return _NOT_XML.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
     """One line per backend: what runs, or why it does not."""
     for info in infos:
@@ -111,6 +156,7 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
                 print_attempts(console, info)
         else:
             text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
+            text += info.driver and f", {info.driver}"
             console.print(Text.assemble((f"{info.backend}: ", "bold"), text))
 
 
@@ -125,32 +171,91 @@ def version_text(info: BackendInfo) -> str:
     return ".".join(map(str, info.version))
 
 
-def print_results(console: Console, results: Sequence[CaseResult]) -> None:
+def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
     """A table per backend and operation: status, worst error / bound of each output, and the case.
 
-    A letter behind a ratio above 1 is the class that holds the output nevertheless.
+    A letter behind a ratio above 1 is the class that holds the output nevertheless. Of more than `MANY` cases only
+    those that are neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes before them.
     """
+    many = len(results) > MANY and not verbose
     for backend in dict.fromkeys(r.backend for r in results):
         own = [r for r in results if r.backend == backend]
         for word, columns in OUTPUTS.items():
             rows = [r for r in own if r.case.startswith(word + ",")]
             if not rows:
                 continue
-            prefix = repro(rows[0]).removesuffix(f"'{rows[0].case}'")
-            console.print(Text(f"{backend} {word}: worst error / bound; to run one again: {prefix}'CASE'", "bold"))
-            table = Table(box=box.SIMPLE_HEAD)
-            table.add_column("status", no_wrap=True)
-            for title in columns.values():
-                table.add_column(title, justify="right", no_wrap=True)
-            table.add_column("repeat", no_wrap=True)
-            table.add_column("CASE", overflow="fold")
-            for result in rows:
-                by_name = {v.output: v for v in result.verdicts}
-                cells = [_cell(by_name.get(name)) for name in columns]
-                repeat = "" if not result.repeat else "=" if result.repeat == "equal" else "differs"
-                status = Text(result.status.value, STYLES[result.status])
-                table.add_row(status, *cells, repeat, result.case)
-            console.print(table)
+            if many:
+                _print_groups(console, f"{backend} {word}", rows, columns)
+                rows = [r for r in rows if r.status not in (Status.PASS, Status.UNSUPPORTED)]
+            if rows:
+                _print_rows(console, f"{backend} {word}", rows, columns)
+    if many:
+        console.print(f"{len(results)} cases; PASS and UNSUPPORTED have no row, all have one with -v", highlight=False)
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
+    prefix = repro(rows[0]).removesuffix(f"'{rows[0].case}'")
+    console.print(Text(f"{title}: worst error / bound; to run one again: {prefix}'CASE'", "bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("status", no_wrap=True)
+    for name in columns.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("repeat", no_wrap=True)
+    known = any(r.known for r in rows)
+    if known:
+        table.add_column("known")
+    table.add_column("CASE", overflow="fold")
+    for result in rows:
+        by_name = {v.output: v for v in result.verdicts}
+        cells: list[Text | str] = [_cell(by_name.get(name)) for name in columns]
+        cells.append("" if not result.repeat else "=" if result.repeat == "equal" else "differs")
+        if known:
+            cells.append(Text(result.known))
+        table.add_row(Text(result.status.value, STYLES[result.status]), *cells, Text(result.case))
+    console.print(table)
+
+
+def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
+    """Cases of each dtype and layout: how many have which status, and the worst error / bound."""
+    console.print(Text(f"{title}: worst error / bound of each group, inf left out", "bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("mode", "dtype", "layout"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    present = [status for status in Status if any(r.status == status for r in rows)]
+    for status in present:
+        table.add_column(status.value, justify="right", no_wrap=True)
+    for name in columns.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for group, members in groups(rows).items():
+        counts = Counter(r.status for r in members)
+        cells = [Text(str(counts[s] or ""), STYLES[s]) for s in present]
+        worst = worst_ratios(members)
+        table.add_row(*group, str(len(members)), *cells, *(ratio_text(worst[n]) if n in worst else "" for n in columns))
+    console.print(table)
+
+
+def groups(results: Iterable[CaseResult]) -> dict[tuple[str, str, str], list[CaseResult]]:
+    """Results by mode, dtype and layout, in the order of the language; every strided layout is one."""
+    found: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for result in results:
+        _, mode, dtype, layout = result.case.split(",")[:4]
+        found.setdefault((mode, dtype, layout.partition("=")[0]), []).append(result)
+    return dict(sorted(found.items(), key=lambda item: [place(word) for word in item[0]]))
+
+
+def place(word: str) -> int:
+    """Where a mode, dtype or layout stands among its kind; what is unknown comes last."""
+    return next((list(words).index(word) for words in (MODES, DATA_TYPES, (*LAYOUTS, "strides")) if word in words), 99)
+
+
+def worst_ratios(results: Iterable[CaseResult]) -> dict[str, float]:
+    """Largest finite error / bound of each output."""
+    worst: dict[str, float] = {}
+    for verdict in (v for r in results for v in r.verdicts):
+        if math.isfinite(verdict.ratio):
+            worst[verdict.output] = max(verdict.ratio, worst.get(verdict.output, 0.0))
+    return worst
 
 
 def _cell(verdict: Verdict | None) -> Text:
@@ -167,33 +272,60 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
     refusals: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.status == Status.UNSUPPORTED:
-            refusals.setdefault(f"{result.backend}: {result.message.splitlines()[0]}", []).append(result)
+            reason = result.message.partition("\n")[0]
+            refusals.setdefault(f"{result.backend}: {reason}", []).append(result)
+    few = verbose or len(results) <= MANY
+    shown = None if few else REFUSALS
     for reason, refused in refusals.items():  # few reasons, many cases
         console.print(Text.assemble((Status.UNSUPPORTED.value, STYLES[Status.UNSUPPORTED]), f" {reason}"))
-        for result in refused:
+        for result in refused[:shown]:
             console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
-    for result in results:
-        if result.status == Status.UNSUPPORTED or (result.status == Status.PASS and not verbose):
-            continue
+        if shown and len(refused) > shown:
+            console.print(f"  and {len(refused) - shown} more cases", highlight=False)
+    detailed = [r for r in results if r.status != Status.UNSUPPORTED and (r.status != Status.PASS or verbose)]
+    for result in detailed if few else detailed[:DETAILS]:
         console.print(Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}"))
+        if result.known:
+            console.print(Text(f"  known defect: {result.known}", "yellow"))
+        if result.claim == NEWLY_UNSUPPORTED:
+            console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
-            console.print(f"  {result.message}", markup=False, highlight=False)
+            console.print(f"  {printable(result.message)}", markup=False, highlight=False)
         for verdict in result.verdicts:
             if verdict.status != Status.PASS or verbose:
                 _print_verdict(console, verdict)
         console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
+        for line in vendor_lines(result.case).values():
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if not few and len(detailed) > DETAILS:
+        console.print(f"and details of {len(detailed) - DETAILS} more cases, all with -v, --json or --html")
 
 
-def _print_verdict(console: Console, verdict: Verdict) -> None:
+def vendor_lines(case: str) -> dict[str, str]:
+    """How the vendors' own tools write the case, by tool; empty for a line of another version's language."""
+    from pybnorm.check import commands
+
+    try:
+        return commands.vendor_lines(Problem.parse(case))
+    except ArgumentError:
+        return {}
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """Status, worst ratios and counts of an output in one line."""
     classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
-    parts = [f"  {verdict.output}: {verdict.status.value}, worst error / bound by class: {classes}"]
+    parts = [f"{verdict.status.value}, worst error / bound by class: {classes}"]
     if verdict.over:
         parts.append(f"{verdict.over} of {verdict.elements} elements over the bound")
     if verdict.unjudged:
         parts.append(f"{verdict.unjudged} not judged (reference not finite or out of range)")
     if verdict.note:
         parts.append(verdict.note)
-    console.print("; ".join(parts), markup=False, highlight=False)
+    return "; ".join(parts)
+
+
+def _print_verdict(console: Console, verdict: Verdict) -> None:
+    console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False)
     if verdict.status == Status.PASS or not verdict.worst:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
@@ -215,6 +347,9 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
             if counts[status]:
                 text.append(f", {counts[status]} ")
                 text.append(status.value, STYLES[status])
+                known = sum(bool(r.known) for r in own if r.status == status)
+                if known:
+                    text.append(f" ({known} known)")
         console.print(text)
     console.print(f"{seconds:.1f} s", highlight=False)
 
@@ -223,18 +358,67 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
 
 
 def environment() -> dict[str, Any]:
-    """The machine and what can change a library's behaviour on it."""
+    """The machine and what can change a library's behaviour on it.
+
+    Neither user nor host name is in it, for it is made to be attached to tickets: ``host`` is a digest of the name,
+    by which the runs of one machine are known to be of one machine. Libraries and devices are in `BackendInfo`, which
+    their own processes fill.
+    """
     from pybnorm import __version__
 
     return {
         "pybnorm": __version__,
         "python": sys.version.split()[0],
         "numpy": np.__version__,
+        "ml_dtypes": importlib.metadata.version("ml_dtypes"),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "host": host_digest(platform.node()),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processors": os.cpu_count(),
+        "processors_usable": len(os.sched_getaffinity(0)),
+        **_cpu(),
+        "drivers": _drivers(),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
     }
+
+
+def host_digest(name: str) -> str:
+    """What stands for a host name in documents."""
+    if _HOST.fullmatch(name):  # it is one, read from a journal
+        return name
+    return "host-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+
+
+def _cpu(file: str = "/proc/cpuinfo") -> dict[str, Any]:
+    """Model, and the instruction sets that libraries choose their kernels by."""
+    model, flags = "", set()
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = (part.strip() for part in line.partition(":"))
+                if name in ("model name", "cpu model") and not model:
+                    model = value
+                elif name in ("flags", "Features"):  # x86, ARM
+                    flags = set(value.split())
+                    break  # every further processor says the same
+    except OSError:
+        pass
+    return {"cpu": model or platform.processor(), "cpu_flags": [flag for flag in _FLAGS if flag in flags]}
+
+
+def _drivers() -> dict[str, str]:
+    """Versions of the GPUs' kernel drivers and of ROCm, from files: no library is loaded here."""
+    found = {}
+    for name, (file, pattern) in _DRIVERS.items():
+        try:
+            with open(file, encoding="utf-8", errors="replace") as stream:
+                match = re.search(pattern, stream.read(4096))
+        except OSError:
+            continue
+        if match:
+            found[name] = match[1]
+    return found
 
 
 def to_json(value: Any) -> Any:
@@ -244,7 +428,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, CaseResult):
-        return to_json(vars(value) | {"ratio": value.ratio, "repro": repro(value)})
+        host, colon, process = value.host.rpartition(":")
+        anonymous = {"host": host_digest(host) + colon + process} if value.host else {}
+        return to_json(vars(value) | {"ratio": value.ratio, "repro": repro(value)} | anonymous)
     if isinstance(value, (Point, Verdict, BackendInfo)):
         return to_json(vars(value))
     if isinstance(value, dict):
@@ -252,3 +438,54 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
     return value
+
+
+def result_from_json(data: Mapping[str, Any]) -> CaseResult:
+    """The result that `to_json` wrote.
+
+    Fields that this version does not know are left out, and fields that are not there are at their default, so that
+    runs of other versions can be compared.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `data` is no result.
+    """
+    own = _own(CaseResult, data)
+    own["status"] = Status(data["status"])
+    own["verdicts"] = [_verdict_from_json(v) for v in data.get("verdicts", ())]
+    own["seconds"] = float(data.get("seconds", 0.0))
+    return CaseResult(**own)
+
+
+def _verdict_from_json(data: Mapping[str, Any]) -> Verdict:
+    own = _own(Verdict, data)
+    own["status"] = Status(data["status"])
+    own["ratio"] = float(data["ratio"])  # "inf" and "nan" are text in JSON
+    own["ratios"] = {name: float(ratio) for name, ratio in data["ratios"].items()}
+    own["worst"] = [_point_from_json(p) for p in data.get("worst", ())]
+    return Verdict(**own)
+
+
+def _point_from_json(data: Mapping[str, Any]) -> Point:
+    numbers = (float(data[name]) for name in ("reference", "got", "bound", "ratio"))
+    return Point(tuple(int(i) for i in data["index"]), *numbers)
+
+
+def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
+    """The description of a library that `to_json` wrote.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `data` is no description.
+    """
+    own = _own(BackendInfo, data)
+    own["version"] = tuple(int(n) for n in data.get("version", ()))
+    own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
+    return BackendInfo(**own)
+
+
+def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in data.items() if name in names}

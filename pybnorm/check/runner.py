@@ -1,40 +1,54 @@
-"""Runs a problem on a backend and judges it; a worker process per backend, so that a dying library takes one case.
+"""Runs a problem on a backend, in this process, and judges it.
 
-A case makes its call twice on equal inputs in fresh memory. Every array lies inside guard bytes, which also fill the
-gaps of strided data; results start as NaN. After the call guards and inputs must be unchanged, the results are judged
-(`pybnorm.check.bounds`), and a case that could not have failed is MISTRUSTED.
+A case makes its call several times on equal inputs in fresh memory. Every array lies inside guard bytes, which also
+fill the gaps of strided data; results start as NaN. After the call guards, inputs and statistics that were not given
+must be unchanged, the results are judged (`pybnorm.check.bounds`), and a case that could not have failed is MISTRUSTED.
+`pybnorm.check.worker` does the same in a process of its own, `pybnorm.check.executors` in many.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
+import functools
+import hashlib
 import os
 import re
-import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, _core, devices, errors
-from pybnorm._arrays import Buffer, Memory
+from pybnorm._arrays import CPU, Buffer, Memory
+from pybnorm.check import claims
 from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Capability, DataType, Operation
 
-__all__ = ["BackendInfo", "CaseResult", "Observed", "Session", "Worker", "execute", "open_session", "run_case"]
+__all__ = [
+    "BackendInfo",
+    "CaseResult",
+    "Observed",
+    "Session",
+    "classify",
+    "describe",
+    "device_type",
+    "execute",
+    "open_session",
+    "run_case",
+    "run_line",
+]
 
 Array = npt.NDArray[Any]
 
 GUARD = 256
 """Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
 PATTERN = 0xA7
+_STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 _BUILD = re.compile(r"compil|hiprtc|nvrtc|comgr|build program|code object", re.IGNORECASE)
 
 
@@ -55,6 +69,8 @@ class BackendInfo:
     """How to install the library, where it was searched for and not found."""
     override: str = ""
     """The environment variable that names the library's file, where that file cannot be used."""
+    driver: str = ""
+    """Version of what lies below the library, as it says itself: CUDA driver or HIP runtime; empty on the CPU."""
 
     @property
     def loaded(self) -> bool:
@@ -69,6 +85,16 @@ class Session:
     backend: str
     handle: Any
     device: devices.Device
+    others: list[devices.Device] = dataclasses.field(default_factory=list, repr=False)
+    """The same device again, each with a stream of its own."""
+
+    def on_stream(self, number: int) -> Session:
+        """This session with the handle and the memory on another stream; 0 is the first."""
+        while len(self.others) < number:
+            self.others.append(devices.device_for(self.device.device_type, self.device.device_id))
+        device = (self.device, *self.others)[number]
+        self.handle.set_stream(device.stream)
+        return Session(self.backend, self.handle, device)
 
     def capability(self, problem: Problem) -> Capability:
         """What the backend says about the problem's combination."""
@@ -79,7 +105,7 @@ class Session:
 
     def workspace_size(self, problem: Problem) -> int:
         """Bytes that the call needs from us; on the CPU the handle keeps its own."""
-        if self.device.device_type == 1:
+        if self.device.device_type == CPU:
             return 0
         with _core.TensorDescriptor(self.backend, problem.dtype, problem.dims, problem.strides) as x_desc:
             return int(
@@ -119,10 +145,19 @@ class CaseResult:
     message: str = ""
     """The error, the damage, or the inputs that a mistrusted case would not notice."""
     repeat: str = ""
-    """"equal" if the second call gave the same bits, else the outputs that differ."""
+    """"equal" if every call gave the same bits, else the outputs that differ; "" after a single call."""
     capability: str = ""
     seconds: float = 0.0
-    """Of the two calls, without data, judging and the first use of the library."""
+    """Of the calls, without data, judging and the first use of the library."""
+    known: str = ""
+    """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
+    claim: str = ""
+    """"claimed", "not claimed", "newly unsupported" (status FAIL), or "" where nothing is recorded
+    (`pybnorm.check.claims`)."""
+    saved: str = ""
+    """File with the outputs, relative to the archive's folder."""
+    host: str = ""
+    """"hostname:process id" of where the case ran."""
 
     @property
     def ratio(self) -> float:
@@ -195,6 +230,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
         What the backend raised.
     """
     arrays: dict[str, _Guarded] = {}
+    not_given: list[str] = []
     packed = _arguments.packed_strides(problem.parameter_dims)
     unwritten = np.full(problem.parameter_dims, np.nan)
 
@@ -225,6 +261,10 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
                 "saved_inv_variance": parameter("saved_inv_variance"),
             }
         outputs += optional
+        for name in _STATISTICS:
+            if name not in optional:
+                parameter(name)  # beside the others and not given: nobody may write to it
+                not_given.append(name)
         handle.forward_training(
             data("x", inputs.x),
             parameter("scale", inputs.scale),
@@ -272,11 +312,15 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             **common,
         )
     session.device.synchronize()
-    return _collect(arrays, outputs, workspace_memory, session)
+    return _collect(arrays, outputs, not_given, workspace_memory, session)
 
 
 def _collect(
-    arrays: Mapping[str, _Guarded], outputs: list[str], workspace: Buffer | None, session: Session
+    arrays: Mapping[str, _Guarded],
+    outputs: list[str],
+    not_given: list[str],
+    workspace: Buffer | None,
+    session: Session,
 ) -> Observed:
     observed = Observed({}, [])
     for name, array in arrays.items():
@@ -286,7 +330,8 @@ def _collect(
         if name in outputs:
             observed.outputs[name] = values
         elif guarded and not unchanged:
-            observed.damage.append(f"changed its input {name}")
+            what = "what was not given to it," if name in not_given else "its input"
+            observed.damage.append(f"changed {what} {name}")
     if workspace is not None:
         after = _download(workspace, session)
         if not ((after[:GUARD] == PATTERN).all() and (after[-GUARD:] == PATTERN).all()):
@@ -297,38 +342,82 @@ def _collect(
 # ---------------------------------------------------------------- one case
 
 
-def run_case(problem: Problem, session: Session) -> CaseResult:
-    """Run `problem` twice on `session` and judge it. Raises nothing that a library or its data can cause."""
-    result = CaseResult(session.backend, str(problem), Status.PASS)
+def run_case(problem: Problem, session: Session, keep: str | None = None) -> CaseResult:
+    """Run `problem` on `session` and judge it. Raises nothing that a library or its data can cause.
+
+    Parameters
+    ----------
+    problem : Problem
+    session : Session
+    keep : str, optional
+        Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
+    """
+    result = CaseResult(session.backend, str(problem), Status.PASS, host=host())
     try:
+        if problem.streams > 1 and session.device.device_type == CPU:
+            result.status, result.message = Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams"
+            return result
         inputs = generate(problem)
-        started = time.perf_counter()
-        first = execute(problem, inputs, session)
-        second = execute(problem, inputs, session)
-        result.seconds = time.perf_counter() - started
+        calls = _Calls(problem, inputs, session)
+        result.seconds = calls.seconds
         result.capability = capability_words(session.capability(problem))
         expected = Expected(problem, inputs)
-        result.verdicts = [judge(expected, name, first.outputs[name]) for name in expected.outputs]
-        different = [n for n, values in first.outputs.items() if values.tobytes() != second.outputs[n].tobytes()]
-        result.repeat = ", ".join(different) or "equal"
-        for i, verdict in enumerate(result.verdicts):
-            if verdict.output in different:
-                again = judge(expected, verdict.output, second.outputs[verdict.output])
-                if again.status.severity > verdict.status.severity:
-                    again.note = "; ".join(filter(None, [again.note, "in the second of two equal calls"]))
-                    result.verdicts[i] = again
+        verdicts = {name: judge(expected, name, calls.first[name]) for name in expected.outputs}
+        if problem.repeats > 1:
+            result.repeat = ", ".join(dict.fromkeys(name for name, _, _ in calls.different)) or "equal"
+        for name, number, values in calls.different:
+            again = judge(expected, name, values)
+            if again.status.severity > verdicts[name].status.severity:
+                again.note = "; ".join(filter(None, [again.note, f"in call {number} of {problem.repeats} equal ones"]))
+                verdicts[name] = again
+        result.verdicts = list(verdicts.values())
         result.status = max((v.status for v in result.verdicts), key=lambda s: s.severity)
-        damage = list(dict.fromkeys(first.damage + second.damage))
-        if damage:
-            result.status, result.message = Status.FAIL, "; ".join(damage)
+        if calls.damage:
+            result.status, result.message = Status.FAIL, "; ".join(calls.damage)
         elif result.status in (Status.PASS, Status.WARN):
             blind = untrusted(problem, inputs, one_pass=result.status == Status.WARN)
             if blind:
                 result.status = Status.MISTRUSTED
                 result.message = "a change would not be noticed of: " + ", ".join(blind)
+        if keep is not None:
+            from pybnorm.check import archive
+
+            result.saved = archive.write_outputs(keep, session.backend, problem, calls.first)
     except Exception as error:
         result.status, result.message = classify(error), f"{type(error).__name__}: {error}"
+        derived = _arguments.derived_data_type(problem.dtype)
+        if isinstance(error, errors.ArgumentError) and problem.parameter_dtype != derived:
+            result.status = Status.UNSUPPORTED  # the package's own refusal, before the library sees the call
     return result
+
+
+class _Calls:
+    """The equal calls of one case: what the first gave, and what of the others is not the same bits."""
+
+    def __init__(self, problem: Problem, inputs: Inputs, session: Session) -> None:
+        self.first: dict[str, Array] = {}
+        self.different: list[tuple[str, int, Array]] = []
+        """Output, number of the call from 1, and values; results that came before are left out."""
+        self.seconds = 0.0
+        damage: dict[str, None] = {}
+        seen: dict[str, set[bytes]] = {}
+        try:
+            for number in range(problem.repeats):
+                place = session.on_stream(number % problem.streams) if problem.streams > 1 else session
+                started = time.perf_counter()
+                observed = execute(problem, inputs, place)
+                self.seconds += time.perf_counter() - started
+                damage |= dict.fromkeys(observed.damage)
+                for name, values in observed.outputs.items():
+                    bits = hashlib.sha256(values.tobytes()).digest()
+                    if number and bits not in seen[name]:
+                        self.different.append((name, number + 1, values))
+                    seen.setdefault(name, set()).add(bits)
+                self.first = self.first or observed.outputs
+        finally:
+            if problem.streams > 1:
+                session.on_stream(0)
+        self.damage = list(damage)
 
 
 def capability_words(bits: Capability) -> str:
@@ -381,9 +470,15 @@ def describe(backend: str) -> BackendInfo:
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
     try:
         info.device = open_session(backend).device.name
+        info.driver = devices.driver(library.device_type)
     except Exception as error:
         info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
     return info
+
+
+def device_type(backend: str) -> int:
+    """DLPack device type of the memory that the library of `backend` computes in."""
+    return _core.load(backend).device_type
 
 
 def override(backend: str) -> str:
@@ -394,82 +489,35 @@ def override(backend: str) -> str:
     return variable if os.environ.get(variable) else ""
 
 
-_sessions: dict[str, Session] = {}  # of this worker process
+_sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this process
 
 
-def _work(opener: Callable[[str], Session], backend: str, case: str) -> CaseResult:
-    if backend not in _sessions:
-        _sessions[backend] = opener(backend)
-    return run_case(Problem.parse(case), _sessions[backend])
+def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
+    """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
+    Here and not where results meet, because what is claimed may depend on the processor: a claim that does not hold
+    makes the case FAIL.
 
-def _ignore_interrupt() -> None:
-    # Ctrl-C reaches every process of the terminal; the one that prints decides what ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class Worker:
-    """A process that holds one backend's library. Usable as a context manager.
-
-    A case during which the process dies, by a signal or because the library called ``exit()``, is CRASHED; the next
-    case gets a new process.
-
-    Parameters
-    ----------
-    backend : str
-    opener : callable, optional
-        Importable function that opens the session inside the process; `open_session` by default.
+    Raises
+    ------
+    Exception
+        What `opener` raised.
     """
+    key = opener, backend
+    if key not in _sessions:
+        _sessions[key] = opener(backend)
+    problem = Problem.parse(case)
+    result = run_case(problem, _sessions[key], keep)
+    library = getattr(_sessions[key].handle, "library", None)  # simulated kernels have none
+    if library is not None:
+        result.claim = claims.check(backend, library.version, problem, result.status)
+    if result.claim == claims.NEWLY_UNSUPPORTED:
+        result.status = Status.FAIL
+        result.message = f"{result.claim}, but recorded as running in this version: {result.message}"
+    return result
 
-    def __init__(self, backend: str, opener: Callable[[str], Session] = open_session) -> None:
-        self.backend = backend
-        self._opener = opener
-        self._executor: ProcessPoolExecutor | None = None
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call an importable function in the process."""
-        if self._executor is None:
-            # spawn: a forked child would inherit the state of libraries and threads
-            context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, mp_context=context, initializer=_ignore_interrupt)
-        # The process may start here. It inherits the mask, which covers its imports, before the initializer.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return self._executor.submit(function, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def describe(self) -> Future[BackendInfo]:
-        """`describe` in the process, so that even loading a library cannot take this one down."""
-        return self.submit(describe, self.backend)
-
-    def run(self, problem: Problem) -> CaseResult:
-        """Run one case."""
-        try:
-            result: CaseResult = self.submit(_work, self._opener, self.backend, str(problem)).result()
-        except BrokenProcessPool:
-            self.close()
-            return CaseResult(self.backend, str(problem), Status.CRASHED, message="the library's process died")
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            return CaseResult(self.backend, str(problem), classify(error), message=text)
-        return result
-
-    def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
-        if self._executor is not None:
-            for process in list((self._executor._processes or {}).values()):
-                process.kill()
-        self.close()
-
-    def close(self) -> None:
-        """End the process, after the case it is at."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-            self._executor = None
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+@functools.cache
+def host() -> str:
+    """Host name and process id of this process, joined by a colon."""
+    return f"{socket.gethostname()}:{os.getpid()}"

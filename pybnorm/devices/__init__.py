@@ -9,7 +9,7 @@ from pybnorm._arrays import Buffer, Memory
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
-__all__ = ["Device", "device_for"]
+__all__ = ["Device", "device_count", "device_for", "driver"]
 
 
 class Device(Protocol):
@@ -85,4 +85,34 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
         from pybnorm.devices import hip
 
         return hip.Device(device_id)
+    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")
+
+
+def device_count(device_type: int) -> int:
+    """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`."""
+    if device_type == 1:
+        return 1
+    if device_type == 2:
+        from pybnorm.devices import cuda
+
+        return cuda.device_count()
+    if device_type == 10:
+        from pybnorm.devices import hip
+
+        return hip.device_count()
+    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")
+
+
+def driver(device_type: int) -> str:
+    """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`."""
+    if device_type == 1:
+        return ""
+    if device_type == 2:
+        from pybnorm.devices import cuda
+
+        return cuda.driver()
+    if device_type == 10:
+        from pybnorm.devices import hip
+
+        return hip.driver()
     raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")

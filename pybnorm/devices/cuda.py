@@ -160,6 +160,22 @@ class Device:
         return self._device.create_event(options)
 
 
+def device_count() -> int:
+    """How many devices the driver shows this process."""
+    _cuda_core()
+    driver = importlib.import_module("cuda.bindings.driver")
+    driver.cuInit(0)
+    status, count = driver.cuDeviceGetCount()
+    return int(count) if int(status) == 0 else 0
+
+
+def driver() -> str:
+    """The newest CUDA that the driver serves; it asks the driver and no device."""
+    _cuda_core()
+    status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+    return f"CUDA driver {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else ""
+
+
 def _cuda_core() -> Any:
     try:
         core = importlib.import_module("cuda.core")

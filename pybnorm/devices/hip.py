@@ -319,6 +319,18 @@ class Device:
         return _Block(self._hip, address.value or 0, self)
 
 
+def device_count() -> int:
+    """How many devices the HIP runtime shows this process."""
+    count = ctypes.c_int()
+    load().call("hipGetDeviceCount", ctypes.byref(count))
+    return count.value
+
+
+def driver() -> str:
+    """The HIP runtime's version."""
+    return "HIP runtime " + ".".join(map(str, load().version))
+
+
 def _open(file: str, no_load: bool) -> Runtime:
     mode = os.RTLD_NOW | os.RTLD_LOCAL | (os.RTLD_NOLOAD if no_load else 0)
     try:

@@ -13,7 +13,7 @@ import pytest
 import pybnorm
 
 HERE = Path(__file__).parent
-NOTHING_HERE = str(Path(__file__).with_name("nothing_here.py"))
+NOTHING_HERE = Path(__file__).with_name("nothing_here")
 ONE_CASE = ("check", "--backend", "onednn", "--case", "infer,spatial,f32,nchw,2x3x4x4")
 NOWHERE = {f"PYBNORM_LIB_{name.upper()}": "/nonexistent/library.so" for name in pybnorm.backends()}
 
@@ -53,7 +53,7 @@ def without_library(*arguments, **variables):
 def without_finding(*arguments, **variables):
     """Nothing is named, everything is searched, nothing is there."""
     package = Path(pybnorm.__file__).parents[1]
-    return run(*arguments, program=(NOTHING_HERE,), PYTHONPATH=str(package), **variables)
+    return run(*arguments, PYTHONPATH=os.pathsep.join(map(str, (NOTHING_HERE, package))), **variables)
 
 
 # ---------------------------------------------------------------- without a library
@@ -102,7 +102,7 @@ def test_a_required_library_that_is_absent_is_a_failure(variable):
         (["--case", "train,spatial,f32,nchw"], {}, "operation,mode,dtype,layout,dims"),
         (["--case", "train,spatial,f7,nchw,2x3"], {}, "dtype: got f7, allowed: f32 | f64 | f16 | bf16"),
         (["--backend", "mkl"], {}, "--backend: got mkl, allowed: cudnn | miopen | onednn"),
-        (["--suite", "all"], {}, "--suite: got all, allowed: smoke |"),
+        (["--suite", "all"], {}, "suite: got all, allowed: "),
         ([], {"PYBNORM_REQUIRE": "cudn"}, "PYBNORM_REQUIRE: got cudn, allowed: cudnn"),
         (["--unknown"], {}, "No such option"),
     ],
@@ -138,7 +138,7 @@ def test_info_lists_every_attempt_for_an_absent_library():
 def test_the_smoke_suite_passes_on_onednn_within_its_time(onednn, tmp_path):
     target = tmp_path / "smoke.json"
     started = time.monotonic()
-    done = run("check", "--backend", "onednn", "--json", str(target))
+    done = run("check", "--backend", "onednn", "-v", "--json", str(target))
     seconds = time.monotonic() - started
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     data = json.loads(target.read_text())
@@ -155,7 +155,8 @@ def test_the_smoke_suite_passes_on_onednn_within_its_time(onednn, tmp_path):
         assert case["repro"] == f"pybnorm check --backend onednn --case '{case['case']}'"
         assert case["repeat"] == ("equal" if case["status"] == "PASS" else "")
         if case["status"] == "UNSUPPORTED":
-            assert "Unsupported" in case["message"]
+            reasons = ("Unsupported", "ArgumentTypeError: scale: ", "a CPU has no streams")
+            assert any(reason in case["message"] for reason in reasons)
     assert seconds < 30
 
 
@@ -279,7 +280,7 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     assert data["exit_status"] == 130
     assert 0 < len(data["cases"]) < 20000
     assert {c["status"] for c in data["cases"]} == {"PASS"}
-    assert rest.count("PASS ") >= len(data["cases"])
+    assert f"onednn: {len(data['cases'])} cases, {len(data['cases'])} PASS\n" in rest
     assert f"incomplete: {len(data['cases'])} of 20000 cases\n" in rest
     assert rest.endswith("interrupted\n")
 
@@ -320,3 +321,177 @@ def test_the_reference_benchmark_prints_json():
     done = run("bench", "reference", "--repeats", "0")
     assert done.returncode == 2
     assert "--repeats" in done.stderr
+
+
+# ---------------------------------------------------------------- how a run is made
+
+INFER = "infer,spatial,f32,nchw,2x3x4x4,seed="
+LONG = "train,spatial,f32,nchw,1x1x1000x1000,fill=randn"  # a known defect of oneDNN up to 3.2
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_list_prints_lines_and_loads_nothing():
+    case = "train/infer,spatial,f32,nchw,2x3x4x4"
+    done = without_library("check", "--case", case, "--list")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "train,spatial,f32,nchw,2x3x4x4\ninfer,spatial,f32,nchw,2x3x4x4\n"
+    verbose = without_library("check", "--case", case, "--list", "-v").stdout.splitlines()
+    assert [line for line in verbose if not line.startswith(" ")] == done.stdout.splitlines()
+    assert any("MIOpenDriver bnorm" in line for line in verbose)
+    assert any("--bnorm" in line for line in verbose)
+
+
+def test_suites_and_cases_add_up(tmp_path):
+    suites = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for suite, seeds in zip(suites, ("1/2", "2/3"), strict=True):
+        suite.write_text(INFER + seeds + "\n")
+    done = run("check", "--suite", str(suites[0]), "--case", INFER + "9", "--suite", str(suites[1]), "--list")
+    assert done.stdout.splitlines() == [INFER + seed for seed in "9123"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--resume"], "--resume: got True, allowed: with --save DIR"),
+        (["--executor", "slurm"], "--executor: got slurm, allowed: pool | process | mpi | dask"),
+        (["--executor", "process", "--jobs", "2"], "--jobs: got 2, allowed: not with --executor process"),
+        (["--executor", "process", "--timeout", "2"], "--timeout: got 2.0, allowed: an executor other than process"),
+        (["--jobs", "0"], "0 is not in the range x>=1"),
+        (["--timeout", "0"], "0.0 is not in the range x>0"),
+        (["--require", "mkl"], "--require: got mkl, allowed: cudnn | miopen | onednn"),
+        (["--junit", "/nonexistent/x.xml"], "--junit: got /nonexistent/x.xml, allowed: a file that can be written"),
+        (["--html", "/nonexistent/x.html"], "--html: got /nonexistent/x.html, allowed: a file that can be written"),
+        (["--save", "/proc/nowhere"], "--save: got /proc/nowhere, allowed: a folder that can be written"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_before_anything_runs(arguments, text):
+    done = without_library("check", *arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert done.stdout == ""
+
+
+def test_require_is_a_failure_where_a_backend_cannot_run(onednn):
+    case = ("--case", INFER + "1")
+    done = run("check", *case, "--backend", "onednn", "--require", "cudnn", PYBNORM_LIB_CUDNN="/nonexistent/x.so")
+    assert done.returncode == 1
+    assert "cudnn was asked for and could not run" in done.stdout
+    assert run("check", *case, "--backend", "onednn", "--require", "onednn").returncode == 0
+
+
+def test_fail_fast_stops_after_the_first_failure(onednn, tmp_path):
+    suite, target = tmp_path / "suite.txt", tmp_path / "run.json"
+    mistrusted = "infer,spatial,bf16,nchw,4x3x4x4,fill=randn,alpha=1e-06,beta=1"
+    suite.write_text(f"{INFER}1/2\n{mistrusted}\n{INFER}{'/'.join(map(str, range(3, 200)))}\n")
+    arguments = ("check", "--backend", "onednn", "--suite", str(suite), "--jobs", "1", "--json", str(target))
+    done = run(*arguments, "--fail-fast")
+    assert done.returncode == 1, done.stdout
+    data = json.loads(target.read_text())
+    assert not data["complete"]
+    assert [c["case"] for c in data["cases"]][:3] == [INFER + "1", INFER + "2", mistrusted]
+    assert len(data["cases"]) < 20
+    assert "stopped by --fail-fast" in done.stdout
+    assert run(*arguments).returncode == 1
+    assert len(json.loads(target.read_text())["cases"]) == 200
+
+
+def test_a_known_defect_is_named_and_fails_unless_it_is_allowed(onednn, tmp_path):
+    from pybnorm.check import defects
+
+    if not defects.named("onednn-long-sums").in_version(onednn.version):
+        pytest.skip(f"oneDNN {onednn.version}: its known defect is of other versions")
+    target = tmp_path / "run.json"
+    arguments = ("check", "--backend", "onednn", "--case", LONG, "--json", str(target))
+    done = run(*arguments, OMP_NUM_THREADS="1")
+    assert done.returncode == 1
+    assert "known defect: onednn-long-sums" in done.stdout
+    assert "1 FAIL (1 known)" in done.stdout
+    allowed = run(*arguments, "--allow-known", "--fail-fast", OMP_NUM_THREADS="1")
+    assert allowed.returncode == 0
+    (case,) = json.loads(target.read_text())["cases"]
+    assert (case["status"], case["known"]) == ("FAIL", "onednn-long-sums")
+    wrong = ("--case", "infer,spatial,bf16,nchw,4x3x4x4,fill=randn,alpha=1e-06,beta=1")
+    assert run(*arguments, *wrong, "--allow-known", OMP_NUM_THREADS="1").returncode == 1
+
+
+def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_path):
+    target = tmp_path / "run.json"
+    slow = "train,spatial,f32,nchw,1x1x4000x4000,fill=randn"  # many seconds of data alone
+    cases = ("--case", slow, "--case", INFER + "1/2/3")
+    done = run("check", "--backend", "onednn", *cases, "--timeout", "2.5", "--jobs", "1", "--json", str(target))
+    assert done.returncode == 1
+    statuses = {c["case"]: c["status"] for c in json.loads(target.read_text())["cases"]}
+    assert statuses == {slow: "TIMEOUT"} | {INFER + seed: "PASS" for seed in "123"}
+    assert "not done after 2.5 s; the process was killed" in done.stdout
+
+
+def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    files = {option: tmp_path / f"run{option}" for option in ("--json", "--junit", "--html")}
+    options = [part for option, file in files.items() for part in (option, str(file))]
+    done = run("check", "--backend", "onednn", "--case", INFER + "1/2", *options)
+    assert done.returncode == 0, done.stderr
+    for file in files.values():
+        assert INFER + "2" in file.read_text()
+    assert json.loads(files["--json"].read_text())["schema"] == "pybnorm.check/1"
+
+
+def test_a_page_that_cannot_be_made_is_refused_before_the_run():
+    code = "import sys; sys.modules['jinja2'] = None; from pybnorm.cli import main; main(prog_name='pybnorm')"
+    done = run("check", "--html", "never.html", program=("-c", code))
+    assert done.returncode == 2
+    assert "pip install 'pybnorm[report]'" in done.stderr
+    assert not (HERE / "never.html").exists()
+
+
+def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn, tmp_path):
+    folder, suite = tmp_path / "run", tmp_path / "suite.txt"
+    suite.write_text(f"{INFER}{'/'.join(map(str, range(1, 401)))}\n")
+    arguments = [
+        *("check", "--backend", "onednn", "--suite", str(suite), "--jobs", "1", "--save", str(folder)),
+        *("--json", str(tmp_path / "run.json")),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybnorm", *arguments],
+        env=clean_environment(),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        journal = folder / "journal.jsonl"
+        while not journal.is_file() or journal.read_text().count("\n") < 10:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    interrupted = json.loads((folder / "run.json").read_text())
+    before = [c["case"] for c in interrupted["cases"]]
+    assert 9 <= len(before) < 400
+    assert not interrupted["complete"]
+    assert run(*arguments).returncode == 2  # holds a run already
+    done = run(*arguments, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((folder / "run.json").read_text())
+    assert data["complete"]
+    assert [c["case"] for c in data["cases"]] == [f"{INFER}{seed}" for seed in range(1, 401)]
+    assert data["cases"] == json.loads((tmp_path / "run.json").read_text())["cases"]
+    again = {c["case"]: c for c in data["cases"]}
+    assert [again[c["case"]] for c in interrupted["cases"]] == interrupted["cases"]  # host and time: not run twice
+    assert all((folder / c["saved"]).is_file() for c in data["cases"])
+    cases = [line["case"] for line in lines_of(journal) if "case" in line]
+    assert sorted(cases) == sorted(again)
+
+
+def test_a_support_record_of_this_machine_is_printed(onednn):
+    done = run("info", "--claims", "onednn")
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert record["first"] == list(onednn.version)
+    assert {d for c in record["combinations"] for d in c["dtypes"]} >= {"f32"}
+    assert run("info", "--claims", "mkl").returncode == 2
+    assert without_library("info", "--claims", "onednn").returncode == 1

@@ -1,15 +1,18 @@
 """Inputs depend on the line alone, and the exact fill is exact."""
 
+import dataclasses
 import hashlib
 import math
 import statistics
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from pybnorm.check import data
 from pybnorm.check.data import generate, normal, splitmix64, sums_are_exact, uniform
-from pybnorm.check.problem import Problem
-from pybnorm.enums import Operation
+from pybnorm.check.problem import FILLS, Problem
+from pybnorm.enums import Mode, Operation
 
 LINES = [
     "train,spatial,f32,nchw,4x9x3x4",
@@ -18,6 +21,21 @@ LINES = [
     "backward,spatial,f64,nchw,2x4x7,fill=randn,seed=5",
     "infer,spatial,f32,nchw,3x5x2x2",
     "infer,spatial,f64,nchw,3x5x2x2,fill=randn,kappa=100",
+    *(
+        line + fill
+        for fill in ("sqrteps", "ramp", "constant", "range", "paired", "special")
+        for line in (
+            "train,spatial,f32,nchw,4x9x3x4,fill=",
+            "backward,peract,bf16,nchw,5x3x2x2,beta=1,beta_param=1,seed=2,fill=",
+            "infer,spatial,f16,nchw,3x5x2x2,beta=1,fill=",
+            "backward,spatial,f64,nchw,2x4x7,seed=5,fill=",
+        )
+    ),
+    "train,spatial,f32,nchw,4x9x3x4,fill=sqrteps,kappa=3,eps=0.001",
+    "train,spatial,f32,nchw,4x9x3x4,fill=constant,magnitude=100",
+    "infer,spatial,f32,nchw,4x9x3x4,fill=range,magnitude=1e+30",
+    "train,spatial,f16,nchw,4x9x3x4,fill=randn,params=f16",
+    "backward,spatial,bf16,nchw,4x9x3x4,fill=randn,kappa=3",
 ]
 DIGESTS = [
     "611b43ae1b9ffec9",
@@ -26,6 +44,35 @@ DIGESTS = [
     "9c6d4eaa601580fd",
     "585f0e6eb059a626",
     "03c0d20bf81e36a1",
+    "4864ad9d417bef36",
+    "c1fb9036bc1cc199",
+    "ec95f642997be1a8",
+    "7261d31c91c3eea6",
+    "2c2dd5050721ff63",
+    "e26c320324726a51",
+    "77eb12fe712ec1cd",
+    "c5d0f2c8d614e5dd",
+    "2603df9c0486b2d8",
+    "5a3d006810543fbc",
+    "d1741ca29d34f553",
+    "7392242c00d55e53",
+    "de3235ba4ffb1f1a",
+    "5d51ba55ecd973ea",
+    "5581df88255ef50e",
+    "e5d4dc13a39c3b53",
+    "8c25f5738729dd81",
+    "1bbf9ed8ef5de127",
+    "5af97c7fe8fe045e",
+    "f5170929bd5421be",
+    "ea249278d2184095",
+    "9a912cd3d5fbbb14",
+    "79cc34bc7104fdde",
+    "79ef60187dabd07a",
+    "0d412e2f17e89c8b",
+    "c899ddf9a18b3f73",
+    "b3c7e9b764b5f731",
+    "3d7f01fd3e0d5d41",
+    "84d67e3532af741a",
 ]
 
 
@@ -164,3 +211,192 @@ def test_saved_statistics_are_not_all_those_of_x():
         ratio = inputs.saved_inv_variance.ravel() / inverse
         assert (np.abs(ratio[::2] - 1) < 0.05).all()
         assert (ratio[1::2] < 0.8).all()
+
+
+# ---------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_chunks_do_not_show(line, monkeypatch):
+    whole = digest(line)
+    for size in (1, 7, 50):
+        monkeypatch.setattr(data, "CHUNK", size)
+        assert digest(line) == whole
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_generating_needs_little_more_memory_than_the_arrays(fill):
+    """4 Mi elements: 16 MiB for each stored array; float64 copies of x would be 32 MiB each."""
+    problem = Problem.parse(f"backward,spatial,f32,nchw,16x64x64x64,fill={fill},beta=1")
+    assert problem.m <= data.CHUNK  # the exact fill sorts a whole statistic
+    tracemalloc.start()
+    inputs = generate(problem)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak - sum(a.nbytes for a in inputs.arrays().values()) < 64 * 2**20
+
+
+# ---------------------------------------------------------------- the fills
+
+
+def chain(row):
+    """The sum of a row by one float32 after the other."""
+    return float(np.add.accumulate(row.astype(np.float32))[-1])
+
+
+def rows_of(problem, array):
+    """Elements of each statistic, in logical order, as float64."""
+    values = array.astype(np.float64)
+    if problem.mode == Mode.PER_ACTIVATION:
+        return values.reshape(len(values), -1).T
+    return np.moveaxis(values, 1, 0).reshape(values.shape[1], -1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize(
+    ("mode", "dims"), [("spatial", "8x11x3x4"), ("spatial", "3x9x3x3"), ("peract", "5x3x7"), ("spatial", "64x2x99x99")]
+)
+def test_the_paired_fill_has_exact_sums(dtype, mode, dims):
+    """In integers: no partial sum, of whatever terms in whatever order, has more digits than the compute type."""
+    problem = Problem.parse(f"backward,{mode},{dtype},nchw,{dims},fill=paired")
+    assert sums_are_exact(problem)
+    inputs = generate(problem)
+    digits = 53 if dtype == "f64" else 24
+    half = data._paired_size(problem) // 2
+    x, dy = rows_of(problem, inputs.x) * half, rows_of(problem, inputs.dy)
+    mean = inputs.saved_mean.astype(np.float64).reshape(-1, 1) * half
+    for units in (x, dy, mean):
+        assert (units == np.rint(units)).all()
+    x, dy, mean = (a.astype(np.int64) for a in (x, dy, mean))
+    m = problem.m
+    assert (x.sum(axis=1) == m * mean[:, 0]).all()  # so the division by m is exact
+    assert (x[:, 0 : m - m % 2 : 2] + x[:, 1::2] == 2 * mean).all()
+    # every term at its largest, all of one sign
+    for terms in (x, x * x, (x - mean) ** 2, dy, dy * x, dy * (x - mean)):
+        assert m * int(np.abs(terms).max()) < 2**digits
+    inverse = inputs.saved_inv_variance.astype(np.float64)
+    assert (np.frexp(inverse)[0] == 0.5).all()  # powers of two
+    deviations = len(np.unique(np.abs(x - mean)))
+    assert deviations > 3 or m > 2**17 or half < 8
+    # what is stored is what was meant, to the bit
+    assert (x == rows_of(problem, data.round_to(inputs.x.astype(np.float64), problem.dtype)) * half).all()
+
+
+def test_the_paired_fill_is_not_exact_where_there_is_no_room():
+    assert sums_are_exact(Problem.parse("train,spatial,f32,nchw,64x1x255x256,fill=paired"))
+    assert not sums_are_exact(Problem.parse("train,spatial,f32,nchw,64x1x256x256,fill=paired"))
+    assert not sums_are_exact(Problem.parse("train,spatial,f32,nchw,8x1x2x2,fill=paired,eps=1e-05"))
+
+
+@pytest.mark.parametrize("line", ["train,spatial,f64,nchw,64x8x8x8", "train,peract,f64,nchw,4096x4x2"])
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
+def test_sqrteps_has_the_deviation_it_promises(line, epsilon):
+    problem = Problem.parse(f"{line},fill=sqrteps,kappa=2,eps={epsilon}")
+    rows = rows_of(problem, generate(problem).x)
+    np.testing.assert_allclose(rows.std(axis=1), math.sqrt(epsilon), rtol=0.05)
+    np.testing.assert_allclose(np.abs(rows.mean(axis=1)), 2 * math.sqrt(epsilon), rtol=0.05)
+    saved = generate(dataclasses.replace(Problem.parse("backward" + str(problem)[5:])))
+    expected = 1 / np.sqrt(rows.var(axis=1) + epsilon)
+    np.testing.assert_allclose(saved.saved_inv_variance.ravel()[::2], expected[::2], rtol=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "dims"), [("f32", "8x3x40x40"), ("f16", "2x3x17x19"), ("bf16", "2x3x5x7")])
+def test_a_ramp_has_no_value_twice_and_shows_every_mix_up_of_places(dtype, dims):
+    problem = Problem.parse(f"backward,spatial,{dtype},nchw,{dims},fill=ramp")
+    inputs = generate(problem)
+    x = inputs.x.astype(np.float64)
+    for row in rows_of(problem, inputs.x):
+        assert len(np.unique(row)) == row.size
+    n, c, h, w = problem.dims
+    deviation = x.std(axis=(0, 2, 3), keepdims=True)
+    for wrong in (
+        np.roll(x, 1, axis=3),
+        np.roll(x, 1, axis=2),
+        np.roll(x, 1, axis=0),
+        x.swapaxes(2, 3).reshape(x.shape),
+        x.transpose(0, 2, 3, 1).reshape(n, c, h, w),
+    ):
+        moved = np.abs(wrong - x) / deviation
+        assert np.median(moved) > 0.15
+    for name in ("scale", "saved_mean"):
+        values = getattr(inputs, name).ravel()
+        assert len(set(values.tolist())) == len(values) > 1
+
+
+def test_a_ramp_tells_thousands_of_channels_apart():
+    inputs = generate(Problem.parse("infer,spatial,f32,nchw,2x5000,fill=ramp"))
+    for name in ("scale", "bias", "mean"):
+        assert len(np.unique(getattr(inputs, name))) == 5000
+
+
+def test_a_ramps_gradients_have_sums_that_matter():
+    problem = Problem.parse("backward,spatial,f64,nchw,8x6x16x16,fill=ramp")
+    inputs = generate(problem)
+    x, dy = rows_of(problem, inputs.x), rows_of(problem, inputs.dy)
+    normal_x = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
+    assert (np.abs((dy * normal_x).mean(axis=1)) > 0.25).all()
+    assert (np.abs(dy.mean(axis=1))[[0, 2, 3, 5]] > 0.5).all()
+
+
+@pytest.mark.parametrize("mode", ["spatial", "peract"])
+@pytest.mark.parametrize("magnitude", [1, 100])
+def test_constant_channels_are_constant_and_the_others_are_not(mode, magnitude):
+    problem = Problem.parse(f"backward,{mode},bf16,nchw,16x7x8x8,fill=constant,magnitude={magnitude}")
+    inputs = generate(problem)
+    rows = rows_of(problem, inputs.x)
+    constant = np.ptp(rows, axis=1) == 0
+    assert constant[:6].tolist() == [True, False] * 3
+    assert not constant[-1]
+    levels = rows[:6:2, 0]
+    np.testing.assert_allclose(levels, [magnitude, 0, magnitude / 128], rtol=2**-8)
+    assert [chain(row) for row in rows[:6:2]] == [row[0] * len(row) for row in rows[:6:2]]
+    mean, inverse = (a.ravel().astype(np.float64) for a in (inputs.saved_mean, inputs.saved_inv_variance))
+    assert (mean[constant] == rows[constant, 0]).all()
+    np.testing.assert_allclose(inverse[constant], 1 / math.sqrt(problem.epsilon), rtol=1e-6)
+    given = generate(Problem.parse(f"infer,{mode},bf16,nchw,16x7x8x8,fill=constant,magnitude={magnitude}"))
+    assert ((given.variance.ravel() == 0) == constant).all()
+
+
+@pytest.mark.parametrize(("dtype", "magnitude"), [("f16", 65504), ("f32", 1e15), ("f32", 1e30), ("bf16", 1e-3)])
+@pytest.mark.parametrize("dims", ["16x8x9x9", "2x8"])
+def test_the_range_fill_reaches_its_magnitude_and_dx_stays_in_range(dtype, magnitude, dims):
+    problem = Problem.parse(f"backward,spatial,{dtype},nchw,{dims},fill=range,magnitude={magnitude}")
+    inputs = generate(problem)
+    x = rows_of(problem, inputs.x)
+    assert 0.5 * magnitude <= np.abs(x).max() <= magnitude * (1 + 2**-8)
+    assert (np.ptp(x, axis=1) >= magnitude / 64 * (1 - 2**-6)).all()
+    slope = (inputs.scale.astype(np.float64) * inputs.saved_inv_variance).ravel()
+    assert (np.abs(slope) > 0.3).all()
+    assert (np.abs(slope) < 2.1).all()
+    given = generate(Problem.parse(f"infer,spatial,{dtype},nchw,{dims},fill=range,magnitude={magnitude}"))
+    assert np.isfinite(4 * given.variance).all()
+
+
+@pytest.mark.parametrize("mode", ["spatial", "peract"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_special_fill_puts_one_value_into_one_statistic(mode, seed):
+    problem = Problem.parse(f"backward,{mode},f16,nchw,5x4x3x3,fill=special,seed={seed}")
+    inputs = generate(problem)
+    plain = generate(dataclasses.replace(problem, fill="randn"))
+    expected = [math.nan, math.inf, -math.inf][seed % 3]
+    hit, other = ("dy", "x") if seed >= 3 else ("x", "dy")
+    wrong = ~np.isfinite(rows_of(problem, getattr(inputs, hit)))
+    channels, places = np.nonzero(wrong)
+    assert channels.tolist() == [(len(wrong) - 1) // 2]
+    np.testing.assert_equal(rows_of(problem, getattr(inputs, hit))[channels, places], [expected])
+    assert np.isfinite(getattr(inputs, other)).all()
+    same = np.asarray(getattr(inputs, hit)) == np.asarray(getattr(plain, hit))
+    assert np.count_nonzero(~same) == 1
+    forward = generate(Problem.parse(f"train,{mode},f16,nchw,5x4x3x3,fill=special,seed={seed}"))
+    assert np.count_nonzero(~np.isfinite(forward.x)) == 1
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("mode", ["spatial", "peract"])
+def test_running_variances_are_not_negative_and_far_from_one(fill, mode):
+    inputs = generate(Problem.parse(f"infer,{mode},f64,nchw,4x64x2,fill={fill}"))
+    assert (inputs.variance >= 0).all()
+    assert (inputs.variance > 0).all() == (fill != "constant")
+    if fill not in ("exact", "randn", "paired", "constant", "special"):
+        return  # of data's own size
+    assert not ((inputs.variance > 0.6) & (inputs.variance < 1.6)).any()

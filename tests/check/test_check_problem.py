@@ -1,6 +1,5 @@
 """The problem language: exact round trips, defaults left out, errors that name the token."""
 
-import importlib.resources
 import math
 import pickle
 import shlex
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pybnorm.check.problem import OPTIONS, Problem, expand, read_suite
+from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -29,9 +28,11 @@ def problems(draw):
     for axis in order:
         strides[axis] = step
         step *= dims[axis] * draw(st.integers(1, 2))
-    fill = draw(st.sampled_from(["exact", "randn"]))
+    fill = draw(st.sampled_from(FILLS))
+    repeats = draw(st.integers(1, 1000))
     drawn = {
-        "kappa": draw(st.floats(0, 1e6)) if fill == "randn" else 0.0,
+        "kappa": draw(st.floats(0, 1e6)) if fill in ("randn", "sqrteps") else 0.0,
+        "magnitude": draw(st.none() | st.floats(1e-30, 6e4)) if fill in ("range", "constant") else None,
         "alpha": draw(finite),
         "beta": draw(finite),
         "alpha_param": draw(finite),
@@ -39,12 +40,16 @@ def problems(draw):
         "running": draw(st.booleans()),
         "saved": draw(st.booleans()),
         "factor": draw(st.floats(0, 1)),
-        "eps": draw(st.none() | st.floats(0, 1e3)),
+        "eps": draw(st.none() | st.floats(1e-300 if fill == "sqrteps" else 0, 1e3)),
+        "params": draw(st.none() | st.sampled_from(list(DataType))),
+        "repeats": repeats,
+        "streams": draw(st.integers(1, min(8, repeats))),
         "seed": draw(st.integers(0, 2**64 - 1)),
     }
     allowed = OPTIONS[operation]
     mode = draw(st.sampled_from(list(Mode)))
     m = dims[0] if mode == Mode.PER_ACTIVATION else math.prod(dims) // dims[1]
+    assume(fill not in ("constant", "special") or math.prod(dims) // m > 1)
     assume(not (m == 1 and operation == Operation.FORWARD_TRAINING and drawn["running"]))
     return Problem(
         operation,
@@ -80,8 +85,8 @@ def test_the_example_line():
 
 def test_defaults_are_left_out():
     line = "backward,peract,bf16,nhwc,2x3x4x5"
-    spelt = line + ",fill=exact,kappa=0,alpha=1,beta=0,alpha_param=1,beta_param=0,saved=1,eps=0.75,seed=0"
-    assert str(Problem.parse(spelt)) == line
+    spelt = line + ",fill=exact,kappa=0,magnitude=0,alpha=1,beta=0,alpha_param=1,beta_param=0,saved=1,eps=0.75,seed=0"
+    assert str(Problem.parse(spelt + ",params=f32,repeats=2,streams=1")) == line
     assert Problem.parse(line).strides == (60, 1, 15, 3)
 
 
@@ -94,8 +99,47 @@ def test_the_exact_fill_has_the_epsilon_that_makes_it_exact(dims, epsilon):
 
 
 @pytest.mark.parametrize(
+    ("tail", "magnitude", "epsilon"),
+    [
+        ("f32,nchw,4x3x5,fill=range", 1e15, 1e-5),
+        ("bf16,nchw,4x3x5,fill=range", 1e15, 1e-5),
+        ("f16,nchw,4x3x5,fill=range", 6e4, 1e-5),
+        ("f64,nchw,4x3x5,fill=range", 1e100, 1e-5),
+        ("f32,nchw,4x3x5,fill=range,magnitude=0.125", 0.125, 1e-5 / 64),
+        ("f32,nchw,4x3x5,fill=constant", 1.0, 1e-5),
+        ("f32,nchw,4x3x5,fill=paired", 0.0, 0.0625),
+        ("f32,nchw,4x3x5,fill=sqrteps", 0.0, 1e-5),
+        ("f64,nchw,4x3x5,fill=ramp", 0.0, 1e-5),
+    ],
+)
+def test_magnitude_epsilon_and_parameter_dtype_have_defaults_of_the_fill_and_the_dtype(tail, magnitude, epsilon):
+    problem = Problem.parse("train,spatial," + tail)
+    assert (problem.magnitude, problem.epsilon) == (magnitude, epsilon)
+    assert problem.parameter_dtype == (DataType.FLOAT64 if "f64" in tail else DataType.FLOAT32)
+    assert str(problem) == "train,spatial," + tail
+
+
+def test_the_parameter_dtype_of_a_line_is_taken():
+    problem = Problem.parse("train,spatial,f16,nchw,4x3x5,params=f16")
+    assert problem.parameter_dtype == DataType.FLOAT16
+    assert str(problem) == "train,spatial,f16,nchw,4x3x5,params=f16"
+
+
+@pytest.mark.parametrize(
     ("line", "token", "allowed"),
     [
+        ("train,spatial,f32,nchw,2x3,fill=sqrteps,eps=0", "0.0", "fill=sqrteps"),
+        ("train,spatial,f32,nchw,2x3,magnitude=2", "2.0", "fill=range/constant only (fill=exact)"),
+        ("train,spatial,f32,nchw,2x3,fill=range,magnitude=0", "0.0", "> 0 that f32 can hold"),
+        ("train,spatial,f16,nchw,2x3,fill=range,magnitude=7e4", "70000.0", "> 0 that f16 can hold"),
+        ("train,spatial,f32,nchw,4x1x2,fill=special", "special", "two statistics"),
+        ("infer,peract,f32,nchw,4x1,fill=constant", "constant", "two statistics"),
+        ("train,spatial,f32,nchw,2x3,params=f8", "f8", "f32 | f64 | f16 | bf16"),
+        ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
+        ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),
+        ("train,spatial,f32,nchw,2x3,repeats=two", "two", "from 1 to 1000"),
+        ("train,spatial,f32,nchw,2x3,repeats=20,streams=9", "9", "from 1 to 8"),
+        ("train,spatial,f32,nchw,2x3,streams=3", "3", "repeats=2"),
         ("train,spatial,f32,nchw", "train,spatial,f32,nchw", "operation,mode,dtype,layout,dims"),
         ("forward,spatial,f32,nchw,2x3", "forward", "train | infer | backward"),
         ("train,batch,f32,nchw,2x3", "batch", "spatial | persistent | peract"),
@@ -154,9 +198,66 @@ def test_a_suite_skips_comments_and_says_which_line_is_wrong():
         read_suite("# nothing\n")
 
 
+def write(folder, **files):
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+CASE = "infer,spatial,f32,nchw,2x3"
+
+
+def test_a_suite_includes_others_relative_to_itself(tmp_path):
+    write(
+        tmp_path,
+        top=f"{CASE}\n@sub/middle  # more\n{CASE},seed=4\n@smoke\n",
+        sub__middle=f"{CASE},seed=1\n@leaf\n",
+        sub__leaf=f"{CASE},seed=2\n{CASE},seed=1\n{CASE}\n",
+    )
+    problems = load_suite(str(tmp_path / "top"))
+    smoke = load_suite("smoke")
+    assert [str(p) for p in problems[:4]] == [CASE, CASE + ",seed=1", CASE + ",seed=2", CASE + ",seed=4"]
+    assert problems[4:] == smoke
+    assert load_suite(tmp_path / "top") == problems
+
+
+def test_a_file_beside_the_suite_goes_before_a_packaged_one(tmp_path):
+    write(tmp_path, top="@smoke\n", smoke=CASE)
+    assert [str(p) for p in load_suite(tmp_path / "top")] == [CASE]
+
+
+def test_what_two_suites_share_is_one_case_and_a_diamond_no_circle(tmp_path):
+    write(tmp_path, top="@a\n@b\n", a="@leaf\n", b=f"@leaf\n{CASE}\n", leaf=CASE)
+    assert [str(p) for p in load_suite(tmp_path / "top")] == [CASE]
+
+
+def test_suites_in_a_circle_are_an_error_that_shows_it(tmp_path):
+    write(tmp_path, a=f"{CASE}\n@b\n", b="@c\n", c="@a\n")
+    with pytest.raises(ArgumentError, match=r"a:2: .*b:1: .*c:1: suite: got .*a -> .*b -> .*c -> .*a,"):
+        load_suite(tmp_path / "a")
+    write(tmp_path, self="@self")
+    with pytest.raises(ArgumentError, match="circle"):
+        load_suite(tmp_path / "self")
+
+
+def test_a_suite_that_is_not_there_names_the_packaged_ones(tmp_path):
+    with pytest.raises(ArgumentError, match=r"suite: got nothing-like-it, allowed: .*smoke.* \| a readable file"):
+        load_suite("nothing-like-it")
+    write(tmp_path, top="@missing")
+    with pytest.raises(ArgumentError, match=r"top:1: suite: got missing"):
+        load_suite(tmp_path / "top")
+    write(tmp_path, wrong=f"@bad\n{CASE}", bad="train,oops,f32,nchw,2x3")
+    with pytest.raises(ArgumentError, match=r"wrong:1: .*bad:1: mode: got oops"):
+        load_suite(tmp_path / "wrong")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match="a readable file"):
+        load_suite(tmp_path / "binary")
+
+
 def test_the_smoke_suite_covers_every_operation_mode_dtype_layout_and_option():
-    text = (importlib.resources.files("pybnorm.check") / "suites" / "smoke.txt").read_text()
-    suite = read_suite(text, "smoke")
+    suite = load_suite("smoke")
+    assert {p.fill for p in suite} == set(FILLS)
     for operation, options in OPTIONS.items():
         own = [p for p in suite if p.operation == operation]
         assert {p.dtype for p in own} == set(DataType)

@@ -2,21 +2,34 @@
 
 import json
 import math
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import Kernels, array_of, open_aborting, open_exiting, open_nothing, open_simulated, session
+from simulated import (
+    Kernels,
+    array_of,
+    open_aborting,
+    open_exiting,
+    open_hanging,
+    open_nothing,
+    open_simulated,
+    session,
+)
 
 from pybnorm import devices, errors
 from pybnorm.check import report
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult, Session, Worker, classify, execute, run_case
+from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, execute, run_case
+from pybnorm.check.worker import DiedError, TimeLimitError, Worker
 
 CASE = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
 CASE_3D = Problem.parse("train,spatial,f32,nchw,8x3x4")
@@ -119,55 +132,297 @@ def test_repeats_are_compared_by_bit_and_a_harmless_difference_is_recorded():
 def test_a_wrong_second_call_fails_the_case():
     result = run_case(CASE, Session("onednn", Alternating(0.5), devices.device_for(1)))
     assert (result.status, result.repeat) == (Status.FAIL, "y")
-    assert "second of two equal calls" in next(v.note for v in result.verdicts if v.output == "y")
+    assert "in call 2 of 2 equal ones" in next(v.note for v in result.verdicts if v.output == "y")
+
+
+class Once(Alternating):
+    """Wrong in one call only."""
+
+    def __init__(self, call):
+        super().__init__(0.5)
+        self.call = call
+
+    def forward_training(self, x, scale, bias, y, **options):
+        Kernels.forward_training(self, x, scale, bias, y, **options)
+        self.calls += 1
+        if self.calls == self.call:
+            array_of(y)[0, 0, 0, 0] += self.error
+
+
+@pytest.mark.parametrize(("repeats", "call", "status"), [(5, 5, "FAIL"), (5, 6, "PASS"), (20, 7, "FAIL")])
+def test_every_repeat_is_looked_at(repeats, call, status):
+    kernels = Once(call)
+    problem = Problem.parse(f"train,spatial,f32,nchw,8x3x4x4,repeats={repeats}")
+    result = run_case(problem, Session("onednn", kernels, devices.device_for(1)))
+    assert kernels.calls == repeats
+    assert (result.status.value, result.repeat) == (status, "y" if status == "FAIL" else "equal")
+    notes = " ".join(v.note for v in result.verdicts)
+    assert (f"in call {call} of {repeats}" in notes) == (status == "FAIL")
+
+
+def test_one_call_is_compared_with_nothing():
+    result = run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4,repeats=1"), session())
+    assert (result.status, result.repeat) == (Status.PASS, "")
+
+
+class Remembering(Kernels):
+    """Writes its statistics where the case keeps memory for them, given or not."""
+
+    def __init__(self, uploads):
+        super().__init__()
+        self.uploads = uploads
+
+    def forward_training(self, x, scale, bias, y, **options):
+        super().forward_training(x, scale, bias, y, **options)
+        array_of(self.uploads[-1]._replace(pointer=self.uploads[-1].pointer + 256, dims=(1,), strides=(1,)))[0] = 1
+
+
+@pytest.mark.parametrize(("options", "what"), [(",saved=0", "saved_inv_variance"), (",running=0", "running_variance")])
+def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options, what):
+    device = devices.device_for(1)
+    uploads = []
+    upload = type(device).from_numpy
+    monkeypatch.setattr(
+        type(device), "from_numpy", lambda self, array: uploads.append(upload(self, array)) or uploads[-1]
+    )
+    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4" + options)
+    assert run_case(problem, session()).status == Status.PASS
+
+    class Indexed(Remembering):
+        def forward_training(self, *arguments, **given):
+            # the order of execute: what was asked for, what was not, then x, scale, bias and y
+            self.uploads = [self.all[-5]]
+            super().forward_training(*arguments, **given)
+
+    kernels = Indexed(uploads)
+    kernels.all = uploads
+    result = run_case(problem, Session("onednn", kernels, device))
+    assert (result.status, result.message) == (Status.FAIL, f"changed what was not given to it, {what}")
+
+
+class Streams(Kernels):
+    """Remembers which stream it was told to use at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.stream, self.seen = 0, []
+
+    def set_stream(self, stream):
+        self.stream = stream
+
+    def forward_inference(self, x, *arguments, **options):
+        self.seen.append((self.stream, x.device_id))
+        super().forward_inference(x, *arguments, **options)
+
+    def workspace_size(self, *_, **__):
+        return 0
+
+
+def test_repeats_take_turns_on_streams_and_memory_goes_with_them(monkeypatch):
+    made = []
+
+    class Numbered(type(devices.device_for(1))):
+        device_type = 2
+
+        def __init__(self, device_id=0):
+            super().__init__(0)
+            self.number = len(made) + 1
+            made.append(self)
+
+        @property
+        def stream(self):
+            return self.number
+
+        def from_numpy(self, array, dtype=None):  # the device's number in place of its ordinal, to be seen by the call
+            return super().from_numpy(array, dtype)._replace(device_id=self.number)
+
+    monkeypatch.setattr(devices, "device_for", lambda *_: Numbered())
+    monkeypatch.setattr(Session, "workspace_size", lambda *_: 0)
+    kernels = Streams()
+    place = Session("onednn", kernels, Numbered())
+    line = "infer,spatial,f32,nchw,2x3x4x4,repeats=5"
+    assert run_case(Problem.parse(line + ",streams=3"), place).status == Status.PASS
+    assert kernels.seen == [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2)]
+    assert kernels.stream == 1
+    kernels.seen.clear()
+    assert run_case(Problem.parse(line), place).status == Status.PASS
+    assert set(kernels.seen) == {(1, 1)}
+    assert len(made) == 3
+
+
+def test_a_cpu_has_no_second_stream():
+    result = run_case(Problem.parse("infer,spatial,f32,nchw,2x3x4x4,streams=2"), session())
+    assert (result.status, result.message) == (Status.UNSUPPORTED, "streams=2: a CPU has no streams")
+
+
+def test_a_parameter_type_that_the_package_refuses_is_unsupported():
+    def refusing(kind):
+        class Refusing(Kernels):
+            def forward_training(self, *_, **__):
+                raise kind("scale", "dtype f16", "f32")
+
+        return Session("onednn", Refusing(), devices.device_for(1))
+
+    problem = Problem.parse("train,spatial,f16,nchw,8x3x4x4,params=f16")
+    result = run_case(problem, refusing(errors.ArgumentTypeError))
+    assert result.status == Status.UNSUPPORTED
+    assert "scale: got dtype f16, allowed: f32" in result.message
+    assert run_case(CASE, refusing(errors.ArgumentError)).status == Status.FAIL  # not what the case is about
 
 
 # ---------------------------------------------------------------- processes
 
 
-@pytest.mark.parametrize("opener", [open_exiting, open_aborting])
-def test_a_dying_library_takes_one_case_with_it(opener):
+@pytest.mark.parametrize(("opener", "how"), [(open_exiting, "exit status 0"), (open_aborting, "SIGABRT")])
+def test_a_dying_library_takes_one_case_with_it(opener, how):
     with Worker("onednn", opener) as worker:
         assert worker.run(CASE_3D).status == Status.PASS
         crashed = worker.run(CASE)
         assert crashed.status == Status.CRASHED
+        assert crashed.message == f"the library's process died: {how}"
         assert crashed.case == str(CASE)
         assert worker.run(CASE_3D).status == Status.PASS
 
 
+def test_a_hanging_library_takes_one_case_and_its_time_with_it():
+    with Worker("onednn", open_hanging, timeout=4) as worker:
+        assert worker.run(CASE_3D).status == Status.PASS
+        before = worker.pid
+        started = time.monotonic()
+        result = worker.run(CASE)
+        assert 3.9 < time.monotonic() - started < 15
+        assert (result.status, result.case) == (Status.TIMEOUT, str(CASE))
+        assert result.message == "not done after 4 s; the process was killed"
+        with pytest.raises(ProcessLookupError):
+            os.kill(before, 0)
+        assert worker.run(CASE_3D).status == Status.PASS
+        assert worker.pid != before
+
+
 def test_a_worker_is_another_process_and_results_come_back_whole():
     with Worker("onednn", open_simulated) as worker:
-        assert worker.submit(os.getpid).result() != os.getpid()
+        assert worker.call(os.getpid) == worker.pid != os.getpid()
         there, here = worker.run(CASE), run_case(CASE, session())
+        assert there.host.endswith(f":{worker.pid}")
     there.seconds = here.seconds = 0
+    there.host = here.host
     assert there == here
+
+
+def test_calls_give_values_and_exceptions_even_those_that_cannot_be_pickled():
+    with Worker("onednn") as worker:
+        assert worker.call(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            worker.call(divmod, 7, 0)
+        with pytest.raises(TypeError, match="cannot pickle"):
+            worker.call(threading.Lock)
+        with pytest.raises(RuntimeError, match="ValueError: held by a lock"):
+            worker.call(raise_unpicklable)
+        with pytest.raises(RuntimeError, match="KeywordOnlyError: by name"):
+            worker.call(raise_keyword_only)
+        assert worker.call(divmod, 9, 4) == (2, 1)
+        assert worker.submit(divmod, 9, 4).result() == (2, 1)
+
+
+def test_a_worker_has_the_variables_that_it_is_given_before_anything_is_imported():
+    with Worker("onednn", environment={"OMP_NUM_THREADS": "3"}) as worker:
+        assert worker.call(os.getenv, "OMP_NUM_THREADS") == "3"
+        assert worker.call(os.getenv, "PATH") == os.environ["PATH"]
+
+
+def test_what_a_library_prints_does_not_get_into_standard_output(capfd):
+    with Worker("onednn") as worker:
+        worker.call(os.write, 1, b"from a library")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "from a library" in err
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_a_worker_not_even_while_it_starts(capfd):
     with Worker("onednn", open_simulated) as worker:
-        before = set(multiprocessing.active_children())
-        pending = worker.submit(os.getpid)
-        (process,) = set(multiprocessing.active_children()) - before
-        for _ in range(50):
-            os.kill(process.pid, signal.SIGINT)
-            time.sleep(0.01)
-        assert pending.result() == process.pid
-        os.kill(process.pid, signal.SIGINT)
-        assert worker.submit(os.getpid).result() == process.pid
-        assert worker.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        worker._start()
+        assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+        assert worker.call(os.getpid) == worker.pid
+        os.kill(worker.pid, signal.SIGINT)
+        assert worker.call(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
     assert capfd.readouterr().err == ""
 
 
 def test_a_worker_can_be_ended_in_the_middle_of_a_case():
     worker = Worker("onednn", open_simulated)
-    worker.submit(os.getpid).result()
+    process = worker.call(os.getpid)
     started = time.monotonic()
     pending = worker.submit(time.sleep, 60)
     while not pending.running():
         time.sleep(0.01)
     worker.kill()
+    with pytest.raises(DiedError, match="SIGKILL"):
+        pending.result()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert worker.call(os.getpid) != process
+    worker.close()
+    assert worker.pid is None
     assert time.monotonic() - started < 20
+
+
+def raise_unpicklable():
+    error = ValueError("held by a lock")
+    error.lock = threading.Lock()
+    raise error
+
+
+class KeywordOnlyError(Exception):
+    def __init__(self, *, text):
+        super().__init__(text)
+
+
+def raise_keyword_only():
+    raise KeywordOnlyError(text="by name")
+
+
+def start_and_report(seconds):
+    """What a library does that starts a compiler."""
+    return subprocess.Popen(["sleep", str(seconds)]).pid
+
+
+def alive(pid):
+    """Whether a process computes; one that waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def waits_for(condition):
+    for _ in range(500):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_what_a_worker_has_started_ends_with_it():
+    worker = Worker("onednn")
+    child = worker.call(start_and_report, 60)
+    assert alive(child)
+    with pytest.raises(TimeLimitError):
+        worker.call(time.sleep, 60, timeout=0.2)
+    assert waits_for(lambda: not alive(child))
+    worker.close()
+
+
+def test_a_busy_worker_ends_when_its_owner_is_killed():
+    code = (
+        "import sys, time; sys.path[:] = {!r}; from pybnorm.check.worker import Worker; worker = Worker('onednn');"
+        "worker.call(len, ''); worker.submit(time.sleep, 60); time.sleep(1); print(worker.pid, flush=True);"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code.format(sys.path)], stdout=subprocess.PIPE, text=True) as owner:
+        worker = int(owner.stdout.readline())
+        assert alive(worker)
+        owner.kill()
+    assert waits_for(lambda: not alive(worker))
 
 
 def test_a_session_that_does_not_open_is_a_failure_of_the_case():

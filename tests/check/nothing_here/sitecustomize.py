@@ -1,13 +1,9 @@
-"""The command, where the search finds no vendor library. Its worker processes import this file too."""
+"""First on PYTHONPATH, this makes the search of every process find no vendor library."""
 
 import dataclasses
 
 from pybnorm import _find
-from pybnorm.cli import main
 
 NOTHING = {"loaded_names": (), "pathfinder": "", "rocm_sdk": "", "distributions": (), "roots": (), "folders": ()}
 for _name, _spec in _find.SPECS.items():
     _find.SPECS[_name] = dataclasses.replace(_spec, sonames=(f"lib{_name}-nowhere.so",), **NOTHING)
-
-if __name__ == "__main__":
-    main(prog_name="pybnorm")

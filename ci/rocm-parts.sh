@@ -1,0 +1,20 @@
+# What is run on MIOpen, the same on the CPU (ci/rocm-rig.sh) and on a GPU (ci/rocm.sh), which source this file.
+# They define `part NAME VARIABLE=VALUE... -- COMMAND...`, which runs a command and notes its failure; $results, the
+# reports' folder as the command sees it; and $parallel, pytest's options for several processes. HIPCPU_ variables mean
+# nothing on a GPU.
+readonly PYTEST=(python3 -m pytest -q -p no:cacheprovider ${parallel[@]+"${parallel[@]}"})
+readonly ALONE=(python3 -m pytest -q -p no:cacheprovider) # tests that start processes of their own
+
+miopen_parts() {
+    part info -- python3 -m pybnorm info
+    part 'prototypes against the real header' -- "${PYTEST[@]}" tests/abi -k miopen
+    # Every block ends at an unreadable page, to the byte.
+    part 'calls and arrays, guard pages' HIPCPU_ALIGN=4 -- \
+        "${PYTEST[@]}" tests/backends tests/devices -k miopen --junitxml="$results/miopen-guard.xml"
+    part 'random calls, guard pages' HIPCPU_ALIGN=4 PYBNORM_FUZZ_CALLS=20000 -- \
+        "${ALONE[@]}" tests/fuzz -k miopen --junitxml="$results/miopen-fuzz.xml"
+    part 'operations, layers, graphs' -- \
+        "${PYTEST[@]}" tests/operations tests/layer tests/graph -k miopen --junitxml="$results/miopen-operations.xml"
+    part 'memory, streams, events' -- \
+        "${PYTEST[@]}" tests/unit/test_devices.py tests/unit/test_hip.py -k 'hip or time or double'
+}

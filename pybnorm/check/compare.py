@@ -1,0 +1,816 @@
+r"""Runs held against each other: two vendors, two versions of one library, two machines.
+
+A *side* is one backend of one run. Every two sides are compared on every case that both have. Where both kept their
+outputs (``check --save``) each element is judged: its inputs and its bounds follow from the problem's line, a side that
+is right is within the bound of its class (`pybnorm.check.bounds`; the class that held the output when it was judged,
+the loosest if none did), so two right sides are within the sum of both bounds. Sides that a wrong reference would
+condemn alike still agree with each other, and the reference is then seen to stand alone.
+
+Without outputs (files of ``check --json``, a crash) statuses are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pybnorm import __version__
+from pybnorm.check import archive, report
+from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, tiers
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.errors import ArgumentError
+
+__all__ = [
+    "ACCURACY",
+    "REFERENCE_ALONE",
+    "SCHEMA",
+    "Alone",
+    "CasePair",
+    "Change",
+    "Comparison",
+    "Difference",
+    "Outcome",
+    "OutputPair",
+    "Pair",
+    "Run",
+    "compare",
+    "compare_outputs",
+    "document",
+    "nearer_text",
+    "output_text",
+    "print_comparison",
+    "read",
+]
+
+Array = npt.NDArray[Any]
+
+SCHEMA = "pybnorm.compare/1"
+REFERENCE = "reference"
+ACCURACY = 1.1
+"""Factor between two worst ratios from which one is called better."""
+
+
+class Outcome(enum.Enum):
+    """What two sides are to each other on one case or output; the worst output decides a case."""
+
+    REFUSED = "refused"
+    """At least one is UNSUPPORTED; nothing to compare."""
+    AGREE = "agree"
+    """No outputs of both; both good, or both bad."""
+    EQUAL = "equal"
+    """The same bits."""
+    WITHIN = "within"
+    """Every difference is within the sum of both bounds."""
+    UNDECIDED = "undecided"
+    """A difference that the bounds say nothing about."""
+    DIFFER = "differ"
+    """No outputs of both; one good, one bad."""
+    BEYOND = "beyond"
+    """A difference larger than the sum of both bounds: at least one is wrong."""
+
+    @property
+    def severity(self) -> int:
+        """Position in the order above."""
+        return list(Outcome).index(self)
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing but such outcomes exits with 0."""
+        return self.severity < Outcome.UNDECIDED.severity
+
+
+class Change(enum.Enum):
+    """What became of a case from the first to the second of two runs of one backend."""
+
+    NONE = ""
+    FAILING = "newly failing"
+    """Was PASS, WARN or UNSUPPORTED."""
+    UNSUPPORTED = "newly unsupported"
+    """Was PASS or WARN."""
+    WARNED = "newly one-pass"
+    """PASS before, WARN now."""
+    OTHERWISE = "fails otherwise"
+    """One bad status before, another now; a refusal in place of a failure too."""
+    PASSING = "newly passing"
+    """PASS or WARN, and was bad."""
+    SUPPORTED = "newly supported"
+    UNWARNED = "no longer one-pass"
+    BITS = "bits changed"
+    """The same status, other bits."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether one such change makes the exit status 1."""
+        return self in (Change.FAILING, Change.UNSUPPORTED)
+
+
+# ---------------------------------------------------------------- runs
+
+
+@dataclasses.dataclass(eq=False)
+class Run:
+    """One run, and the letter that it has in this comparison."""
+
+    name: str
+    path: str
+    environment: dict[str, Any]
+    backends: dict[str, BackendInfo]
+    results: dict[tuple[str, str], CaseResult]
+    complete: bool
+    folder: Path | None
+    """Where the outputs are; None for a JSON file."""
+
+
+@dataclasses.dataclass(eq=False)
+class Side:
+    """One backend of one run."""
+
+    run: Run
+    info: BackendInfo
+
+    @property
+    def name(self) -> str:
+        """Such as ``B:cudnn``."""
+        return f"{self.run.name}:{self.info.backend}"
+
+    def result(self, case: str) -> CaseResult | None:
+        """The case's result, if the side has it."""
+        return self.run.results.get((self.info.backend, case))
+
+
+def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The runs at `paths`: folders of ``check --save`` or files of ``check --json``.
+
+    Raises
+    ------
+    ArgumentError
+        One is neither.
+    """
+    runs = []
+    for number, path in enumerate(paths):
+        document = archive.read_run(path)
+        results = {(c.backend, c.case): c for c in document["cases"]}
+        infos = {b.backend: b for b in document["backends"]}
+        for backend, _ in results:
+            infos.setdefault(backend, BackendInfo(backend))
+        name = chr(ord("A") + number) if number < 26 else f"run{number + 1}"
+        folder = Path(path) if Path(path).is_dir() else None
+        complete = bool(document.get("complete", True))
+        runs.append(Run(name, str(path), document["environment"], infos, results, complete, folder))
+    return runs
+
+
+# ---------------------------------------------------------------- results
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One element that two sides have differently."""
+
+    index: tuple[int, ...]
+    reference: float
+    first: float
+    second: float
+    bound: float
+    """Sum of both bounds."""
+    ratio: float
+
+
+@dataclasses.dataclass
+class OutputPair:
+    """Two sides' values of one output."""
+
+    output: str
+    outcome: Outcome
+    elements: int
+    different: int = 0
+    """Elements that differ in a bit."""
+    ratio: float = 0.0
+    """Worst difference / sum of both bounds."""
+    over: int = 0
+    undecided: int = 0
+    unjudged: int = 0
+    """Elements that differ where the right value is not finite or out of the type's range."""
+    classes: tuple[str, str] = ("", "")
+    """Whose bounds were added."""
+    first_nearer: int = 0
+    """Elements of which the first side is nearer to the reference."""
+    second_nearer: int = 0
+    worst: list[Difference] = dataclasses.field(default_factory=list)
+    """Up to ten elements by falling ratio."""
+
+
+@dataclasses.dataclass
+class CasePair:
+    """Two sides on one case."""
+
+    case: str
+    first: str
+    second: str
+    statuses: tuple[Status, Status]
+    outcome: Outcome
+    outputs: list[OutputPair] = dataclasses.field(default_factory=list)
+    ratios: tuple[float, float] = (0.0, 0.0)
+    """Worst error / bound of each side against the reference."""
+    change: Change = Change.NONE
+    repeatable: bool = True
+    """Neither side gave other bits when it was called again."""
+    known: tuple[str, str] = ("", "")
+
+
+@dataclasses.dataclass
+class Pair:
+    """Two sides on all cases that both have.
+
+    `kind` is "vendors", "versions", "machines", "settings" (environment variables) or "repeats".
+    """
+
+    first: str
+    second: str
+    kind: str
+    outcomes: dict[str, int]
+    changes: dict[str, int]
+    better: int
+    """Cases, passed by both, whose worst ratio is smaller in the second by the factor `ACCURACY`."""
+    worse: int
+    first_nearer: int
+    second_nearer: int
+    ratio: float
+    """Worst difference / sum of both bounds."""
+    only_first: list[str]
+    only_second: list[str]
+
+
+@dataclasses.dataclass
+class Alone:
+    """An output on which sides, or a side and the reference, disagree."""
+
+    case: str
+    output: str
+    groups: list[list[str]]
+    """Who agrees with whom, the reference among them; the largest group first."""
+    alone: str
+    """The one that all others, which agree with one another, disagree with; empty if there is none."""
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Everything that was found."""
+
+    runs: list[Run]
+    pairs: list[Pair]
+    cases: list[CasePair]
+    alone: list[Alone]
+    only: dict[str, list[str]]
+    """By run: cases that no other run has."""
+    notices: list[str]
+
+    @property
+    def regressions(self) -> list[CasePair]:
+        """Cases that fail or are refused, and were not in the earlier run of the same backend."""
+        return [c for c in self.cases if c.change.regression]
+
+    @property
+    def exit_status(self) -> int:
+        """0, 1 or 2.
+
+        0: all that was compared is equal, within the sum of both bounds, or agrees in its status. 1: something is
+        beyond, differs in its status, is undecided, or is a regression. 2: there was nothing to compare.
+        """
+        if self.regressions or any(not c.outcome.good for c in self.cases):
+            return 1
+        return 0 if any(c.outcome != Outcome.REFUSED for c in self.cases) else 2
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda done, total: None) -> Comparison:
+    """Compare every two sides of `runs`, of one run too.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Earlier versions of a library first: changes are told from an earlier argument to a later one.
+    progress : callable, optional
+        Called with the number of finished cases and of all cases.
+
+    Raises
+    ------
+    ArgumentError
+        An output file is damaged.
+    """
+    sides = [
+        Side(run, info)
+        for run in runs
+        for info in run.backends.values()
+        if any(b == info.backend for b, _ in run.results)
+    ]
+    lines = list(dict.fromkeys(case for run in runs for _, case in run.results))
+    pairs: list[CasePair] = []
+    alone: list[Alone] = []
+    for number, case in enumerate(lines):
+        progress(number, len(lines))
+        present = {side: result for side in sides if (result := side.result(case)) is not None}
+        found, disagreements = _case(case, present)
+        pairs += found
+        alone += disagreements
+    progress(len(lines), len(lines))
+    summaries = [_summary(a, b, pairs) for a, b in itertools.combinations(sides, 2)]
+    only = {}
+    for run in runs if len(runs) > 1 else ():
+        others = {case for other in runs if other is not run for _, case in other.results}
+        only[run.name] = list(dict.fromkeys(case for _, case in run.results if case not in others))
+    return Comparison(list(runs), summaries, pairs, alone, only, _notices(runs))
+
+
+def _notices(runs: Sequence[Run]) -> list[str]:
+    notices = []
+    for run in runs:
+        version = run.environment.get("pybnorm", "")
+        if version != __version__ and run.folder is not None:
+            notices.append(f"{run.name} is of pybnorm {version}; its inputs are taken to be those of {__version__}")
+        if not run.complete:
+            notices.append(f"{run.name} is not complete")
+        if run.folder is None:
+            notices.append(f"{run.name} is a file without outputs: only its statuses and ratios are compared")
+    return notices
+
+
+class _Outputs:
+    """The saved outputs of one case, read and judged no more than needed."""
+
+    def __init__(self, case: str, present: Mapping[Side, CaseResult]) -> None:
+        self.results = present
+        self.digests: dict[Side, dict[str, str]] = {}
+        for side, result in present.items():
+            if side.run.folder is not None and result.saved:
+                self.digests[side] = archive.output_digests(side.run.folder, result.saved)
+        self._arrays: dict[Side, dict[str, Array]] = {}
+        self._expected: Expected | None = None
+        self.problem: Problem | None
+        try:
+            self.problem = Problem.parse(case)
+        except ArgumentError:  # of a version whose language knows more
+            self.problem = None
+
+    def both(self, first: Side, second: Side) -> list[str]:
+        """Outputs that both sides have."""
+        if self.problem is None or first not in self.digests or second not in self.digests:
+            return []
+        return [name for name in self.digests[first] if name in self.digests[second]]
+
+    def pair(self, first: Side, second: Side, output: str) -> OutputPair:
+        one, two = self._tier(first, output), self._tier(second, output)
+        if self.digests[first][output] == self.digests[second][output]:
+            verdict = next((v for v in self.results[first].verdicts if v.output == output), None)
+            return OutputPair(output, Outcome.EQUAL, verdict.elements if verdict else 0, classes=(one.name, two.name))
+        if self._expected is None:
+            assert self.problem is not None
+            self._expected = Expected(self.problem, generate(self.problem))
+        return compare_outputs(
+            self._expected, output, (self._array(first, output), self._array(second, output)), (one, two)
+        )
+
+    def _tier(self, side: Side, output: str) -> Tier:
+        assert self.problem is not None
+        classes = tiers(self.problem, output)
+        named = {v.tier for v in self.results[side].verdicts if v.output == output}
+        return next((tier for tier in classes if tier.name in named), classes[-1])
+
+    def _array(self, side: Side, output: str) -> Array:
+        if side not in self._arrays:
+            assert side.run.folder is not None
+            self._arrays[side] = archive.read_outputs(side.run.folder, self.results[side].saved)
+        return self._arrays[side][output]
+
+
+def _case(case: str, present: Mapping[Side, CaseResult]) -> tuple[list[CasePair], list[Alone]]:
+    outputs = _Outputs(case, present)
+    pairs, agreement = [], {}
+    for first, second in itertools.combinations(present, 2):
+        results = present[first], present[second]
+        found = [outputs.pair(first, second, name) for name in outputs.both(first, second)]
+        for item in found:
+            agreement[first.name, second.name, item.output] = item.outcome in (Outcome.EQUAL, Outcome.WITHIN)
+        pair = CasePair(
+            case=case,
+            first=first.name,
+            second=second.name,
+            statuses=(results[0].status, results[1].status),
+            outcome=_outcome(results, found),
+            outputs=found,
+            ratios=(results[0].ratio, results[1].ratio),
+            repeatable=all(r.repeat in ("", "equal") for r in results),
+            known=(results[0].known, results[1].known),
+        )
+        if first.info.backend == second.info.backend:
+            pair.change = _change(pair)
+        pairs.append(pair)
+    return pairs, _disagreements(case, present, agreement)
+
+
+def _outcome(results: tuple[CaseResult, CaseResult], outputs: list[OutputPair]) -> Outcome:
+    if outputs:
+        return max((o.outcome for o in outputs), key=lambda o: o.severity)
+    if any(r.status == Status.UNSUPPORTED for r in results):
+        return Outcome.REFUSED
+    return Outcome.AGREE if results[0].status.good == results[1].status.good else Outcome.DIFFER
+
+
+def _change(pair: CasePair) -> Change:
+    before, now = pair.statuses
+    if before == now:
+        return Change.BITS if any(o.different for o in pair.outputs) else Change.NONE
+    if now == Status.UNSUPPORTED:
+        return Change.UNSUPPORTED if before.good else Change.OTHERWISE
+    if not now.good:
+        return Change.FAILING if before.good else Change.OTHERWISE
+    if not before.good:
+        return Change.PASSING
+    if before == Status.UNSUPPORTED:
+        return Change.SUPPORTED
+    return Change.WARNED if now == Status.WARN else Change.UNWARNED
+
+
+def _disagreements(
+    case: str, present: Mapping[Side, CaseResult], agreement: Mapping[tuple[str, str, str], bool]
+) -> list[Alone]:
+    """Outputs on which two of at least three, the reference being one, do not agree."""
+    found = []
+    for output in dict.fromkeys(name for *_, name in agreement):
+        edges = {frozenset(key[:2]): agrees for key, agrees in agreement.items() if key[2] == output}
+        for side, result in present.items():
+            for verdict in result.verdicts:
+                if verdict.output == output and any(side.name in edge for edge in edges):
+                    edges[frozenset((side.name, REFERENCE))] = verdict.status != Status.FAIL
+        if all(edges.values()):
+            continue
+        groups = _connected(edges)
+        single = [group for group in groups if len(group) == 1]
+        alone = single[0][0] if len(groups) == 2 and len(single) == 1 else ""
+        found.append(Alone(case, output, groups, alone))
+    return found
+
+
+def _connected(edges: Mapping[frozenset[str], bool]) -> list[list[str]]:
+    groups = [{name} for name in dict.fromkeys(name for edge in edges for name in sorted(edge))]
+    for edge, agrees in edges.items():
+        if agrees:
+            joined = [group for group in groups if group & edge]
+            groups = [group for group in groups if not group & edge] + [set().union(*joined)]
+    return sorted((sorted(group) for group in groups), key=lambda group: (-len(group), group))
+
+
+def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
+    own = [c for c in cases if (c.first, c.second) == (first.name, second.name)]
+    lines = [[case for backend, case in side.run.results if backend == side.info.backend] for side in (first, second)]
+    both = set(lines[0]) & set(lines[1])
+    passed = [c for c in own if all(s in (Status.PASS, Status.WARN) for s in c.statuses)]
+    outputs = [o for c in own for o in c.outputs]
+    return Pair(
+        first=first.name,
+        second=second.name,
+        kind=_kind(first, second),
+        outcomes=dict(Counter(c.outcome.value for c in own)),
+        changes=dict(Counter(c.change.value for c in own if c.change != Change.NONE)),
+        better=sum(c.ratios[1] * ACCURACY < c.ratios[0] for c in passed),
+        worse=sum(c.ratios[0] * ACCURACY < c.ratios[1] for c in passed),
+        first_nearer=sum(o.first_nearer for o in outputs),
+        second_nearer=sum(o.second_nearer for o in outputs),
+        ratio=max((o.ratio for o in outputs), default=0.0),
+        only_first=[case for case in lines[0] if case not in both],
+        only_second=[case for case in lines[1] if case not in both],
+    )
+
+
+def _kind(first: Side, second: Side) -> str:
+    if first.info.backend != second.info.backend:
+        return "vendors"
+    if first.info.version != second.info.version:
+        return "versions"
+    environments = [side.run.environment for side in (first, second)]
+    if first.info.device != second.info.device or environments[0].get("host") != environments[1].get("host"):
+        return "machines"
+    return "settings" if archive.settings(environments[0]) != archive.settings(environments[1]) else "repeats"
+
+
+# ---------------------------------------------------------------- elements
+
+
+def compare_outputs(
+    expected: Expected, output: str, values: tuple[Array, Array], classes: tuple[Tier, Tier]
+) -> OutputPair:
+    """Judge the difference of two sides' values of one output by the sum of the bounds of their classes.
+
+    Parameters
+    ----------
+    expected : Expected
+    output : str
+        A key of ``expected.outputs``.
+    values : pair of ndarray
+        As stored, in logical order.
+    classes : pair of Tier
+        Of `pybnorm.check.bounds.tiers`: the class that each side is held to.
+
+    Raises
+    ------
+    ArgumentError
+        An array is not of the output's shape.
+    """
+    shape = expected.outputs[output].shape
+    for array in values:
+        if array.size != int(np.prod(shape)):
+            raise ArgumentError(output, f"shape {array.shape}", f"shape {shape}")
+    first, second = (array.reshape(shape) for array in values)
+    largest = expected.precision.max_out if output in ("y", "dx") else expected.precision.max_param
+    pair = OutputPair(output, Outcome.EQUAL, int(np.prod(shape)), classes=(classes[0].name, classes[1].name))
+    words = [np.dtype(f"u{array.dtype.itemsize}") for array in (first, second)]
+    for part in expected.parts(output, None, classes):
+        raw = first[part.index], second[part.index]
+        with np.errstate(all="ignore"):
+            bits = [np.ascontiguousarray(r).view(w) for r, w in zip(raw, words, strict=True)]
+            pair.different += int(np.count_nonzero(bits[0] != bits[1])) if words[0] == words[1] else raw[0].size
+            one, two = (r.astype(np.float64) for r in raw)
+            right = part.reference
+            (bound_one, unsure_one), (bound_two, unsure_two) = part.classes
+            total, unsure = bound_one + bound_two, unsure_one | unsure_two
+            judged = np.isfinite(right) & (np.abs(right) + np.maximum(bound_one, bound_two) <= largest)
+            judged |= unsure & np.isfinite(right)  # its bound may be NaN
+            same = (one == two) | (np.isnan(one) & np.isnan(two))
+            difference = np.where(same, 0.0, np.abs(one - two))
+            wild = ~same & ~np.isfinite(difference)
+            ratio = np.where(same, 0.0, np.where(wild, np.inf, difference / total))
+            held = ratio <= 1
+            certain = judged & (~unsure | held | wild)
+            errors = [np.where(np.isfinite(v), np.abs(v - right), np.inf) for v in (one, two)]
+        pair.over += int(np.count_nonzero(certain & ~held))
+        pair.undecided += int(np.count_nonzero(judged & ~certain))
+        pair.unjudged += int(np.count_nonzero(~judged & ~same))
+        pair.first_nearer += int(np.count_nonzero(judged & (errors[0] < errors[1])))
+        pair.second_nearer += int(np.count_nonzero(judged & (errors[1] < errors[0])))
+        ratio = np.where(certain, ratio, 0.0)
+        pair.ratio = max(pair.ratio, float(ratio.max(initial=0.0)))
+        _remember(pair.worst, part.index, right, one, two, total, ratio)
+    if pair.over:
+        pair.outcome = Outcome.BEYOND
+    elif pair.undecided:
+        pair.outcome = Outcome.UNDECIDED
+    elif pair.different:
+        pair.outcome = Outcome.WITHIN
+    return pair
+
+
+def _remember(
+    worst: list[Difference],
+    place: tuple[slice, ...],
+    right: Array,
+    first: Array,
+    second: Array,
+    bound: Array,
+    ratio: Array,
+) -> None:
+    """Merge a block's largest ratios into the list of worst points."""
+    flat = ratio.ravel()
+    chosen = np.argpartition(flat, -WORST_POINTS)[-WORST_POINTS:] if flat.size > WORST_POINTS else np.arange(flat.size)
+    for i in chosen:
+        if flat[i] > 0:
+            local = np.unravel_index(int(i), ratio.shape)
+            index = tuple(int(k) + s.start for k, s in zip(local, place, strict=True))
+            numbers = (float(array[local]) for array in (right, first, second, bound, ratio))
+            worst.append(Difference(index, *numbers))
+    worst.sort(key=lambda point: -point.ratio)
+    del worst[WORST_POINTS:]
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as `json.dumps` writes it; ``schema.json`` describes it."""
+    data = {
+        "schema": SCHEMA,
+        "pybnorm": __version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "runs": [
+            {
+                "name": run.name,
+                "path": run.path,
+                "environment": run.environment,
+                "backends": list(run.backends.values()),
+                "cases": len(run.results),
+                "outputs": sum(bool(r.saved) for r in run.results.values()) if run.folder is not None else 0,
+                "complete": run.complete,
+            }
+            for run in comparison.runs
+        ],
+        "pairs": [vars(pair) for pair in comparison.pairs],
+        "cases": [
+            vars(case) | {"outcome": case.outcome.value, "change": case.change.value, "outputs": _outputs(case)}
+            for case in comparison.cases
+        ],
+        "alone": [vars(item) for item in comparison.alone],
+        "only": comparison.only,
+        "notices": comparison.notices,
+        "exit_status": comparison.exit_status,
+    }
+    result: dict[str, Any] = report.to_json(data)
+    return result
+
+
+def _outputs(case: CasePair) -> list[dict[str, Any]]:
+    return [
+        vars(o)
+        | {
+            "outcome": o.outcome.value,
+            # the points of differences within the bounds are many and of no interest
+            "worst": [vars(point) for point in o.worst] if not o.outcome.good else [],
+        }
+        for o in case.outputs
+    ]
+
+
+# ---------------------------------------------------------------- terminal
+
+STYLES = {
+    Outcome.REFUSED: "cyan",
+    Outcome.AGREE: "green",
+    Outcome.EQUAL: "green",
+    Outcome.WITHIN: "green",
+    Outcome.UNDECIDED: "magenta",
+    Outcome.DIFFER: "bold red",
+    Outcome.BEYOND: "bold red",
+}
+SHOWN = 20
+"""Rows of a list in the terminal, unless all are asked for."""
+
+
+def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
+    """The comparison as tables; lists are cut after `SHOWN` entries, which is said, unless `verbose`."""
+    for run in comparison.runs:
+        libraries = ", ".join(
+            f"{info.label or info.backend} {report.version_text(info)} on {info.device}".strip()
+            for info in run.backends.values()
+            if not info.problem
+        )
+        environment = run.environment
+        made = f"pybnorm {environment.get('pybnorm')}, {environment.get('date', '')}, {environment.get('host', '')}"
+        console.print(Text.assemble((f"{run.name} = {run.path}: ", "bold"), f"{libraries}; {made}"), soft_wrap=True)
+    for notice in comparison.notices:
+        console.print(Text(notice, "yellow"))
+    _print_pairs(console, comparison)
+    for pair in comparison.pairs:
+        _print_changes(console, comparison, pair, verbose)
+    _print_beyond(console, comparison, verbose)
+    _print_alone(console, comparison, verbose)
+    for name, lines in comparison.only.items():
+        _print_list(console, f"only in {name}: {len(lines)} cases", lines, verbose)
+
+
+def _print_pairs(console: Console, comparison: Comparison) -> None:
+    present = [o for o in Outcome if any(o.value in pair.outcomes for pair in comparison.pairs)]
+    table = Table(box=box.SIMPLE_HEAD, title="pairs; ratio is the worst difference / sum of both bounds")
+    for name in ("first", "second", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", *(o.value for o in present), "ratio", "nearer to the reference", "only first", "only second"):
+        table.add_column(name, justify="right")
+    for pair in comparison.pairs:
+        counts = [Text(str(pair.outcomes.get(o.value, "")), STYLES[o]) for o in present]
+        ratio = report.ratio_text(pair.ratio) if pair.ratio else ""
+        only = [str(len(lines) or "") for lines in (pair.only_first, pair.only_second)]
+        names = pair.first, pair.second, pair.kind
+        table.add_row(*names, str(sum(pair.outcomes.values())), *counts, ratio, nearer_text(pair), *only)
+    console.print(table)
+
+
+def nearer_text(pair: Pair) -> str:
+    """Who is nearer to the reference, in shares of the elements of which one of the two is."""
+    total = pair.first_nearer + pair.second_nearer
+    if not total:
+        return ""
+    share = math.floor(100 * pair.first_nearer / total + 0.5)
+    return f"{share} % : {100 - share} %"
+
+
+def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose: bool) -> None:
+    """What changed between two runs of one backend."""
+    if pair.kind == "vendors":
+        return
+    own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    title = f"{pair.first} to {pair.second} ({pair.kind})"
+    counts = ", ".join(f"{number} {name}" for name, number in pair.changes.items()) or "no case changed"
+    accuracy = f"nearer to the reference by a factor of {ACCURACY}: {pair.better} cases, farther: {pair.worse}"
+    console.print(Text.assemble((f"{title}: ", "bold"), f"{counts}; {accuracy}"))
+    for change in Change:
+        changed = [c for c in own if c.change == change]
+        if change in (Change.NONE, Change.BITS) and not (verbose and change == Change.BITS):
+            continue
+        lines = [f"{_statuses(c)} {c.case}{_known(c)}" for c in changed]
+        _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if change.regression else "")
+    moved = [c for c in own if c.change == Change.BITS and _factor(c) > ACCURACY]
+    moved.sort(key=_factor, reverse=True)
+    lines = [f"{report.ratio_text(c.ratios[0])} -> {report.ratio_text(c.ratios[1])} {c.case}" for c in moved]
+    _print_list(console, f"bits and worst error / bound changed: {len(lines)}", lines, verbose)
+
+
+def _factor(case: CasePair) -> float:
+    low, high = sorted(case.ratios)
+    return high / low if low else math.inf if high else 1.0
+
+
+def _statuses(case: CasePair) -> str:
+    return f"{case.statuses[0].value} -> {case.statuses[1].value}"
+
+
+def _known(case: CasePair) -> str:
+    known = ", ".join(dict.fromkeys(filter(None, case.known)))
+    return f" (known defect {known})" if known else ""
+
+
+def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> None:
+    bad = [c for c in comparison.cases if not c.outcome.good]
+    for case in bad if verbose else bad[:SHOWN]:
+        names = (
+            f" {case.first} {case.statuses[0].value}, {case.second} {case.statuses[1].value}: {case.case}{_known(case)}"
+        )
+        console.print(Text.assemble((case.outcome.value, STYLES[case.outcome]), names))
+        for output in case.outputs:
+            if not output.outcome.good:
+                _print_output(console, case, output)
+    if len(bad) > SHOWN and not verbose:
+        console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html", highlight=False)
+
+
+def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
+    text = f"  {output.output}: {output_text(output)}"
+    console.print(text, markup=False, highlight=False)
+    if not output.worst:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for title in ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for point in output.worst:
+        numbers = (f"{value:.9g}" for value in (point.reference, point.first, point.second))
+        ratio = report.ratio_text(point.ratio)
+        table.add_row(",".join(map(str, point.index)), *numbers, f"{point.bound:.3g}", ratio)
+    console.print(table)
+
+
+def output_text(output: OutputPair) -> str:
+    """Counts of an output in one line."""
+    parts = [f"{output.outcome.value}, {output.different} of {output.elements} elements differ"]
+    if output.over:
+        parts.append(f"{output.over} by more than both bounds")
+    if output.undecided:
+        parts.append(f"{output.undecided} undecided")
+    if output.unjudged:
+        parts.append(f"{output.unjudged} where the reference is not finite or out of range")
+    parts.append(f"nearer to the reference: first {output.first_nearer}, second {output.second_nearer}")
+    return "; ".join(parts)
+
+
+def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> None:
+    if not comparison.alone:
+        return
+    table = Table(box=box.SIMPLE_HEAD, title="who stands alone")
+    for name in ("alone", "output", "agree with one another"):
+        table.add_column(name)
+    table.add_column("CASE", overflow="fold")
+    for item in comparison.alone if verbose else comparison.alone[:SHOWN]:
+        groups = " | ".join(", ".join(group) for group in item.groups if item.alone not in group)
+        table.add_row(Text(item.alone or "no single one", "bold"), item.output, groups, Text(item.case))
+    console.print(table)
+    counts = Counter(item.alone or "no single one" for item in comparison.alone)
+    console.print("outputs: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()), highlight=False)
+    if counts[REFERENCE]:
+        console.print(REFERENCE_ALONE, highlight=False)
+
+
+REFERENCE_ALONE = "Where the reference stands alone, it is wrong or all libraries share a convention that it does not."
+
+
+def _print_list(console: Console, title: str, lines: Sequence[str], verbose: bool, style: str = "") -> None:
+    if not lines:
+        return
+    console.print(Text(f"  {title}", style))
+    for line in lines if verbose else lines[:SHOWN]:
+        console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
+    if len(lines) > SHOWN and not verbose:
+        console.print(f"    and {len(lines) - SHOWN} more; all with -v or --json", highlight=False)

@@ -1,0 +1,144 @@
+"""A run as JUnit XML, which CI systems show as a list of tests.
+
+One ``testsuite`` per backend, one ``testcase`` per case: ``classname`` is backend.operation, ``name`` the problem's
+line. What was judged wrong is a ``failure``, what could not be judged an ``error``, a refusal ``skipped``; a WARN has
+passed and says why in ``system-out``. A library that did not run is a suite with one case, skipped, or an error where
+it was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from typing import IO, Any
+
+from pybnorm.check import report
+from pybnorm.check.bounds import Status, Verdict
+from pybnorm.check.runner import BackendInfo, CaseResult
+
+__all__ = ["write"]
+
+_ELEMENTS = {
+    Status.UNSUPPORTED: "skipped",
+    Status.INCONCLUSIVE: "failure",
+    Status.MISTRUSTED: "failure",
+    Status.RESOURCE: "error",
+    Status.BUILD_FAILED: "error",
+    Status.CRASHED: "error",
+    Status.TIMEOUT: "error",
+    Status.FAIL: "failure",
+}
+"""PASS and WARN have none."""
+
+
+def write(
+    target: str | os.PathLike[str] | IO[str],
+    environment: dict[str, Any],
+    backends: Sequence[BackendInfo],
+    results: Sequence[CaseResult],
+    missing: Sequence[str] = (),
+) -> None:
+    """Write the run.
+
+    Parameters
+    ----------
+    target : path or text stream
+    environment : dict
+        `pybnorm.check.report.environment`.
+    backends : sequence of BackendInfo
+    results : sequence of CaseResult
+    missing : sequence of str, optional
+        Backends that had to run and could not.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    root = ET.Element("testsuites", name="pybnorm check")
+    for info in backends:
+        root.append(_suite(environment, info, [r for r in results if r.backend == info.backend], missing))
+    for name in ("tests", "failures", "errors", "skipped"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("time", f"{sum(r.seconds for r in results):.6f}")
+    ET.indent(root)
+    text = '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    if isinstance(target, (str, os.PathLike)):
+        with open(target, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        target.write(text)
+
+
+def _suite(
+    environment: dict[str, Any], info: BackendInfo, results: list[CaseResult], missing: Sequence[str]
+) -> ET.Element:
+    suite = ET.Element("testsuite", name=f"pybnorm.{info.backend}", timestamp=str(environment.get("date", "")))
+    suite.set("hostname", str(environment.get("host", "")))
+    properties = ET.SubElement(suite, "properties")
+    versions = {n: environment[n] for n in ("pybnorm", "python", "numpy", "platform", "cpu") if n in environment}
+    library = {"library": info.label, "version": report.version_text(info), "path": info.path}
+    library |= {"device": info.device, "driver": info.driver}
+    for name, value in (versions | library | environment.get("drivers", {})).items():
+        ET.SubElement(properties, "property", name=name, value=report.printable(str(value)))
+    cases = [_case(result) for result in results]
+    if info.problem and not results:
+        cases = [_absent(info, missing)]
+    suite.extend(cases)
+    suite.set("tests", str(len(cases)))
+    for name, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(sum(case.find(element) is not None for case in cases)))
+    suite.set("time", f"{sum(r.seconds for r in results):.6f}")
+    return suite
+
+
+def _case(result: CaseResult) -> ET.Element:
+    operation = result.case.partition(",")[0]
+    case = ET.Element(
+        "testcase",
+        classname=f"{result.backend}.{operation}",
+        name=report.printable(result.case),
+        time=f"{result.seconds:.6f}",
+    )
+    lines = [result.message] if result.message else []
+    lines += [f"known defect: {result.known}"] if result.known else []
+    lines += [f"support: {result.claim}"] if result.claim else []
+    lines += [_verdict(v) for v in result.verdicts if v.status != Status.PASS]
+    lines.append(report.repro(result))
+    element = _ELEMENTS.get(result.status)
+    if element is None:
+        if result.status != Status.PASS:
+            ET.SubElement(case, "system-out").text = report.printable("\n".join([result.status.value, *lines]))
+        return case
+    found = ET.SubElement(case, element, type=result.status.value, message=report.printable(_headline(result)))
+    found.text = report.printable("\n".join(lines))
+    return case
+
+
+def _headline(result: CaseResult) -> str:
+    first = result.message.partition("\n")[0]
+    worst = [f"{v.output}: error / bound {report.ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good]
+    known = [f"known defect {result.known}"] if result.known else []
+    return "; ".join([result.status.value, *known, *([first] if first else []), *worst])
+
+
+def _verdict(verdict: Verdict) -> str:
+    lines = [f"{verdict.output}: {report.verdict_text(verdict)}"]
+    for point in verdict.worst:
+        index = ",".join(map(str, point.index))
+        lines.append(
+            f"  [{index}] reference {point.reference:.9g}, got {point.got:.9g}, bound {point.bound:.3g}, "
+            f"error / bound {report.ratio_text(point.ratio)}"
+        )
+    return "\n".join(lines)
+
+
+def _absent(info: BackendInfo, missing: Sequence[str]) -> ET.Element:
+    case = ET.Element("testcase", classname=info.backend, name="library", time="0")
+    asked = bool(info.override) or info.backend in missing
+    found = ET.SubElement(case, "error" if asked else "skipped", message=report.printable(info.problem))
+    if asked:
+        found.set("type", "unusable" if info.loaded else "absent")
+    found.text = report.printable("\n".join(f"{how}: {file}: {why}" for how, file, why in info.attempts))
+    return case

@@ -1,0 +1,357 @@
+"""Batch norm kernels in NumPy, as libraries write them, with the faults that libraries have had.
+
+They take the buffers that a `pybnorm.Handle` takes, compute in float32 (float64 for float64 data) and store in the
+dtype of the data, so the judge sees what it would see of a vendor. Nothing here uses the reference. The judge's own
+test bench: `pybnorm.check.detection` and the tests run cases on them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, devices
+from pybnorm._arrays import Buffer, Memory
+from pybnorm.check.data import numpy_dtype
+from pybnorm.check.runner import Session
+from pybnorm.enums import DataType, Mode
+
+__all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
+
+Array = npt.NDArray[Any]
+_Part: TypeAlias = tuple[Array, Array, int]  # mean, sum of squared deviations, count
+
+STYLES = ("two_pass", "sequential", "welford", "folded", "one_pass")
+"""Correct ways to compute; the last is correct as far as its cancellation lets it be."""
+
+BUGS = (
+    "dropped element",
+    "vector tail",
+    "unbiased variance normalizes",
+    "partial sums through 16 bit",
+    "epsilon outside the root",
+    "epsilon missing",
+    "epsilon 1e-3",
+    "variance as inverse",
+    "dx without mean(dy)",
+    "dx without projection",
+    "dscale and dbias through 16 bit",
+    "16-bit results truncated",
+    "biased running variance",
+    "old and new swapped in the running average",
+    "recomputes saved statistics",
+    "first channel's scale for all",
+    "result as channels first",
+    "prior read with beta 0",
+    "prior ignored",
+    "writes past the end",
+    "writes into the gaps",
+    "changes its input",
+    "NaN in one element",
+)
+
+CHUNK = 4096
+"""Elements that a work group of the vector kernels reads at a time, four by each thread."""
+PARTIAL = 256
+"""Elements of a partial sum."""
+LANES = 64
+"""Chains of the Welford kernel, merged at the end; one where there are fewer elements than `CHUNK`."""
+
+
+def array_of(buffer: Buffer) -> Array:
+    """A writable NumPy view of a buffer in host memory, which is not checked."""
+    dtype = numpy_dtype(buffer.dtype)
+    size = _arguments.span(buffer.dims, buffer.strides) * dtype.itemsize
+    memory: Any = (ctypes.c_char * size).from_address(buffer.pointer)
+    return np.ndarray(buffer.dims, dtype, buffer=memory, strides=tuple(s * dtype.itemsize for s in buffer.strides))
+
+
+def _truncated(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Stored in a 16-bit dtype without the bits that do not fit."""
+    if numpy_dtype(DataType.BFLOAT16) == dtype:
+        bits = values.astype(np.float32).view(np.uint32) >> np.uint32(16)
+        return bits.astype(np.uint16).view(dtype)
+    near = values.astype(dtype)
+    too_far = np.abs(near.astype(values.dtype)) > np.abs(values)
+    return np.where(too_far, np.nextafter(near, dtype.type(0)), near)
+
+
+class Kernels:
+    """A handle whose calls are NumPy code.
+
+    Parameters
+    ----------
+    style : str
+        One of `STYLES`.
+    bug : str, optional
+        One of `BUGS`.
+    """
+
+    def __init__(self, style: str = "two_pass", bug: str | None = None) -> None:
+        assert style in STYLES
+        assert bug is None or bug in BUGS
+        self.style, self.bug = style, bug
+
+    # ---------------------------------------------------------------- pieces
+
+    def rows(self, array: Array, mode: Mode) -> Array:
+        """(statistics, m) in the compute type."""
+        work = np.float64 if array.dtype == np.float64 else np.float32
+        if mode == Mode.PER_ACTIVATION:
+            return array.reshape(array.shape[0], -1).T.astype(work)
+        return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(work)
+
+    def back(self, rows: Array, shape: tuple[int, ...], mode: Mode) -> Array:
+        """From (statistics, m) to `shape`."""
+        if mode == Mode.PER_ACTIVATION:
+            return rows.T.reshape(shape)
+        return np.moveaxis(rows.reshape(shape[1], shape[0], *shape[2:]), 0, 1)
+
+    def short(self, like: Array) -> np.dtype[Any]:
+        """The 16-bit dtype that a careless kernel would pass values through."""
+        return like.dtype if like.itemsize == 2 else numpy_dtype(DataType.BFLOAT16)
+
+    def sum(self, values: Array, short: np.dtype[Any]) -> Array:
+        """Over the last axis, which stays with length 1."""
+        if self.bug == "dropped element":
+            values = values[:, :-1]
+        if self.bug == "vector tail":
+            # of the last chunk, thread i reads four elements from i on and not from 4 i on
+            whole = values.shape[1] // CHUNK * CHUNK
+            fours = (values.shape[1] - whole) // 4
+            places = whole + (np.arange(fours)[:, None] + np.arange(4)).ravel()
+            rest = values[:, whole + 4 * fours :]
+            values = np.concatenate([values[:, :whole], values[:, places], rest], axis=1)
+        if self.bug == "partial sums through 16 bit":
+            missing = -values.shape[1] % PARTIAL
+            blocks = np.pad(values, ((0, 0), (0, missing))).reshape(values.shape[0], -1, PARTIAL)
+            values = blocks.sum(axis=2).astype(short).astype(values.dtype)
+        if self.style == "sequential":
+            return np.add.accumulate(values, axis=1)[:, -1:]
+        return np.ascontiguousarray(values).sum(axis=1, keepdims=True)
+
+    def welford(self, x: Array) -> tuple[Array, Array]:
+        """Mean and biased variance by Welford's recurrence in a few chains, merged as Chan, Golub & LeVeque do."""
+        work, count = x.dtype.type, x.shape[1]
+        if self.bug == "dropped element":
+            x = x[:, :-1]
+        chains = LANES if x.shape[1] >= CHUNK else 1
+        parts = [x[:, i::chains] for i in range(chains)]
+        length = min(part.shape[1] for part in parts)
+        lanes = np.stack([part[:, :length] for part in parts], axis=1)
+        mean, second = np.zeros(lanes.shape[:2], x.dtype), np.zeros(lanes.shape[:2], x.dtype)
+        for i in range(length):
+            delta = lanes[:, :, i] - mean
+            mean = mean + delta / work(i + 1)
+            second = second + delta * (lanes[:, :, i] - mean)
+        merged = mean[:, :1], second[:, :1], length
+        for i in range(1, chains):
+            merged = self._merge(merged, (mean[:, i : i + 1], second[:, i : i + 1], length))
+        for part in parts:
+            for i in range(length, part.shape[1]):
+                merged = self._merge(merged, (part[:, i : i + 1], np.zeros_like(part[:, :1]), 1))
+        return merged[0], merged[1] / work(count)
+
+    def _merge(self, one: _Part, other: _Part) -> _Part:
+        (mean, squares, count), (other_mean, other_squares, other_count) = one, other
+        work, total, delta = mean.dtype.type, count + other_count, other_mean - mean
+        share = work(other_count) / work(total)
+        return mean + delta * share, squares + other_squares + delta * delta * (work(count) * share), total
+
+    def statistics(self, x: Array, short: np.dtype[Any]) -> tuple[Array, Array]:
+        """Mean and biased variance of (statistics, m)."""
+        m = x.dtype.type(x.shape[1])
+        if self.style == "welford":
+            return self.welford(x)
+        mean = self.sum(x, short) / m
+        if self.style == "one_pass":
+            return mean, self.sum(x * x, short) / m - mean * mean
+        centred = x - mean
+        return mean, self.sum(centred * centred, short) / m
+
+    def inverse(self, variance: Array, epsilon: float, m: int) -> Array:
+        """1 / sqrt(variance + epsilon)."""
+        work = variance.dtype.type
+        epsilon = work({"epsilon missing": 0.0, "epsilon 1e-3": 1e-3}.get(self.bug or "", epsilon))
+        if self.bug == "unbiased variance normalizes" and m > 1:
+            variance = variance * work(m) / work(m - 1)
+        if self.bug == "epsilon outside the root":
+            return work(1) / (np.sqrt(variance) + epsilon)
+        return work(1) / np.sqrt(variance + epsilon)
+
+    def parameter(self, buffer: Buffer, work: Any) -> Array:
+        """(statistics, 1) in the compute type."""
+        return array_of(buffer).reshape(-1, 1).astype(work)
+
+    def scale(self, buffer: Buffer, work: Any) -> Array:
+        """The scales."""
+        values = self.parameter(buffer, work)
+        return np.broadcast_to(values[:1], values.shape) if self.bug == "first channel's scale for all" else values
+
+    def normalize(self, x: Array, mean: Array, inverse: Array, scale: Array, bias: Array) -> Array:
+        """The y of (statistics, m)."""
+        if self.style == "folded":
+            a = scale * inverse
+            return x * a + (bias - mean * a)
+        return (x - mean) * inverse * scale + bias
+
+    def store(self, buffer: Buffer, rows: Array, mode: Mode, alpha: float, beta: float) -> None:
+        """Blend and write y or dx."""
+        out = array_of(buffer)
+        values = self.back(rows, out.shape, mode)
+        work = rows.dtype.type
+        values = work(alpha) * values
+        if (beta != 0 and self.bug != "prior ignored") or self.bug == "prior read with beta 0":
+            values = values + work(beta) * out.astype(work)
+        if self.bug == "NaN in one element":
+            values.flat[values.size // 2] = np.nan
+        if self.bug == "16-bit results truncated" and out.itemsize == 2:
+            values = _truncated(values, out.dtype)
+        values = values.astype(out.dtype)
+        if self.bug == "result as channels first" and out.size:
+            image: Any = (ctypes.c_char * (out.size * out.itemsize)).from_address(buffer.pointer)
+            np.ndarray(out.shape, out.dtype, buffer=image)[...] = values
+        else:
+            out[...] = values
+        if self.bug == "writes past the end":
+            end = buffer.pointer + _arguments.span(buffer.dims, buffer.strides) * out.itemsize
+            ctypes.c_uint16.from_address(end).value = 0
+        if self.bug == "writes into the gaps":
+            span = _arguments.span(buffer.dims, buffer.strides)
+            gaps: Any = (ctypes.c_char * (span * out.itemsize)).from_address(buffer.pointer)
+            np.ndarray(span, out.dtype, buffer=gaps)[buffer.strides[0] - 1] = 0
+
+    def store_parameter(self, buffer: Buffer, values: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Blend and write a parameter."""
+        out = array_of(buffer)
+        work = values.dtype.type
+        values = work(alpha) * values.reshape(out.shape)
+        if beta != 0:
+            values = values + work(beta) * out
+        out[...] = values
+
+    # ---------------------------------------------------------------- calls
+
+    @np.errstate(all="ignore")
+    def forward_training(
+        self,
+        x: Buffer,
+        scale: Buffer,
+        bias: Buffer,
+        y: Buffer,
+        *,
+        mode: Mode,
+        alpha: float,
+        beta: float,
+        epsilon: float,
+        exponential_average_factor: float,
+        workspace: Memory | None,
+        running_mean: Buffer | None = None,
+        running_variance: Buffer | None = None,
+        saved_mean: Buffer | None = None,
+        saved_inv_variance: Buffer | None = None,
+    ) -> None:
+        """As `pybnorm.Handle.forward_training`."""
+        rows = self.rows(array_of(x), mode)
+        work, m = rows.dtype.type, rows.shape[1]
+        mean, variance = self.statistics(rows, self.short(array_of(x)))
+        inverse = self.inverse(variance, epsilon, m)
+        used = variance if self.bug == "variance as inverse" else inverse
+        result = self.normalize(rows, mean, used, self.scale(scale, work), self.parameter(bias, work))
+        self.store(y, result, mode, alpha, beta)
+        if saved_mean is not None and saved_inv_variance is not None:
+            self.store_parameter(saved_mean, mean)
+            self.store_parameter(saved_inv_variance, used)
+        if running_mean is not None and running_variance is not None:
+            f = work(exponential_average_factor)
+            if self.bug == "old and new swapped in the running average":
+                f = 1 - f
+            batch = variance if self.bug == "biased running variance" else variance * work(m) / work(m - 1)
+            for buffer, new in ((running_mean, mean), (running_variance, batch)):
+                old = self.parameter(buffer, work)
+                self.store_parameter(buffer, (1 - f) * old + f * new)
+        if self.bug == "changes its input":
+            array_of(x).flat[0] = 0.125
+
+    @np.errstate(all="ignore")
+    def forward_inference(
+        self,
+        x: Buffer,
+        scale: Buffer,
+        bias: Buffer,
+        running_mean: Buffer,
+        running_variance: Buffer,
+        y: Buffer,
+        *,
+        mode: Mode,
+        alpha: float,
+        beta: float,
+        epsilon: float,
+        workspace: Memory | None,
+    ) -> None:
+        """As `pybnorm.Handle.forward_inference`."""
+        rows = self.rows(array_of(x), mode)
+        work = rows.dtype.type
+        variance = self.parameter(running_variance, work)
+        inverse = variance if self.bug == "variance as inverse" else self.inverse(variance, epsilon, rows.shape[1])
+        mean = self.parameter(running_mean, work)
+        self.store(
+            y,
+            self.normalize(rows, mean, inverse, self.scale(scale, work), self.parameter(bias, work)),
+            mode,
+            alpha,
+            beta,
+        )
+
+    @np.errstate(all="ignore")
+    def backward(
+        self,
+        x: Buffer,
+        dy: Buffer,
+        scale: Buffer,
+        dx: Buffer,
+        dscale: Buffer,
+        dbias: Buffer,
+        *,
+        mode: Mode,
+        alpha_data: float,
+        beta_data: float,
+        alpha_param: float,
+        beta_param: float,
+        epsilon: float,
+        workspace: Memory | None,
+        saved_mean: Buffer | None = None,
+        saved_inv_variance: Buffer | None = None,
+    ) -> None:
+        """As `pybnorm.Handle.backward`."""
+        rows, grad = self.rows(array_of(x), mode), self.rows(array_of(dy), mode)
+        work, m = rows.dtype.type, rows.dtype.type(rows.shape[1])
+        short = self.short(array_of(x))
+        if saved_mean is None or saved_inv_variance is None or self.bug == "recomputes saved statistics":
+            mean, variance = self.statistics(rows, short)
+            inverse = self.inverse(variance, epsilon, rows.shape[1])
+        else:
+            mean, inverse = self.parameter(saved_mean, work), self.parameter(saved_inv_variance, work)
+            if self.bug == "variance as inverse":
+                inverse = self.inverse(inverse, epsilon, rows.shape[1])
+        normal = (rows - mean) * inverse
+        g_bias = self.sum(grad, short)
+        if self.style == "one_pass":
+            g_scale = (self.sum(grad * rows, short) - mean * g_bias) * inverse
+        else:
+            g_scale = self.sum(grad * normal, short)
+        if self.bug == "dscale and dbias through 16 bit":
+            g_bias, g_scale = g_bias.astype(short).astype(work), g_scale.astype(short).astype(work)
+        mean_dy: Any = 0 if self.bug == "dx without mean(dy)" else g_bias / m
+        projection: Any = 0 if self.bug == "dx without projection" else normal * (g_scale / m)
+        self.store(dx, self.scale(scale, work) * inverse * (grad - mean_dy - projection), mode, alpha_data, beta_data)
+        self.store_parameter(dscale, g_scale, alpha_param, beta_param)
+        self.store_parameter(dbias, g_bias, alpha_param, beta_param)
+
+
+def session(style: str = "two_pass", bug: str | None = None) -> Session:
+    """A session on simulated kernels, under the name of the CPU backend."""
+    return Session("onednn", Kernels(style, bug), devices.device_for(1))

@@ -1,0 +1,259 @@
+"""A process that holds one backend's library, so that a library that dies or hangs takes one case with it.
+
+The process is started without :mod:`multiprocessing`, which cannot start children from its own daemons (as dask's
+workers are) and has no way to end a call that hangs. It gets functions and arguments, pickled, through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, describe, open_session, run_line
+
+__all__ = ["DiedError", "TimeLimitError", "Worker", "failed", "serve"]
+
+_START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.worker import serve; serve({calls}, {lifeline})"
+_GRACE = 10.0
+"""Seconds that a process has to end by itself once nothing is asked of it any more."""
+
+
+class DiedError(RuntimeError):
+    """The process ended during a call."""
+
+
+class TimeLimitError(RuntimeError):
+    """The call took longer than it may, and the process was ended."""
+
+
+class Worker:
+    """A process that holds one backend's library. Usable as a context manager.
+
+    A case during which the process dies, by a signal or because the library called ``exit()``, is CRASHED; one that
+    takes longer than `timeout` is TIMEOUT and its process is killed. The next case gets a new process.
+
+    Parameters
+    ----------
+    backend : str
+    opener : callable, optional
+        Importable function that opens the session inside the process; `open_session` by default.
+    timeout : float, optional
+        Seconds that a case may take, the start of the process and of the library included.
+    environment : mapping of str to str, optional
+        Variables that the process has beside those of this one.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        opener: Callable[[str], Session] = open_session,
+        *,
+        timeout: float | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.timeout = timeout
+        self.environment = dict(environment or {})
+        self._opener = opener
+        self._process: subprocess.Popen[bytes] | None = None
+        self._calls: Connection | None = None
+        self._lifeline = -1
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while there is no process."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:
+        """Call an importable function in the process, one call at a time.
+
+        Raises
+        ------
+        DiedError
+            The process ended.
+        TimeLimitError
+            `timeout` seconds have passed; the process has been killed.
+        Exception
+            What the function raised.
+        """
+        message = pickle.dumps((function, arguments))
+        if self._process is not None and self._process.poll() is not None:
+            self._forget()  # it was killed, or died, between two calls
+        if self._process is None:
+            self._start()
+        process, calls = self._process, self._calls
+        assert process is not None
+        assert calls is not None
+        try:
+            calls.send_bytes(message)
+            in_time = calls.poll(timeout)
+            good, value = pickle.loads(calls.recv_bytes()) if in_time else (False, None)
+        except (EOFError, OSError):
+            self.kill()  # and what it has started itself
+            self._forget()
+            raise DiedError(f"the library's process died: {_ending(process)}") from None
+        if not in_time:
+            self.kill()
+            self._forget()
+            raise TimeLimitError(f"not done after {timeout:g} s; the process was killed")
+        if good:
+            return value
+        assert isinstance(value, Exception)
+        raise value
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """`call`, without waiting."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"pybnorm {self.backend}")
+        return self._thread.submit(self.call, function, *arguments)
+
+    def describe(self) -> BackendInfo:
+        """`pybnorm.check.runner.describe` in the process: even loading a library cannot take this one down."""
+        info: BackendInfo = self.call(describe, self.backend, timeout=self.timeout)
+        return info
+
+    def run(self, problem: Problem, keep: str | None = None) -> CaseResult:
+        """Run one case; `keep` as in `pybnorm.check.runner.run_case`."""
+        case = str(problem)
+        try:
+            arguments = (self._opener, self.backend, case, keep)
+            result: CaseResult = self.call(run_line, *arguments, timeout=self.timeout)
+        except Exception as error:
+            return failed(self.backend, case, error)
+        return result
+
+    def kill(self) -> None:
+        """End the process at once, and what it has started. For any thread; a call in progress raises `DiedError`."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        """End the process, after the calls that were submitted."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+        process = self._process
+        if process is not None:
+            assert self._calls is not None
+            self._calls.close()
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._forget()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        watched, self._lifeline = os.pipe()
+        # copies above the numbers of the standard streams, which may be closed here and are set anew there
+        passed = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.fileno(), watched)]
+        code = _START.format(path=sys.path, calls=passed[0], lifeline=passed[1])
+        # what a library prints must not get into a report on standard output
+        stderr = subprocess.DEVNULL if sys.__stderr__ is None else 2
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=os.environ | self.environment,
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                start_new_session=True,  # a terminal's Ctrl-C does not reach it; the one that prints decides what ends
+            )
+        finally:
+            theirs.close()
+            for fd in (watched, *passed):
+                os.close(fd)
+        self._calls = ours
+
+    def _forget(self) -> None:
+        assert self._calls is not None
+        self._calls.close()
+        os.close(self._lifeline)
+        self._process = self._calls = None
+
+
+def failed(backend: str, case: str, error: BaseException) -> CaseResult:
+    """The result of a case that gave an exception in place of one."""
+    if isinstance(error, DiedError):
+        return CaseResult(backend, case, Status.CRASHED, message=str(error))
+    if isinstance(error, TimeLimitError):
+        return CaseResult(backend, case, Status.TIMEOUT, message=str(error))
+    return CaseResult(backend, case, classify(error), message=f"{type(error).__name__}: {error}")
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+# ---------------------------------------------------------------- inside the process
+
+
+def serve(calls: int, lifeline: int) -> None:
+    """Answer the calls that come through the pipe, until it is closed.
+
+    Parameters
+    ----------
+    calls, lifeline : int
+        Two file descriptors: a connection, and the reading end of a pipe that is closed when the owner ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (calls, lifeline):
+        os.set_inheritable(fd, False)
+    threading.Thread(target=_end_with_owner, args=(lifeline,), daemon=True).start()
+    connection = Connection(calls)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            function, arguments = pickle.loads(message)
+            answer = pickle.dumps((True, function(*arguments)))
+        except Exception as error:
+            answer = _pickled(error)
+        connection.send_bytes(answer)
+
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        message = pickle.dumps((False, error))
+        pickle.loads(message)
+    except Exception:
+        return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+    return message
+
+
+def _end_with_owner(lifeline: int) -> None:
+    os.read(lifeline, 1)  # an owner that ends in order closes this after the process has ended
+    os._exit(1)

@@ -1,0 +1,444 @@
+"""Batch norm with a fused activation: judged where the library has it, refused by name where it has not.
+
+No library that runs in CI has the calls (MIOpen 3.5 added them), so the last tests run this file again in a child
+process on a double of libMIOpen that has them, and on one that has not: `tests/doubles/miopen_computes.h`.
+"""
+
+import ctypes
+import inspect
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from place import device_of
+
+import pybnorm
+from pybnorm import Activation, ArgumentError, Capability, DataType, Mode, Operation, UnsupportedError, miopen
+from pybnorm.miopen import ActivationMode
+
+TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
+OPERATIONS = (TRAIN, INFER, BACKWARD)
+DIMS = (4, 3, 4, 5)
+EPSILON = 1e-3
+ACTIVATIONS = {
+    "relu": {"activation": Activation.RELU},
+    "clipped": {"activation": "clipped_relu", "activation_high": 0.75},
+    "clamp": {"activation": 3, "activation_low": -0.5, "activation_high": 0.625},
+}
+BOUNDS = {"relu": (0.0, np.inf), "clipped": (0.0, 0.75), "clamp": (-0.5, 0.625)}
+MODES = (Mode.SPATIAL, Mode.PER_ACTIVATION)
+BLENDS = [(1.0, 0.0, 1.0, 0.0), (-2.0, 0.0, 1.0, 0.0), (0.5, -1.5, -2.0, 3.0)]
+MIOPEN_C = Path(__file__).parents[2] / "pybnorm" / "backends" / "miopen.c"
+CHILD = "PYBNORM_TEST_ACTIVATION_CHILD"  # "with" or "without": what the double has
+
+
+class Case:
+    """Arrays of one call on the handle's device, and what is right of each output, in float64."""
+
+    def __init__(self, handle, operation, mode, activation, blend=(1.0, 0.0, 1.0, 0.0), saved=True):
+        self.handle, self.operation, self.mode, self.blend = handle, operation, mode, blend
+        self.act = {} if activation is None else ACTIVATIONS[activation]
+        self.low, self.high = (-np.inf, np.inf) if activation is None else BOUNDS[activation]
+        self.device = device_of(handle)
+        rng = np.random.default_rng(17)
+        axes = (0, 2, 3) if mode == Mode.SPATIAL else (0,)
+        params = tuple(1 if a in axes else d for a, d in enumerate(DIMS))
+        x, dy, prior = (rng.normal(0.2, 1.0, DIMS).astype(np.float32) for _ in range(3))
+        scale, bias, mean = (rng.normal(0.4, 0.5, params).astype(np.float32) for _ in range(3))
+        variance = rng.uniform(0.5, 1.5, params).astype(np.float32)
+        priors = [rng.normal(0, 1, params).astype(np.float32) for _ in range(2)]
+        wide = x.astype(np.float64)
+        batch = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
+        mu, var = (mean.astype(np.float64), variance.astype(np.float64)) if operation == INFER else batch
+        inverse = 1 / np.sqrt(var + EPSILON)
+        hat = (wide - mu) * inverse
+        out = scale * hat + bias
+        # No value so near a bound that rounding could decide on which side it is.
+        assert all(np.abs(out - b).min() > 1e-5 for b in (self.low, self.high) if np.isfinite(b))
+        m = x.size / scale.size
+        a, b, ap, bp = blend
+        self.given = {"x": x, "scale": scale, "bias": bias}
+        if operation == BACKWARD:
+            g = np.where((out > self.low) & (out <= self.high), dy, 0).astype(np.float64)
+            dbias, dscale = g.sum(axes, keepdims=True), (g * hat).sum(axes, keepdims=True)
+            dx = scale * inverse * (g - dbias / m - hat * dscale / m)
+            self.right = {"dx": a * dx + b * prior, "dscale": ap * dscale + bp * priors[0]}
+            self.right["dbias"] = ap * dbias + bp * priors[1]
+            self.given["dy"] = dy
+            self.written = {"dx": prior, "dscale": priors[0], "dbias": priors[1]}
+            if saved:
+                self.given |= {"saved_mean": mu.astype(np.float32), "saved_inv_variance": inverse.astype(np.float32)}
+        else:
+            self.right = {"y": a * np.clip(out, self.low, self.high) + b * prior}
+            self.written = {"y": prior}
+            if operation == INFER:
+                self.given |= {"running_mean": mean, "running_variance": variance}
+            else:
+                nan = np.full(params, np.nan, np.float32)
+                self.written |= {"running_mean": mean, "running_variance": variance}
+                self.written |= {"saved_mean": nan, "saved_inv_variance": nan.copy()}
+                self.right["running_mean"] = 0.75 * mean + 0.25 * mu
+                self.right["running_variance"] = 0.75 * variance + 0.25 * var * m / (m - 1)
+                self.right |= {"saved_mean": mu, "saved_inv_variance": inverse}
+        self.memory = {n: self.device.from_numpy(v) for n, v in {**self.given, **self.written}.items()}
+
+    def options(self):
+        a, b, ap, bp = self.blend
+        if self.operation == BACKWARD:
+            names = {"alpha_data": a, "beta_data": b, "alpha_param": ap, "beta_param": bp}
+        else:
+            names = {"alpha": a, "beta": b}
+        if self.operation == TRAIN:
+            names["exponential_average_factor"] = 0.25
+        return names | {"mode": self.mode, "epsilon": EPSILON}
+
+    def workspace(self):
+        a, b, ap, bp = self.blend
+        size = self.handle.workspace_size(
+            self.operation, self.handle.descriptor(self.memory["x"]), mode=self.mode, alpha=a, beta=b, alpha_param=ap,
+            beta_param=bp, epsilon=EPSILON, saved="saved_mean" in self.memory, **self.act,
+        )  # fmt: skip
+        self.kept = self.device.empty_bytes(size)
+        return (self.kept.pointer, self.kept.nbytes) if size else None
+
+    def call(self, **changes):
+        call = {TRAIN: self.handle.forward_training, INFER: self.handle.forward_inference}
+        arrays = {n: v for n, v in self.memory.items() if n != "bias" or self.operation != BACKWARD or self.act}
+        arguments = {**arrays, **self.options(), **self.act, **changes}
+        call.get(self.operation, self.handle.backward)(**arguments)
+
+    def judge(self):
+        self.device.synchronize()
+        for name, right in self.right.items():
+            got = self.device.to_numpy(self.memory[name]).astype(np.float64).reshape(right.shape)
+            assert np.abs(got - right).max() <= 1e-5 * (1 + np.abs(right).max()), name
+
+    def untouched(self):
+        self.device.synchronize()
+        for name, before in self.written.items():
+            assert self.device.to_numpy(self.memory[name]).tobytes() == before.tobytes(), name
+
+
+def fuses(handle, operation, mode=Mode.SPATIAL):
+    bits, _ = pybnorm.capability(handle.backend, operation, mode, DataType.FLOAT32, 0, len(DIMS))
+    return Capability.ACTIVATION in bits
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_the_activation_comes_before_the_blend(handle, operation, mode, activation):
+    for blend, saved in itertools.product(BLENDS, [True, False]):
+        case = Case(handle, operation, mode, activation, blend, saved)
+        if not fuses(handle, operation, mode):
+            for attempt in (case.workspace, case.call):
+                with pytest.raises(UnsupportedError) as caught:
+                    attempt()
+                assert "activation" in caught.value.text or "ReLU" in caught.value.text
+            case.untouched()
+            continue
+        case.call(workspace=case.workspace())
+        case.judge()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_none_is_no_activation(handle, operation):
+    for word in (Activation.NONE, 0, "none"):
+        case = Case(handle, operation, Mode.SPATIAL, None)
+        case.call(workspace=case.workspace(), activation=word)
+        case.judge()
+
+
+@pytest.mark.parametrize(("changes", "argument"), [
+    ({"activation": 4}, "activation"), ({"activation": "tanh"}, "activation"), ({"activation": None}, "activation"),
+    ({"activation": True}, "activation"),
+    ({"activation": "relu", "activation_low": 0.0}, "activation_low"),
+    ({"activation": "relu", "activation_high": 6.0}, "activation_high"),
+    ({"activation": "none", "activation_high": 6.0}, "activation_high"),
+    ({"activation": "clipped_relu"}, "activation_high"),
+    ({"activation": "clipped_relu", "activation_low": 0.0, "activation_high": 6.0}, "activation_low"),
+    ({"activation": "clipped_relu", "activation_high": 0.0}, "activation_high"),
+    ({"activation": "clipped_relu", "activation_high": float("nan")}, "activation_high"),
+    ({"activation": "clipped_relu", "activation_high": 1e39}, "activation_high"),
+    ({"activation": "clamp", "activation_high": 1.0}, "activation_low"),
+    ({"activation": "clamp", "activation_low": 1.0}, "activation_high"),
+    ({"activation": "clamp", "activation_low": 1.0, "activation_high": 1.0 + 1e-9}, "activation_high"),
+    ({"activation": "clamp", "activation_low": float("-inf"), "activation_high": 1.0}, "activation_low"),
+    ({"activation": "clamp", "activation_low": "0", "activation_high": 1.0}, "activation_low"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_bad_activations_are_refused_by_name(handle, operation, changes, argument):
+    case = Case(handle, operation, Mode.SPATIAL, None)
+    with pytest.raises(ArgumentError) as caught:
+        case.call(**changes)
+    assert (caught.value.argument, bool(caught.value.allowed)) == (argument, True)
+    case.untouched()
+    with pytest.raises(ArgumentError) as caught:
+        handle.workspace_size(operation, handle.descriptor(case.memory["x"]), **changes)
+    assert caught.value.argument == argument
+
+
+def test_backward_takes_the_bias_with_an_activation_only(handle):
+    case = Case(handle, BACKWARD, Mode.SPATIAL, "relu")
+    for changes in ({"bias": None}, {"bias": case.memory["bias"], "activation": Activation.NONE}):
+        with pytest.raises(ArgumentError) as caught:
+            case.call(**changes)
+        assert caught.value.argument == "bias"
+    case.untouched()
+
+
+def test_axpby_has_no_activation(handle):
+    case = Case(handle, TRAIN, Mode.SPATIAL, None)
+    with pytest.raises(ArgumentError, match="activation"):
+        handle.workspace_size(Operation.AXPBY, handle.descriptor(case.memory["x"]), activation="relu")
+
+
+def test_the_calls_on_addresses_take_it_too(handle):
+    case = Case(handle, BACKWARD, Mode.SPATIAL, "clamp")
+    if not fuses(handle, BACKWARD):
+        pytest.skip(f"{handle.backend}: no fused activation; refusals are tested on arrays")
+    m = {n: b.pointer for n, b in case.memory.items()}
+    d = handle.descriptor(case.memory["x"])
+    p = pybnorm.derive_bn_tensor_descriptor(d, Mode.SPATIAL)
+    arguments = (handle, Mode.SPATIAL, 1.0, 0.0, 1.0, 0.0, d, m["x"], d, m["dy"], d, m["dx"], p, m["scale"],
+                 m["dscale"], m["dbias"], EPSILON, m["saved_mean"], m["saved_inv_variance"])  # fmt: skip
+    with pytest.raises(ArgumentError, match="bias"):
+        pybnorm.batch_normalization_backward(*arguments, **case.act)
+    case.untouched()
+    pybnorm.batch_normalization_backward(*arguments, bias=m["bias"], **case.act)
+    case.judge()
+
+
+def test_bfloat16_takes_no_alpha_behind_an_activation(handle):
+    if handle.backend != "miopen" or not fuses(handle, TRAIN):
+        pytest.skip(f"{handle.backend}: only MIOpen's fused calls go through miopenOpTensor")
+    described = pybnorm.TensorDescriptor("miopen", "bf16", DIMS)
+    assert handle.workspace_size(TRAIN, described, activation="relu") == 0
+    for blend in ({"alpha": 2.0}, {"beta": 1.0}):
+        with pytest.raises(UnsupportedError, match="bfloat16"):
+            handle.workspace_size(TRAIN, described, activation="relu", **blend)
+    assert handle.workspace_size(TRAIN, described, alpha=2.0) > 0
+
+
+# ---------------------------------------------------------------- by MIOpen's names
+
+DESCRIPTORS = {
+    "relu": miopen.ActivationDescriptor(ActivationMode.RELU, 5.0, -5.0),  # its bounds are not read
+    "clipped": miopen.ActivationDescriptor(ActivationMode.CLIPPEDRELU, 0.75),
+    "clamp": miopen.ActivationDescriptor(10, -0.5, 0.625),
+}
+MIOPENS = {
+    "scale": "bn_scale", "bias": "bn_bias", "dscale": "result_bn_scale_diff", "dbias": "result_bn_bias_diff",
+    TRAIN: {"running_mean": "result_running_mean", "running_variance": "result_running_variance",
+            "saved_mean": "result_save_mean", "saved_inv_variance": "result_save_inv_variance"},
+    INFER: {"running_mean": "estimated_mean", "running_variance": "estimated_variance"},
+    BACKWARD: {},
+    "alpha_data": "alpha_data_diff", "beta_data": "beta_data_diff", "alpha_param": "alpha_param_diff",
+    "beta_param": "beta_param_diff", "mode": "bn_mode", "exponential_average_factor": "exp_avg_factor",
+}  # fmt: skip
+FUNCTIONS = {
+    TRAIN: miopen.batch_norm_forward_training_activation,
+    INFER: miopen.batch_norm_forward_inference_activation,
+    BACKWARD: miopen.batch_norm_backward_activation,
+}
+
+
+class Named(Case):
+    """The same by MIOpen's names."""
+
+    def call(self, descriptor=None, **changes):
+        names = {**MIOPENS, **MIOPENS[self.operation]}
+        data = self.handle.descriptor(self.memory["x"])
+        derived = pybnorm.derive_bn_tensor_descriptor(data, self.mode)
+        function = FUNCTIONS[self.operation]
+        arguments = dict.fromkeys(inspect.signature(function).parameters)
+        for name in arguments:
+            if name.endswith("_desc"):
+                arguments[name] = data if name in ("x_desc", "y_desc", "dy_desc", "dx_desc") else derived
+        arguments |= {names.get(n, n): v for n, v in {**self.memory, **self.options()}.items()}
+        space = self.device.empty_bytes(1 << 20)
+        arguments |= {"handle": self.handle, "activ_desc": descriptor, "workspace": (space.pointer, space.nbytes)}
+        function(**(arguments | changes))
+        self.device.synchronize()  # the workspace goes
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_miopens_calls_are_fused_or_composed(handle, operation, mode, activation):
+    for blend, saved in itertools.product(BLENDS, [True, False]):
+        case = Named(handle, operation, mode, activation, blend, saved)
+        if activation != "relu" and not fuses(handle, operation, mode):
+            with pytest.raises(UnsupportedError, match="only RELU can be composed"):
+                case.call(DESCRIPTORS[activation])
+            case.untouched()
+            continue
+        case.call(DESCRIPTORS[activation])
+        case.judge()
+
+
+@pytest.mark.parametrize("descriptor", [None, miopen.ActivationDescriptor(ActivationMode.PASTHRU)], ids=str)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_pasthru_is_the_call_without(handle, operation, descriptor):
+    case = Named(handle, operation, Mode.SPATIAL, None, BLENDS[-1])
+    case.call(descriptor, **({"bn_bias": None} if operation == BACKWARD else {}))
+    case.judge()
+
+
+def test_inference_without_estimates_takes_an_activation(handle):
+    case, right = (Named(handle, o, Mode.SPATIAL, "relu") for o in (INFER, TRAIN))
+    if any(case.given[n].tobytes() != right.given[n].tobytes() for n in ("x", "scale", "bias")):
+        pytest.fail("the two cases must have the same inputs")
+    case.call(DESCRIPTORS["relu"], estimated_mean=None, estimated_variance=None)
+    case.right = {"y": right.right["y"]}
+    case.judge()
+
+
+@pytest.mark.parametrize(("descriptor", "argument"), [
+    (ActivationMode.RELU, "activ_desc"), ("relu", "activ_desc"), ((3, 0.0, 0.0), "activ_desc"),
+    (miopen.ActivationDescriptor(1), "activ_desc"), (miopen.ActivationDescriptor("relu"), "activ_desc"),
+    (miopen.ActivationDescriptor(7), "activ_desc.alpha"), (miopen.ActivationDescriptor(7, None), "activ_desc.alpha"),
+    (miopen.ActivationDescriptor(10, 1.0, 1.0), "activ_desc.beta"),
+    (miopen.ActivationDescriptor(10, float("nan"), 1.0), "activ_desc.alpha"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+def test_bad_descriptors_are_refused_in_miopens_words(handle, operation, descriptor, argument):
+    case = Named(handle, operation, Mode.SPATIAL, "relu")
+    with pytest.raises(ArgumentError) as caught:
+        case.call(descriptor)
+    assert caught.value.argument == argument
+    case.untouched()
+
+
+def test_composed_calls_refuse_what_the_others_do(handle):
+    case = Named(handle, BACKWARD, Mode.SPATIAL, "relu")
+    for changes, argument in (
+        ({"bn_bias": None}, "bn_bias"),
+        ({"saved_mean": None}, "saved_mean"),
+        ({"result_bn_scale_diff": case.memory["scale"]}, "result_bn_scale_diff"),
+        ({"dx": case.memory["x"]}, "dx"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"alpha_data_diff": float("nan")}, "alpha_data_diff"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            case.call(DESCRIPTORS["relu"], **changes)
+        assert caught.value.argument == argument
+        case.untouched()
+    case = Named(handle, TRAIN, Mode.SPATIAL, "relu")
+    for changes, argument in (
+        ({"y": case.memory["x"]}, "y"),
+        ({"result_save_mean": case.memory["running_mean"]}, "result_save_mean"),
+        ({"result_save_mean": case.memory["bias"]}, "result_save_mean"),
+        ({"alpha": float("inf")}, "alpha"),
+        ({"beta": "no"}, "beta"),
+        ({"exp_avg_factor": 2.0}, "exp_avg_factor"),
+        ({"workspace": (0, 64)}, "workspace"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            case.call(DESCRIPTORS["relu"], **changes)
+        assert argument in str(caught.value)
+        assert caught.value.argument in (argument, "result_running_mean")  # of two outputs that are one: either
+        case.untouched()
+
+
+def test_the_modes_have_miopens_numbers():
+    listed = dict(re.findall(r"C\(miopenActivation(\w+), (\d+)\)", MIOPEN_C.read_text()))
+    assert {m.name: str(m.value) for m in ActivationMode if m} == listed
+
+
+# ---------------------------------------------------------------- on doubles, in child processes
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+
+
+@pytest.fixture(scope="module")
+def fused_library(tmp_path_factory):
+    """`fused_library(without)`: environment of a child that finds doubles of libMIOpen and libamdhip64."""
+    sys.path.insert(0, str(DOUBLES))
+    try:
+        import build
+    finally:
+        sys.path.remove(str(DOUBLES))
+    doubles = build.Doubles(tmp_path_factory.mktemp("activation"))
+    hip = doubles.plain("libamdhip64.so.6", (DOUBLES / "hip.c").read_text())
+
+    def environment(without=()):
+        library = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",), without=without)
+        return os.environ | {
+            "PYBNORM_LIB_MIOPEN": str(library),
+            "PYBNORM_LIB_AMDHIP64": str(hip),
+            "PYBNORM_REQUIRE": "miopen",
+            "PYBNORM_REQUIRE_DEVICE": "miopen",
+        }
+
+    environment.newer = [s for s in doubles.symbols("miopen", "OPTIONAL") if s.endswith("Activation")]
+    environment.v2 = [s for s in doubles.symbols("miopen", "OPTIONAL") if s.endswith("_V2")]
+    return environment
+
+
+def run_again(environment, *arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    return done.stdout
+
+
+not_in_a_child = pytest.mark.skipif(CHILD in os.environ, reason="this is the child process of the doubles")
+
+
+@not_in_a_child
+def test_a_library_with_the_calls(fused_library):
+    assert len(fused_library.newer) == 3
+    output = run_again(fused_library() | {CHILD: "with"}, "-k", "miopen or counted")
+    assert "no fused activation" not in output
+
+
+@not_in_a_child
+@pytest.mark.parametrize("missing", [slice(0, 3), slice(1, 3)], ids=["none", "training only"])
+def test_a_library_without_them(fused_library, missing):
+    output = run_again(fused_library(fused_library.newer[missing]) | {CHILD: "without"}, "-k", "miopen")
+    assert "no fused activation" in output
+
+
+@not_in_a_child
+def test_a_library_without_v2(fused_library):
+    run_again(fused_library(fused_library.v2) | {CHILD: "plain"}, "-k", "counted")
+
+
+in_a_child = pytest.mark.skipif(CHILD not in os.environ, reason="only on the doubles that have the calls")
+
+
+def counter(handle, name):
+    return ctypes.c_int.in_dll(ctypes.CDLL(handle.library.path), f"double_{name}")
+
+
+@in_a_child
+def test_the_calls_are_counted():
+    with pybnorm.Handle("miopen") as handle:
+        preferred, other = ("plain", "v2") if os.environ[CHILD] == "plain" else ("v2", "plain")
+        assert bool(pybnorm.has_symbol("miopen", "miopenBatchNormalizationBackward_V2")) == (preferred == "v2")
+        before = counter(handle, f"{preferred}_calls").value
+        for operation in OPERATIONS:
+            case = Case(handle, operation, Mode.SPATIAL, None)
+            case.call()
+            case.judge()
+        assert counter(handle, f"{preferred}_calls").value == before + 3
+        assert counter(handle, f"{other}_calls").value == 0
+
+
+@in_a_child
+def test_the_vendors_descriptor_is_what_was_asked_for_and_counted():
+    with pybnorm.Handle("miopen") as handle:
+        count, live = counter(handle, "fused_calls"), counter(handle, "live_activations")
+        seen = (ctypes.c_double * 4).in_dll(ctypes.CDLL(handle.library.path), "double_activation")
+        for name, numbers in {"relu": (3, 0, 0, 0), "clipped": (7, 0.75, 0, 0), "clamp": (10, -0.5, 0.625, 0)}.items():
+            for operation in OPERATIONS:
+                before = count.value
+                Case(handle, operation, Mode.SPATIAL, name).call()
+                assert (count.value - before, live.value, tuple(seen)) == (1, 0, numbers)

@@ -1,0 +1,283 @@
+"""Runs kept in a folder: outputs bit for bit, and journals that outlive a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pybnorm.check import archive, report
+from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.data import numpy_dtype
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+
+LINE = "train,spatial,bf16,nhwc,2x3x4x5"
+PROBLEM = Problem.parse(LINE)
+INFO = BackendInfo("onednn", "oneDNN", (3, 8, 1), "/lib/libdnnl.so.3", "loader", (), "CPU")
+
+
+def result(case=LINE, **values):
+    point = Point((0, 1, 2, 3), 1.5, float("nan"), 1e-7, float("inf"))
+    verdict = Verdict("y", Status.FAIL, "B", float("inf"), {"A": float("inf"), "B": 3.0}, 120, 1, worst=[point])
+    return CaseResult("onednn", case, Status.FAIL, [verdict], "text\x00\n", "equal", "RUNS", 0.25, **values)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.short)
+def test_outputs_come_back_in_every_bit(tmp_path, dtype):
+    words = np.random.default_rng(1).integers(0, 256, (2, 3, 4, 5, dtype.itemsize), np.uint8)  # NaN payloads included
+    values = words.view(numpy_dtype(dtype))[..., 0]
+    special = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45]).astype(numpy_dtype(dtype))
+    outputs = {"y": values, "strided": values.transpose(0, 2, 3, 1)[::2], "special": special, "saved_mean": values[:0]}
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs)
+    back = archive.read_outputs(tmp_path, saved)
+    assert list(back) == list(outputs)
+    for name, array in outputs.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert back[name].tobytes() == array.tobytes()
+        assert archive.output_digests(tmp_path, saved)[name] == archive.digest(array)
+    assert (tmp_path / saved).is_file()
+
+
+def test_a_digest_tells_what_comparison_by_value_does_not():
+    zero = np.zeros(4, np.float32)
+    assert archive.digest(zero) == archive.digest(zero.copy())
+    assert archive.digest(zero) != archive.digest(-zero)
+    assert archive.digest(zero) != archive.digest(zero.reshape(2, 2))
+    assert archive.digest(zero) != archive.digest(zero.view(np.int32))
+
+
+def test_outputs_are_compressed(tmp_path):
+    values = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": values})
+    assert (tmp_path / saved).stat().st_size < 0.9 * values.nbytes  # interleaved bytes of a normal do not get there
+    few = np.tile(values[:8], 25_000)
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": few})
+    assert (tmp_path / saved).stat().st_size < 0.05 * few.nbytes
+
+
+def test_each_backend_and_case_has_its_own_file_and_the_last_write_counts(tmp_path):
+    one, two = {"y": np.ones(3, np.float32)}, {"y": np.zeros(3, np.float32)}
+    first = archive.write_outputs(tmp_path, "onednn", PROBLEM, one)
+    second = archive.write_outputs(tmp_path, "cudnn", PROBLEM, two)
+    third = archive.write_outputs(tmp_path, "onednn", Problem.parse(LINE + ",seed=1"), two)
+    assert len({first, second, third}) == 3
+    assert archive.read_outputs(tmp_path, first)["y"][0] == 1
+    assert archive.write_outputs(tmp_path, "onednn", PROBLEM, two) == first
+    assert archive.read_outputs(tmp_path, first)["y"][0] == 0
+    assert len(list((tmp_path / "outputs").iterdir())) == 3  # nothing temporary is left
+
+
+def test_a_damaged_or_absent_output_file_is_named(tmp_path):
+    values = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": values})
+    whole = (tmp_path / saved).read_bytes()
+    for damage in (whole[:100], whole[:-30], b"", b"text", whole[:1500] + b"\x00\x01" + whole[1502:]):
+        (tmp_path / saved).write_bytes(damage)
+        with pytest.raises(ArgumentError, match=saved):
+            archive.read_outputs(tmp_path, saved)
+    with pytest.raises(ArgumentError, match=r"absent\.npz"):
+        archive.output_digests(tmp_path, "outputs/absent.npz")
+
+
+def test_a_file_whose_values_were_exchanged_has_not_its_digest(tmp_path):
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(8, np.float32)})
+    with np.load(tmp_path / saved) as members:
+        header = members["header"]
+    np.savez(tmp_path / saved, header=header, y=np.zeros((4, 8), np.uint8))
+    with pytest.raises(ArgumentError, match="y does not have its digest"):
+        archive.read_outputs(tmp_path, saved)
+
+
+def test_only_floating_point_outputs_are_taken(tmp_path):
+    with pytest.raises(ArgumentError, match="int32"):
+        archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.zeros(3, np.int32)})
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_results_and_libraries_survive_json():
+    for original in (result(known="X-1", saved="outputs/x.npz"), CaseResult("cudnn", LINE, Status.CRASHED)):
+        text = json.dumps(report.to_json(original), allow_nan=False)
+        back = report.result_from_json(json.loads(text))
+        assert repr(back) == repr(original)  # not ==, for NaN
+    info = BackendInfo("cudnn", "cuDNN", (9, 1, 0), "/x", "loader", (("a", "b", "c"),), problem="no device")
+    assert report.backend_from_json(json.loads(json.dumps(report.to_json(info)))) == info
+
+
+def test_results_of_other_versions_are_read():
+    data = report.to_json(result()) | {"a_field_of_the_future": 1}
+    del data["known"]
+    assert report.result_from_json(data).known == ""
+    with pytest.raises(KeyError):
+        report.result_from_json({"backend": "onednn", "case": LINE})
+
+
+# ---------------------------------------------------------------- journal
+
+
+def test_a_journal_gives_back_what_was_finished(tmp_path):
+    with archive.Journal(tmp_path / "run") as journal:
+        journal.begin([INFO])
+        journal.append(result())
+        journal.append(result(LINE + ",seed=1"))
+        assert len(journal.finished()) == 2
+    with archive.Journal(tmp_path / "run", resume=True) as journal:
+        journal.begin([INFO])
+        finished = journal.finished()
+        assert list(finished) == [("onednn", LINE), ("onednn", LINE + ",seed=1")]
+        assert repr(finished["onednn", LINE]) == repr(result())
+    document = archive.read_run(tmp_path / "run")
+    assert not document["complete"]
+    assert document["backends"] == [INFO]
+    assert [c.case for c in document["cases"]] == [LINE, LINE + ",seed=1"]
+    assert document["environment"]["pybnorm"] == report.environment()["pybnorm"]
+
+
+def test_a_truncated_last_line_is_cut_off(tmp_path):
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+        journal.append(result())
+        journal.append(result(LINE + ",seed=1"))
+    file = tmp_path / "journal.jsonl"
+    whole = file.read_bytes()
+    for lost in (1, 2, 100, len(whole.splitlines()[-1])):
+        file.write_bytes(whole[:-lost])
+        assert len(archive.read_run(tmp_path)["cases"]) == 1
+        with archive.Journal(tmp_path, resume=True) as journal:
+            assert list(journal.finished()) == [("onednn", LINE)]
+            journal.append(result(LINE + ",seed=2"))
+        assert [c.case for c in archive.read_run(tmp_path)["cases"]] == [LINE, LINE + ",seed=2"]
+
+
+def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+        journal.append(result())
+    file = tmp_path / "journal.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    for bad in (b"{}\n", b"[1]\n", b'{"backend": "onedn\n', b'{"schema": "other/1"}\n'):
+        file.write_bytes(lines[0] + bad + lines[1])
+        with pytest.raises(ArgumentError, match=r"journal\.jsonl:2"):
+            archive.Journal(tmp_path, resume=True)
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {here!r})
+from test_check_archive import INFO, LINE, archive, result
+journal = archive.Journal({folder!r})
+journal.begin([INFO])
+for seed in range(10**9):
+    journal.append(result(f"{{LINE}},seed={{seed}}"))
+    print(seed, flush=True)
+"""
+
+
+def test_cases_noted_before_a_kill_are_there_after_it(tmp_path):
+    code = KILLED.format(here=os.path.dirname(__file__), folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+        noted = [*map(int, process.stdout.read().split())]
+    with archive.Journal(tmp_path, resume=True) as journal:
+        finished = journal.finished()
+    assert len(noted) > 5
+    assert set(range(noted[-1] + 1)) <= {int(case.rpartition("=")[2]) for _, case in finished}
+
+
+def test_a_case_whose_outputs_are_gone_is_not_finished(tmp_path):
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(3, np.float32)})
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+        journal.append(result(saved=saved))
+    with archive.Journal(tmp_path, resume=True) as journal:
+        assert journal.finished()
+    (tmp_path / saved).unlink()
+    with archive.Journal(tmp_path, resume=True) as journal:
+        assert not journal.finished()
+
+
+def test_a_run_is_not_mixed_into_another_one_by_mistake(tmp_path):
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+    with pytest.raises(ArgumentError, match="--resume to go on"):
+        archive.Journal(tmp_path)
+    with archive.Journal(tmp_path, resume=True), pytest.raises(ArgumentError, match="no other run"):
+        archive.Journal(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("change", [{"version": (3, 9, 0)}, {"path": "/other"}, {"device": "another CPU"}])
+def test_a_journal_of_another_library_is_refused(tmp_path, change):
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+    with archive.Journal(tmp_path, resume=True) as journal:
+        other = BackendInfo(**(vars(INFO) | change))
+        with pytest.raises(ArgumentError, match=r"the onednn that ran its finished cases: 3\.8\.1, /lib/lib"):
+            journal.begin([other])
+        journal.begin([INFO, BackendInfo("cudnn", problem="absent")])  # one more that did not run then
+
+
+def test_a_journal_of_another_environment_is_refused(tmp_path, monkeypatch):
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    with (
+        archive.Journal(tmp_path, resume=True) as journal,
+        pytest.raises(ArgumentError, match="ONEDNN_MAX_CPU_ISA=SSE"),
+    ):
+        journal.begin([INFO])
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.setenv("PYBNORM_REQUIRE", "onednn")  # changes no result
+    with archive.Journal(tmp_path, resume=True) as journal:
+        journal.begin([INFO])
+    monkeypatch.setattr(report, "environment", lambda: {"pybnorm": "0", "variables": {}})
+    with archive.Journal(tmp_path, resume=True) as journal, pytest.raises(ArgumentError, match="the pybnorm that ran"):
+        journal.begin([INFO])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ArgumentError, match=f"--save: got {file}"):
+        archive.Journal(file)
+    with pytest.raises(ArgumentError, match="--save"):
+        archive.Journal("/proc/nowhere")
+
+
+# ---------------------------------------------------------------- run.json
+
+
+def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
+    document = {"schema": report.SCHEMA, "environment": {}, "backends": [INFO], "cases": [result()], "complete": True}
+    archive.write_run(tmp_path, document)
+    for path in (tmp_path, tmp_path / "run.json"):
+        back = archive.read_run(path)
+        assert back["complete"]
+        assert back["backends"] == [INFO]
+        assert repr(back["cases"]) == repr([result()])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1"])
+def test_what_is_no_run_is_named(tmp_path, text):
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ArgumentError, match=r"RUN: got .*x\.json"):
+        archive.read_run(file)
+    with pytest.raises(ArgumentError, match="RUN"):
+        archive.read_run(tmp_path)  # a folder with neither run.json nor journal
+    with pytest.raises(ArgumentError, match="RUN"):
+        archive.read_run(tmp_path / "absent")

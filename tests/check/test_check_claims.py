@@ -1,0 +1,198 @@
+"""Recorded support claims: what must run, on which machine, and what happens when it no longer does."""
+
+import json
+from pathlib import Path
+
+import pytest
+from simulated import Kernels
+
+import pybnorm
+from pybnorm import _core, devices, errors
+from pybnorm.check import claims, executors
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem, expand, load_suite
+from pybnorm.check.runner import BackendInfo, Session, open_session, run_line
+
+FILES = sorted((Path(claims.__file__).parent / "claims").glob("*.json"))
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+def parsed(line):
+    return Problem.parse(line)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_records_are_complete_and_in_the_words_of_the_problem_language(file):
+    assert file.stem in pybnorm.backends()
+    for record in json.loads(file.read_text()):
+        assert list(record) == ["first", "last", "source", "below", "combinations"]
+        assert list(record["below"]) == ["batch", "elements"]
+        assert record["source"]
+        for combination in record["combinations"]:
+            assert list(combination) == ["operations", "modes", "dtypes", "layouts", "ranks", "blends", "needs"]
+            for operation in combination["operations"]:
+                for mode in combination["modes"]:
+                    for dtype in combination["dtypes"]:
+                        parsed(f"{operation},{mode},{dtype},nchw,2x3")
+            assert set(combination["layouts"]) <= {"nchw", "nhwc", "strides"}
+            assert set(combination["ranks"]) <= set(range(2, 9))
+
+
+def test_every_backend_has_a_record():
+    assert {f.stem for f in FILES} == set(pybnorm.backends())
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ((2, 9, 9), None),
+        ((3, 0, 0), [3, 0]),
+        ((3, 2, 0), [3, 0]),
+        ((3, 3, 1), [3, 3]),
+        ((3, 4, 0), [3, 0]),
+        ((9,), [3, 0]),
+    ],
+)
+def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
+    records = ({"first": [3, 0], "last": None}, {"first": [3, 3], "last": [3, 3]})
+    monkeypatch.setattr(claims, "_records", lambda _: records)
+    record = claims.record_of("onednn", version)
+    assert (record and record["first"]) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "is_claimed"),
+    [
+        ("train,spatial,f32,nchw,2x3x4x5", (), True),
+        ("backward,peract,f32,nhwc,2x3x4", (), True),
+        ("train,spatial,f32,strides=60x20x5x2,2x3x4x2", (), True),
+        ("train,spatial,bf16,nchw,2x3x4x5", AVX512, True),
+        ("train,spatial,bf16,nchw,2x3x4x5", AVX512[1:], False),
+        ("train,spatial,bf16,nchw,2x3x4x5", (), False),
+        ("train,spatial,f16,nchw,2x3x4x5", (*AVX512, "avx512_fp16"), True),
+        ("train,spatial,f16,nchw,2x3x4x5", AVX512, False),
+        ("train,spatial,f64,nchw,2x3x4x5", AVX512, False),
+        ("train,persistent,f32,nchw,2x3x4x5", AVX512, False),
+        ("train,spatial,f32,nchw,2x3x4x5,alpha=2,beta=0.5", (), True),
+        ("train,spatial,f32,nchw,2x3x4x5,alpha=1e-40,beta=0.5", (), False),
+        ("train,spatial,f32,nchw,2x3x4x5,streams=2", (), False),
+        ("train,spatial,f32,nchw,2x3x4x5,params=f16", (), False),
+    ],
+)
+def test_what_is_claimed_of_onednn(line, flags, is_claimed):
+    assert claims.claimed(claims.record_of("onednn", (3, 2, 0)), parsed(line), flags) == is_claimed
+
+
+@pytest.mark.parametrize(
+    ("backend", "line", "is_claimed"),
+    [
+        ("cudnn", "infer,spatial,f32,nchw,65535x1x1x1", True),
+        ("cudnn", "infer,spatial,f32,nchw,65536x1x1x1", False),
+        ("cudnn", "train,persistent,f64,nhwc,2x3x4x5", True),
+        ("cudnn", "train,spatial,f32,strides=60x20x5x2,2x3x4x2", True),
+        ("cudnn", "train,spatial,f32,strides=120x40x20x5x2,2x3x2x4x2", True),
+        ("cudnn", "train,spatial,f32,strides=60x20x5,2x3x4", False),
+        ("cudnn", "train,spatial,f16,nchw,2047x64x128x128", True),
+        ("cudnn", "train,spatial,f16,nchw,2048x64x128x128", False),
+        ("miopen", "infer,spatial,f32,nhwc,2x3x4x5", False),
+        ("miopen", "train,spatial,bf16,nhwc,2x3x4x5", True),
+        ("miopen", "train,spatial,f32,nchw,2x3x4x5,beta=1", True),
+        ("miopen", "train,spatial,f16,nchw,2x3x4x5,beta=1", False),
+    ],
+)
+def test_limits_of_other_records(backend, line, is_claimed):
+    record = claims.record_of(backend, (9, 30) if backend == "cudnn" else (3, 4))
+    assert claims.claimed(record, parsed(line), ()) == is_claimed
+
+
+def test_a_library_that_is_told_to_use_less_of_the_processor_claims_nothing_that_needs_more(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    claims.features.cache_clear()
+    assert claims.features() == frozenset()
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    claims.features.cache_clear()
+    assert claims.features()
+
+
+def test_a_record_is_made_of_what_the_query_says():
+    def row(operation, dtype, layout, capability="RUNS|BLEND_NATIVE", mode="spatial", ranks=(4, 2)):
+        return dict(operation=operation, mode=mode, dtype=dtype, layout=layout, ranks=ranks, capability=capability)
+
+    rows = [
+        *(row(o, d, y) for o in ("train", "backward") for d in ("f32", "f16") for y in ("nchw", "nhwc")),
+        row("infer", "f32", "nchw"),
+        row("infer", "f32", "nchw", ranks=(5,)),
+        row("infer", "f32", "nhwc", capability=""),
+        row("train", "bf16", "nchw", capability="RUNS"),
+        row("axpby", "f32", "nchw"),
+    ]
+    record = claims.recorded(rows, (3, 4, 0), "somewhere")
+    assert (record["first"], record["last"], record["source"]) == ([3, 4, 0], None, "somewhere")
+    common = {"modes": ["spatial"], "ranks": [2, 4], "blends": True, "needs": []}
+    assert record["combinations"] == [
+        {"operations": ["train", "backward"], "dtypes": ["f32", "f16"], "layouts": ["nchw", "nhwc"]} | common,
+        {"operations": ["infer"], "dtypes": ["f32"], "layouts": ["nchw"]} | common | {"ranks": [2, 4, 5]},
+        {"operations": ["train"], "dtypes": ["bf16"], "layouts": ["nchw"]} | common | {"blends": False},
+    ]
+
+
+# ---------------------------------------------------------------- a capability that is lost
+
+
+class Lost(Kernels):
+    """Refuses channels-last training, by name, as a library does that has dropped it."""
+
+    library = _core.Library("onednn", "oneDNN", (3, 2, 0), "/x/libdnnl.so.3", "", (), 1)
+
+    def forward_training(self, x, *arguments, **options):
+        if x.strides[1] == 1:
+            raise errors.UnsupportedError(
+                backend="onednn", function="f", status=-1, status_name="PBN_E_UNSUPPORTED", text="no longer"
+            )
+        super().forward_training(x, *arguments, **options)
+
+
+def open_lost(backend):
+    return Session("onednn", Lost(), devices.device_for(1))
+
+
+def test_newly_unsupported_is_a_failure_that_no_known_defect_excuses(load_library):
+    load_library("onednn")
+    lost = run_line(open_lost, "onednn", "train,spatial,f32,nhwc,2x3x4x5")
+    assert (lost.status, lost.claim) == (Status.FAIL, "newly unsupported")
+    assert lost.message.startswith("newly unsupported, but recorded as running in this version: UnsupportedError: ")
+    info = BackendInfo("onednn", version=(3, 2, 0))
+    assert executors.annotated(lost, info, parsed(lost.case)).known == ""
+    kept = run_line(open_lost, "onednn", "train,spatial,f32,nchw,2x3x4x5")
+    assert (kept.status, kept.claim) == (Status.PASS, "claimed")
+    never = run_line(open_lost, "onednn", "train,spatial,f64,nhwc,2x3x4x5")
+    assert (never.status, never.claim) == (Status.UNSUPPORTED, "not claimed")
+
+
+def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library):
+    load_library("onednn")
+    monkeypatch.setattr(claims, "_records", lambda _: ())
+    result = run_line(open_lost, "onednn", "train,spatial,f32,nhwc,2x3x4x5")
+    assert (result.status, result.claim) == (Status.UNSUPPORTED, "")
+
+
+def test_the_smoke_suite_holds_every_claim_about_onednn_on_this_machine(load_library):
+    load_library("onednn")
+    seen = [run_line(open_session, "onednn", str(problem)).claim for problem in load_suite("smoke")]
+    assert claims.NEWLY_UNSUPPORTED not in seen
+    assert seen.count(claims.CLAIMED) >= 100
+
+
+def test_a_library_still_says_that_it_runs_what_is_claimed_of_it(backend):
+    """Every combination, also those that the suite above has no case of."""
+    record = claims.record_of(backend, pybnorm.load(backend).version)
+    assert record is not None
+    checked = 0
+    for problem in expand(
+        "train/infer/backward,spatial/persistent/peract,f32/f64/f16/bf16,nchw/nhwc,2x3/2x3x4/2x3x4x5/2x3x4x5x2"
+    ):
+        if claims.claimed(record, problem, claims.features()):
+            query = problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
+            assert pybnorm.capability(backend, *query)[0], str(problem)
+            checked += 1
+    assert checked >= 24

@@ -1,0 +1,509 @@
+"""Runs held against each other."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from made_runs import made_document, made_result, make_run, nudged, right_outputs
+
+import pybnorm
+from pybnorm.check import archive, compare, report
+from pybnorm.check.bounds import Status, tiers
+from pybnorm.check.compare import Change, Outcome
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import BackendInfo
+from pybnorm.errors import ArgumentError
+
+LINES = [
+    "train,spatial,f32,nchw,4x3x5x5,fill=randn,kappa=3",
+    "infer,peract,bf16,nhwc,4x3x5x5,fill=randn,alpha=2,beta=0.5",
+    "backward,spatial,f16,nchw,4x3x5x5,fill=randn",
+]
+
+
+def run(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "pybnorm", *map(str, arguments)],
+        env={k: v for k, v in os.environ.items() if k != "FORCE_COLOR"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def only_pair(*folders):
+    found = compare.compare(compare.read(folders))
+    (pair,) = found.pairs
+    return found, pair
+
+
+def by_case(found):
+    return {c.case: c for c in found.cases}
+
+
+# ---------------------------------------------------------------- elements
+
+
+def pair_of(line, output, change_first=None, change_second=None, classes=(0, 0)):
+    problem = Problem.parse(line)
+    expected, outputs = right_outputs(problem)
+    values = [c(outputs[output].copy()) if c else outputs[output] for c in (change_first, change_second)]
+    choices = tiers(problem, output)
+    return compare.compare_outputs(expected, output, tuple(values), (choices[classes[0]], choices[classes[1]]))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_one_ulp_is_within_and_counted(line):
+    for output in right_outputs(Problem.parse(line))[1]:
+        same = pair_of(line, output)
+        assert (same.outcome, same.different, same.ratio, same.worst) == (Outcome.EQUAL, 0, 0, [])
+        pair = pair_of(line, output, None, nudged)
+        assert pair.outcome == Outcome.WITHIN
+        assert pair.different == pair.elements == right_outputs(Problem.parse(line))[1][output].size
+        assert 0 < pair.ratio <= 1
+        assert pair.first_nearer == pair.elements
+        assert pair.second_nearer == 0
+        assert pair_of(line, output, nudged).second_nearer == pair.elements
+        assert len(pair.worst) == min(10, pair.elements)
+
+
+def test_the_bound_of_a_pair_is_the_sum_of_both():
+    line = LINES[0]
+    problem = Problem.parse(line)
+    expected, outputs = right_outputs(problem)
+    stable, one_pass = tiers(problem, "y")
+    (part,) = expected.parts("y", None, (stable, one_pass))
+    (a, _), (b, _) = part.classes
+    for first, second, bounds in ((stable, stable, a + a), (stable, one_pass, a + b), (one_pass, one_pass, b + b)):
+        for factor, outcome in ((0.98, Outcome.WITHIN), (1.02, Outcome.BEYOND)):
+            other = outputs["y"].copy()
+            other[1, 2, 3, 4] = np.float32(outputs["y"][1, 2, 3, 4] + factor * bounds[1, 2, 3, 4])
+            pair = compare.compare_outputs(expected, "y", (outputs["y"], other), (first, second))
+            assert pair.outcome == outcome
+            assert pair.over == (outcome == Outcome.BEYOND)
+            assert pair.ratio == pytest.approx(factor, rel=0.02)
+            (worst,) = pair.worst
+            assert worst.index == (1, 2, 3, 4)
+            assert worst.bound == bounds[1, 2, 3, 4]
+            assert (worst.first, worst.second) == (outputs["y"][1, 2, 3, 4], other[1, 2, 3, 4])
+            assert worst.reference == expected.outputs["y"][1, 2, 3, 4]
+
+
+def test_two_sides_within_their_bounds_are_within_the_sum():
+    problem = Problem.parse("train,spatial,bf16,nchw,4x3x5x5,fill=randn")
+    expected, outputs = right_outputs(problem)
+    stable = tiers(problem, "y")[0]
+    (part,) = expected.parts("y", None, (stable,))
+    bound = part.classes[0][0]
+    ends = []
+    for sign in (1, -1):  # the farthest values that a right library may have, one on either side
+        value = (part.reference + sign * bound).astype(outputs["y"].dtype)
+        outside = np.abs(value.astype(np.float64) - part.reference) > bound
+        ends.append(np.where(outside, outputs["y"], value))
+    pair = compare.compare_outputs(expected, "y", tuple(ends), (stable, stable))
+    assert pair.outcome == Outcome.WITHIN
+    assert 0.8 < pair.ratio <= 1
+
+
+def test_what_is_not_finite():
+    def put(value):
+        def change(array):
+            array[0, 0, 0, 0] = value
+            return array
+
+        return change
+
+    for value in (np.nan, np.inf, -np.inf):
+        pair = pair_of(LINES[0], "y", None, put(value))
+        assert (pair.outcome, pair.over, pair.ratio) == (Outcome.BEYOND, 1, np.inf)
+        assert pair.first_nearer == 1
+        same = pair_of(LINES[0], "y", put(value), put(value))  # both wrong, and alike
+        assert (same.outcome, same.different) == (Outcome.EQUAL, 0)
+    assert pair_of(LINES[0], "y", put(np.inf), put(-np.inf)).outcome == Outcome.BEYOND
+    assert pair_of(LINES[0], "y", put(np.nan), put(-np.nan)).outcome == Outcome.WITHIN  # NaN all the same
+
+
+def test_signed_zeros_are_a_change_of_bits_and_no_difference():
+    def put(value):
+        def change(array):
+            array[0, 0, 0, 0] = value
+            return array
+
+        return change
+
+    pair = pair_of(LINES[0], "y", put(0.0), put(-0.0))
+    assert pair.different == 1
+    assert (pair.outcome, pair.ratio) == (Outcome.WITHIN, 0)
+
+
+def test_elements_whose_right_value_is_out_of_range_are_not_judged():
+    line = "infer,spatial,f16,nchw,4x3x5x5,fill=randn,alpha=60000"
+    problem = Problem.parse(line)
+    expected, outputs = right_outputs(problem)
+    beyond = np.abs(60000 * expected.outputs["y"]) > 70000
+    other = outputs["y"].copy()
+    other[beyond] = 65504.0
+    stable = tiers(problem, "y")[0]
+    pair = compare.compare_outputs(expected, "y", (outputs["y"], other), (stable, stable))
+    assert pair.outcome == Outcome.WITHIN
+    assert pair.unjudged == np.count_nonzero(beyond) > 0
+
+
+def test_where_no_bound_holds_a_difference_is_undecided():
+    line = "train,spatial,f32,nchw,4x3x5x5,fill=randn,kappa=30000"
+    pair = pair_of(line, "y", None, lambda a: a + np.float32(1e4), classes=(1, 1))
+    assert pair.outcome == Outcome.UNDECIDED
+    assert pair.undecided == pair.elements
+    assert pair.over == 0
+
+
+def test_arrays_of_another_shape_are_refused():
+    expected, outputs = right_outputs(Problem.parse(LINES[0]))
+    stable = tiers(Problem.parse(LINES[0]), "y")[0]
+    with pytest.raises(ArgumentError, match="shape"):
+        compare.compare_outputs(expected, "y", (outputs["y"], outputs["y"][:1]), (stable, stable))
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_equal_runs_exit_with_0(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / name, "cudnn", LINES)
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert pair.outcomes == {"equal": 3}
+    assert pair.changes == {}
+    assert pair.kind == "repeats"
+    assert found.exit_status == 0
+    assert found.alone == []
+    assert found.only == {"A": [], "B": []}
+
+
+def test_equal_outputs_are_not_unpacked(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        make_run(tmp_path / name, "cudnn", LINES)
+
+    def refuse(*_):
+        raise AssertionError("read")
+
+    monkeypatch.setattr(archive, "read_outputs", refuse)
+    assert only_pair(tmp_path / "a", tmp_path / "b")[0].exit_status == 0
+
+
+def test_two_backends_of_one_run(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    make_run(tmp_path / "b", "miopen", LINES, change=lambda line, name, array: nudged(array))
+    both = archive.read_run(tmp_path / "a")
+    other = archive.read_run(tmp_path / "b")
+    for file in (tmp_path / "b" / "outputs").iterdir():
+        file.rename(tmp_path / "a" / "outputs" / file.name)
+    cases, infos = both["cases"] + other["cases"], both["backends"] + other["backends"]
+    archive.write_run(tmp_path / "a", made_document(infos, cases))
+    found, pair = only_pair(tmp_path / "a")
+    assert (pair.first, pair.second, pair.kind) == ("A:cudnn", "A:miopen", "vendors")
+    assert pair.outcomes == {"within": 3}
+    assert pair.changes == {}
+    assert pair.second_nearer == 0 < pair.first_nearer
+    assert found.exit_status == 0
+
+
+def test_what_changed_between_two_versions(tmp_path):
+    lines = [str(p) for p in expand("train,spatial,f32,nchw,4x3x5x5,fill=randn,seed=1/2/3/4/5/6/7/8/9")]
+    kappa = "train,spatial,f32,nchw,4x3x5x5,fill=randn,kappa=10"
+
+    def seeds(*chosen):
+        return lambda line: int(line.partition("seed=")[2] or 0) in chosen
+
+    fails_before, fails_now, moves, refused_before, refused_now = (seeds(n) for n in (1, 2, 3, 4, 5))
+
+    def before(line, name, array):
+        return array + np.float32(0.5) if name == "y" and fails_before(line) else None
+
+    def now(line, name, array):
+        if name == "y" and fails_now(line):
+            return array + np.float32(0.5)
+        if line == kappa and name == "saved_inv_variance":
+            return array * np.float32(1 + 2e-4)
+        return nudged(array, 3) if name == "y" and moves(line) else None
+
+    crashed_before, crashed_now = seeds(6, 7), seeds(6, 8)
+
+    def status(refused, crashed, bad_status):
+        return lambda line: Status.UNSUPPORTED if refused(line) else bad_status if crashed(line) else None
+
+    make_run(
+        tmp_path / "a",
+        "cudnn",
+        [*lines, kappa],
+        (9, 0, 0),
+        before,
+        status(refused_before, crashed_before, Status.CRASHED),
+    )
+    make_run(tmp_path / "b", "cudnn", [*lines, kappa], (9, 2, 0), now, status(refused_now, crashed_now, Status.TIMEOUT))
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert pair.kind == "versions"
+    changes = {line: c.change for line, c in by_case(found).items()}
+    expected = [
+        *(Change.PASSING, Change.FAILING, Change.BITS, Change.SUPPORTED, Change.UNSUPPORTED),
+        *(Change.OTHERWISE, Change.PASSING, Change.FAILING, Change.NONE),
+    ]
+    assert [changes[line] for line in lines] == expected
+    assert changes[kappa] == Change.WARNED
+    assert {c.case for c in found.regressions} == {lines[1], lines[4], lines[7]}
+    assert pair.changes["newly failing"] == 2
+    assert pair.worse == 2  # the moved one and the one-pass one
+    assert pair.better == 0
+    assert found.exit_status == 1
+    back, other = only_pair(tmp_path / "b", tmp_path / "a")
+    assert by_case(back)[kappa].change == Change.UNWARNED
+    assert other.better == 2
+    assert by_case(back)[lines[0]].change == Change.FAILING
+
+
+def test_a_regression_alone_exits_with_1(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    refuses = {LINES[0]: Status.UNSUPPORTED}
+    make_run(tmp_path / "b", "cudnn", LINES, (2, 0), status=refuses.get)
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert pair.outcomes == {"refused": 1, "equal": 2}
+    assert found.exit_status == 1
+    make_run(tmp_path / "c", "miopen", LINES, status=refuses.get)  # another vendor may refuse what it likes
+    assert only_pair(tmp_path / "a", tmp_path / "c")[0].exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("document", "kind"),
+    [({}, "repeats"), ({"host": "host-00000000"}, "machines"), ({"variables": {"OMP_NUM_THREADS": "1"}}, "settings")],
+)
+def test_in_what_two_runs_of_one_library_differ(tmp_path, document, kind):
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    environment = report.environment() | document
+    make_run(tmp_path / "b", "cudnn", LINES[:1], document={"environment": environment})
+    assert only_pair(tmp_path / "a", tmp_path / "b")[1].kind == kind
+
+
+def test_beyond_exits_with_1_and_shows_its_points(tmp_path):
+    def wrong(line, name, array):
+        if name == "y":
+            array[1, 1] += array.dtype.type(0.5)
+            return array
+        return None
+
+    make_run(tmp_path / "a", "cudnn", LINES)
+    make_run(tmp_path / "b", "miopen", LINES, change=wrong)
+    done = run("compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "c.json")
+    assert done.returncode == 1, done.stderr
+    data = json.loads((tmp_path / "c.json").read_text())
+    outcomes = {c["case"]: c["outcome"] for c in data["cases"]}
+    assert outcomes == {LINES[0]: "beyond", LINES[1]: "beyond", LINES[2]: "equal"}
+    (y,) = [o for o in data["cases"][0]["outputs"] if o["output"] == "y"]
+    assert y["different"] == y["over"] == 25
+    assert len(y["worst"]) == 10
+    point = y["worst"][0]
+    assert point["index"][:2] == [1, 1]
+    assert point["second"] - point["first"] == pytest.approx(0.5, rel=1e-3)
+    assert abs(point["reference"] - point["first"]) < point["bound"]
+    row = [f"{point[name]:.9g}" for name in ("reference", "first", "second")]
+    assert any(text.split()[1:4] == row for text in done.stdout.splitlines())
+    assert [(a["alone"], a["output"]) for a in data["alone"]] == [("B:miopen", "y")] * 2
+    assert data["exit_status"] == 1
+
+
+def test_the_worst_output_decides_a_case(tmp_path):
+    for wrong in ("y", "saved_mean", "running_variance"):
+
+        def change(line, name, array, wrong=wrong):
+            return array + array.dtype.type(0.5) if name == wrong else None
+
+        make_run(tmp_path / "a", "cudnn", LINES[:1])
+        make_run(tmp_path / wrong, "miopen", LINES[:1], change=change)
+        (case,) = only_pair(tmp_path / "a", tmp_path / wrong)[0].cases
+        assert case.outcome == Outcome.BEYOND
+        assert {o.output for o in case.outputs if o.outcome != Outcome.EQUAL} == {wrong}
+
+
+def test_each_side_is_held_to_the_class_that_held_it(tmp_path):
+    line = "train,spatial,f32,nchw,4x3x5x5,fill=randn,kappa=10"
+
+    def one_pass(line, name, array):
+        return array * np.float32(1 + 2e-4) if name == "saved_inv_variance" else None
+
+    make_run(tmp_path / "a", "cudnn", [line])
+    make_run(tmp_path / "b", "miopen", [line], change=one_pass)
+    (case,) = only_pair(tmp_path / "a", tmp_path / "b")[0].cases
+    assert case.statuses == (Status.PASS, Status.WARN)
+    classes = {o.output: o.classes for o in case.outputs}
+    assert classes["saved_inv_variance"] == ("A", "B")
+    assert classes["saved_mean"] == ("A", "A")
+    assert case.outcome == Outcome.WITHIN
+
+
+# ---------------------------------------------------------------- majority
+
+
+def test_the_side_that_stands_alone_is_named(tmp_path):
+    def wrong(line, name, array):
+        return array + array.dtype.type(0.5) if name == "saved_mean" else None
+
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    make_run(tmp_path / "b", "miopen", LINES[:1], change=wrong)
+    make_run(tmp_path / "c", "onednn", LINES[:1], change=lambda line, name, array: nudged(array))
+    found = compare.compare(compare.read([tmp_path / name for name in "abc"]))
+    (item,) = found.alone
+    assert (item.alone, item.output) == ("B:miopen", "saved_mean")
+    assert item.groups == [["A:cudnn", "C:onednn", "reference"], ["B:miopen"]]
+
+
+def test_a_reference_that_all_libraries_contradict_alike_is_named(tmp_path):
+    def biased(line, name, array):  # as if the reference's convention were another
+        return array * array.dtype.type(0.9) if name == "running_variance" else None
+
+    for name, backend in zip("abc", ("cudnn", "miopen", "onednn"), strict=True):
+        make_run(tmp_path / name, backend, LINES[:1], change=biased)
+    found = compare.compare(compare.read([tmp_path / name for name in "abc"]))
+    (item,) = found.alone
+    assert (item.alone, item.output) == ("reference", "running_variance")
+    assert found.exit_status == 0  # they are equal to one another
+    done = run("compare", *(tmp_path / name for name in "abc"))
+    assert "Where the reference stands alone, it is wrong or all libraries share a convention" in done.stdout
+
+
+def test_two_against_two_is_no_majority(tmp_path):
+    def wrong(line, name, array):
+        return array + array.dtype.type(0.5) if name == "saved_mean" else None
+
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    make_run(tmp_path / "b", "miopen", LINES[:1], change=wrong)
+    make_run(tmp_path / "c", "onednn", LINES[:1], change=wrong)
+    (item,) = compare.compare(compare.read([tmp_path / name for name in "abc"])).alone
+    assert item.alone == ""
+    assert item.groups == [["A:cudnn", "reference"], ["B:miopen", "C:onednn"]]
+
+
+# ---------------------------------------------------------------- what cannot be compared
+
+
+def test_files_without_outputs_are_compared_by_status(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    fails = {LINES[0]: Status.CRASHED}
+    make_run(tmp_path / "b", "cudnn", LINES, (2, 0), status=fails.get)
+    found, pair = only_pair(tmp_path / "a" / "run.json", tmp_path / "b" / "run.json")
+    assert pair.outcomes == {"differ": 1, "agree": 2}
+    assert [c.case for c in found.regressions] == LINES[:1]
+    assert found.exit_status == 1
+    assert any("A is a file without outputs" in notice for notice in found.notices)
+    assert only_pair(tmp_path / "a", tmp_path / "a" / "run.json")[1].outcomes == {"agree": 3}
+
+
+def test_a_crash_has_no_outputs_to_compare(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    make_run(tmp_path / "b", "miopen", LINES, status={LINES[1]: Status.CRASHED}.get)
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert pair.outcomes == {"equal": 2, "differ": 1}
+    assert found.exit_status == 1
+
+
+def test_cases_of_one_run_only_are_named(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES[:2])
+    make_run(tmp_path / "b", "cudnn", LINES[1:])
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert found.only == {"A": LINES[:1], "B": LINES[2:]}
+    assert (pair.only_first, pair.only_second) == (LINES[:1], LINES[2:])
+    done = run("compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 0
+    assert f"only in A: 1 cases\n    {LINES[0]}\n" in done.stdout
+    assert f"only in B: 1 cases\n    {LINES[2]}\n" in done.stdout
+
+
+def test_nothing_comparable_exits_with_2(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    make_run(tmp_path / "b", "cudnn", LINES[1:])
+    done = run("compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 2
+    assert "Nothing to compare" in done.stdout
+    assert run("compare", tmp_path / "a").returncode == 2  # one side
+    refuses = dict.fromkeys(LINES, Status.UNSUPPORTED)
+    make_run(tmp_path / "c", "miopen", LINES, status=refuses.get)
+    assert run("compare", tmp_path / "a", tmp_path / "c").returncode == 2
+
+
+def test_bad_arguments_are_one_line(tmp_path):
+    done = run("compare")
+    assert done.returncode == 2
+    assert "RUN" in done.stderr
+    done = run("compare", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    make_run(tmp_path / "b", "cudnn", LINES[:1], change=lambda line, name, array: nudged(array))
+    done = run("compare", tmp_path / "a", tmp_path / "b", "--html", "/nonexistent/page.html")
+    assert done.returncode == 2
+    assert "--html: got /nonexistent/page.html, allowed: a file that can be written" in done.stderr
+    (file,) = (tmp_path / "b" / "outputs").iterdir()
+    file.write_bytes(file.read_bytes()[:200])
+    done = run("compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 2
+    assert file.name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_of_another_version_or_incomplete_are_noticed(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES[:1])
+    environment = report.environment() | {"pybnorm": "99.0"}
+    make_run(tmp_path / "b", "cudnn", LINES[:1], document={"environment": environment, "complete": False})
+    notices = only_pair(tmp_path / "a", tmp_path / "b")[0].notices
+    assert any("B is of pybnorm 99.0" in notice for notice in notices)
+    assert "B is not complete" in notices
+
+
+def test_a_line_of_a_later_language_is_compared_by_status(tmp_path):
+    line = LINES[0] + ",an_option_of_the_future=1"
+    for name in "ab":
+        result = made_result(Status.PASS, line, saved="outputs/none.npz")
+        archive.write_run(tmp_path, made_document([BackendInfo("cudnn")], [result]))
+        (tmp_path / "run.json").rename(tmp_path / f"{name}.json")
+    assert only_pair(tmp_path / "a.json", tmp_path / "b.json")[1].outcomes == {"agree": 1}
+
+
+def test_an_interrupted_run_is_compared_from_its_journal(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    make_run(tmp_path / "b", "cudnn", LINES)
+    document = archive.read_run(tmp_path / "b")
+    (tmp_path / "b" / "run.json").unlink()
+    with archive.Journal(tmp_path / "b", resume=True) as journal:
+        journal.begin(document["backends"])
+        journal.append(document["cases"][0])
+    found, pair = only_pair(tmp_path / "a", tmp_path / "b")
+    assert pair.outcomes == {"equal": 1}
+    assert pair.only_first == LINES[1:]
+    assert "B is not complete" in found.notices
+
+
+# ---------------------------------------------------------------- on oneDNN
+
+
+def test_real_runs_are_compared(tmp_path):
+    try:
+        pybnorm.load("onednn")
+    except pybnorm.LibraryError as error:
+        if "onednn" in os.environ.get("PYBNORM_REQUIRE", ""):
+            pytest.fail(f"onednn is listed in PYBNORM_REQUIRE but: {error}")
+        pytest.skip(f"onednn: {error}")
+    case = "train/infer/backward,spatial,f32/f64,nchw/nhwc,8x40x9x9,fill=randn,kappa=3"
+    variables = [{"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "SSE41"}]
+    for name, settings in zip("ab", variables, strict=True):
+        done = run("check", "--backend", "onednn", "--case", case, "--save", tmp_path / name, **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = run("compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "c.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((tmp_path / "c.json").read_text())
+    (pair,) = data["pairs"]
+    assert pair["kind"] == "settings"
+    assert pair["outcomes"]["refused"] == 6
+    assert pair["outcomes"].get("equal", 0) + pair["outcomes"].get("within", 0) == 6
+    assert [run_["outputs"] for run_ in data["runs"]] == [6, 6]

@@ -1,0 +1,226 @@
+"""Known defects: each entry's case still fails where its library can run, and explains no more than it should."""
+
+import dataclasses
+import re
+
+import pytest
+
+import pybnorm
+from pybnorm.check import defects
+from pybnorm.check.bounds import Status, Verdict
+from pybnorm.check.defects import DEFECTS, Defect, explain
+from pybnorm.check.executors import annotated
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.worker import Worker
+
+MIOPEN = (3, 4, 0)
+
+
+def verdict(output, status=Status.FAIL, ratio=100.0, note=""):
+    return Verdict(output, status, "B", ratio, {"A": ratio, "B": ratio}, elements=10, over=1, note=note)
+
+
+def ids(found):
+    return [d.id for d in found]
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.id)
+def test_entries_are_complete(defect):
+    assert defect.backend in pybnorm.backends()
+    assert re.fullmatch(rf"{defect.backend}(-[a-z0-9]+)+", defect.id)
+    assert defect.what
+    assert defect.what[-1] != "."
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", link) for link in defect.links)
+    assert defect.status in (Status.FAIL, Status.WARN)
+    assert defect.last is None or defect.first <= defect.last
+    problem = Problem.parse(defect.case)
+    assert str(problem) == defect.case
+    assert defect.predicate(problem)
+    assert defects.named(defect.id) is defect
+
+
+def test_ids_are_unique():
+    assert len({d.id for d in DEFECTS}) == len(DEFECTS)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.id)
+def test_the_defect_still_shows(defect, load_library):
+    """On the library of this machine; an entry that is out of date fails here."""
+    version = load_library(defect.backend).version
+    if not defect.in_version(version):
+        pytest.skip(f"{defect.id}: not in {defect.backend} {'.'.join(map(str, version))}")
+    with Worker(defect.backend, timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
+        info = worker.describe()
+        if info.problem:
+            pytest.skip(f"{defect.backend}: {info.problem}")
+        problem = Problem.parse(defect.case)
+        result = annotated(worker.run(problem), info, problem)
+    assert result.status == defect.status, f"{defect.id} no longer shows, or shows otherwise: {result}"
+    assert result.known == defect.id
+
+
+# ---------------------------------------------------------------- what an entry explains
+
+
+@pytest.mark.parametrize(
+    ("version", "has_it"),
+    [((2, 19, 9), False), ((2, 20, 0), True), ((3, 0, 0), True), ((3, 4, 9), True), ((3, 5, 0), False), ((4,), False)],
+)
+def test_versions_are_compared_as_far_as_they_are_given(version, has_it):
+    defect = defects.named("miopen-training-vector-tail")
+    assert defect.in_version(version) == has_it
+    assert dataclasses.replace(defect, last=None).in_version((9, 0, 0))
+
+
+def test_every_failing_output_needs_an_explanation():
+    problem = Problem.parse("backward,spatial,f32,nchw,2x3x72x72,saved=0")
+    tail = "miopen-backward-statistics-tail"
+    good = verdict("dbias", Status.PASS, 0.1)
+    assert ids(explain("miopen", MIOPEN, problem, [verdict("dx"), verdict("dscale"), good])) == [tail]
+    assert explain("miopen", MIOPEN, problem, [verdict("dx"), verdict("dbias")]) == []
+    assert explain("miopen", MIOPEN, problem, [good]) == []
+    assert explain("miopen", (3, 5, 0), problem, [verdict("dx")]) == []
+    assert explain("cudnn", MIOPEN, problem, [verdict("dx")]) == []
+
+
+def test_several_defects_may_share_a_case_and_those_that_explain_nothing_are_left_out():
+    problem = Problem.parse("backward,spatial,bf16,nchw,2x3x33x33")
+    tail, truncation = "miopen-backward-vector-tail", "miopen-bf16-truncation"
+    assert ids(explain("miopen", MIOPEN, problem, [verdict("dscale", ratio=50)])) == [tail]
+    assert ids(explain("miopen", MIOPEN, problem, [verdict("dx", ratio=1.9)])) == [tail, truncation]
+    whole = Problem.parse("backward,spatial,bf16,nchw,2x3x32x33")
+    assert ids(explain("miopen", MIOPEN, whole, [verdict("dx", ratio=1.9)])) == [truncation]
+    assert explain("miopen", MIOPEN, whole, [verdict("dx", ratio=2.1)]) == []
+    assert explain("miopen", MIOPEN, whole, [verdict("dscale", ratio=1.9)]) == []
+
+
+def test_a_weakness_explains_a_warning_and_no_failure():
+    problem = Problem.parse("train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100")
+    warned = [verdict("y", Status.WARN), verdict("saved_mean", Status.PASS, 0.1)]
+    assert ids(explain("miopen", MIOPEN, problem, warned, Status.WARN)) == ["miopen-one-pass-variance"]
+    assert explain("miopen", MIOPEN, problem, [verdict("y")], Status.FAIL) == []
+    per_activation = Problem.parse("train,peract,f32,nchw,4x3x8x8,fill=randn,kappa=100")
+    assert explain("miopen", MIOPEN, per_activation, warned, Status.WARN) == []
+
+
+def test_a_failing_call_is_explained_by_what_it_said():
+    problem = Problem.parse("train,spatial,f32,nhwc,2x3x1x513")
+    said = "InternalError: miopen batch_normalization_forward_training: miopenStatusInternalError (5)"
+    assert ids(explain("miopen", MIOPEN, problem, [], message=said)) == ["miopen-nhwc-training-kernel"]
+    assert explain("miopen", MIOPEN, problem, [], message="BadParameterError") == []
+    assert explain("miopen", MIOPEN, problem, [verdict("y")]) == []
+    assert explain("miopen", MIOPEN, problem, [], Status.CRASHED, said) == []
+
+
+def test_a_long_sum_is_explained_where_a_chain_of_sums_would_err_so():
+    problem = Problem.parse("train,spatial,f32,nchw,1x1x1000x1000,fill=randn")
+    chain = verdict("y", ratio=2, note="as one sequential chain of sums would err (class C)")
+    assert ids(explain("onednn", (3, 2, 0), problem, [chain])) == ["onednn-long-sums"]
+    assert explain("onednn", (3, 2, 0), problem, [verdict("y", ratio=2)]) == []
+
+
+def test_damage_and_failed_checks_of_trust_are_not_explained():
+    problem = Problem.parse("backward,spatial,f32,nchw,2x3x33x33")
+    info = BackendInfo("miopen", version=MIOPEN)
+
+    def known(**changes):
+        result = CaseResult("miopen", str(problem), Status.FAIL, [verdict("dx")])
+        return annotated(dataclasses.replace(result, **changes), info, problem).known
+
+    assert known() == "miopen-backward-vector-tail"
+    assert known(message="wrote outside of dx") == ""
+    assert known(status=Status.PASS) == ""
+    assert known(status=Status.CRASHED, verdicts=[], message="the library's process died: SIGSEGV") == ""
+    assert known(status=Status.FAIL, claim="newly unsupported", verdicts=[]) == ""
+
+
+# ---------------------------------------------------------------- where predicates end
+
+# Verdicts of MIOpen 3.4.0 on its own kernels at both sides of every edge; "" is a case that passes.
+EDGES = {
+    "": """
+        backward,spatial,f32,nchw,2x3x32x32
+        backward,spatial,f32,nchw,31x3x27x19
+        backward,spatial,f32,nchw,32x3x1x511
+        backward,spatial,f32,nchw,32x3x1x516
+        backward,spatial,f32,nchw,4x1x5x205
+        backward,spatial,f32,nhwc,2x3x33x33
+        backward,peract,f32,nchw,2x3x33x33
+        backward,spatial,f16,nchw,2x3x5x12
+        backward,spatial,f16,nchw,2x3x1x57
+        backward,spatial,f16,nchw,2x3x3x67
+        backward,spatial,f32,nchw,2x3x1x61
+        backward,spatial,f32,nchw,2x3x64x64,saved=0
+        backward,spatial,f32,nchw,2x3x4x1023,saved=0
+        backward,spatial,f32,nchw,2x3x72x72
+        backward,spatial,f32,nchw,1x1x1x4100,saved=0
+        train,spatial,f32,nchw,2x3x45x91
+        train,spatial,f32,nchw,2x3x64x65
+        train,spatial,f32,nchw,769x2x1x1024
+        train,spatial,f32,nchw,769x2x1x1028
+        train,spatial,f32,nchw,769x2x1x2047
+        train,spatial,f32,nchw,768x2x1x1025
+        train,spatial,f16,nchw,769x2x1x1025
+        train,spatial,f32,nhwc,2x3x1x512
+        train,spatial,f32,nhwc,2x3x1x1025
+        train,spatial,f32,nhwc,769x2x1x150
+        train,spatial,f32,nhwc,768x2x1x151
+        train,spatial,f16,nhwc,2x3x1x513
+        infer,spatial,f32,nchw,2x3x73x73
+    """,
+    "miopen-backward-vector-tail": """
+        backward,spatial,f32,nchw,2x3x33x33,saved=0
+        backward,spatial,f32,nchw,1x3x5x205
+        backward,spatial,f32,nchw,3x1x5x205
+        backward,spatial,f32,nchw,32x3x27x19
+        backward,spatial,f16,nchw,2x3x1x61
+        backward,spatial,f16,nchw,2x3x1x199
+        backward,spatial,f32,nchw,3x2x1089
+        backward,spatial,f32,nchw,3x2x11x9x11
+    """,
+    "miopen-backward-statistics-tail": """
+        backward,spatial,f32,nchw,1x2x4x1025,saved=0
+        backward,spatial,f32,nchw,2x3x72x72,saved=0
+        backward,spatial,f32,nchw,1x2x1x4100,saved=0
+        backward,spatial,f32,nchw,1x1x1x4104,saved=0
+    """,
+    "miopen-training-vector-tail": """
+        train,spatial,f32,nchw,2x3x1x4097
+        train,spatial,f32,nchw,3x1x1x4097
+        train,spatial,f16,nchw,33x2x1x4097
+    """,
+    "miopen-training-stash": """
+        train,spatial,f32,nchw,769x2x1x1025
+        train,spatial,f32,nchw,769x2x1x1026
+        train,spatial,f32,nchw,769x2x1x1027
+        train,spatial,f32,nchw,769x2x1x2049
+        train,spatial,f32,nchw,8x1x1x4194305
+    """,
+    "miopen-nhwc-training-kernel": """
+        train,spatial,f32,nhwc,2x3x1x513
+        train,spatial,f32,nhwc,2x3x1x1024
+        train,spatial,f32,nhwc,769x2x1x151
+    """,
+}
+
+
+@pytest.mark.parametrize(("identity", "line"), [(i, line) for i, text in EDGES.items() for line in text.split()])
+def test_predicates_end_where_the_library_does(identity, line):
+    problem = Problem.parse(line)
+    found = [d.id for d in DEFECTS if d.backend == "miopen" and d.status == Status.FAIL and d.predicate(problem)]
+    assert found == ([identity] if identity else [])
+
+
+def test_no_predicate_raises():
+    lines = "train/infer/backward,spatial/peract/persistent,f32/f64/f16/bf16,nchw/nhwc,2x3/2x3x4/2x3x4x5"
+    for problem in expand(lines):
+        for defect in DEFECTS:
+            assert defect.predicate(problem) in (True, False)
+
+
+def test_an_entry_without_an_end_is_meant_for_every_later_version():
+    open_ended = Defect("x-y", "onednn", (3,), None, Status.FAIL, ("y",), "w", (), "c", lambda _: True)
+    assert open_ended.in_version((3, 0, 0))
+    assert open_ended.in_version((40, 1, 0))
+    assert not open_ended.in_version((2, 9, 9))

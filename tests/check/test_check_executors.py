@@ -1,0 +1,372 @@
+"""Where cases run: pools, this process, MPI ranks and dask workers give the same results."""
+
+import concurrent.futures
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from simulated import open_exiting, open_hanging, open_simulated
+
+from pybnorm._arrays import CPU, CUDA, ROCM
+from pybnorm.check import executors
+from pybnorm.check.bounds import Status
+from pybnorm.check.executors import Pool, environments, isolated, opened, run_cases
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import BackendInfo
+from pybnorm.check.worker import DiedError, TimeLimitError, Worker
+from pybnorm.errors import ArgumentError
+
+HERE = Path(__file__).parent
+INFO = BackendInfo("onednn", version=(3, 2, 0), path="/x")
+GOOD = "infer/train,spatial,f32/bf16,nchw/nhwc,8x3x4"
+BAD = "train,spatial,f32,nchw,8x3x4x4"  # on which open_exiting and open_hanging do
+
+
+def problems(*lines):
+    return [problem for line in lines for problem in expand(line)]
+
+
+def pool(opener, jobs, timeout=None):
+    return Pool([Worker("onednn", opener, timeout=timeout) for _ in range(jobs)])
+
+
+# ---------------------------------------------------------------- the pool
+
+
+@pytest.mark.parametrize(("opener", "status"), [(open_exiting, Status.CRASHED), (open_hanging, Status.TIMEOUT)])
+def test_one_bad_case_costs_exactly_one_case(opener, status):
+    cases = problems(GOOD, BAD, "infer,spatial,f32,nchw,8x3x4x4,seed=1/2/3/4")
+    with pool(opener, 2, timeout=6) as executor:
+        results = list(run_cases(executor, INFO, cases, opener=opener))
+    assert sorted(r.case for r in results) == sorted(map(str, cases))
+    assert [r.case for r in results if r.status != Status.PASS] == [BAD]
+    assert next(r for r in results if r.case == BAD).status == status
+    assert len({r.host for r in results if r.host}) >= 2
+
+
+def test_workers_of_a_pool_work_at_the_same_time():
+    with pool(open_simulated, 3) as executor:
+        for future in [executor.submit(os.getpid) for _ in range(3)]:
+            future.result()
+        started = time.monotonic()
+        sleeping = [executor.submit(time.sleep, 1.5) for _ in range(3)]
+        concurrent.futures.wait(sleeping)
+        assert time.monotonic() - started < 3
+
+
+class Noting(concurrent.futures.Executor):
+    """Remembers what it passed on."""
+
+    def __init__(self, inner):
+        self.inner, self.futures = inner, []
+
+    def submit(self, *arguments):
+        self.futures.append(self.inner.submit(*arguments))
+        return self.futures[-1]
+
+
+def test_closing_the_results_cancels_what_has_not_begun():
+    cases = problems("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join(map(str, range(1, 301))))
+    with pool(open_simulated, 1) as executor:
+        noting = Noting(executor)
+        results = run_cases(noting, INFO, cases, opener=open_simulated)
+        next(results)
+        results.close()
+        assert sum(future.cancelled() for future in noting.futures) > 200
+    with pytest.raises(RuntimeError):
+        executor.submit(os.getpid)
+
+
+def test_a_pool_that_is_not_waited_for_ends_in_the_middle_of_a_case():
+    executor = pool(open_simulated, 2)
+    processes = [executor.submit(os.getpid).result() for _ in range(2)]
+    pending = [executor.submit(time.sleep, 60) for _ in range(5)]
+    while sum(future.running() for future in pending) < 2:
+        time.sleep(0.01)
+    started = time.monotonic()
+    executor.shutdown(wait=False)
+    assert time.monotonic() - started < 15
+    assert sum(future.cancelled() for future in pending) == 3
+    assert [type(f.exception()) for f in pending if not f.cancelled()] == [DiedError, DiedError]
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_calls_are_positional():
+    with pool(open_simulated, 1) as executor, pytest.raises(TypeError, match="positional"):
+        executor.submit(int, "7", base=8)
+
+
+# ---------------------------------------------------------------- whose part of the machine
+
+
+@pytest.fixture
+def four_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("jobs", "variables", "workers"),
+    [
+        (None, {}, [{"OMP_NUM_THREADS": "1"}] * 4),
+        (2, {}, [{"OMP_NUM_THREADS": "2"}] * 2),
+        (1, {}, [{"OMP_NUM_THREADS": "4"}]),
+        (3, {}, [{"OMP_NUM_THREADS": "1"}] * 3),
+        (8, {}, [{"OMP_NUM_THREADS": "1"}] * 8),
+        (None, {"OMP_NUM_THREADS": "2"}, [{}] * 2),
+        (None, {"OMP_NUM_THREADS": "2,1"}, [{}] * 2),
+        (None, {"OMP_NUM_THREADS": "9"}, [{}]),
+        (3, {"OMP_NUM_THREADS": "2"}, [{}] * 3),
+    ],
+)
+def test_jobs_and_threads_share_the_cores(jobs, variables, workers):
+    assert environments(CPU, 1, jobs=jobs, variables=variables) == workers
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "jobs", "variables", "workers"),
+    [
+        (CUDA, 1, None, {}, [{}]),
+        (CUDA, 1, 3, {}, [{}] * 3),
+        (CUDA, 2, None, {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (CUDA, 2, 3, {}, [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1, 0)]),
+        (CUDA, 2, None, {"CUDA_VISIBLE_DEVICES": "3, 5"}, [{"CUDA_VISIBLE_DEVICES": i} for i in "35"]),
+        (ROCM, 2, None, {"CUDA_VISIBLE_DEVICES": "3"}, [{"HIP_VISIBLE_DEVICES": i} for i in "01"]),
+        (ROCM, 2, None, {"HIP_VISIBLE_DEVICES": "4,2"}, [{"HIP_VISIBLE_DEVICES": i} for i in "42"]),
+    ],
+)
+def test_each_worker_has_a_device_of_its_own(kind, count, jobs, variables, workers):
+    assert environments(kind, count, jobs=jobs, variables=variables) == workers
+
+
+def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
+    load_library("onednn")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with opened("pool", jobs=2) as farm:
+        info = farm.describe("onednn")
+        assert not info.problem
+        with farm.executor("onednn", 100) as executor:
+            futures = [executor.submit(os.getenv, "OMP_NUM_THREADS") for _ in range(2)]
+            assert {f.result() for f in futures} == {str(max(1, executors.cores() // 2))}
+            assert len(executor._workers) == 2
+        with farm.executor("onednn", 1) as executor:
+            assert len(executor._workers) == 1
+
+
+# ---------------------------------------------------------------- processes of other processes
+
+
+def test_isolated_keeps_a_process_and_gives_each_thread_its_own(monkeypatch):
+    monkeypatch.setattr(executors, "_kept", {})
+    first = isolated("onednn", None, os.getpid)
+    assert first != os.getpid()
+    assert isolated("onednn", None, os.getpid) == first
+    assert isolated("miopen", None, os.getpid) != first
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        barrier = threading.Barrier(2)
+        started = [threads.submit(lambda: (barrier.wait(), isolated("onednn", None, time.sleep, 1))) for _ in range(2)]
+        [future.result() for future in started]
+    kept = executors._kept["onednn"]
+    assert len({worker.pid for worker in kept}) == 2
+    with pytest.raises(TimeLimitError):
+        isolated("onednn", 0.1, time.sleep, 60)
+    with pytest.raises(DiedError, match="exit status 3"):
+        isolated("onednn", None, os._exit, 3)
+    assert isolated("onednn", None, len, "ab") == 2
+    for worker in [w for workers in executors._kept.values() for w in workers]:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "allowed"),
+    [
+        ("slurm", {}, "pool | process | mpi | dask"),
+        ("pool:x", {}, "pool | process | mpi | dask"),
+        ("process", {"jobs": 2}, "not with --executor process"),
+        ("mpi", {"jobs": 2}, "not with --executor mpi"),
+        ("dask:tcp://x:1", {"jobs": 2}, "not with --executor dask:"),
+    ],
+)
+def test_bad_executors_are_refused(name, options, allowed):
+    with pytest.raises(ArgumentError) as caught, opened(name, **options):
+        pass
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py.futures"), ("dask", "distributed")])
+def test_an_absent_package_is_an_error_that_names_the_extra(monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ArgumentError, match=rf"pybnorm\[{name}\]"), opened(name):
+        pass
+
+
+# ---------------------------------------------------------------- the command, the same report either way
+
+
+CASES = ("--case", "train/infer/backward,spatial/peract,f32/bf16/f16,nchw/nhwc,4x3x5x4,fill=exact/randn")
+
+
+def absent(kind, reason):
+    """Skip with the reason, or fail where PYBNORM_REQUIRE lists the package."""
+    if kind in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(","):
+        pytest.fail(f"{kind} is listed in PYBNORM_REQUIRE but: {reason}")
+    pytest.skip(f"{kind}: {reason}")
+
+
+def launcher(name):
+    """The start of a command line, before the module's own arguments."""
+    if name != "mpi":
+        if name == "dask" and importlib.util.find_spec("distributed") is None:
+            absent("dask", "the package distributed is not installed")
+        return [sys.executable]
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
+    if importlib.util.find_spec("mpi4py") is None or mpiexec is None:
+        absent("mpi4py", "the package mpi4py or an mpiexec is not here")
+    return [mpiexec, "-n", "3", sys.executable]
+
+
+def check(name, *options, timeout=300, launched=None):
+    # PYBNORM_REQUIRE may list packages here, which the command does not know
+    dropped = ("PYBNORM_REQUIRE", "PYBNORM_LIB_")
+    done = subprocess.run(
+        [*(launched or launcher(name)), "-m", "pybnorm", "check", "--backend", "onednn", "--executor", name, *options],
+        env={k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {"OMP_NUM_THREADS": "1"},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def comparable(file):
+    document = json.loads(file.read_text())
+    document["environment"].pop("date")
+    hosts = {case.pop("host") for case in document["cases"]}
+    for case in document["cases"]:
+        case.pop("seconds")
+    return document, hosts
+
+
+@pytest.fixture(scope="module")
+def of_the_pool(load_library, tmp_path_factory):
+    load_library("onednn")
+    file = tmp_path_factory.mktemp("pool") / "pool.json"
+    check("pool", *CASES, "--jobs", "2", "--json", str(file))
+    document, hosts = comparable(file)
+    assert len(document["cases"]) == 72
+    assert {c["status"] for c in document["cases"]} <= {"PASS", "UNSUPPORTED"}
+    assert len(hosts) == 2
+    return document
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "options"),
+    [("pool", 1, ("--jobs", "1")), ("process", 1, ()), ("mpi", 2, ()), ("dask", 2, ("--jobs", "2"))],
+)
+def test_every_executor_gives_the_same_report(of_the_pool, tmp_path, name, processes, options):
+    file = tmp_path / "run.json"
+    check(name, *CASES, *options, "--json", str(file))
+    document, hosts = comparable(file)
+    assert document == of_the_pool
+    assert len(hosts) == processes
+
+
+def test_mpi_by_the_module_of_mpi4py(of_the_pool, tmp_path):
+    file = tmp_path / "run.json"
+    check("mpi", *CASES, "--json", str(file), launched=[*launcher("mpi"), "-m", "mpi4py.futures"])
+    document, hosts = comparable(file)
+    assert document == of_the_pool
+    assert len(hosts) == 2
+
+
+def test_dask_at_an_address(of_the_pool, tmp_path):
+    launcher("dask")
+    import distributed
+
+    file = tmp_path / "run.json"
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        check(f"dask:{cluster.scheduler_address}", *CASES, "--json", str(file), launched=[sys.executable])
+    document, hosts = comparable(file)
+    assert document == of_the_pool
+    assert len(hosts) == 2
+
+
+@pytest.mark.parametrize("name", ["mpi", "dask"])
+def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path, name):
+    """The rank or the dask worker lives on: its cases run in a process of their own."""
+    load_library("onednn")
+    script = tmp_path / "dying.py"
+    script.write_text(
+        "import json, sys\n"
+        "from simulated import open_exiting\n"
+        "from pybnorm.check import executors\n"
+        "from pybnorm.check.problem import expand\n"
+        "from pybnorm.check.runner import BackendInfo\n"
+        "if __name__ == '__main__':\n"
+        f"    with executors.opened({name!r}, jobs={None if name == 'mpi' else 2}, timeout=60) as farm:\n"
+        "        if farm is not None:\n"
+        f"            cases = [p for line in ({GOOD!r}, {BAD!r}) for p in expand(line)]\n"
+        "            run = executors.run_cases(farm.executor('onednn', 9), BackendInfo('onednn'), cases,\n"
+        "                                      opener=open_exiting)\n"
+        "            print(json.dumps({r.case: r.status.value for r in run}), flush=True)\n"
+    )
+    done = subprocess.run(
+        [*launcher(name), str(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    statuses = json.loads(done.stdout)
+    assert statuses.pop(BAD) == "CRASHED"
+    assert set(statuses) == {str(p) for p in expand(GOOD)}
+    assert set(statuses.values()) == {"PASS"}
+
+
+def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
+    load_library("onednn")
+    suite = tmp_path / "long.txt"
+    suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 5001)))
+    arguments = ["check", "--backend", "onednn", "--jobs", "2", "--suite", str(suite), "--save", str(tmp_path / "run")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybnorm", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=HERE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        journal = tmp_path / "run" / "journal.jsonl"
+        while not journal.is_file() or journal.read_text().count("\n") < 20:
+            time.sleep(0.05)
+        hosts = {json.loads(line).get("host") for line in journal.read_text().splitlines()[1:-1]}
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    pids = [int(host.rpartition(":")[2]) for host in hosts if host]
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_problems_are_what_they_were_when_they_come_back():
+    line = str(Problem.parse(BAD))
+    with pool(open_simulated, 1) as executor:
+        (result,) = run_cases(executor, INFO, [Problem.parse(BAD)], opener=open_simulated)
+    assert result.case == line == BAD

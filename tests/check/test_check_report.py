@@ -1,0 +1,605 @@
+"""What is printed and written about a run: terminal, JSON and its schema, JUnit XML, HTML."""
+
+import dataclasses
+import html.parser
+import io
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+from made_runs import made_document, made_result, make_run, nudged
+from rich.console import Console
+
+import pybnorm
+from pybnorm.check import claims, compare, defects, junit, report
+from pybnorm.check import html as page
+from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.errors import ArgumentError
+
+INFOS = [
+    BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="NVIDIA <made>"),
+    BackendInfo("miopen", problem="no libMIOpen.so.1"),
+]
+EVERY = [made_result(s, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i, s in enumerate(Status)]
+
+
+def printed(function, *arguments):
+    stream = io.StringIO()
+    function(Console(file=stream, width=200, highlight=False), *arguments)
+    return stream.getvalue()
+
+
+def real_results(*cases):
+    """As the command writes them."""
+    try:
+        pybnorm.load("onednn")
+    except pybnorm.LibraryError as error:
+        if "onednn" in os.environ.get("PYBNORM_REQUIRE", ""):
+            pytest.fail(f"onednn is listed in PYBNORM_REQUIRE but: {error}")
+        pytest.skip(f"onednn: {error}")
+    arguments = [word for case in cases for word in ("--case", case)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--json", *arguments],
+        env={k: v for k, v in os.environ.items() if k != "FORCE_COLOR"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return json.loads(done.stdout)
+
+
+# ---------------------------------------------------------------- environment
+
+
+def test_the_environment_names_versions_and_processor_and_no_person():
+    found = report.environment()
+    assert found["pybnorm"] == pybnorm.__version__
+    assert found["processors_usable"] <= found["processors"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["date"])
+    text = json.dumps(found | {"platform": ""})
+    for private in (platform.node(), os.environ.get("USER")):
+        assert not private or private not in text
+    assert report.host_digest("one") != report.host_digest("two")
+    assert report.host_digest(found["host"]) == found["host"]
+
+
+def test_the_processor_is_read_from_what_linux_says(tmp_path):
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\nflags\t\t: fpu avx2 amx_bf16 avx512_fp16 other\n")
+    assert report._cpu(str(file)) == {"cpu": "A CPU @ 2 GHz", "cpu_flags": ["avx2", "avx512_fp16", "amx_bf16"]}
+    file.write_text("processor: 0\nFeatures: fp asimd asimdhp bf16\n")
+    assert report._cpu(str(file))["cpu_flags"] == ["asimd", "asimdhp", "bf16"]
+    assert report._cpu(str(tmp_path / "absent"))["cpu_flags"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC version: 12",
+    ],
+)
+def test_drivers_are_read_from_files(tmp_path, monkeypatch, text):
+    file = tmp_path / "version"
+    file.write_text(text)
+    pattern = report._DRIVERS["nvidia"][1]
+    monkeypatch.setattr(report, "_DRIVERS", {"nvidia": (str(file), pattern), "amdgpu": ("/nonexistent", ".")})
+    assert report._drivers() == {"nvidia": "550.54.15"}
+
+
+def test_only_variables_of_vendors_are_kept(monkeypatch):
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "3")
+    monkeypatch.setenv("A_SECRET", "x")
+    assert report.environment()["variables"]["MIOPEN_FIND_MODE"] == "3"
+    assert "A_SECRET" not in report.environment()["variables"]
+
+
+def test_host_names_of_results_are_not_written():
+    data = report.to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
+    assert data["host"] == report.host_digest("node17.example") + ":4711"
+    again = report.to_json(report.result_from_json(data))
+    assert again["host"] == data["host"]
+
+
+# ---------------------------------------------------------------- terminal
+
+
+def test_every_status_has_a_style_and_a_row():
+    text = printed(report.print_results, EVERY)
+    for i, status in enumerate(Status):
+        assert any(line.split()[:1] == [status.value] and f"seed={i}" in line for line in text.splitlines() if line)
+        assert status in report.STYLES
+        assert status.value in page.COLOURS
+
+
+def test_known_defects_are_shown_with_the_failure():
+    known = made_result(Status.FAIL, known="CUDNN-X")
+    other = made_result(Status.FAIL, "train,spatial,f32,nchw,2x3x4x6")
+    text = printed(report.print_results, [known, other])
+    (row,) = [line for line in text.splitlines() if line.rstrip().endswith("4x5")]
+    assert "CUDNN-X" in row
+    assert "known defect: CUDNN-X" in printed(report.print_details, [known])
+    assert "2 FAIL (1 known)" in printed(report.print_totals, [known, other], 1.0)
+    assert "known" not in printed(report.print_results, [other])
+
+
+def test_newly_unsupported_is_said():
+    result = made_result(Status.FAIL, claim=claims.NEWLY_UNSUPPORTED)
+    assert "newly unsupported" in printed(report.print_details, [result])
+    assert "claimed" not in printed(report.print_details, [made_result(Status.WARN, claim=claims.CLAIMED)])
+
+
+def test_details_have_the_vendors_own_lines():
+    from pybnorm.check import commands
+    from pybnorm.check.problem import Problem
+
+    result = made_result(Status.FAIL)
+    lines = commands.vendor_lines(Problem.parse(result.case))
+    assert lines
+    text = printed(report.print_details, [result])
+    for line in lines.values():
+        assert line.splitlines()[0] in text
+    assert report.vendor_lines("train,of,another,language,x") == {}
+
+
+def many(count=300):
+    results = []
+    for i in range(count):
+        dtype, layout = ("f32", "bf16")[i % 2], ("nchw", "nhwc")[i // 2 % 2]
+        status = Status.FAIL if i == 7 else Status.UNSUPPORTED if i % 10 == 3 else Status.PASS
+        results.append(made_result(status, f"train,spatial,{dtype},{layout},2x3x4x5,seed={i}"))
+    return results
+
+
+def test_many_cases_are_shown_by_group_and_all_of_them_if_asked():
+    results = many()
+    text = printed(report.print_results, results)
+    rows = [line.split() for line in text.splitlines()]
+    groups = [row for row in rows if row[:1] == ["spatial"]]
+    assert [row[1:3] for row in groups] == [["f32", "nchw"], ["f32", "nhwc"], ["bf16", "nchw"], ["bf16", "nhwc"]]
+    assert [row[3] for row in groups] == ["75"] * 4
+    assert sum("seed=" in line for line in text.splitlines()) == 1
+    assert "seed=7" in text
+    assert "300 cases; PASS and UNSUPPORTED have no row, all have one with -v" in text
+    full = printed(report.print_results, results, True)
+    assert sum("seed=" in line for line in full.splitlines()) == 300
+    few = printed(report.print_results, results[:200])
+    assert sum("seed=" in line for line in few.splitlines()) == 200
+
+
+def test_the_worst_ratio_of_a_group_leaves_infinities_out():
+    group = [made_result(Status.PASS), made_result(Status.FAIL), made_result(Status.WARN)]
+    assert report.worst_ratios(group) == {"y": 3.0}
+
+
+def test_refusals_of_many_cases_are_counted_by_reason():
+    text = printed(report.print_details, many())
+    assert text.count("seed=") == 3 + 2  # the failure is named in its headline and in its repro line
+    assert "and 27 more cases" in text
+    assert printed(report.print_details, many(), True).count("seed=") >= 300
+
+
+def test_details_of_many_failures_are_cut_and_counted():
+    results = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(260)]
+    text = printed(report.print_details, results)
+    assert text.count("FAIL cudnn train") == report.DETAILS
+    assert "and details of 210 more cases" in text
+    assert printed(report.print_details, results, True).count("FAIL cudnn train") == 260
+    assert printed(report.print_details, results[:200]).count("FAIL cudnn train") == 200
+
+
+def test_a_library_cannot_steer_the_terminal():
+    text = printed(report.print_details, [made_result(Status.CRASHED, message="\x1b[2J [bold]gone")])
+    assert "\\x1b[2J [bold]gone" in text
+    assert "\x1b" not in text
+
+
+# ---------------------------------------------------------------- JSON
+
+
+@pytest.fixture(scope="module")
+def schema():
+    jsonschema = pytest.importorskip("jsonschema")
+    text = (pytest.importorskip("importlib.resources").files("pybnorm.check") / "schema.json").read_text()
+    data = json.loads(text)
+    kind = jsonschema.Draft202012Validator
+    kind.check_schema(data)
+    return kind(data, format_checker=kind.FORMAT_CHECKER)
+
+
+def errors(schema, document):
+    from jsonschema.exceptions import best_match
+
+    error = best_match(schema.iter_errors(document))
+    return "" if error is None else f"{error.json_path}: {error.message}"
+
+
+def test_every_key_of_the_schema_is_described(schema):
+    def walk(node, path):
+        if isinstance(node, dict):
+            for name, item in node.get("properties", {}).items():
+                shared = item.get("$ref", "").rpartition("/")[2]
+                target = schema.schema["$defs"][shared] if shared not in ("", "number", "index") else item
+                assert item.get("description") or target.get("description") or name == "index", f"{path}.{name}"
+            if node.get("type") == "object" and "properties" in node:
+                assert node["additionalProperties"] is False
+                assert node["description"]
+            for key, value in node.items():
+                walk(value, f"{path}.{key}")
+        elif isinstance(node, list):
+            for value in node:
+                walk(value, path)
+
+    walk(schema.schema, "$")
+    defined = schema.schema["$defs"]
+    assert defined["status"]["enum"] == [s.value for s in Status]
+    assert set(defined["outcome"]["enum"]) == {o.value for o in compare.Outcome}
+    assert set(defined["change"]["enum"]) == {c.value for c in compare.Change}
+    for status in Status:
+        assert f"{status.value}:" in defined["status"]["description"]
+    for name, kind in {"point": Point, "verdict": Verdict, "backend": BackendInfo}.items():
+        assert set(defined[name]["properties"]) == {f.name for f in dataclasses.fields(kind)}
+    assert set(defined["result"]["properties"]) == {f.name for f in dataclasses.fields(CaseResult)} | {"ratio", "repro"}
+
+
+def test_documents_of_every_status_meet_the_schema(schema):
+    results = [
+        *EVERY,
+        made_result(Status.FAIL, known="X", claim="newly unsupported", host="h:1", saved="outputs/x.npz"),
+    ]
+    document = json.loads(json.dumps(report.to_json(made_document(INFOS, results)), allow_nan=False))
+    assert errors(schema, document) == ""
+    for change in ({"schema": "pybnorm.check/2"}, {"unknown": 1}, {"exit_status": 3}, {"complete": "yes"}):
+        assert errors(schema, document | change)
+    del document["cases"][0]["status"]
+    assert errors(schema, document) == "$.cases[0]: 'status' is a required property"
+
+
+def test_real_documents_meet_the_schema(schema, tmp_path):
+    document = real_results("train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn")
+    assert {c["status"] for c in document["cases"]} >= {"PASS", "UNSUPPORTED"}
+    assert errors(schema, document) == ""
+
+
+def test_comparisons_meet_the_schema(schema, tmp_path):
+    lines = ["train,spatial,f32,nchw,4x3x5x5,fill=randn", "infer,spatial,f32,nchw,4x3x5x5,fill=randn"]
+    make_run(tmp_path / "a", "cudnn", lines)
+    make_run(tmp_path / "b", "cudnn", [*lines[:1], lines[1] + ",seed=1"], (2, 0), lambda *a: nudged(a[2], 10**6))
+    found = compare.compare(compare.read([tmp_path / "a", tmp_path / "b"]))
+    document = json.loads(json.dumps(compare.document(found), allow_nan=False))
+    assert errors(schema, document) == ""
+    assert document["cases"][0]["outputs"][0]["worst"]
+    assert document["alone"]
+    assert errors(schema, document | {"unknown": 1})
+
+
+# ---------------------------------------------------------------- JUnit
+
+
+def junit_of(results, infos=None, missing=()):
+    stream = io.StringIO()
+    junit.write(stream, report.environment(), INFOS if infos is None else infos, results, missing)
+    root = ET.fromstring(stream.getvalue())
+    check_junit(root)
+    return root
+
+
+def check_junit(root):
+    """The structure that readers of JUnit XML (Jenkins, GitLab, Surefire's schema) have in common."""
+    assert root.tag == "testsuites"
+    totals = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for suite in root:
+        assert suite.tag == "testsuite"
+        assert {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"} == set(suite.attrib)
+        assert suite[0].tag == "properties"
+        for item in suite[0]:
+            assert item.tag == "property"
+            assert set(item.attrib) == {"name", "value"}
+        cases = suite[1:]
+        assert {case.tag for case in cases} <= {"testcase"}
+        for case in cases:
+            assert set(case.attrib) == {"classname", "name", "time"}
+            assert float(case.get("time")) >= 0
+            assert len(case) <= 1
+            for child in case:
+                assert child.tag in ("failure", "error", "skipped", "system-out")
+                if child.tag in ("failure", "error"):
+                    assert set(child.attrib) == {"type", "message"}
+        counted = {"tests": len(cases)}
+        for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            counted[name] = sum(case.find(tag) is not None for case in cases)
+        for name, count in counted.items():
+            assert int(suite.get(name)) == count
+            totals[name] += count
+    for name, count in totals.items():
+        assert int(root.get(name)) == count
+
+
+def test_every_status_has_its_junit_element():
+    suite = junit_of(EVERY)[0]
+    found = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
+    expected = {
+        "PASS": [],
+        "WARN": ["system-out"],
+        "UNSUPPORTED": ["skipped"],
+        **{name: ["failure"] for name in ("INCONCLUSIVE", "MISTRUSTED", "FAIL")},
+        **{name: ["error"] for name in ("RESOURCE", "BUILD_FAILED", "CRASHED", "TIMEOUT")},
+    }
+    assert {r.status.value: found[r.case] for r in EVERY} == expected
+    assert {case.get("classname") for case in suite.iter("testcase")} == {"cudnn.train"}
+    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert properties["library"] == "cuDNN"
+    assert properties["version"] == "9.2.0"
+    assert properties["device"] == "NVIDIA <made>"
+    assert properties["pybnorm"] == pybnorm.__version__
+
+
+def test_a_junit_failure_holds_points_repro_and_known_defect():
+    (failure,) = junit_of([made_result(Status.FAIL, known="CUDNN-X")]).iter("failure")
+    assert failure.get("message") == "FAIL; known defect CUDNN-X; y: error / bound inf"
+    assert failure.text.count("  [0,1,2,") == 10
+    assert "[0,1,2,3] reference 4.25, got nan, bound 1e-06" in failure.text
+    assert "pybnorm check --backend cudnn --case 'train,spatial" in failure.text
+
+
+def test_junit_survives_what_libraries_say():
+    text = '\x1b[31m<bad> & \x00 \ud800 \ufffe ]]> "quoted" ü 漢\n\tnext'
+    (failure,) = junit_of([made_result(Status.FAIL, message=text)]).iter("failure")
+    assert '\\x1b[31m<bad> & \\x00 \\xd800 \\xfffe ]]> "quoted" ü 漢\n\tnext' in failure.text
+
+
+def test_absent_libraries_in_junit(tmp_path):
+    assert junit_of(EVERY[:1])[1].find("testcase/skipped").get("message") == "no libMIOpen.so.1"
+    error = junit_of(EVERY[:1], missing=["miopen"])[1].find("testcase/error")
+    assert error.get("type") == "absent"
+    named = [BackendInfo("onednn", problem="invalid ELF header", override="PYBNORM_LIB_ONEDNN")]
+    assert junit_of([], named).find("testsuite/testcase/error") is not None
+    junit.write(tmp_path / "x.xml", report.environment(), INFOS, EVERY)
+    check_junit(ET.parse(tmp_path / "x.xml").getroot())
+
+
+# ---------------------------------------------------------------- HTML
+
+
+class Page(html.parser.HTMLParser):
+    """Elements, and that they nest."""
+
+    VOID = frozenset(("meta", "input", "br"))
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.stack, self.texts, self.styles = [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag in ("option", "p") and self.stack[-1] != tag:
+            return
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack[-1:] == ["style"]:
+            self.styles += data
+        else:
+            self.texts.append(data)
+
+    def check_that_it_loads_nothing(self):
+        for tag, attributes in self.elements:
+            assert tag not in ("link", "iframe", "object", "embed", "base")
+            for name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
+                value = attributes.get(name)
+                assert value is None or value.startswith(("#", "data:image/png;base64,")), (tag, name, value[:60])
+            assert not re.search(r"url\((?!#)", attributes.get("style") or "")
+        assert "--back" in self.styles
+        assert "@import" not in self.styles
+        assert "url(" not in self.styles
+        ids = [a["id"] for _, a in self.elements if "id" in a]
+        assert len(ids) == len(set(ids))
+        targets = {a["href"][1:] for tag, a in self.elements if tag == "a"}
+        assert targets <= set(ids)
+
+
+@pytest.fixture
+def plots():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+
+
+def page_of(results, infos=None):
+    stream = io.StringIO()
+    page.write(stream, report.environment(), INFOS if infos is None else infos, results)
+    text = stream.getvalue()
+    found = Page(text)
+    found.check_that_it_loads_nothing()
+    return text, found
+
+
+def test_the_page_shows_everything_and_loads_nothing(plots):
+    known = made_result(Status.FAIL, "backward,spatial,bf16,nhwc,2x3x4x5", known=defects.DEFECTS[0].id)
+    hostile = made_result(
+        Status.CRASHED, "infer,spatial,f32,nchw,2x3x4x5", message="</pre><script>alert(1)</script>\x1b"
+    )
+    text, found = page_of([*EVERY, known, hostile])
+    assert "<script>alert" not in text
+    assert "\x1b" not in text
+    rows = [a for tag, a in found.elements if tag == "tr" and "data-status" in a]
+    assert len(rows) == len(EVERY) + 2
+    assert {row["data-status"] for row in rows} == {s.value for s in Status}
+    assert {row["data-operation"] for row in rows} == {"train", "backward", "infer"}
+    assert sum(tag == "svg" for tag, _ in found.elements) == 2
+    words = " ".join(found.texts)
+    assert defects.DEFECTS[0].what in words
+    assert "libMIOpen" in words
+    assert "NVIDIA <made>" in words
+    for result in [*EVERY, known, hostile]:
+        assert result.case in words
+        shown = report.repro(result) in words
+        assert shown == (result.status not in (Status.PASS, Status.UNSUPPORTED))
+    for line in report.vendor_lines(known.case).values():
+        assert line in words
+    details = text[text.index("<h2>Details") : text.index("<h2>Cases")]
+    failure = details[details.index("d9") :].partition("</details>")[0]  # EVERY's FAIL
+    for i in range(10):
+        assert f'<td class="number">0,1,2,{i}</td><td class="number">{1.25 + i:.9g}</td>' in failure
+    assert '</td><td class="number">nan</td><td class="number">1e-06</td>' in failure
+
+
+def test_colours_and_text_follow_the_page(plots):
+    text, _ = page_of(EVERY)
+    assert "prefers-color-scheme: dark" in text
+    assert page._INK not in text
+    assert "currentColor" in text
+
+
+def test_the_same_run_gives_the_same_page(plots):
+    pages = []
+    for _ in range(2):
+        stream = io.StringIO()
+        page.write(stream, {"date": "", "cpu": "", "platform": "", "python": "", "numpy": ""}, INFOS, EVERY)
+        pages.append(stream.getvalue())
+    assert pages[0] == pages[1]
+
+
+def test_every_result_has_a_point_and_a_cell(plots, monkeypatch):
+    scattered, shown = [], []
+    from matplotlib.axes import Axes
+
+    scatter, imshow = Axes.scatter, Axes.imshow
+    monkeypatch.setattr(Axes, "scatter", lambda *a, **k: (scattered.append(a[1:3]), scatter(*a, **k))[1])
+    monkeypatch.setattr(Axes, "imshow", lambda *a, **k: (shown.append(a[1]), imshow(*a, **k))[1])
+    both = [*EVERY, made_result(Status.FAIL, "train,spatial,f32,nchw,2x3x4x5,seed=0", "miopen")]
+    page_of(both)
+    heights = [float(y) for _, ys in scattered for y in ys]
+    assert len(heights) == sum(len(r.verdicts) for r in both)
+    assert heights.count(page.CEILING) == 2  # the infinite ones are not lost
+    (grid,) = shown
+    assert grid.shape == (2, len(EVERY))
+    numbers = {s: i + 1 for i, s in enumerate(Status)}
+    assert sorted(grid[0]) == sorted(numbers[r.status] for r in EVERY)
+    assert list(grid[1]).count(0) == len(EVERY) - 1
+    assert numbers[Status.FAIL] in grid[1]
+
+
+def test_groups_count_what_is_right_and_what_is_refused(plots):
+    some = [made_result(s, f"train,spatial,bf16,nhwc,2x3x4x5,seed={i}") for i, s in enumerate(Status)]
+    (row,) = page._groups(some[:3], [("cudnn", "nhwc"), ("cudnn", "nchw")])
+    assert row["name"] == ("train", "spatial", "bf16")
+    assert row["cells"] == [{"status": "WARN", "right": "2/2", "ratio": "3.00", "refused": 1}, None]
+    (row,) = page._groups(some, [("cudnn", "nhwc")])
+    assert row["cells"] == [{"status": "FAIL", "right": "2/9", "ratio": "3.00", "refused": 1}]
+    (row,) = page._groups(some[2:3], [("cudnn", "nhwc")])
+    assert row["cells"] == [{"status": "UNSUPPORTED", "right": "", "ratio": "", "refused": 1}]
+
+
+def test_a_run_without_results_has_a_page(plots):
+    text, _ = page_of([])
+    assert "No case was run" in text
+    page_of([made_result(Status.CRASHED)])
+
+
+def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
+    outputs = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
+    results = []
+    for i in range(5000):
+        status = list(Status)[i % 10] if i % 12 == 0 else Status.PASS
+        case = f"train,spatial,{('f32', 'bf16')[i % 2]},{('nchw', 'nhwc')[i // 2 % 2]},64x256x56x56,fill=randn,seed={i}"
+        result = made_result(status, case)
+        if result.verdicts:
+            first = result.verdicts[0]
+            result.verdicts = [
+                dataclasses.replace(first, output=n, ratio=first.ratio * 0.9**j) for j, n in enumerate(outputs)
+            ]
+        results.append(result)
+    started = time.monotonic()
+    file = tmp_path / "page.html"
+    page.write(file, report.environment(), INFOS, results)
+    assert time.monotonic() - started < 60
+    assert file.stat().st_size < 10e6
+    found = Page(file.read_text(encoding="utf-8"))
+    found.check_that_it_loads_nothing()
+    assert sum("data-status" in a for _, a in found.elements) == 5000
+    bad = sum(r.status not in (Status.PASS, Status.UNSUPPORTED) for r in results)
+    left_out = bad - page.DETAILS
+    words = " ".join(found.texts)
+    assert left_out <= 0 or f"{left_out} more are in the JSON document" in words
+
+
+def test_details_beyond_the_limit_are_counted(plots, monkeypatch):
+    monkeypatch.setattr(page, "DETAILS", 3)
+    text, found = page_of(EVERY)
+    assert "The first 3 cases; 5 more are in the JSON document." in text
+    assert [a["id"] for tag, a in found.elements if tag == "details" and "id" in a] == ["d9", "d8", "d7"]
+
+
+def test_the_page_of_a_comparison(plots, tmp_path):
+    lines = [
+        "train,spatial,f32,nchw,4x3x5x5,fill=randn",
+        "infer,spatial,bf16,nchw,4x3x5x5,fill=randn",
+        "backward,spatial,f32,nchw,4x3x5x5,fill=randn",
+    ]
+
+    def wrong(line, name, array):
+        return nudged(array, 10**6) if name in ("y", "dbias") and "bf16" not in line else nudged(array)
+
+    make_run(tmp_path / "a", "cudnn", lines)
+    make_run(tmp_path / "b", "cudnn", lines, (2, 0), wrong)
+    make_run(tmp_path / "c", "miopen", lines, status={lines[1]: Status.CRASHED}.get)
+    comparison = compare.compare(compare.read([tmp_path / n for n in "abc"]))
+    page.write_comparison(tmp_path / "page.html", comparison)
+    found = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    found.check_that_it_loads_nothing()
+    words = " ".join(found.texts)
+    assert "newly failing" in words
+    assert "B:cudnn" in words
+    rows = [a for tag, a in found.elements if tag == "tr" and "data-outcome" in a]
+    assert len(rows) == 9
+    assert sorted({row["data-outcome"] for row in rows}) == ["agree", "beyond", "differ", "equal", "within"]
+    point = next(o for c in comparison.cases for o in c.outputs if o.outcome.value == "beyond").worst[0]
+    assert f"{point.reference:.9g}" in found.texts
+    assert f"{point.second:.9g}" in found.texts
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+def test_a_page_without_its_packages_says_what_to_install(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ArgumentError, match=rf"{missing}.*pip install 'pybnorm\[report\]'"):
+        page.write(io.StringIO(), report.environment(), INFOS, EVERY)
+
+
+@pytest.mark.parametrize("command", [("check", "--case", "infer,spatial,f32,nchw,2x3x4x4"), ("compare", "nowhere")])
+def test_a_command_that_cannot_make_its_page_says_so_before_it_runs(tmp_path, command):
+    code = "import sys; sys.modules['matplotlib'] = None; from pybnorm.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--html", str(tmp_path / "x.html")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'pybnorm[report]'" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_ratios_are_short():
+    texts = {0.0: "0", 0.123: "0.12", 1.0: "1.00", 99.99: "99.99", 1234.5: "1e+03", 1e-5: "1e-05", math.inf: "inf"}
+    assert {value: report.ratio_text(value) for value in texts} == texts

@@ -1,0 +1,180 @@
+"""The packaged suites: they can be read, they cover what they say, and they stay within their budgets."""
+
+import functools
+import importlib.resources
+import math
+import re
+
+import pytest
+
+from pybnorm.check import problem as language
+from pybnorm.check.problem import FILLS, OPTIONS, Problem, packaged_suites
+from pybnorm.enums import DataType, Layout, Mode, Operation
+
+GENERAL = ("smoke", "standard", "full", "networks", "edges", "bugs", "bugs-big", "large")
+NETWORKS = (
+    *("resnet18", "resnet50", "vgg16_bn", "mobilenet_v2", "densenet121"),
+    *("googlenet", "inception_v3", "efficientnet_b0", "unet3d"),
+)
+ROWS = {"M": 29, "C": 22, "O": 8, "R": 12}
+"""How many rows of each kind the collection of bugs has."""
+
+
+load_suite = functools.cache(language.load_suite)
+
+
+def text_of(name):
+    return (importlib.resources.files("pybnorm.check") / "suites" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def on_onednn(problem):
+    """Whether oneDNN computes it: float32 and bfloat16, not persistent, the usual parameters, one stream."""
+    return (
+        problem.dtype in (DataType.FLOAT32, DataType.BFLOAT16)
+        and problem.mode != Mode.SPATIAL_PERSISTENT
+        and problem.parameter_dtype == problem.default_params
+        and problem.streams == 1
+    )
+
+
+def data_bytes(problem):
+    arrays = 3 if problem.operation == Operation.BACKWARD else 2
+    return arrays * math.prod(problem.dims) * problem.dtype.itemsize
+
+
+def test_the_packaged_suites_are_these():
+    assert packaged_suites() == tuple(sorted((*GENERAL, *NETWORKS)))
+
+
+@pytest.mark.parametrize("name", [*GENERAL, *NETWORKS])
+def test_a_suite_is_read_and_its_lines_come_back(name):
+    suite = load_suite(name)
+    assert len(set(suite)) == len(suite)
+    for problem in suite[:: 1 + len(suite) // 500]:
+        assert Problem.parse(str(problem)) == problem
+    assert text_of(name).startswith("# ")
+
+
+def test_includes():
+    assert set(load_suite("networks")) == set().union(*(load_suite(name) for name in NETWORKS))
+    full = set(load_suite("full"))
+    for name in ("smoke", "standard", "edges", "bugs", "networks"):
+        assert full > set(load_suite(name))
+    assert set(load_suite("smoke")) < set(load_suite("standard"))
+
+
+def test_the_standard_suite_has_1500_cases_that_a_backend_of_two_dtypes_computes_and_stays_small():
+    suite = load_suite("standard")
+    judged = [p for p in suite if on_onednn(p)]
+    assert len(judged) >= 1500
+    # float64 copies of x, dy, the result, the reference and the bounds stay far below the 2 GiB of the whole run
+    assert max(math.prod(p.dims) for p in suite) <= 2**20
+    assert sum(math.prod(p.dims) for p in judged) < 1.5e8
+
+
+def test_the_standard_suite_covers_every_combination():
+    suite = load_suite("standard")
+    for operation, options in OPTIONS.items():
+        for dtype in DataType:
+            own = [p for p in suite if p.operation == operation and p.dtype == dtype]
+            where = (operation, dtype)
+            for mode in (Mode.SPATIAL, Mode.PER_ACTIVATION):
+                assert {p.fill for p in own if p.mode == mode} == set(FILLS), (*where, mode)
+            assert {p.layout for p in own} == set(Layout), where
+            assert {p.mode for p in own} == set(Mode), where
+            assert {len(p.dims) for p in own} >= {2, 3, 4, 5}, where
+            for option in set(options) - {"magnitude", "params", "repeats", "streams"}:
+                assert len({getattr(p, option) for p in own}) > 1, (*where, option)
+        for option in options:
+            assert len({getattr(p, option) for p in suite if p.operation == operation}) > 1, (operation, option)
+    assert {len(p.dims) for p in suite} == set(range(2, 9))
+    remainders = {(p.m % 8 == 0, p.m % 2 == 0) for p in suite if p.fill == "exact"}
+    assert remainders == {(True, True), (False, True), (False, False)}
+    assert any(p.m <= 9 and p.fill == "randn" and p.kappa for p in suite)
+
+
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [
+        ("m", {1, 2, 7, 49, 127**2, 112 * 112 * 8}),
+        ("N", {768, 769, 1024, 1025, 65535, 65536, 131070, 131071}),
+        ("C", {1, 2, 3, 33, 35, 65, 111, 257, 1024, 65536}),
+        ("H*W", {1, 196, 257, 361, 400, 512, 4096, 147**2}),
+        ("epsilon", {1e-7, 1e-5, 1e-3, 1 / 16}),
+        ("kappa", {0, 3, 30, 100}),
+        ("factor", {0, 0.1, 0.25, 1}),
+    ],
+)
+def test_the_edges_are_in_the_edges_suite(what, values):
+    read = {
+        "m": lambda p: p.m,
+        "N": lambda p: p.dims[0],
+        "C": lambda p: p.dims[1],
+        "H*W": lambda p: math.prod(p.dims[2:]),
+        "epsilon": lambda p: p.epsilon,
+        "kappa": lambda p: p.kappa,
+        "factor": lambda p: p.factor,
+    }[what]
+    assert {read(p) for p in load_suite("edges") if p.operation == Operation.FORWARD_TRAINING} >= values
+
+
+def test_the_edges_are_asked_in_backward_with_and_without_saved_statistics():
+    backward = [p for p in load_suite("edges") if p.operation == Operation.BACKWARD]
+    assert {p.m for p in backward} >= {1, 2, 7, 49, 127**2, 112 * 112 * 8}
+    assert {math.prod(p.dims[2:]) for p in backward if p.saved} >= {1, 196, 257, 361, 400, 512, 4096, 147**2}
+    assert {math.prod(p.dims[2:]) for p in backward if not p.saved} >= {25, 4096, 5184, 5329, 400}
+
+
+@pytest.mark.parametrize("name", ["bugs", "bugs-big"])
+def test_every_line_of_the_bugs_stands_below_its_id(name):
+    section = text_of(name).partition(
+        "# ---------------------------------------------------------------- known defects"
+    )[0]
+    named = False
+    for line in section.splitlines()[5 if name == "bugs" else 3 :]:
+        if line.startswith("#"):
+            named |= bool(re.match(r"# [MCOR]\d+ ", line))
+        elif not line:
+            named = False
+        else:
+            assert named, line
+
+
+def test_every_row_of_the_bug_collection_is_a_case_or_has_a_reason():
+    listed = set(re.findall(r"\b([MCOR]\d+)\b", text_of("bugs")))
+    assert listed == {f"{kind}{i}" for kind, count in ROWS.items() for i in range(1, count + 1)}
+    assert {"C4", "C5"} <= set(re.findall(r"\b([MCOR]\d+)\b", text_of("large")))
+
+
+def test_the_bugs_suite_is_for_a_laptop_and_the_big_one_has_the_sizes_reported():
+    bugs, big = load_suite("bugs"), load_suite("bugs-big")
+    assert max(data_bytes(p) for p in bugs) < 64 * 2**20
+    assert not set(bugs) & set(big)
+    assert {p.dims for p in big} >= {(38, 128, 80, 80), (16, 64, 147, 147), (256, 512, 28, 28), (1, 64, 128, 128, 128)}
+
+
+def test_every_known_defect_is_a_case_of_the_bugs_suite():
+    from pybnorm.check.defects import DEFECTS
+
+    bugs = set(load_suite("bugs"))
+    assert not {d.id for d in DEFECTS if Problem.parse(d.case) not in bugs}
+
+
+def test_the_large_suite_is_on_both_sides_of_31_bits():
+    counts = {math.prod(p.dims) for p in load_suite("large")}
+    assert any(2**31 - 2**21 < n < 2**31 for n in counts)
+    assert any(2**31 < n < 2**31 + 2**21 for n in counts)
+    assert 2**31 in counts
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_asked_for_every_operation_dtype_and_layout_of_frameworks(name):
+    suite = load_suite(name)
+    dtypes, layouts = (
+        (DataType.FLOAT32, DataType.BFLOAT16, DataType.FLOAT16),
+        (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST),
+    )
+    for dims in {p.dims for p in suite}:
+        own = {(p.operation, p.dtype, p.layout) for p in suite if p.dims == dims and p.mode == Mode.SPATIAL}
+        assert own == {(o, d, layout) for o in OPTIONS for d in dtypes for layout in layouts}
+        assert math.prod(dims) < 8e6

@@ -1,0 +1,93 @@
+"""Random calls of the public API: no crash, every bad one refused by us, every good one right or a known defect.
+
+PYBNORM_FUZZ_CALLS (default 1500) calls are made per backend, in child processes of at most 2,500, as many at once as
+there are processors; PYBNORM_FUZZ_SEED is what they are made from. A failure names the call and the command that makes
+it again.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("fuzz_worker.py")
+CALLS = int(os.environ.get("PYBNORM_FUZZ_CALLS", "1500"))
+SEED = int(os.environ.get("PYBNORM_FUZZ_SEED", "20261120"))
+CHUNK = 2500
+
+
+def run(backend, first, count, journal):
+    """A child's report; a failure of the test where it crashed."""
+    command = [sys.executable, str(WORKER), "--backend", backend, "--seed", str(SEED)]
+    arguments = ["--first", str(first), "--count", str(count), "--journal", str(journal)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout.strip():
+        last = journal.read_text().strip() if journal.exists() else "none"
+        again = [*command, "--only", last]
+        shown = subprocess.run(again, capture_output=True, text=True, check=False).stdout
+        text = f"call {last} ended the process with {done.returncode}\n  {shown}\n{done.stderr[-3000:]}"
+        pytest.fail(f"{text}\n  again: {' '.join(again)}")
+    report = json.loads(done.stdout.splitlines()[-1])
+    for failure in report["failures"]:
+        failure["again"] = " ".join([*command, "--only", str(failure["index"])])
+    return report
+
+
+@pytest.mark.parametrize("calls", [CALLS])
+def test_random_calls(backend, calls, tmp_path, record_property, capsys):
+    totals = {"became": collections.Counter(), "kinds": collections.Counter(), "reasons": collections.Counter()}
+    made, seconds, failures, without_device = 0, 0.0, [], False
+    chunks = [(first, min(CHUNK, calls - first)) for first in range(0, calls, CHUNK)]
+    with concurrent.futures.ThreadPoolExecutor(min(len(chunks), os.cpu_count() or 1)) as pool:
+        reports = list(pool.map(lambda c: run(backend, *c, tmp_path / f"journal-{c[0]}"), chunks))
+    for report in reports:
+        made, seconds = made + report["made"], seconds + report["seconds"]
+        failures += report["failures"]
+        without_device = report["without_device"]
+        for name, counter in totals.items():
+            counter.update(report[name])
+    with capsys.disabled():
+        print(f"\n{backend}: {made} random calls from seed {SEED} in {seconds:.0f} s: {dict(totals['became'])}")
+    record_property("fuzz", json.dumps(totals))
+    for failure in failures:
+        print(f"call {failure['index']}: {failure['call']}\n  {failure['what']}\n  again: {failure['again']}")
+    assert not failures, f"{len(failures)} of {made} calls"
+    assert made == calls
+    if calls < 1000:
+        return
+    became, kinds = totals["became"], totals["kinds"]
+    good = sum(n for word, n in became.items() if word in ("right", "warned") or word.startswith("known"))
+    bad = became["refused"] + became["unsupported, and bad"]
+    assert good > calls / 10, became
+    assert bad > calls / 4, became
+    assert became["refused, either way"] + became["accepted, either way"] < calls / 10, became
+    if without_device:
+        return
+    assert len(kinds) == 3 * 2 + 4 * 2 + 3 + 3, kinds  # batch norm, elementwise, queries, operations
+    assert len(totals["reasons"]) > 80, totals["reasons"]
+
+
+def test_a_call_is_a_function_of_seed_and_index(backend):
+    command = [sys.executable, str(WORKER), "--backend", backend, "--seed", str(SEED), "--only", "7"]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert first.split("changed")[0] == second.split("changed")[0]
+    assert first
+
+
+def test_a_crash_names_the_call(backend, tmp_path, monkeypatch):
+    made = "            call = maker.make(index)\n"
+    broken = WORKER.read_text().replace(made, made + "            os.abort() if index == 3 else None\n")
+    assert "os.abort()" in broken
+    worker = tmp_path / "fuzz_worker.py"
+    worker.write_text(broken.replace("str(Path(__file__).parent)", repr(str(WORKER.parent))))
+    monkeypatch.setitem(globals(), "WORKER", worker)
+    with pytest.raises(pytest.fail.Exception, match=r"call 3 ended the process with -6") as caught:
+        run(backend, 0, 5, tmp_path / "journal")
+    assert "--only 3" in str(caught.value)
