@@ -149,6 +149,8 @@ def test_public_objects_are_documented(name, thing):
         return  # described by the class
     if name in {"Handle." + a for a in ("backend", "library", "device")}:
         return
+    if name.partition(".")[2] in ("algorithm", "reason", "workspace_size") and "Plan." in name:
+        return
     text = inspect.getdoc(thing)
     assert text, name
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(name.split(".")[-1] + "(")]
