@@ -990,8 +990,8 @@ cdef class Handle:
         activation_low, activation_high : float, optional
             The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
         algorithm : str, optional
-            Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes it: the plan
-            is made at the first call of its kind and kept by the handle, at most 32 of them.
+            Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes
+            it: the plan is made at the first call of its kind and kept by the handle, at most 32 of them.
         workspace : array or (int, int), optional
             Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
 
@@ -2383,6 +2383,8 @@ cdef class Plan:
     cdef uintptr_t ends[_SPANS]
     cdef bint writes[_SPANS]
     cdef int spans
+    cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
+    cdef size_t data_element, param_element
     cdef str name
     cdef readonly str algorithm
     cdef readonly str reason
@@ -2418,6 +2420,7 @@ cdef class Plan:
         self.other_span = _span_bytes(self.yd)
         self.out_span = _span_bytes(self.dxd) if self.dxd is not None else 0
         self.param_span = _span_bytes(self.pd)
+        self.data_element, self.param_element = self.xd.dtype.itemsize, self.pd.dtype.itemsize
         if table.plan_create == NULL:
             if ":" in algorithm:
                 raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
@@ -2460,7 +2463,9 @@ cdef class Plan:
             return _plan_address(value, name)
         return self.handle._parameter(value, name, self.pd, kept, output)
 
-    cdef void _mark(self, uintptr_t address, size_t size, bint written) noexcept:
+    cdef void _mark(self, uintptr_t address, size_t size, bint written, size_t element) noexcept:
+        if address % element or address + size < address:
+            self.doubtful = True
         self.starts[self.spans] = address
         self.ends[self.spans] = address + size
         self.writes[self.spans] = written
@@ -2479,7 +2484,7 @@ cdef class Plan:
         return True
 
     cdef int _overlap(self) except -1:
-        """Ranges overlap; views that interleave may be apart all the same."""
+        """Names what is wrong, if it is: ranges that overlap may be views that interleave."""
         cdef pbn_call *call = &self.call
         outputs, inputs = [], [_region("x", <uintptr_t>call.x, self.xd)]
         if call.operation == PBN_OP_BACKWARD:
@@ -2528,8 +2533,8 @@ cdef class Plan:
                 )
             handle._ensure_workspace(&self.call, True, self.name)
         elif self.call.workspace_size:
-            self._mark(<uintptr_t>self.call.workspace, self.call.workspace_size, True)
-        if not self._apart():
+            self._mark(<uintptr_t>self.call.workspace, self.call.workspace_size, True, 1)
+        if self.doubtful or not self._apart():
             self._overlap()
         if self.plan == NULL:
             return _run(handle, &self.call, self.name)
@@ -2539,8 +2544,8 @@ cdef class Plan:
             raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={self.algorithm}"))
         return 0
 
-    cdef int _statistics(self, object mean, object variance, str what, bint planned, list kept) except -1:
-        """Addresses of a pair into the call, which must be there exactly where it was planned."""
+    cdef int _statistics(self, object mean, object variance, str what, bint planned) except -1:
+        """A pair must be there exactly where it was planned."""
         if (mean is None) != (not planned) or (variance is None) != (not planned):
             raise errors.ArgumentError(
                 f"{what}_mean", "a pair that is" + (" not given" if planned else " given"),
@@ -2692,29 +2697,29 @@ cdef class ForwardTrainingPlan(Plan):
         """
         cdef list kept = []
         with self.handle.lock:
-            self._statistics(running_mean, running_variance, "running", self.running, kept)
-            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved, kept)
+            self._statistics(running_mean, running_variance, "running", self.running)
+            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
             self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
             self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
             self.call.scale = <void *>self._vector(scale, "scale", False, kept)
             self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-            self.spans = 0
-            self._mark(<uintptr_t>self.call.x, self.data_span, False)
-            self._mark(<uintptr_t>self.call.y, self.other_span, True)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
-            self._mark(<uintptr_t>self.call.bias, self.param_span, False)
+            self.spans, self.doubtful = 0, False
+            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+            self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+            self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
             if self.running:
                 self.call.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
                 self.call.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
-                self._mark(<uintptr_t>self.call.running_mean, self.param_span, True)
-                self._mark(<uintptr_t>self.call.running_variance, self.param_span, True)
+                self._mark(<uintptr_t>self.call.running_mean, self.param_span, True, self.param_element)
+                self._mark(<uintptr_t>self.call.running_variance, self.param_span, True, self.param_element)
             if self.saved:
                 self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
                 self.call.saved_inv_variance = <void *>self._vector(
                     saved_inv_variance, "saved_inv_variance", True, kept
                 )
-                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True)
-                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True)
+                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True, self.param_element)
+                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True, self.param_element)
             self._go(workspace, kept)
 
 
@@ -2736,13 +2741,13 @@ cdef class ForwardInferencePlan(Plan):
             self.call.bias = <void *>self._vector(bias, "bias", False, kept)
             self.call.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
             self.call.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
-            self.spans = 0
-            self._mark(<uintptr_t>self.call.x, self.data_span, False)
-            self._mark(<uintptr_t>self.call.y, self.other_span, True)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
-            self._mark(<uintptr_t>self.call.bias, self.param_span, False)
-            self._mark(<uintptr_t>self.call.running_mean, self.param_span, False)
-            self._mark(<uintptr_t>self.call.running_variance, self.param_span, False)
+            self.spans, self.doubtful = 0, False
+            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+            self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+            self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+            self._mark(<uintptr_t>self.call.running_mean, self.param_span, False, self.param_element)
+            self._mark(<uintptr_t>self.call.running_variance, self.param_span, False, self.param_element)
             self._go(workspace, kept)
 
 
@@ -2762,25 +2767,25 @@ cdef class BackwardPlan(Plan):
         """
         cdef list kept = []
         with self.handle.lock:
-            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved, kept)
+            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
             self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
             self.call.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
             self.call.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
             self.call.scale = <void *>self._vector(scale, "scale", False, kept)
             self.call.dscale = <void *>self._vector(dscale, "dscale", True, kept)
             self.call.dbias = <void *>self._vector(dbias, "dbias", True, kept)
-            self.spans = 0
-            self._mark(<uintptr_t>self.call.x, self.data_span, False)
-            self._mark(<uintptr_t>self.call.dy, self.other_span, False)
-            self._mark(<uintptr_t>self.call.dx, self.out_span, True)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False)
-            self._mark(<uintptr_t>self.call.dscale, self.param_span, True)
-            self._mark(<uintptr_t>self.call.dbias, self.param_span, True)
+            self.spans, self.doubtful = 0, False
+            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+            self._mark(<uintptr_t>self.call.dy, self.other_span, False, self.data_element)
+            self._mark(<uintptr_t>self.call.dx, self.out_span, True, self.data_element)
+            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+            self._mark(<uintptr_t>self.call.dscale, self.param_span, True, self.param_element)
+            self._mark(<uintptr_t>self.call.dbias, self.param_span, True, self.param_element)
             if self.saved:
                 self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
                 self.call.saved_inv_variance = <void *>self._vector(
                     saved_inv_variance, "saved_inv_variance", False, kept
                 )
-                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False)
-                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False)
+                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
             self._go(workspace, kept)

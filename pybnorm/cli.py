@@ -536,8 +536,7 @@ class _Run:
             with contextlib.closing(executors.run_cases(executor, item, rest, keep)) as results:
                 for result in results:
                     finished[result.case] = result
-                    if self._journal is not None:
-                        self._journal.append(result)
+                    self._note(result)
                     advance()
                     if self._ends(result):
                         self.stopped = True
@@ -546,6 +545,14 @@ class _Run:
         finally:
             executor.shutdown(wait=complete, cancel_futures=True)
             self.results += [finished[str(p)] for p in problems if str(p) in finished]
+
+    def _note(self, result: runner.CaseResult) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(result)
+        except OSError as error:
+            raise _WriteError(f"--save {self._journal.folder}", error) from None
 
 
 def _explain(
@@ -653,7 +660,7 @@ def bench_device(
         if plot_target is not None:
             plot.check(plot_target)
         console = _console(stderr=json_target == "-")
-        json_stream = _json_stream(json_target)
+        json_stream = _target("--json", json_target)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("bench", total=None, completed=-1)

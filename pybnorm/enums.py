@@ -92,7 +92,7 @@ class Capability(enum.IntFlag):
     BLEND_ROUNDS = 32
     """A blended result (beta other than 0) is rounded to x's type more than once."""
     ACTIVATION = 64
-    """The loaded library has the call with a fused activation."""
+    """The loaded library computes it with a fused activation, and right."""
 
 
 class StatusClass(enum.IntEnum):

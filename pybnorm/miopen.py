@@ -19,7 +19,8 @@ what differs from MIOpen is what its documentation leaves open or its library ge
 * Parameters of float64 data are float64, also in `derive_bn_tensor_descriptor`; MIOpen derives float32.
 
 The calls with an activation, which MIOpen 3.5 added, are that library's own fused ones where the loaded library has
-them and the parameters have the derived dtype. Elsewhere RELU is composed: batch norm into scratch, rounded there to
+them, the mode is SPATIAL (its per-activation kernels leave the activation out and report success) and the parameters
+have the derived dtype. Elsewhere RELU is composed: batch norm into scratch, rounded there to
 the data's dtype, and relu from there, so that of float16 and bfloat16 data the gradient's mask is that of the rounded
 value. CLIPPEDRELU and CLAMP cannot be composed of the backends' common primitives and are refused by name. The
 activation comes first, alpha and beta blend its result.
@@ -998,7 +999,7 @@ def _only_relu(handle: Handle, act: dict[str, Any], function: str) -> None:
             function=f"miopen.{function}",
             status=-1,
             status_name="PBN_E_UNSUPPORTED",
-            text=f"{act['activation'].name} needs the fused call of MIOpen 3.5, with parameters of the derived dtype; "
+            text=f"{act['activation'].name} needs MIOpen 3.5's fused call: SPATIAL, parameters of the derived dtype; "
             "of the backends' common primitives only RELU can be composed",
             library=handle.library.path,
             version=handle.library.version,

@@ -75,7 +75,7 @@ typedef enum pbn_capability {
     PBN_CAP_FOLDED = 8,        /* the adapter hands the vendor another rank or view of the same memory */
     PBN_CAP_HOST_STEPS = 16,   /* part of the result is computed by the adapter in C on the CPU */
     PBN_CAP_BLEND_ROUNDS = 32, /* a blended result is rounded to x's type more than once */
-    PBN_CAP_ACTIVATION = 64    /* the loaded library has the call with a fused activation */
+    PBN_CAP_ACTIVATION = 64    /* the loaded library computes it with a fused activation, and right */
 } pbn_capability;
 
 typedef enum pbn_error {

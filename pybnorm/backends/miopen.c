@@ -666,7 +666,7 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
-    if (has_fused(operation))
+    if (has_fused(operation) && mode == PBN_SPATIAL)
         bits |= PBN_CAP_ACTIVATION;
     /* miopenOpTensor rounds each product to float16 before it adds them, and the scratch is float16 too */
     if ((bits & (PBN_CAP_BLEND_NATIVE | PBN_CAP_BLEND_SCRATCH)) != 0 && dtype == PBN_FLOAT16)
@@ -788,6 +788,8 @@ static int check_activation(const pbn_call *call, int operation) {
         return pbn_refuse(PBN_E_UNSUPPORTED, "this libMIOpen has no batch norm with a fused activation; 3.5 added it: "
                                              "miopenBatchNormForwardTrainingActivation, -ForwardInferenceActivation, "
                                              "-BackwardActivation");
+    if (call->mode != PBN_SPATIAL) /* 3.5.1: none of the three calls applies it, and each returns success */
+        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's per-activation kernels leave the fused activation out");
     /* the kernels read the bounds as float32 */
     if (call->activation != PBN_ACTIVATION_RELU &&
         !((clamp ? (float)call->activation_low : 0.0f) < (float)call->activation_high &&

@@ -1,8 +1,8 @@
 """Runs one batch-norm case on vendor libraries and on the float64 reference, and says who is wrong.
 
 A case is a `Problem`, one line of text. Its inputs are a function of that line (`pybnorm.check.data`), its verdict
-follows from a derived error bound (`pybnorm.check.bounds`), and each library runs in a process of its own
-(`pybnorm.check.runner`).
+follows from a derived error bound (`pybnorm.check.bounds`), and each library runs in processes of its own
+(`pybnorm.check.worker`).
 """
 
 from pybnorm.check.bounds import Point, Status, Verdict

@@ -125,7 +125,7 @@ class Status(enum.Enum):
     MISTRUSTED = "MISTRUSTED"
     """The case could not have failed."""
     RESOURCE = "RESOURCE"
-    """Memory could not be had."""
+    """Memory, or room for the outputs, could not be had."""
     BUILD_FAILED = "BUILD_FAILED"
     """The library could not compile its kernel."""
     CRASHED = "CRASHED"

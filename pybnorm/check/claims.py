@@ -62,7 +62,11 @@ def claimed(record: Mapping[str, Any], problem: Problem, flags: Iterable[str]) -
         return False
     if _arguments.span(problem.dims, problem.strides) >= elements:
         return False
-    if problem.streams > 1 or problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
+    if problem.fill in ("range", "special"):
+        return False  # an adapter may refuse the values: statistics that another form of them cannot hold
+    if problem.algorithm or problem.streams > 1:
+        return False
+    if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False
     factors = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
     blends = factors != (1, 0, 1, 0)

@@ -18,6 +18,7 @@ import importlib.resources
 import itertools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -50,7 +51,7 @@ FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "sp
 
 _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
-_COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "repeats", "streams", "seed")
+_COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "repeats", "streams", "seed")
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
     Operation.FORWARD_INFERENCE: _COMMON,
@@ -63,7 +64,7 @@ REPEATS_MAX = 1000
 STREAMS_MAX = 8
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
-    *("params", "repeats", "streams", "seed"),
+    *("params", "algorithm", "repeats", "streams", "seed"),
 )
 
 
@@ -134,6 +135,8 @@ class Problem:
         Epsilon; see `default_epsilon`.
     params : DataType, optional
         Of scale, bias and statistics: float64 for float64 data, else float32, when left out.
+    algorithm : str
+        Which of the backend's ways (`pybnorm.algorithms`); empty for its entry point.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -164,6 +167,7 @@ class Problem:
     factor: float = 0.25
     eps: float | None = None
     params: DataType | None = None
+    algorithm: str = ""
     repeats: int = 2
     streams: int = 1
     seed: int = 0
@@ -198,6 +202,8 @@ class Problem:
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
         for name in _RANGES:
             _in_range(getattr(self, name), name)
+        if not re.fullmatch(r"([a-z_]+(:[0-9])?)?", self.algorithm):
+            raise ArgumentError("algorithm", self.algorithm, "a name such as auto, ex or graph:2")
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         self._check_operation()
@@ -402,6 +408,7 @@ def _text(text: str, argument: str) -> str:
 
 _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) | {
     "fill": _text,
+    "algorithm": _text,
     "running": _flag,
     "saved": _flag,
     "params": _data_type,

@@ -8,6 +8,7 @@ must be unchanged, the results are judged (`pybnorm.check.bounds`), and a case t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,6 +28,7 @@ from pybnorm.check import claims
 from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
 from pybnorm.check.problem import Problem
+from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Capability, DataType, Operation
 
 __all__ = [
@@ -49,6 +51,8 @@ GUARD = 256
 """Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
 PATTERN = 0xA7
 _STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+own_process = False
+"""Whether this process is a worker's, so that its standard error may be captured (`pybnorm.vendor_stderr`)."""
 _BUILD = re.compile(r"compil|hiprtc|nvrtc|comgr|build program|code object", re.IGNORECASE)
 
 
@@ -120,6 +124,7 @@ class Session:
                     epsilon=problem.epsilon,
                     running=problem.running,
                     saved=problem.saved,
+                    **_algorithm(problem),
                 )
             )
 
@@ -216,6 +221,10 @@ def _workspace(session: Session, size: int) -> tuple[Buffer | None, Memory | Non
 # ---------------------------------------------------------------- one call
 
 
+def _algorithm(problem: Problem) -> dict[str, str]:
+    return {"algorithm": problem.algorithm} if problem.algorithm else {}
+
+
 def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
     """Make the problem's call once, in fresh memory.
 
@@ -245,7 +254,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
         return arrays[name].buffer
 
     workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
-    common = {"mode": problem.mode, "epsilon": problem.epsilon, "workspace": workspace}
+    common = {"mode": problem.mode, "epsilon": problem.epsilon, "workspace": workspace, **_algorithm(problem)}
     handle = session.handle
     if problem.operation == Operation.FORWARD_TRAINING:
         outputs = ["y"]
@@ -380,15 +389,24 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
                 result.status = Status.MISTRUSTED
                 result.message = "a change would not be noticed of: " + ", ".join(blind)
         if keep is not None:
-            from pybnorm.check import archive
-
-            result.saved = archive.write_outputs(keep, session.backend, problem, calls.first)
+            _keep(result, keep, problem, calls.first)
     except Exception as error:
         result.status, result.message = classify(error), f"{type(error).__name__}: {error}"
         derived = _arguments.derived_data_type(problem.dtype)
         if isinstance(error, errors.ArgumentError) and problem.parameter_dtype != derived:
             result.status = Status.UNSUPPORTED  # the package's own refusal, before the library sees the call
     return result
+
+
+def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[str, Array]) -> None:
+    from pybnorm.check import archive
+
+    try:
+        result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
+    except OSError as error:  # no fault of the library
+        if result.status.good:
+            result.status = Status.RESOURCE
+        result.message = "; ".join(filter(None, [result.message, f"the outputs could not be kept: {error}"]))
 
 
 class _Calls:
@@ -405,7 +423,8 @@ class _Calls:
             for number in range(problem.repeats):
                 place = session.on_stream(number % problem.streams) if problem.streams > 1 else session
                 started = time.perf_counter()
-                observed = execute(problem, inputs, place)
+                with vendor_stderr() if own_process else contextlib.nullcontext():
+                    observed = execute(problem, inputs, place)
                 self.seconds += time.perf_counter() - started
                 damage |= dict.fromkeys(observed.damage)
                 for name, values in observed.outputs.items():
@@ -428,6 +447,8 @@ def capability_words(bits: Capability) -> str:
 def classify(error: BaseException) -> Status:
     """The status that an exception of the backend, or of the harness, stands for."""
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
+        return Status.UNSUPPORTED
+    if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
         return Status.UNSUPPORTED
     if isinstance(error, MemoryError):
         return Status.RESOURCE

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pybnorm.check import runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, describe, open_session, run_line
@@ -228,6 +229,7 @@ def serve(calls: int, lifeline: int) -> None:
         Two file descriptors: a connection, and the reading end of a pipe that is closed when the owner ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    runner.own_process = True
     for fd in (calls, lifeline):
         os.set_inheritable(fd, False)
     threading.Thread(target=_end_with_owner, args=(lifeline,), daemon=True).start()

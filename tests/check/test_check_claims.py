@@ -76,7 +76,9 @@ def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
         ("train,spatial,f32,nchw,2x3x4x5,alpha=2,beta=0.5", (), True),
         ("train,spatial,f32,nchw,2x3x4x5,alpha=1e-40,beta=0.5", (), False),
         ("train,spatial,f32,nchw,2x3x4x5,streams=2", (), False),
+        ("train,spatial,f32,nchw,2x3x4x5,algorithm=ex", (), False),
         ("train,spatial,f32,nchw,2x3x4x5,params=f16", (), False),
+        ("backward,spatial,f32,nchw,16x8x6x6,fill=range,magnitude=1e+30", (), False),
     ],
 )
 def test_what_is_claimed_of_onednn(line, flags, is_claimed):

@@ -487,6 +487,18 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
+def test_a_journal_that_takes_no_more_ends_the_run_with_one_line(onednn, tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000));"
+        "from pybnorm.cli import main; main(prog_name='pybnorm')"
+    )
+    arguments = ("check", "--backend", "onednn", "--case", INFER + "/".join(map(str, range(50))), "--save", str(folder))
+    done = run(*arguments, program=("-c", code))
+    assert done.returncode == 2, done.stdout
+    assert done.stderr == f"Error: --save {folder} cannot be written: [Errno 27] File too large\n"
+
+
 def test_a_support_record_of_this_machine_is_printed(onednn):
     done = run("info", "--claims", "onednn")
     assert done.returncode == 0, done.stderr

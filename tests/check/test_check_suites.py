@@ -11,7 +11,7 @@ from pybnorm.check import problem as language
 from pybnorm.check.problem import FILLS, OPTIONS, Problem, packaged_suites
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-GENERAL = ("smoke", "standard", "full", "networks", "edges", "bugs", "bugs-big", "large")
+GENERAL = ("smoke", "standard", "full", "algorithms", "networks", "edges", "bugs", "bugs-big", "large")
 NETWORKS = (
     *("resnet18", "resnet50", "vgg16_bn", "mobilenet_v2", "densenet121"),
     *("googlenet", "inception_v3", "efficientnet_b0", "unet3d"),

@@ -1,5 +1,7 @@
 /* The part of the double that computes: float32, packed NCHW of rank 4, float64 inside, the same in the plain calls, in
  * those of _V2 and in those with an activation. "Device" memory is the host's. Part of miopen.c.
+ * As MIOpen 3.5.1 does, it leaves the activation out in per-activation mode, and reports success.
+ *
  * double_plain_calls, -_v2_calls and -_fused_calls count what was called; double_activation is what the last fused call
  * was given: mode, alpha, beta, gamma.
  */
@@ -266,12 +268,12 @@ static int back(int mode, const void *alpha_data, const void *beta_data, const v
     return success;
 }
 
-static const struct activation *fused(void *activation) {
+static const struct activation *fused(void *activation, int mode) {
     const struct activation *a = activation;
     double_fused_calls++;
     double_activation[0] = a->mode, double_activation[1] = a->alpha;
     double_activation[2] = a->beta, double_activation[3] = a->gamma;
-    return a;
+    return mode == 1 ? a : NULL;
 }
 
 int miopenBatchNormalizationForwardTraining(void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x,
@@ -300,7 +302,7 @@ int miopenBatchNormForwardTrainingActivation(void *handle, int mode, void *alpha
                                              void *saved_mean, void *saved_inv_variance, void *activation) {
     (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
     return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
-                 saved_mean, saved_inv_variance, fused(activation));
+                 saved_mean, saved_inv_variance, fused(activation, mode));
 }
 int miopenBatchNormalizationForwardInference(void *handle, int mode, void *alpha, void *beta, void *x_desc,
                                              const void *x, void *y_desc, void *y, void *param_desc, void *scale,
@@ -322,7 +324,7 @@ int miopenBatchNormForwardInferenceActivation(void *handle, int mode, void *alph
                                               void *mean_desc, void *variance_desc, void *scale, void *bias,
                                               void *mean, void *variance, double epsilon, void *activation) {
     (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
-    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, fused(activation));
+    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, fused(activation, mode));
 }
 int miopenBatchNormalizationBackward(void *handle, int mode, const void *alpha_data, const void *beta_data,
                                      const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
@@ -355,5 +357,5 @@ int miopenBatchNormBackwardActivation(void *handle, int mode, const void *alpha_
     (void)handle, (void)dy_desc, (void)dx_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc;
     (void)variance_desc;
     return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, bias, dscale, dbias,
-                epsilon, saved_mean, saved_inv_variance, fused(activation));
+                epsilon, saved_mean, saved_inv_variance, fused(activation, mode));
 }

@@ -17,7 +17,7 @@ class Setting:
     """x, its axes and its precision."""
 
     def __init__(self, x, dtype, axis):
-        self.x, self.p = x.astype(np.float64), precision(dtype)
+        self.x, self.dtype, self.p = x.astype(np.float64), dtype, precision(dtype)
         folded = reference.fold(x.shape, axis)
         self.derived = folded.derived
         self.reduced = tuple(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pybnorm._arrays import Buffer, as_buffer, as_memory
-from pybnorm.devices import cuda, device_for, driver, hip
+from pybnorm.devices import cuda, device_count, device_for, driver, hip
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, NotInitializedError
 
@@ -228,6 +228,20 @@ def test_names_and_streams(device: Any) -> None:
     assert device.name
     assert isinstance(device.name, str)
     assert (device.stream == 0) == (device.device_type == 1)
+
+
+def test_devices_are_counted_as_the_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_count(1) == 1
+    bindings: Any = ModuleType("cuda.bindings.driver")
+    bindings.cuInit = lambda flags: (0,)
+    bindings.cuDeviceGetCount = lambda: (0, 4)
+    monkeypatch.setitem(sys.modules, "cuda.core", stand_in("timing_enabled"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    assert device_count(2) == 4
+    bindings.cuDeviceGetCount = lambda: (100, 7)  # CUDA_ERROR_NO_DEVICE
+    assert device_count(2) == 0
+    with pytest.raises(ArgumentError, match="1 \\(CPU\\), 2 \\(CUDA\\) or 10"):
+        device_count(3)
 
 
 @pytest.mark.parametrize("option", ["timing_enabled", "enable_timing"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pybnorm import errors
-from pybnorm.devices import device_for, driver, hip
+from pybnorm.devices import device_count, device_for, driver, hip
 
 SOURCE = (Path(__file__).parents[1] / "doubles" / "hip.c").read_text()
 
@@ -51,6 +51,7 @@ def test_the_runtime_is_loaded_once(double: Any, hip_library: Path) -> None:
 
 
 def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
+    assert device_count(10) == 2
     device = device_for(10, 1)
     assert double.current == 1
     assert (device.device_id, device.name) == (1, "double 1")

@@ -1,0 +1,302 @@
+"""Plans: every algorithm is as right as the entry point, and nothing reaches the vendor that does not fit the plan."""
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+from place import device_of
+
+import pybnorm
+from pybnorm import DataType, Operation
+from pybnorm.check import bounds, runner
+from pybnorm.check.bounds import Status
+from pybnorm.check.data import generate
+from pybnorm.check.problem import expand
+
+CPU = 1
+LINES = [
+    "train/backward,spatial,f32/bf16/f16/f64,nchw/nhwc,8x6x8x5",
+    "infer,spatial,f32/bf16/f16/f64,nchw/nhwc,3x5x4x7",
+    "train/infer/backward,spatial,f32/f16/bf16,nchw/nhwc,4x64x9x7,fill=randn,kappa=3",
+    "train/backward,spatial,f32,nchw/nhwc,4x520x3x3x3,fill=randn",
+    "train,spatial,f32/bf16,nchw/nhwc,4x64x5x5,fill=randn,saved=0/1,running=0/1",
+    "backward,spatial,f32,nhwc,3x64x17x13,fill=randn,kappa=3,saved=0",
+    "train/infer/backward,spatial,f32,nchw/nhwc,4x64x4x5,alpha=2,beta=0.5",
+    "train/infer/backward,peract,f32,nchw,16x5x3x4,fill=randn",
+    "train/infer/backward,spatial,f32,strides=300x90x18x3,2x3x4x5",
+    "train/infer/backward,spatial,f32,strides=15360x2x480x24,4x7x28x18,fill=randn",
+]
+PROBLEMS = [problem for line in LINES for problem in expand(line)]
+
+
+def run(handle, problem, algorithm, inputs):
+    with_algorithm = dataclasses.replace(problem, algorithm=algorithm)
+    return runner.execute(with_algorithm, inputs, runner.Session(handle.backend, handle, device_of(handle)))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_algorithm_is_within_the_bound_or_refuses(handle, problem):
+    inputs = generate(problem)
+    expected = bounds.Expected(problem, inputs)
+    try:
+        plain = run(handle, problem, "", inputs)
+    except pybnorm.UnsupportedError:
+        plain = None  # what may be refused is in test_calls
+    plans = [
+        a for a in ("graph:1", "pointwise:1", "columns:1") if a.split(":")[0] in pybnorm.algorithms(handle.backend)
+    ]
+    for algorithm in (*pybnorm.algorithms(handle.backend), *plans):
+        try:
+            seen = run(handle, problem, algorithm, inputs)
+        except pybnorm.UnsupportedError as error:
+            assert error.text, algorithm
+            assert plain is None or algorithm not in ("auto", "fast", "plain"), error
+            continue
+        assert plain is not None, algorithm
+        assert seen.damage == [], algorithm
+        for name in expected.outputs:
+            verdict = bounds.judge(expected, name, seen.outputs[name])
+            same = seen.outputs[name].tobytes() == plain.outputs[name].tobytes()
+            # the plain plan is the entry point; how right that one is, is judged in test_calls
+            assert same if algorithm == "plain" else same or verdict.status == Status.PASS, (algorithm, name, verdict)
+
+
+def test_what_auto_takes_on_cudnn(handle):
+    if handle.backend != "cudnn":
+        pytest.skip(f"{handle.backend} has one way for every call")
+    chosen = {}
+    for line, algorithm in {
+        "train,f32,nchw,8x64x32x32": "spatial",
+        "train,f32,nhwc,256x64x56x56": "ex",
+        "train,f32,nhwc,64x512x28x28": "graph",
+        "train,f16,nhwc,64x256x28x28": "graph",
+        "backward,bf16,nhwc,64x64x56x56": "ex",
+        "backward,f16,nhwc,64x512x14x14": "graph",
+        "infer,f32,nhwc,8x256x28x28": "pointwise:1",
+        "infer,bf16,nhwc,8x64x28x28": "pointwise:2",
+        "infer,f64,nhwc,8x64x28x28": "spatial",
+        "infer,f32,nchw,64x256x56x56": "columns:1",
+        "train,f16,nchw,256x256x56x56": "columns:1",
+        "backward,f32,nchw,64x64x112x112": "columns:1",
+        "train,f32,nchw,256x256x56x56": "spatial",
+        "infer,f64,nchw,70000x3x1x1": "split",
+        "train,f64,nhwc,64x64x56x56": "dense+spatial",
+    }.items():
+        (problem,) = expand(line.replace(",", ",spatial,", 1))
+        with pybnorm.TensorDescriptor("cudnn", problem.dtype, problem.dims, problem.strides) as x:
+            plan = getattr(
+                handle,
+                {"train": "plan_forward_training", "infer": "plan_forward_inference", "backward": "plan_backward"}[
+                    problem.word
+                ],
+            )(x)
+        chosen[line] = (plan.algorithm, algorithm)
+        assert plan.reason
+    assert {line: got for line, (got, _) in chosen.items()} == {line: want for line, (_, want) in chosen.items()}
+
+
+# ---------------------------------------------------------------- calls of a plan
+
+
+class Call:
+    """A forward training plan of a small problem, and what to call it with."""
+
+    def __init__(self, handle, **options):
+        self.device = device_of(handle)
+        self.handle = handle
+        rng = np.random.default_rng(3)
+        self.x = self.put(rng.standard_normal((4, 8, 3, 5)))
+        self.y = self.put(np.full((4, 8, 3, 5), np.nan))
+        vectors = ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+        self.vectors = {name: self.put(np.ones(8)) for name in vectors}
+        self.plan = handle.plan_forward_training(self.x, self.y, **options)
+        size = self.plan.workspace_size if self.device.device_type != CPU else 0
+        self.space = self.put(np.zeros(size // 4 + 64)) if size else None
+        self.workspace = (self.space.pointer, self.space.nbytes) if size else None
+
+    def put(self, values):
+        return self.device.from_numpy(np.asarray(values, np.float32))
+
+    def arguments(self, **changes):
+        values = {"x": self.x, **self.vectors, "y": self.y, "workspace": self.workspace, **changes}
+        return values
+
+    def addresses(self):
+        return {k: getattr(v, "pointer", v) for k, v in self.arguments().items()}
+
+    def result(self):
+        self.device.synchronize()
+        return self.device.to_numpy(self.y)
+
+
+@pytest.fixture
+def call(handle):
+    return Call(handle)
+
+
+def test_arrays_and_addresses_give_the_same(call):
+    call.plan(**call.arguments())
+    by_array = call.result()
+    assert np.isfinite(by_array).all()
+    call.plan(**call.addresses())
+    assert call.result().tobytes() == by_array.tobytes()
+
+
+def test_an_array_is_held_against_the_plan(call):
+    before = call.result()
+    for name, bad, allowed in [
+        ("x", call.put(np.ones((4, 8, 3, 6))), r"what was planned, f32 dims=\(4, 8, 3, 5\)"),
+        ("y", call.put(np.ones((4, 8, 5, 3))), "what was planned"),
+        ("scale", call.put(np.ones(7)), "8"),
+        ("saved_mean", call.put(np.ones((1, 8, 3, 5))), "8"),
+    ]:
+        with pytest.raises(pybnorm.ArgumentError, match=f"{name}.*{allowed}"):
+            call.plan(**call.arguments(**{name: bad}))
+    assert np.array_equal(call.result(), before, equal_nan=True)
+
+
+def test_bad_addresses_are_refused(call):
+    good = call.addresses()
+    for name in ("x", "y", "scale", "bias"):
+        for bad in (0, -4, 2**64):
+            with pytest.raises(pybnorm.ArgumentError, match=name):
+                call.plan(**good | {name: bad})
+        with pytest.raises((pybnorm.ArgumentError, TypeError), match=name):
+            call.plan(**good | {name: "here"})
+    for name in ("x", "y", "bias", "saved_mean"):
+        with pytest.raises(pybnorm.ArgumentError, match=f"{name}.*aligned"):
+            call.plan(**good | {name: good[name] + 1})
+    with pytest.raises(pybnorm.ArgumentError, match="x"):
+        call.plan(**good | {"x": 2**64 - 64})
+
+
+def test_statistics_are_given_exactly_where_they_were_planned(handle):
+    for running, saved in [(True, False), (False, True), (False, False)]:
+        call = Call(handle, running=running, saved=saved)
+        absent = {} if running else {"running_mean": None, "running_variance": None}
+        absent |= {} if saved else {"saved_mean": None, "saved_inv_variance": None}
+        call.plan(**call.arguments(**absent))
+        assert np.isfinite(call.result()).all()
+        with pytest.raises(pybnorm.ArgumentError, match=r"running_mean|saved_mean"):
+            call.plan(**call.arguments())
+    call = Call(handle)
+    for missing in ("running_mean", "running_variance", "saved_mean", "saved_inv_variance"):
+        with pytest.raises(pybnorm.ArgumentError, match="mean"):
+            call.plan(**call.arguments(**{missing: None}))
+
+
+def test_memory_must_be_apart(call):
+    good = call.addresses()
+    for name, other in [("y", "x"), ("saved_mean", "scale"), ("running_mean", "running_variance"), ("y", "bias")]:
+        with pytest.raises(pybnorm.ArgumentError, match=f"overlaps|{name}|{other}"):
+            call.plan(**good | {name: good[other]})
+    with pytest.raises(pybnorm.ArgumentError, match="overlaps"):
+        call.plan(**good | {"y": good["x"] + 16})
+
+
+def test_the_workspace_must_do(handle):
+    call = Call(handle)
+    need = call.plan.workspace_size
+    if call.device.device_type == CPU or need == 0:
+        pytest.skip(f"{handle.backend} needs no workspace from the caller for this call")
+    address, size = call.workspace
+    for bad in (None, (address, need - 1), (address + 8, size - 8)):
+        with pytest.raises(pybnorm.WorkspaceError, match=str(need)):
+            call.plan(**call.arguments(workspace=bad))
+
+
+@pytest.mark.parametrize("algorithm", ["quick", "", "plain:1", "auto:1", "graph:x", "graph:12", 3, None])
+def test_an_unknown_algorithm_is_refused(handle, algorithm):
+    device_of(handle)
+    with (
+        pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (2, 3, 4, 5)) as x,
+        pytest.raises((pybnorm.PybnormError, TypeError), match=r"algorithm|colon"),
+    ):
+        handle.plan_forward_training(x, algorithm=algorithm)
+
+
+def test_arguments_are_validated_when_planned(handle):
+    with pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (2, 3, 4, 5)) as x:
+        for options, name in [
+            ({"epsilon": -1.0}, "epsilon"),
+            ({"alpha": float("nan")}, "alpha"),
+            ({"exponential_average_factor": 2.0}, "exponential_average_factor"),
+            ({"mode": 7}, "mode"),
+            ({"running": 3}, "running"),
+            ({"saved": "yes"}, "saved"),
+        ]:
+            with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError), match=name):
+                handle.plan_forward_training(x, **options)
+        with (
+            pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (2, 3, 4, 6)) as y,
+            pytest.raises(pybnorm.ArgumentError, match="y"),
+        ):
+            handle.plan_forward_training(x, y)
+
+
+def own_handle(call):
+    return pybnorm.Handle(call.handle.backend, stream=call.device.stream or None)
+
+
+def test_a_plan_keeps_what_it_needs(handle):
+    call = Call(handle)
+    own = own_handle(call)
+    with pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5)) as x:
+        plan = own.plan_forward_training(x, algorithm="auto")  # x is closed before the plan runs
+    plan(**call.arguments())
+    assert np.isfinite(call.result()).all()
+    own.close()
+    del own
+    gc.collect()
+    del plan  # after its handle
+    gc.collect()
+
+
+def test_a_plan_of_a_closed_handle_is_refused(handle):
+    call = Call(handle)
+    own = own_handle(call)
+    plan = own.plan_forward_training(call.x, call.y)
+    own.close()
+    with pytest.raises(pybnorm.ClosedError):
+        plan(**call.arguments())
+    with pytest.raises(pybnorm.ClosedError):
+        own.plan_forward_training(call.x)
+
+
+def test_the_handle_keeps_plans_of_its_calls(handle):
+    call = Call(handle)
+    names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+    with own_handle(call) as own:
+        with pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5)) as x:
+            need = own.workspace_size(Operation.FORWARD_TRAINING, x, algorithm="auto")
+        space = call.put(np.zeros(need // 4 + 64)) if need and call.device.device_type != CPU else None
+        results = []
+        for epsilon in (1e-5, 1e-3, 1e-5):
+            own.forward_training(
+                call.x,
+                call.vectors["scale"],
+                call.vectors["bias"],
+                call.y,
+                **{name: call.vectors[name] for name in names},
+                epsilon=epsilon,
+                algorithm="auto",
+                workspace=space,
+            )
+            results.append(call.result())
+        assert results[0].tobytes() == results[2].tobytes() != results[1].tobytes()
+        with pytest.raises(pybnorm.ArgumentError, match="algorithm"):
+            own.workspace_size(Operation.AXPBY, own.descriptor(call.x), algorithm="auto")
+
+
+def test_plans_are_made_by_handles_only():
+    for kind in (pybnorm.Plan, pybnorm.ForwardTrainingPlan, pybnorm.ForwardInferencePlan, pybnorm.BackwardPlan):
+        with pytest.raises(TypeError, match="plan_"):
+            kind()
+
+
+@pytest.mark.parametrize("name", pybnorm.backends())
+def test_algorithms_are_named(name):
+    names = pybnorm.algorithms(name)
+    assert names[:3] == ("auto", "fast", "plain")
+    assert len(set(names)) == len(names)
