@@ -6,7 +6,8 @@ The only compiled module. It sees ``include/pybnorm/shim.h``, never a vendor hea
 status is not 0. Nothing on that path prints, synchronises or allocates device memory.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -2356,6 +2357,62 @@ cdef enum:
     _SPANS = 10  # the most tensors of a call, and its workspace
 
 
+# DLPack 1.3's exchange of tensors in C: what a framework's array type has as ``__dlpack_c_exchange_api__``, a capsule
+# of this table. One call fills a view of the array, without a Python object, a copy or a synchronisation.
+cdef struct _DLTensor:
+    void *data
+    int32_t device_type
+    int32_t device_id
+    int32_t ndim
+    uint8_t code
+    uint8_t bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides  # NULL: packed, the last axis innermost
+    uint64_t byte_offset
+
+
+cdef struct _DLExchange:
+    uint32_t major
+    uint32_t minor
+    _DLExchange *previous
+    void *allocator
+    void *managed_from_object
+    void *managed_to_object
+    int (*view_of_object)(void *array, _DLTensor *out) except -1
+    void *current_stream
+
+
+cdef dict _exchanges = {}  # array type -> (address of its table, 0 where it has none; whether it is writable)
+
+
+cdef _DLExchange *_exchange_of(object kind, bint output) except? NULL:
+    """An array type's table; for outputs PyTorch's only, whose arrays are never read-only: a view does not say."""
+    cdef _DLExchange *table = NULL
+    found = _exchanges.get(kind)
+    if found is not None:
+        return NULL if output and not found[1] else <_DLExchange *><uintptr_t>found[0]
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is not None and PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        table = <_DLExchange *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+        while table != NULL and table.major != 1:
+            table = table.previous
+        if table != NULL and table.view_of_object == NULL:
+            table = NULL
+    writable = (kind.__module__ or "").partition(".")[0] == "torch"
+    if len(_exchanges) < 64:  # types, of which a process has few
+        _exchanges[kind] = (<uintptr_t>table, writable)
+    return NULL if output and not writable else table
+
+
+cdef bint _is_dtype(const _DLTensor *view, int dtype) noexcept:
+    if view.lanes != 1:
+        return False
+    if dtype == 3:  # DataType.BFLOAT16; DLPack has a code of its own for it
+        return view.code == 4 and view.bits == 16
+    return view.code == 2 and view.bits == (32 if dtype == 0 else 64 if dtype == 1 else 16)
+
+
 cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
@@ -2383,6 +2440,7 @@ cdef class Plan:
     cdef uintptr_t ends[_SPANS]
     cdef bint writes[_SPANS]
     cdef int spans
+    cdef int device_id  # of the handle, -1 where that is not known
     cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
     cdef size_t data_element, param_element
     cdef str name
@@ -2416,6 +2474,7 @@ cdef class Plan:
         if algorithm.partition(":")[0] not in known:
             raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
         _check_capability(table, self.call.operation, self.call.mode, self.xd, self.name)
+        self.device_id = -1 if self.handle.device is None else self.handle.device
         self.data_span = _span_bytes(self.xd)
         self.other_span = _span_bytes(self.yd)
         self.out_span = _span_bytes(self.dxd) if self.dxd is not None else 0
@@ -2447,6 +2506,9 @@ cdef class Plan:
         if type(value) is int:
             address = _plan_address(value, name)
         else:
+            address = self._viewed(value, &planned.tensor, False, output)
+            if address != 0:
+                return address
             buffer = self.handle._buffer(value, name, output)
             if (buffer.dtype, buffer.dims, buffer.strides) != (planned.dtype, planned.dims, planned.strides):
                 raise errors.ArgumentError(
@@ -2459,9 +2521,50 @@ cdef class Plan:
         return address
 
     cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
+        cdef uintptr_t address
         if type(value) is int:
             return _plan_address(value, name)
-        return self.handle._parameter(value, name, self.pd, kept, output)
+        address = self._viewed(value, &self.pd.tensor, True, output)
+        return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
+
+    cdef uintptr_t _viewed(self, object value, const pbn_tensor *planned, bint vector, bint output) except? 0:
+        """The address of an array that is what was planned, by its framework's C table.
+
+        0 where it has no such table or is something else, which the way through Python names or takes.
+        """
+        cdef _DLTensor view
+        cdef _DLExchange *table = _exchange_of(type(value), output)
+        cdef int64_t packed = 1
+        cdef int i, k
+        if table == NULL:
+            return 0
+        table.view_of_object(<void *>value, &view)
+        if (
+            view.device_type != self.table.device_type
+            or (self.device_id != -1 and view.device_id != self.device_id)
+            or not _is_dtype(&view, planned.dtype)
+            or view.data == NULL
+        ):
+            return 0
+        # Both from the last axis on; axes of length 1 have no place in memory, and a vector may leave them out.
+        k = planned.rank - 1
+        for i in range(view.ndim - 1, -1, -1):
+            if view.shape[i] == 1 and (vector or (k >= 0 and planned.dims[k] == 1)):
+                k -= 0 if vector else 1
+                continue
+            while vector and k >= 0 and planned.dims[k] == 1:
+                k -= 1
+            if k < 0 or view.shape[i] != planned.dims[k]:
+                return 0
+            if (packed if view.strides == NULL else view.strides[i]) != (packed if vector else planned.strides[k]):
+                return 0
+            packed *= view.shape[i]
+            k -= 1
+        while vector and k >= 0 and planned.dims[k] == 1:
+            k -= 1
+        if k != -1:
+            return 0
+        return <uintptr_t>view.data + view.byte_offset
 
     cdef void _mark(self, uintptr_t address, size_t size, bint written, size_t element) noexcept:
         if address % element or address + size < address:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -18,10 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 import pybnorm
-from pybnorm._find import SPECS
 from pybnorm.check import executors, report, runner
 from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem, expand, load_suite
+from pybnorm.check.problem import Problem, select
 from pybnorm.check.worker import Worker
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
@@ -30,7 +30,6 @@ __all__ = ["main"]
 
 REQUIRE = "PYBNORM_REQUIRE"
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
-_WIDTH = 200  # of what is not a terminal: no case line is folded there
 _OPERATIONS = {
     Operation.FORWARD_TRAINING: "train",
     Operation.FORWARD_INFERENCE: "infer",
@@ -43,7 +42,6 @@ _RANKS = range(2, 9)
 
 
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
-_TIMEOUT = 300.0  # seconds that a case may take where --timeout does not say
 _Result = TypeVar("_Result")
 
 
@@ -93,7 +91,7 @@ def _console(stderr: bool = False) -> Console:
         stream = sys.stderr
     else:
         return Console(quiet=True)
-    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else report.WIDTH, highlight=False)
 
 
 class _Commands(click.Group):
@@ -145,7 +143,7 @@ def info(as_json: bool, as_claims: str | None) -> None:
     abilities: dict[str, list[dict[str, Any]]] = {}
     for name in pybnorm.backends():
         with Worker(name) as worker:
-            found.append(_described(name, worker.describe))
+            found.append(executors.described(name, worker.describe))
             if found[-1].loaded:
                 abilities[name] = worker.call(_abilities, name)
     if console is None:
@@ -164,21 +162,11 @@ def _print_claims(backend: str) -> None:
     if backend not in pybnorm.backends():
         raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
     with Worker(backend) as worker:
-        item = _described(backend, worker.describe)
+        item = executors.described(backend, worker.describe)
         if not item.loaded:
             raise click.ClickException(f"{backend}: {item.problem}")
         rows = worker.call(_abilities, backend)
     _write_json([claims.recorded(rows, item.version, f"{item.label} {report.version_text(item)}")], _output())
-
-
-def _described(name: str, describe: Callable[[], runner.BackendInfo]) -> runner.BackendInfo:
-    try:
-        return describe()
-    except Exception as error:  # the process died while it loaded the library
-        problem = f"{type(error).__name__}: {error}"
-        named = runner.override(name)
-        attempts = ((named, os.environ[named], "the process died while it loaded the file"),) if named else ()
-        return runner.BackendInfo(name, label=SPECS[name].label, problem=problem, attempts=attempts, override=named)
 
 
 def _abilities(backend: str) -> list[dict[str, Any]]:
@@ -276,7 +264,7 @@ def _ability_text(rows: list[dict[str, Any]]) -> str:
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"Seconds for a case, after which its process is killed.  [default: {_TIMEOUT:g}]",
+    help=f"Seconds for a case, after which its process is killed.  [default: {executors.TIMEOUT:g}]",
 )
 @click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
@@ -324,7 +312,7 @@ def check(
     from pybnorm.check import html
 
     try:
-        problems = _problems(cases, suites)
+        problems = select(cases, suites)
         if only_list:
             _list(problems, verbose)
             return
@@ -337,7 +325,7 @@ def check(
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
             html.require()
-        opened = executors.opened(executor, jobs=jobs, timeout=timeout or _TIMEOUT)
+        opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT)
         farm = context.with_resource(opened)
         if farm is None:  # a rank that has served its first one
             return
@@ -456,13 +444,6 @@ def _write_reports(
     return trouble
 
 
-def _problems(cases: tuple[str, ...], suites: tuple[str, ...]) -> list[Problem]:
-    problems = [problem for case in cases for problem in expand(case)]
-    for suite in suites or (() if cases else ("smoke",)):
-        problems += load_suite(suite)
-    return list(dict.fromkeys(problems))
-
-
 def _required(variable: str) -> tuple[str, ...]:
     names = (name.strip() for name in os.environ.get(variable, "").split(","))
     return _backends(tuple(filter(None, names)), variable)
@@ -495,7 +476,7 @@ class _Run:
         """Run; an interrupt leaves what is finished."""
         try:
             for name in names:
-                self.found.append(_described(name, lambda name=name: self._farm.describe(name)))  # type: ignore[misc]
+                self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
             report.print_backends(self._console, self.found)
             if self._journal is not None:
                 self._journal.begin(self.found)

@@ -2316,6 +2316,8 @@ static const char packed_why[] =
 
 static const rule rules[] = {
     /* channels-last */
+    {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, 8, "pointwise",
+     "one fused kernel, and the heuristic's own choice is the fastest of its plans in L2"},
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 128, MOST, 0, 0, MOST, "pointwise:1",
      "one fused kernel at 70 to 89 % of the copy ceiling, where the plain entry point's channels-last kernel reaches 35 "
      "to 66 % and errs by 4e-4 at mean/sigma = 1e4"},

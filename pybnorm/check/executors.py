@@ -28,16 +28,39 @@ from typing import Any, Protocol
 
 from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
+from pybnorm._find import SPECS
 from pybnorm.check import claims, defects
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult, Session, describe, device_type, open_session, run_line
+from pybnorm.check.runner import (
+    BackendInfo,
+    CaseResult,
+    Session,
+    describe,
+    device_type,
+    open_session,
+    override,
+    run_line,
+)
 from pybnorm.check.worker import Worker, failed
 from pybnorm.errors import ArgumentError
 
-__all__ = ["NAMES", "Farm", "Pool", "environments", "isolated", "opened", "run_cases"]
+__all__ = ["NAMES", "Farm", "TIMEOUT", "Farm", "Pool", "described", "environments", "isolated", "opened", "run_cases"]
 
 NAMES = ("pool", "process", "mpi", "dask")
+TIMEOUT = 300.0
+"""Seconds that a case may take where nobody says."""
 _THREADS = "OMP_NUM_THREADS"
+
+
+def described(backend: str, describe: Callable[[], BackendInfo]) -> BackendInfo:
+    """What `describe` says of `backend`; if its process died while it loaded the library, that."""
+    try:
+        return describe()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        named = override(backend)
+        attempts = ((named, os.environ[named], "the process died while it loaded the file"),) if named else ()
+        return BackendInfo(backend, label=SPECS[backend].label, problem=problem, attempts=attempts, override=named)
 
 
 class Farm(Protocol):
@@ -58,7 +81,7 @@ def opened(
     *,
     jobs: int | None = None,
     timeout: float | None = None,
-    opener: Callable[[str], Session] = open_session,
+    share: tuple[int, int] | None = None,
 ) -> Iterator[Farm | None]:
     """The farm of an option's value, open for the duration of a ``with`` block.
 
@@ -70,8 +93,8 @@ def opened(
         Worker processes of ``pool`` and of ``dask`` on this machine.
     timeout : float, optional
         Seconds for each call; not for ``process``.
-    opener : callable, optional
-        Importable function that opens a session.
+    share : tuple of int, optional
+        (k, n) for a ``pool`` of one process with the k-th of n shares of the machine, the first being 0.
 
     Yields
     ------
@@ -89,7 +112,7 @@ def opened(
     if jobs is not None and (kind in ("process", "mpi") or address):
         raise ArgumentError("--jobs", jobs, f"not with --executor {name}, whose processes are already there")
     if kind == "pool":
-        yield _Local(jobs, timeout)
+        yield _Local(jobs, timeout, share)
     elif kind == "process":
         yield _Here()
     elif kind == "mpi":
@@ -163,8 +186,8 @@ class Pool(Executor):
 
 
 class _Local:
-    def __init__(self, jobs: int | None, timeout: float | None) -> None:
-        self._jobs, self._timeout = jobs, timeout
+    def __init__(self, jobs: int | None, timeout: float | None, share: tuple[int, int] | None) -> None:
+        self._jobs, self._timeout, self._share = jobs, timeout, share
         self._places: dict[str, tuple[int, int]] = {}
 
     def describe(self, backend: str) -> BackendInfo:
@@ -175,7 +198,11 @@ class _Local:
         return info
 
     def executor(self, backend: str, cases: int) -> Executor:
-        variables = environments(*self._places[backend], jobs=self._jobs)[: max(1, cases)]
+        if self._share is not None:
+            number, shares = self._share
+            variables = [environments(*self._places[backend], jobs=shares)[number % shares]]
+        else:
+            variables = environments(*self._places[backend], jobs=self._jobs)[: max(1, cases)]
         return Pool([Worker(backend, timeout=self._timeout, environment=v) for v in variables])
 
 

@@ -19,7 +19,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pybnorm import _arguments
@@ -36,6 +36,7 @@ __all__ = [
     "load_suite",
     "packaged_suites",
     "read_suite",
+    "select",
 ]
 
 OPERATIONS = {
@@ -436,6 +437,14 @@ def expand(line: str) -> Iterator[Problem]:
         choices.append([first, *(f"{name}={part}" if equals else part for part in rest)])
     for tokens in itertools.product(*choices):
         yield Problem.parse(",".join(tokens))
+
+
+def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
+    """The problems of lines (as `expand`) and of suites (as `load_suite`), each once; of the suite smoke if neither."""
+    problems = [problem for case in cases for problem in expand(case)]
+    for suite in suites or (() if cases else ("smoke",)):
+        problems += load_suite(suite)
+    return list(dict.fromkeys(problems))
 
 
 def packaged_suites() -> tuple[str, ...]:

@@ -81,6 +81,8 @@ MANY = 200
 """Cases above which the terminal shows groups of them in place of each."""
 DETAILS = 50
 """Failures shown with their points, where there are many cases."""
+WIDTH = 200
+"""Columns of what is not a terminal: no case line is folded there."""
 REFUSALS = 3
 """Cases shown of each reason to refuse, where there are many."""
 _VARIABLES = (

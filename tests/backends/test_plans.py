@@ -1,5 +1,6 @@
 """Plans: every algorithm is as right as the entry point, and nothing reaches the vendor that does not fit the plan."""
 
+import ctypes
 import dataclasses
 import gc
 
@@ -73,8 +74,9 @@ def test_what_auto_takes_on_cudnn(handle):
         "train,f16,nhwc,64x256x28x28": "graph",
         "backward,bf16,nhwc,64x64x56x56": "ex",
         "backward,f16,nhwc,64x512x14x14": "graph",
-        "infer,f32,nhwc,8x256x28x28": "pointwise:1",
-        "infer,bf16,nhwc,8x64x28x28": "pointwise:2",
+        "infer,f32,nhwc,8x64x32x32": "pointwise",
+        "infer,f32,nhwc,64x256x28x28": "pointwise:1",
+        "infer,bf16,nhwc,256x64x28x28": "pointwise:2",
         "infer,f64,nhwc,8x64x28x28": "spatial",
         "infer,f32,nchw,64x256x56x56": "columns:1",
         "train,f16,nchw,256x256x56x56": "columns:1",
@@ -94,6 +96,118 @@ def test_what_auto_takes_on_cudnn(handle):
         chosen[line] = (plan.algorithm, algorithm)
         assert plan.reason
     assert {line: got for line, (got, _) in chosen.items()} == {line: want for line, (_, want) in chosen.items()}
+
+
+# ---------------------------------------------------------------- DLPack's exchange in C
+
+
+class View(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+VIEW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(View))
+
+
+class Table(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("previous", ctypes.c_void_p),
+        ("managed", ctypes.c_void_p * 3),
+        ("view", VIEW),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+def fill_view(array, out):
+    array.views += 1
+    buffer, view = array.buffer, out[0]
+    view.data, view.byte_offset = buffer.pointer - 64, 64
+    view.device_type, view.device_id = buffer.device_type, array.device_id
+    view.ndim, view.code, view.bits, view.lanes = len(array.shape), *array.dtype, 1
+    array.kept = (ctypes.c_int64 * 8)(*array.shape), (ctypes.c_int64 * 8)(*array.steps)
+    view.shape = array.kept[0]
+    view.strides = array.kept[1] if array.has_strides else ctypes.POINTER(ctypes.c_int64)()
+    return 0
+
+
+def capsule(version):
+    table = Table((version, 3), None, (None, None, None), VIEW(fill_view), None)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return table, new(ctypes.addressof(table), b"dlpack_exchange_api", None)
+
+
+def exchanging(module="torch", version=1):
+    """A type of arrays with the C table, and with no other protocol."""
+
+    class Array:
+        table, __dlpack_c_exchange_api__ = capsule(version)
+
+        def __init__(self, buffer, shape=None, steps=None, dtype=(2, 32), device_id=0):
+            self.buffer, self.views, self.has_strides = buffer, 0, steps is not None or len(buffer.dims) > 1
+            self.shape = shape or buffer.dims
+            self.steps = steps or buffer.strides or (1,)
+            self.dtype, self.device_id = dtype, device_id
+
+    Array.__module__ = module
+    return Array
+
+
+def test_arrays_with_the_c_table_go_by_it(call):
+    kind = exchanging()
+    call.plan(**call.arguments())
+    right = call.result()
+    arrays = {k: kind(v) for k, v in call.arguments().items() if k != "workspace"}
+    call.device.synchronize()
+    call.plan(**arrays, workspace=call.workspace)
+    assert call.result().tobytes() == right.tobytes()
+    assert {a.views for a in arrays.values()} == {1}
+    spread = kind(call.vectors["scale"], shape=(1, 8, 1, 1), steps=(77, 1, 5, 5))
+    call.plan(**arrays | {"scale": spread}, workspace=call.workspace)
+    assert call.result().tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("x", {"shape": (4, 8, 5, 3)}),
+        ("x", {"shape": (4, 8, 15), "steps": (120, 15, 1)}),
+        ("x", {"shape": (4, 8, 3, 5, 1), "steps": (120, 15, 5, 1, 1)}),
+        ("x", {"steps": (120, 15, 1, 3)}),
+        ("x", {"dtype": (2, 16)}),
+        ("x", {"dtype": (4, 32)}),
+        ("x", {"device_id": 3}),
+        ("scale", {"shape": (7,)}),
+        ("scale", {"shape": (2, 4), "steps": (4, 1)}),
+        ("scale", {"steps": (2,)}),
+        ("bias", {"shape": (8, 8), "steps": (8, 1)}),
+    ],
+)
+def test_an_array_with_the_c_table_that_is_something_else_is_refused(call, name, options):
+    bad = exchanging()(getattr(call, name, None) or call.vectors[name], **options)
+    before = call.result()
+    with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError), match=name):
+        call.plan(**call.arguments(**{name: bad}))
+    assert bad.views == 1  # looked at, and left to the other protocols, of which it has none
+    assert np.array_equal(call.result(), before, equal_nan=True)
+
+
+def test_outputs_go_by_the_c_table_of_pytorch_only_and_by_its_first_version(call):
+    with pytest.raises(pybnorm.ArgumentTypeError, match="y"):
+        call.plan(**call.arguments(y=exchanging("jaxlib")(call.y)))
+    with pytest.raises(pybnorm.ArgumentTypeError, match="x"):
+        call.plan(**call.arguments(x=exchanging(version=2)(call.x)))
 
 
 # ---------------------------------------------------------------- calls of a plan

@@ -17,7 +17,7 @@ import numpy as np
 from fuzz_rules import Unsure
 
 import pybnorm
-from pybnorm import DataType, Layout, Mode, Operation, TensorDescriptor, operations, reference
+from pybnorm import Activation, Capability, DataType, Layout, Mode, Operation, TensorDescriptor, operations, reference
 from pybnorm._arrays import Buffer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
@@ -53,6 +53,11 @@ SCALARS = {
     INFER: ("alpha", "beta"),
     BACKWARD: ("alpha_data", "beta_data", "alpha_param", "beta_param"),
 }
+ACTIVATIONS = [
+    {"activation": "relu"},
+    {"activation": Activation.CLIPPED_RELU, "activation_high": 6.0},
+    {"activation": 3, "activation_low": -1.0, "activation_high": 1.0},
+]
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e39, -1e39, 10**400, None, "1", True, [1.0], 1j, object]
 NO_ARRAYS = [None, 3, "x", [1.0], object, 1.0, b"x" * 64, {}]
 
@@ -170,7 +175,23 @@ class Maker:
             call.wrong = lambda c: address_rules(self.handle, operation, c.arguments, need)
         call.case, call.support, call.kept = case, support, [space, arrays]
         call.judge = lambda c, result: judged(c.case)
+        if rng.random() < 0.1:
+            self.activate(call, problem, rng)
         return call
+
+    def activate(self, call: Call, problem: Problem, rng: np.random.Generator) -> None:
+        """Give the call a good activation, which a backend without `Capability.ACTIVATION` must refuse."""
+        call.arguments |= pick(rng, ACTIVATIONS)
+        if problem.operation == BACKWARD:
+            call.arguments["bias"] = call.arguments["scale"]
+        layout = layout_of(problem.dims, problem.strides)
+        bits, _ = pybnorm.capability(
+            self.backend, problem.operation, problem.mode, problem.dtype, layout, len(problem.dims)
+        )
+        if Capability.ACTIVATION in bits:  # judged in tests/backends/test_activation.py; its workspace is another
+            call.changed.append("activation")
+        else:
+            call.support = False
 
     def on_addresses(self, case: Case, options: dict[str, Any], lent: tuple[int, int] | None) -> dict[str, Any]:
         arrays, problem = named(case), case.problem
@@ -328,6 +349,10 @@ class Maker:
             return made(pick(rng, [*BAD_NUMBERS, -0.1, 1.1, -1e-300]))
         if name in ("alpha", "beta", "alpha_data", "beta_data", "alpha_param", "beta_param", "a", "b", "value"):
             return made(pick(rng, [*BAD_NUMBERS, 7e4, 3.5e38]))
+        if name == "activation":
+            return made(pick(rng, (None, 4, -1, "tanh", True, 2.5, object, "none", "clamp")))
+        if name in ("activation_low", "activation_high"):
+            return made(pick(rng, [*BAD_NUMBERS, -2.0]))
         if name == "workspace_size":
             return made(pick(rng, (-1, 2**64, None, "0", True, 1.5, 8)))
         if name == "workspace" and call.level == "addresses":
@@ -546,6 +571,7 @@ def batch_norm_rules(handle: Any, operation: Operation, arguments: dict[str, Any
     if operation == TRAIN:
         wrong += rules.factor(arguments["exponential_average_factor"])
     wrong += pairs(operation, arguments)
+    wrong += rules.activation(arguments, wide) or rules.activation_bias(arguments, operation == BACKWARD, (None,))
     if wrong or x is None or bn_mode is None:
         return wrong
     for name, tensor in tensors.items():
@@ -553,7 +579,7 @@ def batch_norm_rules(handle: Any, operation: Operation, arguments: dict[str, Any
             wrong.append(f"{name} is not like x")
     dims = rules.parameter_dims(x.dims, bn_mode)
     dtype = DataType.FLOAT64 if wide else DataType.FLOAT32
-    for name in PARAMETERS[operation]:
+    for name in with_bias(operation, arguments):
         if arguments.get(name) is None and any(name in pair for pair in PAIRS[operation]):
             continue
         found, tensor = rules.param(name, arguments[name], handle, dims, {dtype}, name in OUTPUTS[operation])
@@ -571,6 +597,13 @@ def batch_norm_rules(handle: Any, operation: Operation, arguments: dict[str, Any
     outputs = {n: t for n, t in tensors.items() if n in OUTPUTS[operation]}
     inputs = {n: t for n, t in tensors.items() if n not in outputs}
     return rules.sharing(outputs | ({"workspace": lent} if lent else {}), inputs)
+
+
+def with_bias(operation: Operation, arguments: dict[str, Any]) -> tuple[str, ...]:
+    """The parameters of a call; backward has a bias with an activation."""
+    bias = arguments.get("bias")
+    given = operation == BACKWARD and bias is not None and not (type(bias) is int and bias == 0)
+    return (*PARAMETERS[operation], *(("bias",) if given else ()))
 
 
 def pairs(operation: Operation, arguments: dict[str, Any], null: tuple[Any, ...] = (None,)) -> list[str]:
@@ -603,6 +636,7 @@ def address_rules(handle: Any, operation: Operation, arguments: dict[str, Any], 
     if operation == TRAIN:
         wrong += rules.factor(arguments["exponential_average_factor"])
     wrong += pairs(operation, arguments, (None, 0))
+    wrong += rules.activation(arguments, wide) or rules.activation_bias(arguments, operation == BACKWARD, (None, 0))
     for name, descriptor in described.items():
         if (descriptor.dims, descriptor.dtype) != (x.dims, x.dtype):
             wrong.append(f"{name}_desc is not like x's")
@@ -612,7 +646,7 @@ def address_rules(handle: Any, operation: Operation, arguments: dict[str, Any], 
     if parameter.strides != rules_packed(parameter.dims):
         wrong.append("param_desc is not packed")
     tensors = {}
-    for name in (*names, *PARAMETERS[operation]):
+    for name in (*names, *with_bias(operation, arguments)):
         value = arguments[name]
         if any(name in pair for pair in PAIRS[operation]) and (value is None or (value == 0 and type(value) is int)):
             continue
@@ -751,7 +785,7 @@ def operation_rules(handle: Any, operation: Operation, arguments: dict[str, Any]
     optional = {name for pair in PAIRS[operation] for name in pair}
     names = [n for n in arguments if n in (*PARAMETERS[operation], "mean", "variance")]
     for name in names:
-        if arguments[name] is None and (name in optional or name in ("dscale", "dbias")):
+        if arguments[name] is None and (name in optional or name in ("scale", "bias", "dscale", "dbias")):
             continue
         found, tensor = rules.param(name, arguments[name], handle, dims, allowed, name in outputs)
         wrong += found

@@ -88,6 +88,15 @@ def activation(options: dict[str, Any], wide: bool) -> list[str]:
     return wrong
 
 
+def activation_bias(options: dict[str, Any], backward: bool, null: tuple[Any, ...]) -> list[str]:
+    """Backward has a bias with an activation and only then; `options` have passed `activation`."""
+    if not backward:
+        return []
+    value = options.get("bias")
+    absent = any(value is n or (n is not None and type(value) is type(n) and value == n) for n in null)
+    return ["bias without an activation, or the other way round"] if absent == has_activation(options) else []
+
+
 def has_activation(options: dict[str, Any]) -> bool:
     return options.get("activation", 0) not in (0, "none", "NONE")
 
