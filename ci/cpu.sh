@@ -17,7 +17,7 @@ say "environment: $(python3 --version), $(nproc) cores"
 python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
 python -m pip install --quiet --upgrade pip
-python -m pip install --quiet '.[test,lint]' -r ci/mpi.txt
+python -m pip install --quiet '.[test,lint,dask]' -r ci/mpi.txt
 # cuDNN without what it needs on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.
 python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda|ml_dtypes|pytest|pybnorm)' || true
@@ -38,9 +38,15 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn,mpi4py pytest
+PYBNORM_REQUIRE=onednn,cudnn,mpi4py,dask pytest
 
 say "the main job"
 pybnorm info
 pybnorm check --backend onednn --suite smoke
+
+say "the judge: can it be believed, and what does it say of oneDNN"
+pybnorm selftest
+pybnorm check --backend onednn --suite standard --suite bugs --allow-known >"$venv/standard.txt" ||
+    { cat "$venv/standard.txt"; exit 1; }
+tail -n 2 "$venv/standard.txt"
 say "done"

@@ -34,7 +34,8 @@ class Defect:
         Oldest and newest version that has it, inclusive, compared over as many numbers as are given. ``last=None``:
         no version without it is known.
     status : Status
-        What the defect makes of a case: FAIL, or WARN for a weakness that is no fault.
+        What the defect makes of a case: FAIL, BUILD_FAILED, or WARN for a weakness that is no fault. A WARN entry also
+        explains INCONCLUSIVE: an error so large that the bound of its kind says nothing any more.
     outputs : tuple of str
         The outputs that it makes wrong; another wrong output is not explained by it. Empty where the call itself fails.
     what : str
@@ -71,6 +72,10 @@ class Defect:
             return False
         return self.last is None or numbers[: len(self.last)] <= self.last
 
+    def makes(self, status: Status) -> bool:
+        """Whether a case of `status` may be its doing."""
+        return status == self.status or (self.status == Status.WARN and status == Status.INCONCLUSIVE)
+
     def covers(self, verdict: Verdict) -> bool:
         """Whether a verdict of the defect's status is of an output, and of a kind, that it explains."""
         of_its_kind = self.note in verdict.note and min(verdict.ratios.values()) <= self.ratio
@@ -103,7 +108,7 @@ def explain(
     candidates = [
         d
         for d in DEFECTS
-        if d.backend == backend and d.status == status and d.in_version(version) and d.predicate(problem)
+        if d.backend == backend and d.makes(status) and d.in_version(version) and d.predicate(problem)
     ]
     if not verdicts:
         return [d for d in candidates if not d.outputs and d.note in message]
@@ -181,7 +186,7 @@ _MIOPEN = (
         id="miopen-backward-vector-tail",
         backend="miopen",
         first=(2, 20),
-        last=(3, 4),
+        last=(3, 5),
         status=Status.FAIL,
         outputs=_BACKWARD,
         what="backward reads four values at a time across the end of an image, into the next channel, where H*W is "
@@ -194,7 +199,7 @@ _MIOPEN = (
         id="miopen-backward-statistics-tail",
         backend="miopen",
         first=(2, 20),
-        last=(3, 4),
+        last=(3, 5),
         status=Status.FAIL,
         outputs=("dx", "dscale"),
         what="backward without saved statistics recomputes them with the wrong elements at the end where H*W >= 4096 "
@@ -241,7 +246,7 @@ _MIOPEN = (
         backend="miopen",
         first=(3, 4),
         last=(3, 4),
-        status=Status.FAIL,
+        status=Status.BUILD_FAILED,
         outputs=(),
         what="channels-last float32 training asks for a kernel that its program lacks where 512 < H*W <= 1024, or "
         "N > 768 and H*W > 150 (kernel variant 2)",
@@ -252,7 +257,7 @@ _MIOPEN = (
             and p.dtype == DataType.FLOAT32
             and (512 < _plane(p) <= 1024 or (p.dims[0] > 768 and _plane(p) > 150))
         ),
-        note="miopenStatusInternalError",
+        note="Empty code object path",
     ),
     Defect(
         id="miopen-bf16-truncation",

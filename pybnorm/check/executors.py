@@ -44,7 +44,7 @@ from pybnorm.check.runner import (
 from pybnorm.check.worker import Worker, failed
 from pybnorm.errors import ArgumentError
 
-__all__ = ["NAMES", "Farm", "TIMEOUT", "Farm", "Pool", "described", "environments", "isolated", "opened", "run_cases"]
+__all__ = ["NAMES", "TIMEOUT", "Farm", "Pool", "described", "environments", "isolated", "opened", "run_cases"]
 
 NAMES = ("pool", "process", "mpi", "dask")
 TIMEOUT = 300.0

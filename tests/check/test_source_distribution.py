@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("pybnorm", "include", "tests", "examples", "ci")
-FILES = ("LICENSE", "README.md", "MANIFEST.in", "pyproject.toml", "setup.py")
+FILES = ("LICENSE", "README.md", "MANIFEST.in", "pyproject.toml", "setup.py", "_pybnorm_pytestplugin.py")
 MADE = (".pyc", ".so", ".o")
 
 

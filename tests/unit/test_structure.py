@@ -17,7 +17,7 @@ SOURCE = ROOT / "pybnorm"
 # Storeys from the top down; a module imports only from storeys below its own (or inside its own package).
 STOREYS = [
     {"__main__"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
     {"check", "bench"},
     {"layer", "graph", "sync", "miopen", "directml", "cann"},
     {"_sequence"},
