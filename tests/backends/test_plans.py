@@ -320,6 +320,36 @@ def test_the_workspace_must_do(handle):
             call.plan(**call.arguments(workspace=bad))
 
 
+@pytest.mark.parametrize("algorithm", ["graph", "pointwise", "columns", "ex"])
+def test_addresses_less_aligned_than_planned_are_refused(handle, algorithm):
+    if handle.backend != "cudnn":
+        pytest.skip(f"{handle.backend}: any element's address will do")
+    device = device_of(handle)
+    dims = (4, 64, 4, 4)
+    strides = (1024, 16, 4, 1) if algorithm == "columns" else (1024, 1, 256, 64)
+    data = [device.from_numpy(np.ones(5000, np.float32)).pointer for _ in range(2)]
+    vectors = [device.from_numpy(np.ones(64, np.float32)).pointer for _ in range(6)]
+    space = device.from_numpy(np.zeros(1 << 20, np.float32))
+    with pybnorm.TensorDescriptor("cudnn", DataType.FLOAT32, dims, strides) as x:
+        if algorithm == "pointwise":
+            plan = handle.plan_forward_inference(x, algorithm=algorithm)
+        else:
+            plan = handle.plan_forward_training(x, algorithm=algorithm)
+    workspace = (space.pointer, space.nbytes)
+
+    def run(first, second):
+        if algorithm == "pointwise":
+            plan(first, *vectors[:4], second, workspace)
+        else:
+            plan(first, *vectors[:2], second, *vectors[2:], workspace)
+
+    run(*data)
+    for bad in ((data[0] + 4, data[1]), (data[0], data[1] + 4)):
+        with pytest.raises(pybnorm.BackendError, match="aligned"):
+            run(*bad)
+    device.synchronize()  # the context is still there
+
+
 @pytest.mark.parametrize("algorithm", ["quick", "", "plain:1", "auto:1", "graph:x", "graph:12", 3, None])
 def test_an_unknown_algorithm_is_refused(handle, algorithm):
     device_of(handle)

@@ -202,6 +202,10 @@ EDGES = {
         train,spatial,f32,nchw,769x2x1x2049
         train,spatial,f32,nchw,8x1x1x4194305
     """,
+    "miopen-f16-blend": """
+        infer,peract,f16,nchw,8x3x4x5,fill=randn,alpha=2,beta=0.5
+        backward,spatial,f16,nhwc,4x6x8x9,beta=-1
+    """,
     "miopen-nhwc-training-kernel": """
         train,spatial,f32,nhwc,2x3x1x513
         train,spatial,f32,nhwc,2x3x1x1024
