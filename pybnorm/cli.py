@@ -584,8 +584,20 @@ def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None
     context.exit(0 if result["within_limits"] else 1)
 
 
+class _NothingToMeasure(click.ClickException):
+    """No library or no device."""
+
+    exit_code = 2
+
+
 @bench.command("device")
-@click.option("--backend", type=click.Choice(["cudnn", "onednn"]), default="cudnn", show_default=True)
+@click.option(
+    "--backend",
+    type=click.Choice(["cudnn", "onednn"]),
+    default="cudnn",
+    show_default=True,
+    help="cudnn for a GPU, onednn for the CPU.",
+)
 @click.option("--algorithm", "algorithms", multiple=True, help="Of the plans. Default: auto, and fast on cuDNN.")
 @click.option("--shapes", multiple=True, metavar="NAME|NxCxHxW", help="Default: h200; small on the CPU.")
 @click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Default: all.")
@@ -651,7 +663,7 @@ def bench_device(
                 shapes=shapes,
                 dtypes=dtypes or device.DTYPES,
                 layouts=layouts or tuple(device.LAYOUTS),
-                operations=operations or tuple(device.OPERATIONS),
+                operations=operations or device.OPERATIONS,
                 rivals=None if not rivals else tuple(name for name in rivals if name != "none"),
                 quick=quick,
                 host=host,
@@ -661,9 +673,7 @@ def bench_device(
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:
-        trouble = click.ClickException(str(error))
-        trouble.exit_code = 2
-        raise trouble from None
+        raise _NothingToMeasure(str(error)) from None
     if json_stream is not None:
         try:
             _write_json({"environment": report.environment()} | result, json_stream)
@@ -680,7 +690,7 @@ def bench_device(
             plot.draw(result, plot_target)
         except OSError as error:
             raise _WriteError(f"--plot {plot_target}", error) from None
-    context.exit((0 if result["good"] else 1) if result["complete"] else _INTERRUPTED)
+    context.exit(_INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
 
 
 # ---------------------------------------------------------------- compare

@@ -1,0 +1,223 @@
+"""One problem of `pybnorm.bench.device`: its arrays, who computes it, and what is right."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import pybnorm
+from pybnorm import reference
+from pybnorm.bench.machine import Array64, Call, Machine
+from pybnorm.enums import DataType, Layout
+
+__all__ = [
+    "EPSILON",
+    "FACTOR",
+    "TOLERANCE",
+    "TOUCHED",
+    "Case",
+    "Contender",
+    "Tensors",
+    "error",
+    "expected",
+    "make",
+    "ours",
+]
+
+TOUCHED = {"train": 2, "infer": 2, "backward": 3}
+"""Operations, and how many tensors each reads or writes at least: x and y; x, dy and dx."""
+EPSILON = 1e-5
+FACTOR = 0.1
+TOLERANCE = 1e-2
+"""Largest difference over the largest right value with which a result is still timed: what `pybnorm check` judges
+closely is here only to be the right computation, of 16-bit data too."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Buffers of one call; backward writes dx into y."""
+
+    x: Any
+    dy: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """Random arrays of one shape, dtype and layout."""
+
+    machine: Machine
+    dims: tuple[int, ...]
+    dtype: DataType
+    layout: Layout
+    sets: tuple[Tensors, ...]
+    scale: Any
+    bias: Any
+    mean: Any
+    """Running statistics of inference, and those that training starts from."""
+    variance: Any
+    saved_mean: Any
+    """Statistics of x of the first set, which backward is given."""
+    saved_inv_variance: Any
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Of x."""
+        return math.prod(self.dims) * self.dtype.itemsize
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Those whose results are checked: the first and the last."""
+        return tuple(sorted({0, self.dims[1] - 1}))
+
+    def running(self) -> tuple[Any, Any]:
+        """Running statistics for a contender of its own, as they are before the first call."""
+        parameters = _parameters(self.dims[1])
+        return self.machine.vector(parameters["mean"]), self.machine.vector(parameters["variance"])
+
+    def unwritten(self) -> Any:
+        """A vector for a result."""
+        return self.machine.vector(np.full(self.dims[1], np.nan, np.float32))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that computes a case: one call for each buffer set."""
+
+    calls: tuple[Call, ...]
+    outputs: Callable[[], dict[str, Any]]
+    """Results of the latest call by name."""
+    algorithm: str = ""
+    reason: str = ""
+    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    bare: Call | None = None
+    """The first call without what keeps its result, where that takes host time."""
+
+
+def make(
+    machine: Machine, handle: pybnorm.Handle, dims: tuple[int, ...], dtype: DataType, layout: Layout, sets: int
+) -> Case:
+    """Allocate and fill; the statistics for backward are those of the library's own forward training."""
+    tensors = tuple(Tensors(*(machine.tensor(dims, dtype, layout, 3 * i + j) for j in range(3))) for i in range(sets))
+    vectors = {name: machine.vector(values) for name, values in _parameters(dims[1]).items()}
+    nothing = np.full(dims[1], np.nan, np.float32)
+    saved = {name: machine.vector(nothing) for name in ("saved_mean", "saved_inv_variance")}
+    case = Case(machine, dims, dtype, layout, tensors, **vectors, **saved)
+    address = machine.address
+    first = tensors[0]
+    plan = handle.plan_forward_training(first.x, first.y, running=False, epsilon=EPSILON)
+    memory, workspace = _workspace(machine, plan.workspace_size)
+    plan(
+        address(first.x),
+        address(case.scale),
+        address(case.bias),
+        address(first.y),
+        None,
+        None,
+        address(case.saved_mean),
+        address(case.saved_inv_variance),
+        workspace,
+    )
+    machine.synchronize()
+    del memory
+    return case
+
+
+def _parameters(channels: int) -> dict[str, npt.NDArray[np.float32]]:
+    generator = np.random.default_rng(0)
+    names = ("scale", "bias", "mean", "variance")
+    return {name: generator.uniform(0.5, 1.5, channels).astype(np.float32) for name in names}
+
+
+def _workspace(machine: Machine, nbytes: int) -> tuple[Any, tuple[int, int] | None]:
+    """(memory, what a plan takes)."""
+    if nbytes == 0:
+        return None, None
+    memory = machine.empty_bytes(nbytes)
+    return memory, (machine.address(memory), nbytes)
+
+
+def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> Contender:
+    """A plan of pybnorm, called with addresses.
+
+    Raises
+    ------
+    UnsupportedError
+        The algorithm cannot do it.
+    """
+    machine, address, first = case.machine, case.machine.address, case.sets[0]
+    scale, bias = address(case.scale), address(case.bias)
+    kept: list[Any] = []
+    names: tuple[str, ...] = ()
+    plan: Any
+    if operation == "train":
+        plan = handle.plan_forward_training(
+            first.x, first.y, algorithm=algorithm, epsilon=EPSILON, exponential_average_factor=FACTOR
+        )
+        kept = [*case.running(), case.unwritten(), case.unwritten()]
+        memory, workspace = _workspace(machine, plan.workspace_size)
+        tail = (*map(address, kept), workspace)
+        calls = [functools.partial(plan, address(s.x), scale, bias, address(s.y), *tail) for s in case.sets]
+        names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+    elif operation == "infer":
+        plan = handle.plan_forward_inference(first.x, first.y, algorithm=algorithm, epsilon=EPSILON)
+        memory, workspace = _workspace(machine, plan.workspace_size)
+        head = (scale, bias, address(case.mean), address(case.variance))
+        calls = [functools.partial(plan, address(s.x), *head, address(s.y), workspace) for s in case.sets]
+    else:
+        plan = handle.plan_backward(first.x, first.dy, first.y, algorithm=algorithm, epsilon=EPSILON)
+        kept, names = [case.unwritten(), case.unwritten()], ("dscale", "dbias")
+        memory, workspace = _workspace(machine, plan.workspace_size)
+        saved = (address(case.saved_mean), address(case.saved_inv_variance))
+        calls = [
+            functools.partial(
+                plan, address(s.x), address(s.dy), scale, address(s.y), *map(address, kept), *saved, workspace
+            )
+            for s in case.sets
+        ]
+    main = "dx" if operation == "backward" else "y"
+
+    def outputs(memory: Any = memory) -> dict[str, Any]:  # the workspace lives as long as the calls
+        return {main: first.y} | dict(zip(names, kept, strict=True))
+
+    return Contender(tuple(calls), outputs, plan.algorithm, plan.reason)
+
+
+def expected(case: Case, operation: str) -> dict[str, Array64]:
+    """What `pybnorm.reference` makes in float64 of the checked channels of the first buffer set.
+
+    Returns
+    -------
+    dict
+        Arrays of shape (N or 1, channels, values) by the name of the output.
+    """
+    machine, channels, first = case.machine, case.channels, case.sets[0]
+    x = machine.sample(first.x, channels)
+    scale, bias, mean, variance = (
+        machine.sample(v, channels) for v in (case.scale, case.bias, case.mean, case.variance)
+    )
+    if operation == "train":
+        options: dict[str, Any] = {"epsilon": EPSILON, "exponential_average_factor": FACTOR}
+        result = reference.forward_training(x, scale, bias, running_mean=mean, running_variance=variance, **options)
+        names = ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+        return {name: np.asarray(getattr(result, name), np.float64) for name in names}
+    if operation == "infer":
+        return {"y": reference.forward_inference(x, scale, bias, mean, variance, epsilon=EPSILON).y}
+    gradients = reference.backward(x, machine.sample(first.dy, channels), scale, epsilon=EPSILON)
+    return {name: np.asarray(getattr(gradients, name), np.float64) for name in ("dx", "dscale", "dbias")}
+
+
+def error(case: Case, outputs: dict[str, Any], right: dict[str, Array64]) -> float:
+    """The largest difference over the largest right value, of all outputs; infinite where one is not a number."""
+    worst = 0.0
+    for name, array in outputs.items():
+        difference = np.abs(case.machine.sample(array, case.channels) - right[name]).max()
+        worst = max(worst, float(difference / np.abs(right[name]).max()) if np.isfinite(difference) else math.inf)
+    return worst

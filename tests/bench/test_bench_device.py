@@ -1,0 +1,294 @@
+"""`pybnorm bench device` on the CPU for real, its arithmetic on made-up numbers, and on a GPU where there is one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import pybnorm
+from pybnorm import DataType, Layout
+from pybnorm.bench import case as cases
+from pybnorm.bench import device, machine, rivals
+
+TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
+
+
+def absent(variable, backend, reason):
+    if backend in os.environ.get(variable, "").replace(" ", "").split(","):
+        pytest.fail(f"{backend} is listed in {variable} but: {reason}")
+    pytest.skip(f"{backend}: {reason}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def onednn():
+    try:
+        return pybnorm.load("onednn")
+    except pybnorm.LibraryError as error:
+        return absent("PYBNORM_REQUIRE", "onednn", error)
+
+
+@pytest.fixture(autouse=True)
+def slow_copy(monkeypatch):
+    """A ceiling of 1 GB/s, so that percents are known without a quarter of a second per test."""
+    monkeypatch.setattr(machine, "_cpu_copy_speed", lambda: (1e9, "made up"))
+
+
+def run(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "pybnorm", "bench", "device", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def shown(result):
+    console = Console(width=200, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    with console.file:
+        device.render(result, console)
+        return console.export_text()
+
+
+# ---------------------------------------------------------------- on the CPU
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_operation_is_measured_and_right(dtype):
+    result = device.run("onednn", **(TINY | {"dtypes": [dtype], "rivals": ["numpy"]}))
+    assert result["good"]
+    assert result["complete"]
+    assert [(r["operation"], r["layout"]) for r in result["rows"]] == [
+        (operation, layout) for layout in ("nchw", "nhwc") for operation in ("train", "infer", "backward")
+    ]
+    for row in result["rows"]:
+        assert row["tensor_bytes"] == 2 * 8 * 5 * 6 * (4 if dtype == "f32" else 2)
+        assert row["floor_bytes"] == row["tensor_bytes"] * (3 if row["operation"] == "backward" else 2)
+        assert (row["sets"], row["hot"]) == (1, False)
+        assert list(row["contenders"]) == ["auto", "numpy"]
+        for found in row["contenders"].values():
+            assert found["seconds"] > 0
+            assert found["method"] == "wall clock"
+            assert 0 < found["error"] < (1e-5 if dtype == "f32" else 1e-2)
+            assert found["percent"] == pytest.approx(100 * row["floor_bytes"] / found["seconds"] / 1e9)
+        assert row["contenders"]["auto"]["algorithm"] == "plain"
+    assert result["summary"]["auto"]["rows"] == 6
+    assert result["summary"]["auto"]["base"] == "numpy"
+    text = shown(result)
+    assert "numpy: " + np.__version__ in text
+    assert text.count("2x8x5x6") >= 6
+
+
+def test_the_rivals_compute_what_the_library_does():
+    """Loosely checked in every run; here in float32 closely, on a shape where channels differ."""
+    bench = machine.open_machine(1)
+    with pybnorm.Handle("onednn") as handle:
+        case = cases.make(bench, handle, (3, 5, 4, 7), DataType.FLOAT32, Layout.CHANNELS_LAST, 1)
+        for operation in device.OPERATIONS:
+            right = cases.expected(case, operation)
+            contender = rivals.numpy_formula(case, operation)
+            contender.calls[0]()
+            assert cases.error(case, contender.outputs(), right) < 1e-5
+
+
+def test_pytorch_on_the_cpu():
+    pytest.importorskip("torch")
+    result = device.run("onednn", **(TINY | {"rivals": ["torch"], "dtypes": ["f32", "bf16"]}))
+    assert all("seconds" in row["contenders"]["torch"] for row in result["rows"])
+    assert result["rivals"]["torch"]["threads"]
+
+
+def test_random_values_of_the_machine():
+    bench = machine.open_machine(1)
+    one, other = (bench.tensor((4, 6, 5, 7), DataType.FLOAT32, Layout.CHANNELS_LAST, seed) for seed in (0, 1))
+    assert one.strides == (210, 1, 42, 6)
+    values = bench.view(one)
+    assert values.shape == (4, 6, 5, 7)
+    assert abs(values.mean() - machine.MEAN) < 0.3
+    assert abs(values.std() - machine.DEVIATION) < 0.3
+    assert np.unique(values).size > 800
+    assert not np.array_equal(values, bench.view(other))
+    np.testing.assert_array_equal(bench.sample(one, (0, 5)), values[:, [0, 5]].reshape(4, 2, 35))
+    np.testing.assert_array_equal(bench.sample(bench.vector(np.arange(4, dtype=np.float32)), (1, 3)), [[[1], [3]]])
+
+
+def broken(monkeypatch, harm):
+    """`cases.ours` whose calls do something else."""
+    true = cases.ours
+
+    def ours(case, handle, operation, algorithm):
+        contender = true(case, handle, operation, algorithm)
+        return cases.Contender(
+            tuple(harm(call, s) for call, s in zip(contender.calls, case.sets, strict=True)), contender.outputs
+        )
+
+    monkeypatch.setattr(cases, "ours", ours)
+
+
+@pytest.mark.parametrize("harm", ["nothing", "slightly"])
+def test_what_is_wrong_is_not_timed(monkeypatch, harm):
+    bench = machine.open_machine(1)
+
+    def slightly(call, tensors):
+        def wrong():
+            call()
+            bench.view(tensors.y)[-1, -1, 0, 0] += 0.5  # one element of the last channel
+
+        return wrong
+
+    broken(monkeypatch, slightly if harm == "slightly" else lambda call, tensors: lambda: None)
+    result = device.run("onednn", **(TINY | {"rivals": ["numpy"]}))
+    assert not result["good"]
+    for row in result["rows"]:
+        assert row["contenders"]["auto"]["failure"].startswith("wrong: error")
+        assert "seconds" not in row["contenders"]["auto"]
+        assert "seconds" in row["contenders"]["numpy"]
+    assert result["summary"]["auto"]["rows"] == 0
+    assert "FAILED" in shown(result)
+
+
+def test_the_result_of_another_is_not_taken_for_ones_own(monkeypatch):
+    """What computes nothing finds the right result of the algorithm before it gone."""
+    true = cases.ours
+
+    def ours(case, handle, operation, algorithm):
+        contender = true(case, handle, operation, algorithm)
+        calls = contender.calls if algorithm == "auto" else (lambda: None,)
+        names = ("dx",) if operation == "backward" else ("y",)
+        return cases.Contender(calls, lambda: {n: v for n, v in contender.outputs().items() if n in names})
+
+    monkeypatch.setattr(cases, "ours", ours)
+    result = device.run("onednn", **(TINY | {"rivals": [], "algorithms": ["auto", "plain"]}))
+    assert all("seconds" in row["contenders"]["auto"] for row in result["rows"])
+    assert all(row["contenders"]["plain"]["failure"].startswith("wrong") for row in result["rows"])
+
+
+def test_host_time_of_every_way_to_call(monkeypatch):
+    monkeypatch.setattr(device, "HOST_CALLS", 3)
+    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
+    result = device.run("onednn", **(TINY | {"host": True, "rivals": ["numpy"], "operations": ["infer", "backward"]}))
+    ways = ["plan plain, addresses", "plan plain, NumPy arrays", "Handle call, NumPy arrays"]
+    ways += ["pybnorm.operations, NumPy arrays", "numpy"]
+    assert [(r["operation"], r["call"]) for r in result["host"]] == [
+        (o, w) for o in ("infer", "backward") for w in ways
+    ]
+    assert all(row["microseconds"] > 0 for row in result["host"])
+    assert "plan, addresses" in shown(result)
+
+
+def test_what_is_left_out_is_named():
+    result = device.run("onednn", **(TINY | {"seconds": 0, "rivals": []}))
+    assert [left["case"] for left in result["left_out"]] == ["2x8x5x6 f32 nchw", "2x8x5x6 f32 nhwc"]
+    assert result["rows"] == []
+    assert not result["good"]  # nothing was measured
+    assert "left out: 2x8x5x6 f32 nhwc: after 0 s" in shown(result)
+
+
+def test_a_shape_that_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr(machine.Plain, "free_bytes", lambda self: 1000)
+    result = device.run("onednn", **(TINY | {"layouts": ["nchw"]}))
+    assert "are free" in result["left_out"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(KeyboardInterrupt(), "interrupted"), (RuntimeError("illegal address"), "RuntimeError: illegal address")],
+)
+def test_what_is_finished_is_kept(monkeypatch, error, text):
+    true, count = device._Bench.measure, []
+
+    def measure(self, *arguments):
+        count.append(1)
+        if len(count) == 2:
+            raise error
+        return true(self, *arguments)
+
+    monkeypatch.setattr(device._Bench, "measure", measure)
+    result = device.run("onednn", **(TINY | {"rivals": []}))
+    assert (result["complete"], result["stopped"]) == (False, text)
+    assert result["good"] == (text == "interrupted")
+    assert len(result["rows"]) == 3
+    assert f"{text}: the rows above" in shown(result)
+
+
+def test_an_absent_rival_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = device.run("onednn", **(TINY | {"layouts": ["nchw"], "operations": ["infer"]}))
+    assert result["rivals"]["torch"] == {"absent": "PyTorch is not installed"}
+    assert list(result["rows"][0]["contenders"]) == ["auto", "numpy"]
+    assert "torch: not measured, PyTorch is not installed" in shown(result)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("algorithms", ["nonsense"]),
+        ("shapes", ["resnet"]),
+        ("shapes", ["2x0x3"]),
+        ("shapes", ["2xx3"]),
+        ("dtypes", ["f64"]),
+        ("layouts", ["nchwc"]),
+        ("operations", ["relu"]),
+        ("rivals", ["raw"]),  # not on the CPU
+    ],
+)
+def test_bad_arguments(argument, value):
+    with pytest.raises(pybnorm.ArgumentError, match=argument):
+        device.run("onednn", **(TINY | {argument: value}))
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ["--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32"]
+    arguments += ["--rival", "numpy", "--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.svg")]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "auto against numpy" in done.stdout
+    result = json.loads((tmp_path / "bench.json").read_text())
+    assert len(result["rows"]) == 6
+    assert result["environment"]["pybnorm"] == pybnorm.__version__
+    picture = (tmp_path / "bench.svg").read_text()
+    assert picture.count("<!-- ") > 6  # matplotlib puts every text beside its glyphs
+    assert f"copy, {result['ceiling']['bytes_per_second'] / 1e9:.0f} GB/s" in picture
+
+
+def test_the_command_without_rivals_prints_json():
+    done = run(
+        *("--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32", "--layout", "nhwc"),
+        *("--operation", "infer", "--rival", "none", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result["rows"][0]["contenders"]) == ["auto"]
+    assert result["summary"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shapes", "2x3x"], "NxCxHxW"),
+        (["--algorithm", "nonsense"], "auto | fast | plain"),
+        (["--plot", "picture.txt"], ".svg"),
+        (["--plot", "nowhere/picture.svg"], "folder that exists"),
+        (["--json", "nowhere/bench.json"], "--json"),
+    ],
+)
+def test_the_command_refuses(arguments, message):
+    done = run("--backend", "onednn", *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert done.stdout == ""
+
+
+def test_the_command_without_a_library():
+    done = run("--backend", "cudnn", PYBNORM_LIB_CUDNN="/nonexistent/libcudnn.so")
+    assert done.returncode == 2
+    assert "/nonexistent/libcudnn.so" in done.stderr

@@ -1,0 +1,164 @@
+"""The C program: it compiles without a warning, says when there is no device, and finds a wrong result."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pybnorm import DataType, Layout
+from pybnorm.bench import rivals
+from pybnorm.bench.case import TOLERANCE, Case
+
+HERE = Path(__file__).parent
+BACKEND = Path(rivals.__file__).parents[1] / "backends" / "cudnn.c"
+STRICT = ("-Wall", "-Wextra", "-Werror")
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler is here")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return rivals.build_raw(str(tmp_path_factory.mktemp("raw")), *STRICT)
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory):
+    """A driver on the host, and cuDNNs: one that computes, one slightly off, one whose results are not numbers."""
+    folder = tmp_path_factory.mktemp("fakes")
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
+
+    def library(source, name, *flags):
+        command = [compiler, *STRICT, "-O1", "-shared", "-fPIC", *flags, str(HERE / source), "-o", str(folder / name)]
+        subprocess.run([*command, "-lm"], check=True, timeout=120)
+        return str(folder / name)
+
+    library("driver.c", "libcuda.so.1", "-D_POSIX_C_SOURCE=200809L")
+    backend = f'-DCUDNN_BACKEND="{BACKEND}"'
+    slips = {"right": "0", "off": "0.1f", "nan": "NAN"}
+    return str(folder), *(library("cudnn.c", f"{name}.so", backend, f"-DSLIP={slip}") for name, slip in slips.items())
+
+
+def run(program, *arguments, lines="", **variables):
+    return subprocess.run(
+        [program, *arguments],
+        input=lines,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_without_a_device_it_says_so(program):
+    done = run(program, "libcudnn.so.9", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == rivals.NO_DEVICE
+    assert done.stderr.startswith("no CUDA device: ")
+    assert done.stdout == ""
+
+
+def test_bad_arguments(program):
+    done = run(program)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
+
+
+def test_without_a_library(program, fakes):
+    done = run(program, "/nonexistent/libcudnn.so", LD_LIBRARY_PATH=fakes[0])
+    assert done.returncode == 1
+    assert "/nonexistent/libcudnn.so" in done.stderr
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("operation", ["train", "infer", "backward"])
+@pytest.mark.parametrize("shape", ["3 5 4 7", "2 3 2 3 4", "6 4", "5 1 3"])
+def test_it_checks_what_it_measures(program, fakes, operation, layout, shape):
+    folder, right, off, nan = fakes
+    line = f"time {operation} f32 {layout} 2 3 {shape}\n"
+    device, answer = map(json.loads, run(program, right, lines=line, LD_LIBRARY_PATH=folder).stdout.splitlines())
+    assert device == {"device": "a host"}
+    assert answer["error"] < 1e-6
+    assert answer["seconds"] > 0
+    assert answer["replays"] == 3
+    assert answer["method"] == "events around calls"  # this driver captures nothing
+    _, answer = map(json.loads, run(program, off, lines=line, LD_LIBRARY_PATH=folder).stdout.splitlines())
+    assert answer["error"] > TOLERANCE
+    _, answer = map(json.loads, run(program, nan, lines=line, LD_LIBRARY_PATH=folder).stdout.splitlines())
+    assert answer["error"] is None
+
+
+def test_host_time(program, fakes):
+    folder, right, *_ = fakes
+    lines = "".join(f"host {operation} 5 10\n" for operation in ("train", "infer", "backward"))
+    done = run(program, right, lines=lines, LD_LIBRARY_PATH=folder)
+    answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+    assert len(answers) == 3
+    assert all(answer["microseconds"] > 0 for answer in answers)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "measure",
+        "time relu f32 nchw 1 1 2 2",
+        "time train f64 nchw 1 1 2 2",
+        "time train f32 chwn 1 1 2 2",
+        "time train f32 nchw 0 1 2 2",
+        "time train f32 nchw 99 1 2 2",
+        "time train f32 nchw 1 0 2 2",
+        "time train f32 nchw 1 1 2",
+        "time train f32 nchw 1 1 2 0",
+        "time train f32 nchw 1 1 2 2x",
+        "time train f32 nchw 1 1 70000 70000",
+        "time train f32 nchw 1 1 1 1 1 1 1 1 1 1 1",
+        "host train 0 1",
+        "host train 1",
+        "host train 1 1 1",
+    ],
+)
+def test_it_refuses_what_is_no_command(program, fakes, line):
+    done = run(program, fakes[1], lines=line + "\nhost infer 1 1\n", LD_LIBRARY_PATH=fakes[0])
+    refused, answered = map(json.loads, done.stdout.splitlines()[1:])
+    assert refused == {"failure": "not a command"}
+    assert "microseconds" in answered
+
+
+def test_a_vendor_error_is_told_and_the_next_command_runs(program, fakes):
+    lines = "time train f16 nchw 1 1 2 2 2 2\nhost infer 1 1\n"
+    done = run(program, fakes[1], lines=lines, LD_LIBRARY_PATH=fakes[0])
+    refused, answered = map(json.loads, done.stdout.splitlines()[1:])
+    assert refused["failure"].startswith("cudnnSetTensorNdDescriptor(")
+    assert refused["failure"].endswith("CUDNN_STATUS_OF_THE_TEST")
+    assert "microseconds" in answered
+
+
+def test_from_python(fakes, monkeypatch):
+    folder, right, off, _ = fakes
+    monkeypatch.setenv("LD_LIBRARY_PATH", folder)
+    case = Case(None, (2, 3, 4), DataType.FLOAT32, Layout.CHANNELS_LAST, (None, None), *[None] * 6)
+    for library, good in ((right, True), (off, False)):
+        raw = rivals.Raw(library)
+        try:
+            assert raw.device == "a host"
+            assert (raw.time(case, "backward", 2)["error"] < TOLERANCE) == good
+            assert raw.host("train", 2, 3)["microseconds"] > 0
+        finally:
+            raw.close()
+
+
+def test_why_it_does_not_start(fakes, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RuntimeError, match="status 3: no CUDA device"):
+        rivals.Raw("libcudnn.so.9")
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    with pytest.raises(RuntimeError, match="compiler failed"):
+        rivals.Raw(fakes[1])
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(RuntimeError, match="no C compiler"):
+        rivals.Raw(fakes[1])
