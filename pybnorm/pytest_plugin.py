@@ -156,7 +156,7 @@ class _Runs:
         self.info, self._plugin = info, plugin
         self._executor: Any = None
         self._ahead: Generator[CaseResult, None, None]
-        self._expected: dict[str, Problem] = {}
+        self._expected: set[str] = set()
         self._done: dict[str, CaseResult] = {}
 
     def result(self, problem: Problem) -> CaseResult:
@@ -164,17 +164,19 @@ class _Runs:
         if self._executor is None:
             self._start()
         case = str(problem)
-        if self._expected.pop(case, None) is None:
-            return next(self._run([problem]))
+        if case not in self._expected:
+            self._expected.add(case)
+            self._done[case] = next(self._run([problem]))
         while case not in self._done:
             result = next(self._ahead)
             self._done[result.case] = result
+        self._expected.remove(case)  # not before: an interrupt must find it
         return self._done.pop(case)
 
     def _start(self) -> None:
         problems = self._plugin.selected(self.info.backend)
         self._executor = self._plugin.farm.executor(self.info.backend, len(problems))
-        self._expected = {str(p): p for p in problems}
+        self._expected = set(map(str, problems))
         self._ahead = self._run(problems)
         self._plugin.config.add_cleanup(self.close)
 

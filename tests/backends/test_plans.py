@@ -227,7 +227,7 @@ class Call:
         self.plan = handle.plan_forward_training(self.x, self.y, **options)
         size = self.plan.workspace_size if self.device.device_type != CPU else 0
         self.space = self.put(np.zeros(size // 4 + 64)) if size else None
-        self.workspace = (self.space.pointer, self.space.nbytes) if size else None
+        self.workspace = (self.space.pointer, (size // 4 + 64) * 4) if size else None
 
     def put(self, values):
         return self.device.from_numpy(np.asarray(values, np.float32))
@@ -335,7 +335,7 @@ def test_addresses_less_aligned_than_planned_are_refused(handle, algorithm):
             plan = handle.plan_forward_inference(x, algorithm=algorithm)
         else:
             plan = handle.plan_forward_training(x, algorithm=algorithm)
-    workspace = (space.pointer, space.nbytes)
+    workspace = (space.pointer, 4 << 20)
 
     def run(first, second):
         if algorithm == "pointwise":
