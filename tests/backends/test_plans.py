@@ -327,15 +327,14 @@ def test_addresses_less_aligned_than_planned_are_refused(handle, algorithm):
     device = device_of(handle)
     dims = (4, 64, 4, 4)
     strides = (1024, 16, 4, 1) if algorithm == "columns" else (1024, 1, 256, 64)
-    data = [device.from_numpy(np.ones(5000, np.float32)).pointer for _ in range(2)]
-    vectors = [device.from_numpy(np.ones(64, np.float32)).pointer for _ in range(6)]
-    space = device.from_numpy(np.zeros(1 << 20, np.float32))
+    buffers = [device.from_numpy(np.ones(n, np.float32)) for n in (5000, 5000, *[64] * 6, 1 << 20)]
+    data, vectors, space = ([b.pointer for b in part] for part in (buffers[:2], buffers[2:8], buffers[8:]))
     with pybnorm.TensorDescriptor("cudnn", DataType.FLOAT32, dims, strides) as x:
         if algorithm == "pointwise":
             plan = handle.plan_forward_inference(x, algorithm=algorithm)
         else:
             plan = handle.plan_forward_training(x, algorithm=algorithm)
-    workspace = (space.pointer, 4 << 20)
+    workspace = (space[0], 4 << 20)
 
     def run(first, second):
         if algorithm == "pointwise":
