@@ -38,7 +38,7 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn,mpi4py,dask pytest
+PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask pytest
 
 say "the main job"
 pybnorm info

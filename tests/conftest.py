@@ -1,7 +1,8 @@
 """What every test folder shares: absence of a vendor library is a named skip, or a failure where it is required.
 
 PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
-PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on.
+PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on, PYBNORM_REQUIRE_PACKAGES which Python
+packages must be here for the tests that need them.
 """
 
 from __future__ import annotations

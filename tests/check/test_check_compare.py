@@ -277,7 +277,7 @@ def test_a_regression_alone_exits_with_1(tmp_path):
 
 @pytest.mark.parametrize(
     ("document", "kind"),
-    [({}, "repeats"), ({"host": "host-00000000"}, "machines"), ({"variables": {"OMP_NUM_THREADS": "1"}}, "settings")],
+    [({}, "repeats"), ({"host": "host-00000000"}, "machines"), ({"variables": {"OMP_NUM_THREADS": "77"}}, "settings")],
 )
 def test_in_what_two_runs_of_one_library_differ(tmp_path, document, kind):
     make_run(tmp_path / "a", "cudnn", LINES[:1])

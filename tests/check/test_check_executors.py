@@ -217,9 +217,9 @@ CASES = ("--case", "train/infer/backward,spatial/peract,f32/bf16/f16,nchw/nhwc,4
 
 
 def absent(kind, reason):
-    """Skip with the reason, or fail where PYBNORM_REQUIRE lists the package."""
-    if kind in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(","):
-        pytest.fail(f"{kind} is listed in PYBNORM_REQUIRE but: {reason}")
+    """Skip with the reason, or fail where PYBNORM_REQUIRE_PACKAGES lists it."""
+    if kind in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(","):
+        pytest.fail(f"{kind} is listed in PYBNORM_REQUIRE_PACKAGES but: {reason}")
     pytest.skip(f"{kind}: {reason}")
 
 
@@ -235,12 +235,16 @@ def launcher(name):
     return [mpiexec, "-n", "3", sys.executable]
 
 
-def check(name, *options, timeout=300, launched=None):
-    # PYBNORM_REQUIRE may list packages here, which the command does not know
+def without_requirements():
+    """The environment without what makes other libraries' absence, or the choice of this one's file, count."""
     dropped = ("PYBNORM_REQUIRE", "PYBNORM_LIB_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+
+
+def check(name, *options, timeout=300, launched=None):
     done = subprocess.run(
         [*(launched or launcher(name)), "-m", "pybnorm", "check", "--backend", "onednn", "--executor", name, *options],
-        env={k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {"OMP_NUM_THREADS": "1"},
+        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
         cwd=HERE,
         capture_output=True,
         text=True,
@@ -348,11 +352,13 @@ def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=HERE,
+        env=without_requirements(),
         text=True,
     ) as process:
         process.stdout.readline()
         journal = tmp_path / "run" / "journal.jsonl"
         while not journal.is_file() or journal.read_text().count("\n") < 20:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         hosts = {json.loads(line).get("host") for line in journal.read_text().splitlines()[1:-1]}
         process.send_signal(signal.SIGINT)

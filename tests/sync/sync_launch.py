@@ -23,13 +23,13 @@ NOT_ON_CPU = {"f16", "f64"}  # oneDNN: none, or only on some processors
 
 
 def required(kind):
-    return REQUIRED_AS.get(kind) in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(",")
+    return REQUIRED_AS.get(kind) in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(",")
 
 
 def absent(kind, reason):
-    """Skip with the reason, or fail where PYBNORM_REQUIRE lists the package."""
+    """Skip with the reason, or fail where PYBNORM_REQUIRE_PACKAGES lists it."""
     if required(kind):
-        pytest.fail(f"{REQUIRED_AS[kind]} is listed in PYBNORM_REQUIRE but: {reason}")
+        pytest.fail(f"{REQUIRED_AS[kind]} is listed in PYBNORM_REQUIRE_PACKAGES but: {reason}")
     pytest.skip(f"sync over {kind}: {reason}")
 
 
