@@ -20,6 +20,7 @@ import pybnorm
 from pybnorm import Activation, Capability, DataType, Layout, Mode, Operation, TensorDescriptor, operations, reference
 from pybnorm._arrays import Buffer
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 
 from test_calls import NO_BLENDING, Case, bytes_of, expected_axpby, expected_support, stores_of

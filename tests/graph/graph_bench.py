@@ -4,6 +4,7 @@ import functools
 
 import ml_dtypes
 import numpy as np
+from processor import onednn_must
 
 from pybnorm import DataType, Layout, UnsupportedError, _arguments, devices
 from pybnorm.check import bounds
@@ -24,7 +25,7 @@ def expected_support(backend, dtype, layout):
     if backend == "cudnn":
         return True
     if backend == "onednn":
-        return None if dtype == DataType.FLOAT16 else True
+        return onednn_must(dtype)
     return True if dtype == DataType.FLOAT32 and layout == Layout.CHANNELS_FIRST else None
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processor import onednn_must
 
 from pybnorm import graph
 
@@ -45,7 +46,7 @@ def test_hipdnns_samples_are_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_one_command(handle, name, dtype, layout):
     done = run(name, "--backend", handle.backend, "--dtype", dtype, "--layout", layout)
-    must = handle.backend == "cudnn" or (handle.backend == "onednn" and dtype != "f16")
+    must = handle.backend == "cudnn" or (handle.backend == "onednn" and onednn_must(dtype) is True)
     must |= handle.backend == "miopen"
     status, most = (MIOPEN if handle.backend == "miopen" else {}).get((name, dtype), (0, None))
     if done.returncode == REFUSED and (not must or status == REFUSED):
