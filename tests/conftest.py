@@ -16,10 +16,20 @@ import pytest
 import pybnorm
 
 # Child processes import the package that this one has: in a clone, the installed one, not the sources beside the tests.
-# Those started with -c or -m also look into their working directory first, which is therefore never the clone's root.
+# Those started with -c or -m also look into their working directory first, which is therefore never the clone's root
+# (`elsewhere`).
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(pybnorm.__file__).parents[1]), os.environ.get("PYTHONPATH")])
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory):
+    """Every test starts in an empty folder."""
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 def _listed(variable, backend):

@@ -17,9 +17,9 @@ def onednn_must(dtype):
     return {DataType.FLOAT32: True, DataType.FLOAT16: None, DataType.FLOAT64: False}[dtype]
 
 
-def need(handle, dtype):
+def need(backend, dtype):
     """Skip where the processor leaves oneDNN without a dtype; where it must have it, the test goes on, and fails."""
-    if handle.backend == "onednn" and onednn_must(dtype) is None:
+    if backend == "onednn" and onednn_must(dtype) is None:
         layout = Layout.CHANNELS_FIRST
         if not pybnorm.capability("onednn", Operation.FORWARD_INFERENCE, Mode.SPATIAL, dtype, layout, 4)[0]:
             pytest.skip(f"onednn: no {dtype.short} on this processor")

@@ -249,6 +249,7 @@ class Kernels:
         epsilon: float,
         exponential_average_factor: float,
         workspace: Memory | None,
+        algorithm: str | None = None,
         running_mean: Buffer | None = None,
         running_variance: Buffer | None = None,
         saved_mean: Buffer | None = None,
@@ -291,6 +292,7 @@ class Kernels:
         beta: float,
         epsilon: float,
         workspace: Memory | None,
+        algorithm: str | None = None,
     ) -> None:
         """As `pybnorm.Handle.forward_inference`."""
         rows = self.rows(array_of(x), mode)
@@ -323,6 +325,7 @@ class Kernels:
         beta_param: float,
         epsilon: float,
         workspace: Memory | None,
+        algorithm: str | None = None,
         saved_mean: Buffer | None = None,
         saved_inv_variance: Buffer | None = None,
     ) -> None:

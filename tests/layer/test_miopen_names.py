@@ -372,7 +372,7 @@ def test_v2_takes_parameters_of_other_dtypes(place, operation, mode, dtype, mix)
 
 
 def test_v2_inference_without_estimates_takes_other_dtypes(place):
-    need(place.handle, BF16)
+    need(place.handle.backend, BF16)
     dtypes = dict(zip(DESCRIBED[INFER], MIXES["affine bf16"], strict=True))
     training = problem_of(TRAIN, running=False, saved=False)
     case = Case(place, problem_of(INFER), dtypes)
@@ -496,7 +496,7 @@ def test_bad_descriptors_are_refused_by_name(place, operation, v2):
 @pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
 def test_bad_memory_is_refused_by_miopens_name(place, operation, v2):
     if v2:
-        need(place.handle, BF16)  # below
+        need(place.handle.backend, BF16)  # below
     case = Case(place, problem_of(operation))
     optional = {n for n in case.memory if re.match(r"saved|estimated|result_(running|save)", n)}
     assert len(optional) == {TRAIN: 4, INFER: 2, BACKWARD: 2}[operation]
