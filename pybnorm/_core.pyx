@@ -800,9 +800,9 @@ cdef class Handle:
         """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets.
 
         A call returns success once its kernel is launched. cuDNN's kernels of `Mode.SPATIAL_PERSISTENT` sum in fixed
-        point and, by NVIDIA's documentation, record it when that overflows; its other batch-norm kernels record nothing.
-        None is therefore no proof that the results are right, and errors of CUDA itself come with the next call or
-        synchronisation, not from here. The record is the handle's and holds one error.
+        point and, by NVIDIA's documentation, record it when that overflows; no other batch-norm kernel is said to
+        record anything. None is therefore no proof that the results are right, and errors of CUDA itself come with the
+        next call or synchronisation, not from here. The record is the handle's and holds one error.
 
         Parameters
         ----------

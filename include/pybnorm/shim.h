@@ -250,8 +250,8 @@ typedef struct pbn_backend {
     int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
     void (*plan_destroy)(pbn_plan *plan);
 
-    /* The status that kernels of earlier calls recorded on the device, which the vendor clears; `query`: pbn_query. NULL
-     * where kernels record none. */
+    /* The status that kernels of earlier calls recorded on the device, which the vendor then clears; `query` is a
+     * pbn_query. NULL where kernels record none. */
     int (*runtime_error)(pbn_handle *handle, int query, int *recorded);
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */

@@ -2861,7 +2861,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         (plan->workspace != 0 && (bits(call->workspace) & 63) != 0) || (plan->workspace != 0 && call->workspace == NULL))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
     if (fuses(call) != (plan->activation != NULL))
-        return pbn_refuse(PBN_E_ARGUMENT, "an activation or a residual that the plan was not made with, or the other way");
+        return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     forget_vendor_text();
     switch (plan->kind) {
     case EX:

@@ -57,7 +57,9 @@ static void note_vectors(const char *const *names, const void *const *values, in
 int cudnnCreate(void **handle) { double_live++; return (*handle = malloc(1)) == NULL; }
 int cudnnDestroy(void *handle) { double_live--; free(handle); return double_status; }
 int cudnnSetStream(void *handle, void *stream) { return handle == NULL; }
-void cudnnGetLastErrorString(char *text, size_t size) { snprintf(text, size, "%s", double_status ? "said the double" : ""); }
+void cudnnGetLastErrorString(char *text, size_t size) {
+    snprintf(text, size, "%s", double_status ? "said the double" : "");
+}
 
 int cudnnCreateTensorDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(tensor))) == NULL; }
 int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return 0; }
@@ -89,7 +91,10 @@ int cudnnDeriveBNTensorDescriptor(void *derived, const void *x_desc, int mode) {
     return 0;
 }
 
-int cudnnCreateActivationDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(activation))) == NULL; }
+int cudnnCreateActivationDescriptor(void **desc) {
+    double_live++;
+    return (*desc = calloc(1, sizeof(activation))) == NULL;
+}
 int cudnnDestroyActivationDescriptor(void *desc) { double_live--; free(desc); return 0; }
 int cudnnSetActivationDescriptor(void *desc, int mode, int nan, double coefficient) {
     *(activation *)desc = (activation){mode, nan, coefficient};
