@@ -218,13 +218,20 @@ class OnDevice:
 def test_fused_calls_are_within_the_bound(handle, z, dtype, dims):
     fused(handle)
     case = Case(dims, dtype, z)
-    on = OnDevice(handle, case)
+    try:
+        on = OnDevice(handle, case)
+        before = on.read("x", "dy", "z", "scale", "bias")
+        seen = on.run_forward()
+        gradients = on.run_backward()
+    except (pybnorm.UnsupportedError, pybnorm.NotSupportedError) as error:
+        # NVIDIA documents the fused kernels for float16 images; what else a version takes is its own answer.
+        if dtype == "f16" and dims.count("x") == 3:
+            raise
+        pytest.skip(f"cudnn fuses no {'residual' if z else 'activation'} for {dtype} {dims}: {error.status_name}")
     assert (on.forward.algorithm, on.backward.algorithm) == ("ex", "ex")
     assert on.forward.reserve_size == on.backward.reserve_size
-    before = on.read("x", "dy", "z", "scale", "bias")
-    seen = on.run_forward()
     assert case.judge_forward(seen) == []
-    assert case.judge_backward(on.run_backward(), seen) == []
+    assert case.judge_backward(gradients, seen) == []
     after = on.read("x", "dy", "z", "scale", "bias", "y")
     assert after.pop("y").tobytes() == seen["y"].tobytes()
     assert {n: v.tobytes() for n, v in after.items()} == {n: v.tobytes() for n, v in before.items()}
