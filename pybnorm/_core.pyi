@@ -193,6 +193,8 @@ class Handle:
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
+        activation: Activation | int | str = ...,
+        z: Any = None,
     ) -> ForwardInferencePlan: ...
     def plan_backward(
         self,
@@ -248,6 +250,7 @@ class ForwardInferencePlan(Plan):
         running_variance: Any,
         y: Any,
         workspace: Any = None,
+        z: Any = None,
     ) -> None: ...
 
 class BackwardPlan(Plan):

@@ -144,10 +144,10 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * lacks PBN_CAP_ACTIVATION is refused.
  *
  * By a plan, where the backend's plan_create takes it, the activation may follow a sum: y = act(bn(x) + z), z like x.
- * z_desc says so in forward training, dz_desc in backward, which then writes dz = dy where the activation lets it pass,
- * else 0. Backward of a plan with an activation reads y, the forward's result, as well. `reserve` is device memory of
- * the size that plan_info tells: forward writes it, and its backward is given it unchanged. What has no residual
- * refuses a call with z, z_desc, dz or dz_desc; none ignores them.
+ * z_desc says so in the forward calls, dz_desc in backward, which then writes dz = dy where the activation lets it
+ * pass, else 0. Backward of a plan with an activation reads y, the forward's result, as well. `reserve` is device
+ * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
+ * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
  *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */

@@ -103,6 +103,9 @@
     C(CUDNN_POINTWISE_SUB, 9)                             \
     C(CUDNN_POINTWISE_RSQRT, 17)                          \
     C(CUDNN_POINTWISE_IDENTITY, 21)                       \
+    C(CUDNN_POINTWISE_RELU_FWD, 100)                      \
+    C(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, 2)            \
+    C(CUDNN_TYPE_NAN_PROPOGATION, 10)                     \
     C(CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 18)             \
     C(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, 21)             \
     C(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, 22)   \
@@ -1404,6 +1407,7 @@ enum slot {
     SLOT_Y,
     SLOT_DY,
     SLOT_DX,
+    SLOT_Z,
     SLOT_SCALE,
     SLOT_BIAS,
     SLOT_RUNNING_MEAN,
@@ -1517,6 +1521,9 @@ static void graph_pointwise(graph *g, int mode, void *a, void *b, void *out) {
     void *how = graph_create(g, PBN_CUDNN_BACKEND_POINTWISE_DESCRIPTOR), *op;
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MODE, PBN_CUDNN_TYPE_POINTWISE_MODE, mode);
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MATH_PREC, PBN_CUDNN_TYPE_DATA_TYPE, PBN_CUDNN_DATA_FLOAT);
+    if (mode == PBN_CUDNN_POINTWISE_RELU_FWD)
+        graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, PBN_CUDNN_TYPE_NAN_PROPOGATION,
+                      PBN_CUDNN_PROPAGATE_NAN);
     graph_finish(g, how);
     op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
@@ -1661,6 +1668,7 @@ struct pbn_plan {
     size_t workspace;
     size_t reserve;                 /* ex with an activation: bytes that backward is given as forward left them */
     void *activation;               /* and the vendor's descriptor of it */
+    int fused;                      /* made for calls with an activation */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t scratch_offsets[13];
     float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
@@ -1840,12 +1848,13 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
 }
 
 /* y = ((x - mean) * rsqrt(variance + epsilon)) * scale + bias in one kernel. x - mean first, where the plain entry
- * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). */
+ * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). In the same kernel,
+ * if asked for, what follows: + z, and relu. */
 static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     graph *g = &p->graphs[0];
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
-    void *x, *shifted, *sum, *root, *normal, *scaled, *y;
+    void *x, *shifted, *sum, *root, *normal, *scaled, *shown, *y;
     if (status != PBN_OK)
         return status;
     x = graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment);
@@ -1861,7 +1870,16 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, x, param_tensor(g, SLOT_RUNNING_MEAN, &v), shifted);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, shifted, root, normal);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_SCALE, &v), scaled);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), y);
+    shown = fuses(call) ? graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16) : y;
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), shown);
+    if (residual(call) != NULL) {
+        void *total = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown,
+                        graph_tensor(g, SLOT_Z, dtype, v.rank, v.dims, v.strides, p->alignment), total);
+        shown = total;
+    }
+    if (fuses(call))
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
     return graph_build(g, vendor_handle, skip);
 }
 
@@ -2153,7 +2171,9 @@ static int build_columns(pbn_plan *p, const pbn_call *call, void *vendor_handle,
 static const char no_blending[] = "the graphs of batch norm do not blend: alpha must be 1 and beta 0";
 static const char no_float64[] = "cuDNN's graph API has no float64 batch norm";
 static const char spatial_only[] = "the algorithm is for the spatial modes";
-static const char ex_fuses[] = "of cuDNN's ways only the Ex entry points (algorithm ex) fuse an activation";
+static const char who_fuses[] = "of cuDNN's ways only the Ex entry points (algorithm ex) fuse an activation in "
+                                "training, and only the pointwise graph in inference";
+static const char relu_only[] = "cuDNN's plans fuse RELU, with or without a residual, and nothing else";
 static const char no_small_epsilon[] = "the graphs read epsilon as float32, in whose normal range (or 0) this one is not";
 
 static int is_single(double value) {
@@ -2253,7 +2273,7 @@ static int any_slow(const pbn_call *call) {
  * activation is nowhere documented. */
 static const char *cannot_fuse(const pbn_call *call) {
     if (call->activation != PBN_ACTIVATION_RELU)
-        return "cuDNN's Ex entry points fuse RELU, with or without a residual, and nothing else";
+        return relu_only;
     if ((call->operation == PBN_OP_BACKWARD ? call->z_desc : call->dz_desc) != NULL)
         return "z belongs to forward and dz to backward";
     if (!has_activation() || api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize == NULL)
@@ -2274,8 +2294,8 @@ static const char *cannot_fuse(const pbn_call *call) {
 /* Why `kind` cannot do `call`; NULL where it can be tried. */
 static const char *unavailable(int kind, const pbn_call *call) {
     int64_t size;
-    if (kind != EX && fuses(call))
-        return ex_fuses;
+    if (kind != EX && kind != POINTWISE && fuses(call))
+        return who_fuses;
     switch (kind) {
     case PLAIN:
         return NULL;
@@ -2301,6 +2321,10 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return spatial_only;
         if (call->x_desc->dtype == PBN_FLOAT64)
             return no_float64;
+        if (fuses(call) && kind == GRAPH)
+            return who_fuses;
+        if (fuses(call) && (call->activation != PBN_ACTIVATION_RELU || call->dz_desc != NULL))
+            return relu_only;
         if (blends(call))
             return no_blending;
         if (!is_single(call->epsilon))
@@ -2398,6 +2422,7 @@ static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip
     int64_t rows;
     int status = PBN_OK;
     p->mode = call->mode;
+    p->fused = fuses(call);
     p->values[VALUE_EPSILON] = (float)call->epsilon;
     p->values[VALUE_FACTOR] = (float)call->factor;
     switch (p->kind) {
@@ -2556,6 +2581,7 @@ static const rule rules[] = {
 
 static const rule spatial_rule = {.algorithm = "spatial",
                                   .why = "exact to rounding over any range, where persistent sums in fixed point"};
+static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
 static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
@@ -2655,10 +2681,10 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     forget_vendor_text();
     if (!any) {
         status = try_algorithm(p, handle, call, algorithm, "asked for");
-    } else if (fuses(call)) {
+    } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
-        last = call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
+        last = fuses(call) ? &fused_rule : call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
         status = PBN_E_UNSUPPORTED;
         for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < sizeof rules / sizeof rules[0]; i++)
             if (fits(&rules[i], call, algorithm[0] == 'f'))
@@ -2761,6 +2787,7 @@ static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
         {SLOT_Y, call->y},
         {SLOT_DY, call->dy},
         {SLOT_DX, call->dx},
+        {SLOT_Z, call->z},
         {SLOT_SCALE, call->scale},
         {SLOT_BIAS, call->bias},
         {SLOT_RUNNING_MEAN, call->running_mean},
@@ -2860,7 +2887,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     if (plan->workspace > call->workspace_size ||
         (plan->workspace != 0 && (bits(call->workspace) & 63) != 0) || (plan->workspace != 0 && call->workspace == NULL))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
-    if (fuses(call) != (plan->activation != NULL))
+    if (fuses(call) != plan->fused)
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     forget_vendor_text();
     switch (plan->kind) {

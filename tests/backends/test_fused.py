@@ -21,8 +21,20 @@ from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate, numpy_dtype, round_to
 from pybnorm.check.problem import Problem
 
-DIMS = ["8x64x9x7", "3x4x5x5", "16x12x17x13", "64x16", "8x16x33", "2x8x4x5x6", "4x1024x3x3", "32x64x56x56"]
+DIMS = ["8x64x9x7", "3x4x5x5", "16x12x17x13", "64x16", "8x16x33", "2x8x4x5x6", "4x1024x3x3", "8x64x56x56"]
 STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+
+
+def before_relu(expected, z):
+    """What the activation is applied to, in float64, and a bound of what is stored behind it."""
+    problem = expected.problem
+    result, bound = np.empty(problem.dims), np.empty(problem.dims)
+    for part in expected.parts("y", None, bounds.tiers(problem, "y")[:1]):
+        result[part.index], bound[part.index] = part.reference, part.classes[0][0]
+    if z is not None:
+        result += z
+    p = bounds.precision(problem.dtype)  # the sum may be rounded once more, and so is what is stored
+    return result, bound + 2 * p.u_out * (np.abs(result) + bound) + p.tiny_out
 
 
 class Case:
@@ -35,15 +47,9 @@ class Case:
         self.inputs = generate(self.problem)
         self.expected = bounds.Expected(self.problem, self.inputs)
         rng = np.random.default_rng(29)
-        result, bound = np.empty(self.inputs.x.shape), np.empty(self.inputs.x.shape)
-        for part in self.expected.parts("y", None, bounds.tiers(self.problem, "y")[:1]):
-            result[part.index], bound[part.index] = part.reference, part.classes[0][0]
         if z:
-            self.z = round_to(rng.standard_normal(result.shape), self.dtype)
-            result += self.z
-        p = bounds.precision(self.dtype)
-        self.result = result  # before the activation; the sum may be rounded once more, and so is what is stored
-        self.bound = bound + 2 * p.u_out * (np.abs(result) + bound) + p.tiny_out
+            self.z = round_to(rng.standard_normal(self.problem.dims), self.dtype)
+        self.result, self.bound = result, _ = before_relu(self.expected, self.z)
         self.near = np.abs(result) <= self.bound
         assert self.near.mean() < 0.05
         self.dy = round_to(np.where(self.near, 0, rng.standard_normal(result.shape)), self.dtype)
@@ -142,6 +148,39 @@ def test_the_judge_sees_what_is_wrong(dtype, defect, z, forward, backward):
     assert case.judge_backward(seen[1], computed(case)[0]) == backward
 
 
+class Inference:
+    """Inputs of a forward inference call, and what is right of y."""
+
+    def __init__(self, dims, dtype, z):
+        self.problem = Problem.parse(f"infer,spatial,{dtype},nhwc,{dims},fill=randn,kappa=2")
+        self.dtype, self.inputs = self.problem.dtype, generate(self.problem)
+        values = np.random.default_rng(31).standard_normal(self.problem.dims)
+        self.z = round_to(values, self.dtype) if z else None
+        self.result, self.bound = before_relu(bounds.Expected(self.problem, self.inputs), self.z)
+
+    def right(self, y):
+        with np.errstate(invalid="ignore"):
+            return bool((np.abs(y.astype(np.float64) - np.maximum(self.result, 0)) <= self.bound).all())
+
+
+@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_judge_of_inference(dtype, z):
+    case = Inference(DIMS[0], dtype, z)
+    inputs, f = case.inputs, np.float32
+    root = 1 / np.sqrt(inputs.variance.astype(f) + f(case.problem.epsilon))
+    bn = (inputs.x.astype(f) - inputs.mean) * root * inputs.scale + inputs.bias
+    total = bn if case.z is None else bn + case.z.astype(f)
+
+    def stored(values):
+        return round_to(values.astype(np.float64), case.dtype)
+
+    assert case.right(stored(np.maximum(total, 0)))
+    assert not case.right(stored(total))
+    assert not case.right(stored(np.maximum(-total, 0)))
+    assert z == (not case.right(stored(np.maximum(bn, 0))))
+
+
 # ---------------------------------------------------------------- on a device
 
 
@@ -153,6 +192,13 @@ def fused(handle):
 
 def channels_last(array):
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+
+
+def put(device, case, array):
+    array = channels_last(array)
+    if case.dtype == DataType.BFLOAT16:
+        return device.from_numpy(array.view(np.uint16), DataType.BFLOAT16)
+    return device.from_numpy(array)
 
 
 class OnDevice:
@@ -181,10 +227,7 @@ class OnDevice:
         self.reserve = self.space(self.forward.reserve_size)
 
     def data(self, array):
-        array = channels_last(array)
-        if self.case.dtype == DataType.BFLOAT16:
-            return self.device.from_numpy(array.view(np.uint16), DataType.BFLOAT16)
-        return self.device.from_numpy(array)
+        return put(self.device, self.case, array)
 
     def space(self, size):
         if size == 0:
@@ -259,6 +302,30 @@ def test_a_nan_stays_in_its_channel(handle):
         assert seen[name][others].tobytes() == right[name][others].tobytes()
 
 
+@pytest.mark.parametrize("dims", [*DIMS, "8x7x5x3"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+def test_fused_inference_is_within_the_bound(handle, z, dtype, dims):
+    device = fused(handle)
+    case = Inference(dims, dtype, z)
+    inputs, kind = case.inputs, numpy_dtype(case.dtype)
+    x, y = (put(device, case, a) for a in (inputs.x, np.full(inputs.x.shape, np.nan, kind)))
+    residual = {} if case.z is None else {"z": put(device, case, case.z)}
+    vectors = [
+        device.from_numpy(np.ascontiguousarray(v.reshape(-1)))
+        for v in (inputs.scale, inputs.bias, inputs.mean, inputs.variance)
+    ]
+    for algorithm in ("auto", "pointwise"):
+        plan = handle.plan_forward_inference(
+            x, y, algorithm=algorithm, epsilon=case.problem.epsilon, activation="relu", **residual
+        )
+        assert plan.algorithm.startswith("pointwise")
+        space = device.empty_bytes(plan.workspace_size) if plan.workspace_size else None
+        plan(x, *vectors, y, None if space is None else (space.pointer, space.nbytes), **residual)
+        device.synchronize()
+        assert case.right(device.to_numpy(y).view(kind)), algorithm
+
+
 def test_recorded_errors_of_good_calls(handle):
     if handle.backend != "cudnn":
         with pytest.raises(pybnorm.UnsupportedError, match="record no errors"):
@@ -295,7 +362,7 @@ def test_other_backends_refuse(handle):
     if handle.backend == "cudnn":
         pytest.skip("cudnn has it")
     with pybnorm.TensorDescriptor(handle.backend, "f32", (2, 8, 3, 5), (120, 1, 40, 8)) as x:
-        for make in (handle.plan_forward_training, handle.plan_backward):
+        for make in (handle.plan_forward_training, handle.plan_forward_inference, handle.plan_backward):
             for options in ({}, {"z": True}, {"z": x}):
                 with pytest.raises(pybnorm.UnsupportedError, match="activation") as caught:
                     make(x, activation=Activation.RELU, **options)

@@ -5,6 +5,7 @@ Right results need a device: tests/backends/test_fused.py.
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import Any
 
@@ -159,7 +160,7 @@ REFUSALS = [  # (arguments of both plans, what the text says)
     ("x=last((2, 8, 3, 5)), activation='relu', **beta", "alpha must be 1 and beta 0"),
     *[
         (f"x=last((2, 8, 3, 5)), activation='relu', algorithm='{a}'", "only the Ex entry points")
-        for a in ("plain", "spatial", "persistent", "graph", "graph:1", "split", "columns", "dense", "pointwise")
+        for a in ("plain", "spatial", "persistent", "graph", "graph:1", "split", "columns", "dense")
     ],
 ]
 
@@ -309,6 +310,103 @@ def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any)
         file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=[symbol]))
         for result in run(script, file=file, size=64):
             assert (result["error"], "lacks" in result["text"]) == ("UnsupportedError", True), symbol
+
+
+@pytest.fixture(scope="module")
+def grapher(doubles: Any) -> str:
+    """The double with the parts that cuDNN's graph API is looked for in."""
+    file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",))
+    for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
+        shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
+    return str(file)
+
+
+@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+def test_the_graph_of_inference(run: Any, grapher: str, z: bool) -> None:
+    """The last operations of the graph, followed from y back to batch norm's result."""
+    plain, fused, algorithms = run(
+        """
+        call = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
+        z = {"z": 0x50000} if values["z"] else {}
+        with pybnorm.Handle("cudnn") as handle:
+            x = last((2, 7, 3, 5))
+            plan = handle.plan_forward_inference(x, algorithm="pointwise")
+            plan(**call)
+            plain = taken()
+            named = handle.plan_forward_inference(x, algorithm="pointwise", activation="relu", z=values["z"])
+            named(**call, **z)
+            fused = taken()
+            auto = handle.plan_forward_inference(x, activation="relu", z=values["z"])
+            report([plain, fused, [named.algorithm, auto.algorithm]])
+        """,
+        file=grapher,
+        z=z,
+    )
+
+    def words(line: str) -> dict[str, str]:
+        return dict(w.split("=") for w in line.split() if "=" in w)
+
+    bound = dict(w.split("@") for w in fused[-2].split()[1:])
+    (y,), (of_z,) = ([u for u, a in bound.items() if a == p] or [None] for p in ("0x20000", "0x50000"))
+    operations = fused[:-2]
+    assert (fused[-1], plain[-1]) == ("execute", "execute")
+    assert [line.split()[1] for line in operations] == ["0", "17", "9", "1", "1", "0", *(["0"] if z else []), "100"]
+    assert [line.split()[1] for line in plain[:-2]] == ["0", "17", "9", "1", "1", "0"]
+    relu = words(operations[-1])
+    assert (relu["y"], relu["nan"], relu["type"]) == (f"{y}:2", "1", "10")
+    result = words(operations[5])["y"]
+    assert result.startswith("virtual")
+    assert result.endswith(":0")  # float32
+    if z:
+        total = words(operations[6])
+        assert (total["x"], total["b"], total["y"]) == (result, f"{of_z}:2", relu["x"])
+        assert total["y"].startswith("virtual")
+    else:
+        assert (relu["x"], of_z) == (result, None)
+    assert algorithms[0] == "pointwise"
+    assert algorithms[1].startswith("pointwise")
+
+
+def test_what_inference_cannot_fuse_is_refused(run: Any, grapher: str) -> None:
+    told, lines = run(
+        """
+        call = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
+        make = pybnorm.Handle("cudnn").plan_forward_inference
+        x, first = last((2, 8, 3, 5)), pybnorm.TensorDescriptor("cudnn", "f16", (2, 8, 3, 5))
+        plan, with_z = make(x, activation="relu"), make(x, activation="relu", z=x)
+        taken()
+        relu = {"activation": "relu"}
+        told = [attempt(f) for f in (
+            lambda: make(first, **relu),
+            lambda: make(x, z=first, **relu),
+            lambda: make(last((2, 8, 3, 5), "f64"), **relu),
+            lambda: make(x, mode="per_activation", **relu),
+            lambda: make(x, alpha=2.0, **relu),
+            lambda: make(x, algorithm="spatial", **relu),
+            lambda: make(x, algorithm="columns", **relu),
+            lambda: make(x, algorithm="ex", **relu),
+            lambda: make(x, z=True),
+            lambda: make(x, activation="clamp"),
+            lambda: make(x, z=last((2, 8, 3, 6)), **relu),
+            lambda: plan(**call, z=0x50000),
+            lambda: with_z(**call),
+            lambda: with_z(**call, z=call["y"]),
+            lambda: with_z(**call, z=0x50004),
+        )]
+        report([told, taken()])
+        """,
+        file=grapher,
+    )
+    assert lines == []
+    wanted = ["channels-last"] * 2 + ["float64", "spatial modes", "do not blend", "only the pointwise graph"]
+    wanted += ["only the pointwise graph", "no Ex entry point for inference"]
+    for result, text in zip(told, wanted, strict=False):
+        assert (result.get("error"), text in result.get("text", "")) == ("UnsupportedError", True), result
+    for result, name in zip(told[8:14], ("z", "activation", "z", "z", "z", "y"), strict=True):
+        assert "ArgumentError" in result.get("classes", ()), result
+        assert result["text"].startswith(f"{name}: got "), result
+    assert "less aligned" in told[14]["text"]
+    assert len(told) == 15
 
 
 def test_a_plan_leaves_nothing_behind(run: Any) -> None:
