@@ -1041,8 +1041,7 @@ static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
 
 static const char no_relu[] = "this cuDNN library lacks the symbols of cudnnActivationForward and -Backward";
 static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
-static const char no_fused[] = "cuDNN's plain batch-norm calls have no fused activation and no residual; a plan by the "
-                               "Ex entry points has";
+static const char no_fused[] = "cuDNN's plain batch-norm calls have no fused activation and no residual; its plans have";
 static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
 
 static int has_activation(void) {
@@ -2321,8 +2320,6 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return spatial_only;
         if (call->x_desc->dtype == PBN_FLOAT64)
             return no_float64;
-        if (fuses(call) && kind == GRAPH)
-            return who_fuses;
         if (fuses(call) && (call->activation != PBN_ACTIVATION_RELU || call->dz_desc != NULL))
             return relu_only;
         if (blends(call))
