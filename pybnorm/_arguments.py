@@ -47,11 +47,14 @@ __all__ = [
     "packed_strides",
     "pair",
     "parameter_dims",
+    "plan_activation",
     "pointer",
     "reduced_axes",
     "reduced_count",
     "relu",
     "relu_backward",
+    "residual",
+    "runtime_query",
     "scalar",
     "span",
     "strides",
@@ -163,6 +166,21 @@ def activation_bias(value: Activation, bias: object) -> bool:
     return bias is not None
 
 
+def plan_activation(value: object) -> Activation:
+    """An activation that a plan takes: none, or the one without bounds."""
+    found = _lookup(_ACTIVATIONS, value)
+    if found not in (Activation.NONE, Activation.RELU):
+        raise ArgumentError("activation", value, "Activation.NONE or Activation.RELU in a plan")
+    return found
+
+
+def residual(value: Activation, z: TensorLike, x: TensorLike) -> None:
+    """Rules of what is added to batch norm's result before the activation."""
+    if value == Activation.NONE:
+        raise ArgumentError("z", f"dims {z.dims}", "None without an activation: the sum is what it is applied to")
+    _same("z", z, x)
+
+
 def _stored(value: float, dtype: DataType) -> float:
     """The scalar as vendors read it."""
     return value if dtype == DataType.FLOAT64 else struct.unpack("f", struct.pack("f", value))[0]
@@ -252,6 +270,16 @@ def pointer(value: object, argument: str) -> int:
 def optional_pointer(value: object, argument: str) -> int:
     """An address, or 0 for ``None`` and 0."""
     return 0 if value is None else _address(value, argument)
+
+
+_QUERIES = {"raw": 0, "nonblocking": 1, "blocking": 2}  # pbn_query of shim.h
+
+
+def runtime_query(value: object) -> int:
+    """When a recorded error is read."""
+    if not isinstance(value, str) or value not in _QUERIES:
+        raise ArgumentError("mode", value, " | ".join(_QUERIES))
+    return _QUERIES[value]
 
 
 def byte_count(value: object, argument: str) -> int:

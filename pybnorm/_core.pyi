@@ -65,6 +65,7 @@ class Handle:
     @property
     def stream(self) -> int: ...
     def set_stream(self, stream: Any) -> None: ...
+    def query_runtime_error(self, mode: str = "blocking") -> str | None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Handle: ...
     def __exit__(
@@ -179,6 +180,8 @@ class Handle:
         exponential_average_factor: float = 0.1,
         running: bool = True,
         saved: bool = True,
+        activation: Activation | int | str = ...,
+        z: Any = None,
     ) -> ForwardTrainingPlan: ...
     def plan_forward_inference(
         self,
@@ -190,6 +193,8 @@ class Handle:
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
+        activation: Activation | int | str = ...,
+        z: Any = None,
     ) -> ForwardInferencePlan: ...
     def plan_backward(
         self,
@@ -205,6 +210,8 @@ class Handle:
         beta_param: float = 0.0,
         epsilon: float = 1e-5,
         saved: bool = True,
+        activation: Activation | int | str = ...,
+        z: Any = None,
     ) -> BackwardPlan: ...
 
 class Plan:
@@ -214,6 +221,8 @@ class Plan:
     def reason(self) -> str: ...
     @property
     def workspace_size(self) -> int: ...
+    @property
+    def reserve_size(self) -> int: ...
 
 class ForwardTrainingPlan(Plan):
     def __call__(
@@ -227,6 +236,8 @@ class ForwardTrainingPlan(Plan):
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
         workspace: Any = None,
+        z: Any = None,
+        reserve: Any = None,
     ) -> None: ...
 
 class ForwardInferencePlan(Plan):
@@ -239,6 +250,7 @@ class ForwardInferencePlan(Plan):
         running_variance: Any,
         y: Any,
         workspace: Any = None,
+        z: Any = None,
     ) -> None: ...
 
 class BackwardPlan(Plan):
@@ -253,6 +265,10 @@ class BackwardPlan(Plan):
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
         workspace: Any = None,
+        y: Any = None,
+        bias: Any = None,
+        dz: Any = None,
+        reserve: Any = None,
     ) -> None: ...
 
 def algorithms(backend: str) -> tuple[str, ...]: ...

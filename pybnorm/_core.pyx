@@ -342,6 +342,9 @@ cdef object _error(const pbn_backend *table, int status, str function, tuple des
     )
     if status > 0:
         cls = _VENDOR_CLASSES.get(table.status_class(status), errors.InternalError)
+        if table.context_lost != NULL and table.context_lost(status, text, sizeof(text)):
+            cls = errors.ContextLostError
+            details["text"] = "; ".join(filter(None, [details["text"], (<bytes>text).decode("utf-8", "replace")]))
         return cls(status_name=table.status_name(status).decode(), **details)
     name = _OWN_STATUS.get(status, "PBN_E_INTERNAL")
     if status == PBN_E_UNSUPPORTED:
@@ -793,6 +796,53 @@ cdef class Handle:
             if status != 0:
                 raise _error(self.table, status, "set_stream", ())
 
+    def query_runtime_error(self, mode="blocking"):
+        """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets.
+
+        A call returns success once its kernel is launched. cuDNN's kernels of `Mode.SPATIAL_PERSISTENT` sum in fixed
+        point and, by NVIDIA's documentation, record it when that overflows; no other batch-norm kernel is said to
+        record anything. None is therefore no proof that the results are right, and errors of CUDA itself come with the
+        next call or synchronisation, not from here. The record is the handle's and holds one error.
+
+        Parameters
+        ----------
+        mode : str
+            ``"blocking"``: after all work of the handle's stream, for which it waits; ``"nonblocking"``: at once,
+            ``"CUDNN_STATUS_RUNTIME_IN_PROGRESS"`` while the stream has work left; ``"raw"``: at once, whatever has run.
+            The first two ask the stream that the calls were made on: not after `set_stream`.
+
+        Returns
+        -------
+        str or None
+            The vendor's name of the status, such as ``"CUDNN_STATUS_RUNTIME_FP_OVERFLOW"``; None for success.
+
+        Raises
+        ------
+        ArgumentError
+            Another mode, or a closed handle.
+        UnsupportedError
+            The backend's kernels record nothing, or the library lacks the symbol.
+        VendorError
+            The query itself failed.
+
+        Notes
+        -----
+        Vendor symbol: ``cudnnQueryRuntimeError``, with ``CUDNN_ERRQUERY_BLOCKING``, ``_NONBLOCKING`` or ``_RAWCODE``;
+        deprecated in cuDNN 9. MIOpen and oneDNN have no such query.
+        """
+        cdef int query = _arguments.runtime_query(mode)
+        cdef int recorded = 0
+        cdef int status
+        with self.lock:
+            self._check()
+            if self.table.runtime_error == NULL:
+                raise _unsupported(self, "query_runtime_error", "its kernels record no errors")
+            with nogil:
+                status = self.table.runtime_error(self.handle, query, &recorded)
+            if status != 0:
+                raise _error(self.table, status, "query_runtime_error", ())
+            return None if recorded == 0 else self.table.status_name(recorded).decode()
+
     cdef int _check(self) except -1:
         if self.handle == NULL:
             raise errors.ClosedError("handle")
@@ -816,6 +866,8 @@ cdef class Handle:
         ------
         VendorError
             The vendor reports a failure, for example of earlier asynchronous work. The handle is closed all the same.
+        ContextLostError
+            The device's context is lost. The handle is closed all the same, and plans of it can still be dropped.
         """
         cdef int status = 0
         with self.lock:
@@ -1035,7 +1087,7 @@ cdef class Handle:
                 if plan is None:
                     plan = _plan_forward_training(
                         self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, has_running,
-                        has_saved,
+                        has_saved, Activation.NONE, None,
                     )
                     self._keep(key, plan)
                 try:
@@ -1135,7 +1187,9 @@ cdef class Handle:
                 )
                 plan = self._cached(key)
                 if plan is None:
-                    plan = _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon)
+                    plan = _plan_forward_inference(
+                        self, x, y, mode, algorithm, alpha, beta, epsilon, Activation.NONE, None
+                    )
                     self._keep(key, plan)
                 try:
                     plan(
@@ -1256,7 +1310,7 @@ cdef class Handle:
                 if plan is None:
                     plan = _plan_backward(
                         self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
-                        has_saved,
+                        has_saved, Activation.NONE, None,
                     )
                     self._keep(key, plan)
                 try:
@@ -1538,13 +1592,16 @@ cdef class Handle:
             _no_activation(algorithm, act)
             if op == Operation.FORWARD_TRAINING:
                 plan = _plan_forward_training(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, Activation.NONE, None
                 )
             elif op == Operation.FORWARD_INFERENCE:
-                plan = _plan_forward_inference(self, xd, yd, mode, algorithm, alpha, beta, epsilon)
+                plan = _plan_forward_inference(
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, Activation.NONE, None
+                )
             elif op == Operation.BACKWARD:
                 plan = _plan_backward(
-                    self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved
+                    self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved,
+                    Activation.NONE, None,
                 )
             else:
                 raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
@@ -1585,8 +1642,13 @@ cdef class Handle:
         exponential_average_factor=0.1,
         running=True,
         saved=True,
+        activation=Activation.NONE,
+        z=None,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
+
+        ``y = act(bn(x) + z)`` where an activation, and with it a residual z, is fused; ``y = alpha * bn(x) + beta * y``
+        where not.
 
         Parameters
         ----------
@@ -1602,30 +1664,49 @@ cdef class Handle:
             As in `forward_training`.
         running, saved : bool
             Whether the calls pass running and saved statistics.
+        activation : Activation
+            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithm ``"ex"`` (``"auto"`` takes it), float32,
+            float16 and bfloat16, packed channels-last tensors with channels in multiples of 4, alpha 1 and beta 0,
+            saved statistics, and addresses aligned to 16 bytes. A NaN in front of the activation comes out as NaN or
+            as 0. MIOpen has activations in `forward_training`, not by a plan; oneDNN has none.
+        z : bool, TensorDescriptor or array, optional
+            What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
 
         Returns
         -------
         ForwardTrainingPlan
+            Its calls take `z` if planned, and `reserve` where `Plan.reserve_size` is not 0: device memory, aligned to
+            64 bytes, that they write and that the calls of `plan_backward` are given unchanged.
 
         Raises
         ------
         ArgumentError, UnsupportedError, VendorError
             As in `forward_training`; UnsupportedError where the algorithm named cannot do it, with the reason.
+
+        Notes
+        -----
+        Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
+        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
         """
         return _plan_forward_training(
-            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved
+            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved, activation, z
         )
 
     def plan_forward_inference(
-        self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5
+        self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
+        activation=Activation.NONE, z=None,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
+
+        cuDNN fuses RELU and a residual into its pointwise graph: packed channels-last float32, float16 and bfloat16
+        with any number of channels, alpha 1 and beta 0. A NaN stays one.
 
         Returns
         -------
         ForwardInferencePlan
+            Its calls take `z` if planned.
         """
-        return _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon)
+        return _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, activation, z)
 
     def plan_backward(
         self,
@@ -1641,30 +1722,42 @@ cdef class Handle:
         beta_param=0.0,
         epsilon=1e-5,
         saved=True,
+        activation=Activation.NONE,
+        z=None,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
+
+        With an activation, dy is the gradient at its output. `z` says that forward added a residual, and what its
+        gradient dz looks like: ``dz = dy where y > 0, else 0``, of which dx, dscale and dbias are made.
 
         Returns
         -------
         BackwardPlan
+            With an activation its calls take `y`, forward's result and like x, and `bias`; with z also `dz`, which is
+            written, and `reserve` as forward left it where `Plan.reserve_size` is not 0.
+
+        Notes
+        -----
+        Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
         """
         return _plan_backward(
-            self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved
+            self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
+            activation, z,
         )
 
-    cdef tuple _workspace(self, object workspace, list kept):
+    cdef tuple _workspace(self, object workspace, list kept, str name="workspace"):
         """(address, bytes) of the workspace argument; `kept` holds its memory until the call has returned."""
         if workspace is None:
             return 0, 0
         if isinstance(workspace, tuple) and len(workspace) == 2:
-            return _workspace_pair(workspace[0], workspace[1])
-        memory = _arrays.as_memory(workspace, "workspace")
+            return _workspace_pair(workspace[0], workspace[1], name)
+        memory = _arrays.as_memory(workspace, name)
         device_type = memory.device_type
         if not memory.writable:
-            raise errors.ArgumentError("workspace", "read-only memory", "writable memory")
+            raise errors.ArgumentError(name, "read-only memory", "writable memory")
         if device_type not in _REACHABLE[self.table.device_type]:
             raise errors.ArgumentError(
-                "workspace",
+                name,
                 f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
                 f"{_DEVICE_NAMES[self.table.device_type]} memory",
             )
@@ -1726,12 +1819,19 @@ cdef object _stream(object stream):
     return _arguments.optional_pointer(stream, "stream")
 
 
-cdef tuple _workspace_pair(object address, object size):
-    a = _arguments.optional_pointer(address, "workspace")
-    n = _arguments.byte_count(size, "workspace_size")
+cdef tuple _workspace_pair(object address, object size, str name="workspace"):
+    a = _arguments.optional_pointer(address, name)
+    n = _arguments.byte_count(size, f"{name}_size")
     if a == 0 and n != 0:
-        raise errors.ArgumentError("workspace", address, f"a non-NULL address for workspace_size {n}")
+        raise errors.ArgumentError(name, address, f"a non-NULL address for {name}_size {n}")
     return a, n
+
+
+cdef object _unsupported(Handle handle, str function, str text):
+    return errors.UnsupportedError(
+        backend=handle.backend, function=function, status=PBN_E_UNSUPPORTED, status_name="PBN_E_UNSUPPORTED", text=text,
+        library=handle.library.path, version=handle.library.version,
+    )
 
 
 cdef Handle _handle(object value):
@@ -1749,6 +1849,8 @@ cdef tuple _shown(const pbn_call *call):
     _show(lines, "y", call.y_desc)
     _show(lines, "dy", call.dy_desc)
     _show(lines, "dx", call.dx_desc)
+    _show(lines, "z", call.z_desc)
+    _show(lines, "dz", call.dz_desc)
     _show(lines, "param", call.param_desc)
     if call.param_desc != NULL:
         lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
@@ -1783,8 +1885,8 @@ cdef object _region(str name, uintptr_t address, TensorDescriptor t):
     return _arguments.Region(name, address, t.dims, tuple([s * size for s in t.strides]), size)
 
 
-cdef object _memory_region(tuple workspace):
-    return _arguments.Region("workspace", workspace[0], (workspace[1],), (1,), 1)
+cdef object _memory_region(tuple workspace, str name="workspace"):
+    return _arguments.Region(name, workspace[0], (workspace[1],), (1,), 1)
 
 
 cdef int _run(Handle handle, pbn_call *call, str name) except -1:
@@ -2354,7 +2456,7 @@ def algorithms(backend):
 
 
 cdef enum:
-    _SPANS = 10  # the most tensors of a call, and its workspace
+    _SPANS = 13  # the most tensors of a call, its workspace and its reserve
 
 
 # DLPack 1.3's exchange of tensors in C: what a framework's array type has as ``__dlpack_c_exchange_api__``, a capsule
@@ -2428,14 +2530,16 @@ cdef class Plan:
         Why it was chosen.
     workspace_size : int
         Bytes that each call needs, aligned to 64; on the CPU the handle lends its own.
+    reserve_size : int
+        Bytes, aligned to 64, that forward training's call writes and its backward's reads; 0 without a fused residual.
     """
 
     cdef pbn_plan *plan
     cdef const pbn_backend *table
     cdef pbn_call call
     cdef Handle handle  # None in the handle's own cache, while it does not run
-    cdef TensorDescriptor xd, yd, dxd, pd
-    cdef size_t data_span, other_span, out_span, param_span
+    cdef TensorDescriptor xd, yd, dxd, pd, zd  # yd: in backward dy's; zd: z's or dz's, None without
+    cdef size_t data_span, other_span, out_span, param_span, residual_span
     cdef uintptr_t starts[_SPANS]
     cdef uintptr_t ends[_SPANS]
     cdef bint writes[_SPANS]
@@ -2447,6 +2551,7 @@ cdef class Plan:
     cdef readonly str algorithm
     cdef readonly str reason
     cdef readonly size_t workspace_size
+    cdef readonly size_t reserve_size
 
     def __cinit__(self):
         self.plan = NULL
@@ -2478,11 +2583,17 @@ cdef class Plan:
         self.data_span = _span_bytes(self.xd)
         self.other_span = _span_bytes(self.yd)
         self.out_span = _span_bytes(self.dxd) if self.dxd is not None else 0
+        self.residual_span = _span_bytes(self.zd) if self.zd is not None else 0
         self.param_span = _span_bytes(self.pd)
         self.data_element, self.param_element = self.xd.dtype.itemsize, self.pd.dtype.itemsize
         if table.plan_create == NULL:
             if ":" in algorithm:
                 raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
+            if self.call.activation != PBN_ACTIVATION_NONE:
+                raise _unsupported(
+                    self.handle, self.name,
+                    "no plan of this backend has an activation; its calls have one where Capability.ACTIVATION is set",
+                )
             status = table.workspace_size(self.handle.handle, &self.call, &self.workspace_size)
             if status != 0:
                 raise _error(table, status, self.name, _shown(&self.call))
@@ -2494,12 +2605,23 @@ cdef class Plan:
                 status = table.plan_create(self.handle.handle, &self.call, chosen, &self.plan)
             if status != 0:
                 raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={algorithm}"))
-            table.plan_info(self.plan, &self.workspace_size, &chosen, &why)
+            table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
         # Of the pointers only their presence and alignment counted.
-        self.call.x = self.call.dy = NULL
-        self.call.y = self.call.dx = NULL
+        self.call.x = self.call.dy = self.call.z = NULL
+        self.call.y = self.call.dx = self.call.dz = NULL
         return 0
+
+    cdef uintptr_t _fuse(self, object activation, object z) except? 0:
+        """Sets the activation and what is added before it; the address of a residual that is an array, else 0."""
+        found = _arguments.plan_activation(activation)
+        self.call.activation = found
+        if z is None or z is False:
+            return 0
+        zd, address = _planned(self.handle, None if z is True else z, "z", self.xd)
+        _arguments.residual(found, zd, self.xd)
+        self.zd = zd
+        return address
 
     cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
         cdef uintptr_t address
@@ -2593,8 +2715,14 @@ cdef class Plan:
         if call.operation == PBN_OP_BACKWARD:
             outputs.append(_region("dx", <uintptr_t>call.dx, self.dxd))
             inputs.append(_region("dy", <uintptr_t>call.dy, self.yd))
+            if call.y != NULL:
+                inputs.append(_region("y", <uintptr_t>call.y, self.xd))
+            if call.dz != NULL:
+                outputs.append(_region("dz", <uintptr_t>call.dz, self.zd))
         else:
             outputs.append(_region("y", <uintptr_t>call.y, self.yd))
+            if call.z != NULL:
+                inputs.append(_region("z", <uintptr_t>call.z, self.zd))
         written = call.operation == PBN_OP_FORWARD_TRAINING
         for name, address, output in (
             ("scale", <uintptr_t>call.scale, False),
@@ -2610,23 +2738,39 @@ cdef class Plan:
                 (outputs if output else inputs).append(_region(name, address, self.pd))
         if call.workspace_size:
             outputs.append(_memory_region((<uintptr_t>call.workspace, call.workspace_size)))
+        if call.reserve_size:
+            outputs.append(_memory_region((<uintptr_t>call.reserve, call.reserve_size), "reserve"))
         _arguments.disjoint(outputs, inputs)
         return 0
 
-    cdef int _go(self, object workspace, list kept) except -1:
+    cdef int _space(self, object given, str name, list kept, void **address, size_t *size) except -1:
+        """Address and bytes of a workspace or reserve."""
+        if given is None:
+            address[0], size[0] = NULL, 0
+        elif type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
+            address[0] = <void *>_plan_address((<tuple>given)[0], name)
+            size[0] = _arguments.byte_count((<tuple>given)[1], name)
+        else:
+            start, count = self.handle._workspace(given, kept, name)
+            address[0], size[0] = <void *><uintptr_t>start, count
+        return 0
+
+    cdef int _go(self, object workspace, object reserve, list kept) except -1:
         cdef Handle handle = self.handle
         cdef const pbn_backend *table = handle.table
         cdef pbn_handle *c_handle = handle.handle
         cdef int status
         handle._check()
-        if workspace is None:
-            self.call.workspace, self.call.workspace_size = NULL, 0
-        elif type(workspace) is tuple and len(<tuple>workspace) == 2 and type((<tuple>workspace)[0]) is int:
-            self.call.workspace = <void *>_plan_address((<tuple>workspace)[0], "workspace")
-            self.call.workspace_size = _arguments.byte_count((<tuple>workspace)[1], "workspace")
-        else:
-            address, size = handle._workspace(workspace, kept)
-            self.call.workspace, self.call.workspace_size = <void *><uintptr_t>address, size
+        self._space(workspace, "workspace", kept, &self.call.workspace, &self.call.workspace_size)
+        self._space(reserve, "reserve", kept, &self.call.reserve, &self.call.reserve_size)
+        if self.call.reserve_size < self.reserve_size or <uintptr_t>self.call.reserve % _WORKSPACE_ALIGNMENT:
+            raise errors.WorkspaceError(
+                "reserve",
+                f"{self.call.reserve_size} bytes at {<uintptr_t>self.call.reserve:#x}",
+                f"at least {self.reserve_size} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
+            )
+        if self.call.reserve_size:
+            self._mark(<uintptr_t>self.call.reserve, self.call.reserve_size, True, 1)
         if self.call.workspace_size < self.workspace_size or <uintptr_t>self.call.workspace % _WORKSPACE_ALIGNMENT:
             if self.plan != NULL:
                 raise errors.WorkspaceError(
@@ -2655,6 +2799,15 @@ cdef class Plan:
                 "both, as planned" if planned else f"none: the plan was made with {what}=False",
             )
         return 0
+
+    cdef bint _given(self, object value, str name, bint planned) except -1:
+        """What an activation or a residual adds to a call must be there exactly where it was planned."""
+        if (value is not None) != planned:
+            what = "z" if name in ("z", "dz") else "an activation"
+            raise errors.ArgumentError(
+                name, value, f"what was planned, with {what}" if planned else f"None: the plan was made without {what}"
+            )
+        return planned
 
 
 cdef tuple _key(object buffer):
@@ -2703,7 +2856,7 @@ cdef tuple _planned(Handle handle, object tensor, str name, TensorDescriptor lik
 
 cdef object _plan_forward_training(
     Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
-    object factor, object running, object saved,
+    object factor, object running, object saved, object activation, object z,
 ):
     cdef ForwardTrainingPlan plan = ForwardTrainingPlan.__new__(ForwardTrainingPlan)
     cdef char here
@@ -2721,6 +2874,9 @@ cdef object _plan_forward_training(
         plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.factor, plan.call.epsilon = values
         plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
         plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
+        plan.call.z = <void *>plan._fuse(activation, z)
+        if plan.zd is not None:
+            plan.call.z_desc = &plan.zd.tensor
         if plan.running:
             plan.call.running_mean = plan.call.running_variance = &here
         if plan.saved:
@@ -2730,7 +2886,8 @@ cdef object _plan_forward_training(
 
 
 cdef object _plan_forward_inference(
-    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon
+    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
+    object activation, object z,
 ):
     cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
     with handle.lock:
@@ -2746,13 +2903,16 @@ cdef object _plan_forward_inference(
         plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.epsilon = values
         plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
         plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
+        plan.call.z = <void *>plan._fuse(activation, z)
+        if plan.zd is not None:
+            plan.call.z_desc = &plan.zd.tensor
         plan._make(algorithm)
     return plan
 
 
 cdef object _plan_backward(
     Handle handle, object x, object dy, object dx, object mode, object algorithm, object alpha_data, object beta_data,
-    object alpha_param, object beta_param, object epsilon, object saved,
+    object alpha_param, object beta_param, object epsilon, object saved, object activation, object z,
 ):
     cdef BackwardPlan plan = BackwardPlan.__new__(BackwardPlan)
     cdef char here
@@ -2776,6 +2936,12 @@ cdef object _plan_backward(
         plan.call.param_desc = &plan.pd.tensor
         plan.call.x, plan.call.dy = <void *><uintptr_t>x_address, <void *><uintptr_t>dy_address
         plan.call.dx = <void *><uintptr_t>dx_address
+        plan.call.dz = <void *>plan._fuse(activation, z)
+        if plan.zd is not None:
+            plan.call.dz_desc = &plan.zd.tensor
+        plan.activated = plan.call.activation != PBN_ACTIVATION_NONE
+        if plan.activated:
+            plan.call.y_desc = &plan.xd.tensor
         if plan.saved:
             plan.call.saved_mean = plan.call.saved_inv_variance = &here
         plan._make(algorithm)
@@ -2790,9 +2956,11 @@ cdef class ForwardTrainingPlan(Plan):
 
     def __call__(
         self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
-        workspace=None,
+        workspace=None, z=None, reserve=None,
     ):
-        """Run it: addresses, or arrays as planned; the statistics exactly where they were planned.
+        """Run it: addresses, or arrays as planned; the statistics and z exactly where they were planned.
+
+        `reserve` is written, for the backward of this call: an array or (address, bytes), as `workspace` is.
 
         Raises
         ------
@@ -2823,14 +2991,17 @@ cdef class ForwardTrainingPlan(Plan):
                 )
                 self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True, self.param_element)
                 self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True, self.param_element)
-            self._go(workspace, kept)
+            if self._given(z, "z", self.zd is not None):
+                self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
+                self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
+            self._go(workspace, reserve, kept)
 
 
 cdef class ForwardInferencePlan(Plan):
     """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
 
-    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None):
-        """Run it: addresses, or arrays as planned.
+    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, z=None):
+        """Run it: addresses, or arrays as planned; z exactly where it was planned.
 
         Raises
         ------
@@ -2851,18 +3022,26 @@ cdef class ForwardInferencePlan(Plan):
             self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
             self._mark(<uintptr_t>self.call.running_mean, self.param_span, False, self.param_element)
             self._mark(<uintptr_t>self.call.running_variance, self.param_span, False, self.param_element)
-            self._go(workspace, kept)
+            if self._given(z, "z", self.zd is not None):
+                self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
+                self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
+            self._go(workspace, None, kept)
 
 
 cdef class BackwardPlan(Plan):
     """A backward call made ready; see `Plan` and `Handle.backward`."""
 
     cdef bint saved
+    cdef bint activated
 
     def __call__(
-        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None
+        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, y=None,
+        bias=None, dz=None, reserve=None,
     ):
         """Run it: addresses, or arrays as planned; the saved statistics exactly where they were planned.
+
+        With an activation also y, the forward's result, and the bias; with z also dz, written, and where the plan's
+        `reserve_size` is not 0 the reserve that forward wrote: an array or (address, bytes), as `workspace` is.
 
         Raises
         ------
@@ -2891,4 +3070,13 @@ cdef class BackwardPlan(Plan):
                 )
                 self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
                 self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
-            self._go(workspace, kept)
+            if self._given(y, "y", self.activated):
+                self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
+                self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)
+            if self._given(bias, "bias", self.activated):
+                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+            if self._given(dz, "dz", self.zd is not None):
+                self.call.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
+                self._mark(<uintptr_t>self.call.dz, self.residual_span, True, self.data_element)
+            self._go(workspace, reserve, kept)

@@ -84,10 +84,14 @@ cdef extern from "pybnorm/shim.h" nogil:
         const pbn_tensor *dy_desc
         const pbn_tensor *dx_desc
         const pbn_tensor *param_desc
+        const pbn_tensor *z_desc
+        const pbn_tensor *dz_desc
         const void *x
         const void *dy
+        const void *z
         void *y
         void *dx
+        void *dz
         const void *scale
         const void *bias
         void *running_mean
@@ -98,6 +102,8 @@ cdef extern from "pybnorm/shim.h" nogil:
         void *dbias
         void *workspace
         size_t workspace_size
+        void *reserve
+        size_t reserve_size
 
     struct pbn_plan:
         pass
@@ -116,6 +122,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         const char *(*status_name)(int status) noexcept nogil
         int (*status_class)(int status) noexcept nogil
         void (*last_error)(int status, char *text, size_t size) noexcept nogil
+        int (*context_lost)(int status, char *text, size_t size) noexcept nogil
         int (*current_device)(int *ordinal) noexcept nogil
         int (*handle_create)(pbn_handle **handle) noexcept nogil
         int (*handle_borrow)(void *vendor, pbn_handle **handle) noexcept nogil
@@ -150,10 +157,11 @@ cdef extern from "pybnorm/shim.h" nogil:
             pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan
         ) noexcept nogil
         void (*plan_info)(
-            const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why
+            const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm, const char **why
         ) noexcept nogil
         int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) noexcept nogil
         void (*plan_destroy)(pbn_plan *plan) noexcept nogil
+        int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
 
 cdef extern from *:

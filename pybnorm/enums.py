@@ -92,7 +92,7 @@ class Capability(enum.IntFlag):
     BLEND_ROUNDS = 32
     """A blended result (beta other than 0) is rounded to x's type more than once."""
     ACTIVATION = 64
-    """The loaded library computes it with a fused activation, and right."""
+    """The loaded library's call computes it with a fused activation, and right; plans have their own (cuDNN)."""
 
 
 class StatusClass(enum.IntEnum):

@@ -16,6 +16,7 @@ __all__ = [
     "BackendError",
     "BadParameterError",
     "ClosedError",
+    "ContextLostError",
     "ExecutionError",
     "InternalError",
     "LibraryError",
@@ -232,7 +233,16 @@ class NotInitializedError(VendorError):
 
 
 class ExecutionError(VendorError):
-    """The call failed while running; a lost device context is reported this way too."""
+    """The call failed while running."""
+
+
+class ContextLostError(ExecutionError):
+    """The device's context is lost: no call will succeed on it any more in this process.
+
+    A kernel, not necessarily of this call or of this library, accessed memory that is not there or failed in another
+    way that the driver does not recover from. Handles, plans and descriptors can still be closed; work on the device
+    needs a new process. The text names the driver's error.
+    """
 
 
 class VersionMismatchError(VendorError):

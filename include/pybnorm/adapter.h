@@ -29,6 +29,11 @@ static inline void pbn_copy_text(char *text, size_t size, const char *source) {
         snprintf(text, size, "%s", source != NULL ? source : "");
 }
 
+/* A backend without such a path must refuse the call: dropping z would give a wrong y. */
+static inline int pbn_has_residual(const pbn_call *call) {
+    return call->z_desc != NULL || call->z != NULL || call->dz_desc != NULL || call->dz != NULL;
+}
+
 static inline int64_t pbn_numel(int rank, const int64_t *dims) {
     int64_t n = rank > 0 ? 1 : 0;
     for (int i = 0; i < rank; i++)

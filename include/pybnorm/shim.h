@@ -78,6 +78,13 @@ typedef enum pbn_capability {
     PBN_CAP_ACTIVATION = 64    /* the loaded library computes it with a fused activation, and right */
 } pbn_capability;
 
+/* When an error that kernels record on the device is read. */
+typedef enum pbn_query {
+    PBN_QUERY_RAW = 0,         /* now, whether or not the kernels have run */
+    PBN_QUERY_NONBLOCKING = 1, /* now, if the handle's stream has nothing left to do */
+    PBN_QUERY_BLOCKING = 2     /* after all work of the handle's stream */
+} pbn_query;
+
 typedef enum pbn_error {
     PBN_OK = 0,
     PBN_E_UNSUPPORTED = -1, /* the vendor has no right path for this; last_error says why */
@@ -136,6 +143,12 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * again from x, the statistics, scale and bias, so that bias is required then, and only then. A call whose backend
  * lacks PBN_CAP_ACTIVATION is refused.
  *
+ * By a plan, where the backend's plan_create takes it, the activation may follow a sum: y = act(bn(x) + z), z like x.
+ * z_desc says so in the forward calls, dz_desc in backward, which then writes dz = dy where the activation lets it
+ * pass, else 0. Backward of a plan with an activation reads y, the forward's result, as well. `reserve` is device
+ * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
+ * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
+ *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
 typedef struct pbn_call {
@@ -148,14 +161,17 @@ typedef struct pbn_call {
     int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
     double activation_low, activation_high;  /* read where the activation has them */
     const pbn_tensor *x_desc, *y_desc, *dy_desc, *dx_desc, *param_desc;
-    const void *x, *dy;
-    void *y, *dx;
+    const pbn_tensor *z_desc, *dz_desc;
+    const void *x, *dy, *z;
+    void *y, *dx, *dz; /* y: read only in backward */
     const void *scale, *bias;
     void *running_mean, *running_variance; /* inference reads them only */
     void *saved_mean, *saved_inv_variance; /* 1/sqrt(biased variance + epsilon); backward reads them only */
     void *dscale, *dbias;
     void *workspace;
     size_t workspace_size;
+    void *reserve;
+    size_t reserve_size;
 } pbn_call;
 
 /* A call made ready: descriptors, scalars, algorithm and workspace are fixed, only pointers change. Each backend's
@@ -183,6 +199,10 @@ typedef struct pbn_backend {
     /* Text about the last non-zero status on this thread: the vendor's (status > 0) or the
      * adapter's reason (status < 0). Always terminates `text`; empty when there is none. */
     void (*last_error)(int status, char *text, size_t size);
+
+    /* 1, and why in `text`, where the failure `status` comes of a device context that is lost, so that nothing more can
+     * run on it in this process; else 0. Asks the driver: only after a failure. NULL where that cannot be known. */
+    int (*context_lost)(int status, char *text, size_t size);
 
     int (*current_device)(int *ordinal); /* -1 where it cannot be known */
 
@@ -221,13 +241,18 @@ typedef struct pbn_backend {
      * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated.
      * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
-     * plan_info: bytes of workspace; what "auto" chose and why, in storage of the plan.
+     * plan_info: bytes of workspace and of reserve; what "auto" chose and why, in storage of the plan.
      * plan_run: `call` as at creation, with pointers and workspace. */
     const char *const *algorithms;
     int (*plan_create)(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan);
-    void (*plan_info)(const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why);
+    void (*plan_info)(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm,
+                      const char **why);
     int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
     void (*plan_destroy)(pbn_plan *plan);
+
+    /* The status that kernels of earlier calls recorded on the device, which the vendor then clears; `query` is a
+     * pbn_query. NULL where kernels record none. */
+    int (*runtime_error)(pbn_handle *handle, int query, int *recorded);
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
     int (*has_symbol)(const char *name);

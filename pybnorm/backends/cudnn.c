@@ -22,6 +22,11 @@
     C(CUDNN_PROPAGATE_NAN, 1)                  \
     C(CUDNN_STATUS_SUCCESS, 0)                 \
     C(CUDNN_BATCHNORM_OPS_BN, 0)               \
+    C(CUDNN_BATCHNORM_OPS_BN_ACTIVATION, 1)    \
+    C(CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION, 2) \
+    C(CUDNN_ERRQUERY_RAWCODE, 0)               \
+    C(CUDNN_ERRQUERY_NONBLOCKING, 1)           \
+    C(CUDNN_ERRQUERY_BLOCKING, 2)              \
     C(CUDNN_TYPE_HANDLE, 0)                    \
     C(CUDNN_TYPE_DATA_TYPE, 1)                 \
     C(CUDNN_TYPE_BOOLEAN, 2)                   \
@@ -98,6 +103,9 @@
     C(CUDNN_POINTWISE_SUB, 9)                             \
     C(CUDNN_POINTWISE_RSQRT, 17)                          \
     C(CUDNN_POINTWISE_IDENTITY, 21)                       \
+    C(CUDNN_POINTWISE_RELU_FWD, 100)                      \
+    C(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, 2)            \
+    C(CUDNN_TYPE_NAN_PROPOGATION, 10)                     \
     C(CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 18)             \
     C(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, 21)             \
     C(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, 22)   \
@@ -146,9 +154,24 @@
     C(CUDNN_STATUS_RUNTIME_FP_OVERFLOW, 13)         \
     C(CUDNN_STATUS_VERSION_MISMATCH, 14)
 
+/* The driver's results after which, as cuda.h says of them, all further work of the process fails in the same way. */
+#define PBN_CUDA_LOST(C)                     \
+    C(CUDA_ERROR_ECC_UNCORRECTABLE, 214)     \
+    C(CUDA_ERROR_NVLINK_UNCORRECTABLE, 220)  \
+    C(CUDA_ERROR_ILLEGAL_ADDRESS, 700)       \
+    C(CUDA_ERROR_LAUNCH_TIMEOUT, 702)        \
+    C(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)  \
+    C(CUDA_ERROR_ASSERT, 710)                \
+    C(CUDA_ERROR_HARDWARE_STACK_ERROR, 714)  \
+    C(CUDA_ERROR_ILLEGAL_INSTRUCTION, 715)   \
+    C(CUDA_ERROR_MISALIGNED_ADDRESS, 716)    \
+    C(CUDA_ERROR_INVALID_ADDRESS_SPACE, 717) \
+    C(CUDA_ERROR_INVALID_PC, 718)            \
+    C(CUDA_ERROR_LAUNCH_FAILED, 719)
+
 #define PBN_CONSTANT(name, value) PBN_##name = value,
 #define PBN_CONSTANT8(name, value) PBN_V8_##name = value,
-enum { PBN_CUDNN_CONSTANTS(PBN_CONSTANT) PBN_CUDNN9_STATUSES(PBN_CONSTANT) };
+enum { PBN_CUDNN_CONSTANTS(PBN_CONSTANT) PBN_CUDNN9_STATUSES(PBN_CONSTANT) PBN_CUDA_LOST(PBN_CONSTANT) };
 enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
 #undef PBN_CONSTANT
 #undef PBN_CONSTANT8
@@ -213,6 +236,9 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *param_desc, const void *scale, const void *bias, void *dscale, void *dbias,                \
               double epsilon, const void *saved_mean, const void *saved_inv_variance, void *activation,              \
               void *workspace, size_t workspace_size, void *reserve, size_t reserve_size))                           \
+    OPTIONAL(int, cudnnGetBatchNormalizationTrainingExReserveSpaceSize,                                              \
+             (void *handle, int mode, int ops, const void *activation, const void *x_desc, size_t *bytes))           \
+    OPTIONAL(int, cudnnQueryRuntimeError, (void *handle, int *recorded, int mode, void *tag))                        \
     OPTIONAL(int, cudnnBackendCreateDescriptor, (int type, void **desc))                                             \
     OPTIONAL(int, cudnnBackendDestroyDescriptor, (void *desc))                                                       \
     OPTIONAL(int, cudnnBackendSetAttribute,                                                                          \
@@ -232,8 +258,12 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,              \
               const void *dx_desc, void *dx))
 
-/* From the driver, libcuda.so.1: the context that is current on the calling thread. */
-#define PBN_CUDA_DRIVER_SYMBOLS(X) X(int, cuCtxGetDevice, (int *device))
+/* From the driver, libcuda.so.1: of the context that is current on the calling thread. */
+#define PBN_CUDA_DRIVER_SYMBOLS(X)                               \
+    X(int, cuCtxGetDevice, (int *device))                        \
+    X(int, cuMemGetInfo_v2, (size_t *unused, size_t *total))     \
+    X(int, cuStreamQuery, (void *stream))                        \
+    X(int, cuGetErrorName, (int error, const char **name))
 
 #define PBN_PROTOTYPE(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
 PBN_CUDNN_SYMBOLS(PBN_PROTOTYPE, PBN_PROTOTYPE)
@@ -495,6 +525,63 @@ static void cudnn_last_error(int status, char *text, size_t size) {
 
 /* ---- device, handle, stream --------------------------------------------------------------------- */
 
+/* A function of the driver, if that is in the process: cuDNN, or whoever has a context, has loaded it. */
+static void *driver_symbol(const char *name) {
+    pbn_library driver;
+    return pbn_dl_open(&driver, "libcuda.so.1", 1) == PBN_OK ? pbn_dl_symbol(driver.handle, name) : NULL;
+}
+
+static int is_lost(int result) {
+#define PBN_LOST(name, value) || result == PBN_##name
+    return 0 PBN_CUDA_LOST(PBN_LOST);
+#undef PBN_LOST
+}
+
+/* A kernel that fails for good takes its context with it; cuDNN then answers every call with EXECUTION_FAILED or
+ * INTERNAL_ERROR, and its text does not say which error that was. These driver calls neither wait nor launch anything;
+ * the second asks the thread's own default stream, which does not touch a capture of another one. */
+static int cudnn_context_lost(int status, char *text, size_t size) {
+    void *const per_thread_stream = (void *)(uintptr_t)2; /* CU_STREAM_PER_THREAD */
+    pbn_cuMemGetInfo_v2_fn memory_info;
+    pbn_cuStreamQuery_fn query;
+    pbn_cuGetErrorName_fn error_name;
+    const char *name = NULL;
+    void *symbols[3];
+    size_t unused, total;
+    int result = 0;
+    if (text == NULL || size == 0 || status <= 0)
+        return 0;
+    text[0] = '\0';
+    switch (cudnn_status_class(status)) {
+    case PBN_CLASS_EXECUTION:
+    case PBN_CLASS_INTERNAL:
+    case PBN_CLASS_ALLOCATION:
+    case PBN_CLASS_NOT_INITIALIZED:
+        break;
+    default:
+        return 0;
+    }
+    symbols[0] = driver_symbol("cuMemGetInfo_v2");
+    symbols[1] = driver_symbol("cuStreamQuery");
+    symbols[2] = driver_symbol("cuGetErrorName");
+    memcpy(&memory_info, &symbols[0], sizeof memory_info);
+    memcpy(&query, &symbols[1], sizeof query);
+    memcpy(&error_name, &symbols[2], sizeof error_name);
+    if (memory_info != NULL)
+        result = memory_info(&unused, &total);
+    if (!is_lost(result) && query != NULL)
+        result = query(per_thread_stream);
+    if (!is_lost(result))
+        return 0;
+    if (error_name == NULL || error_name(result, &name) != 0 || name == NULL)
+        name = "an error of the driver";
+    snprintf(text, size,
+             "the CUDA context is lost (%s, %d): a kernel of this call or of an earlier one, of whatever library, "
+             "failed for good, and nothing more can run on this device in this process",
+             name, result);
+    return 1;
+}
+
 static int cudnn_current_device(int *ordinal) {
     static _Atomic(pbn_cuCtxGetDevice_fn) found;
     if (ordinal == NULL)
@@ -502,11 +589,7 @@ static int cudnn_current_device(int *ordinal) {
     *ordinal = -1;
     pbn_cuCtxGetDevice_fn get_device = atomic_load(&found);
     if (get_device == NULL) { /* asked anew each time: the driver may come later, with the first handle */
-        pbn_library driver;
-        void *symbol;
-        if (pbn_dl_open(&driver, "libcuda.so.1", 1) != PBN_OK)
-            return PBN_OK;
-        symbol = pbn_dl_symbol(driver.handle, "cuCtxGetDevice");
+        void *symbol = driver_symbol("cuCtxGetDevice");
         if (symbol == NULL)
             return PBN_OK;
         memcpy(&get_device, &symbol, sizeof get_device);
@@ -583,6 +666,32 @@ static int cudnn_stream_get(pbn_handle *handle, void **stream) {
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     forget_vendor_text();
     return api.cudnnGetStream(handle->vendor, stream);
+}
+
+/* What kernels of the handle's calls have recorded on the device: of batch norm those of the persistent mode record an
+ * overflow of their fixed-point sums. cuDNN holds one such record per handle and clears it with the query. */
+static int cudnn_runtime_error(pbn_handle *handle, int query, int *recorded) {
+    int mode;
+    if (handle == NULL || recorded == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
+    *recorded = PBN_CUDNN_STATUS_SUCCESS;
+    switch (query) {
+    case PBN_QUERY_RAW:
+        mode = PBN_CUDNN_ERRQUERY_RAWCODE;
+        break;
+    case PBN_QUERY_NONBLOCKING:
+        mode = PBN_CUDNN_ERRQUERY_NONBLOCKING;
+        break;
+    case PBN_QUERY_BLOCKING:
+        mode = PBN_CUDNN_ERRQUERY_BLOCKING;
+        break;
+    default:
+        return pbn_refuse(PBN_E_ARGUMENT, "the query is none of raw, nonblocking, blocking");
+    }
+    if (api.cudnnQueryRuntimeError == NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "this cuDNN library lacks the symbol cudnnQueryRuntimeError");
+    forget_vendor_text();
+    return api.cudnnQueryRuntimeError(handle->vendor, recorded, mode, NULL);
 }
 
 /* ---- tensors ------------------------------------------------------------------------------------ */
@@ -932,7 +1041,7 @@ static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
 
 static const char no_relu[] = "this cuDNN library lacks the symbols of cudnnActivationForward and -Backward";
 static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
-static const char no_fused[] = "cuDNN's plain batch-norm calls, which this backend uses, have no fused activation";
+static const char no_fused[] = "cuDNN's plain batch-norm calls have no fused activation and no residual; its plans have";
 static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
 
 static int has_activation(void) {
@@ -994,10 +1103,14 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
     return 0;
 }
 
+static int fuses(const pbn_call *call) {
+    return call->activation != PBN_ACTIVATION_NONE || pbn_has_residual(call);
+}
+
 static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
     if (handle == NULL || call == NULL || bytes == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
-    if (call->activation != PBN_ACTIVATION_NONE)
+    if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     *bytes = 0; /* cuDNN blends by itself, and the plain entry points take no workspace */
     return PBN_OK;
@@ -1069,7 +1182,7 @@ static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (call->activation != PBN_ACTIVATION_NONE)
+    if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
@@ -1101,7 +1214,7 @@ static int cudnn_forward_inference(pbn_handle *handle, const pbn_call *call) {
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
         call->running_mean == NULL || call->running_variance == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (call->activation != PBN_ACTIVATION_NONE)
+    if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
@@ -1129,7 +1242,7 @@ static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
     if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
         call->dbias == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (call->activation != PBN_ACTIVATION_NONE)
+    if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
     if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
@@ -1293,6 +1406,7 @@ enum slot {
     SLOT_Y,
     SLOT_DY,
     SLOT_DX,
+    SLOT_Z,
     SLOT_SCALE,
     SLOT_BIAS,
     SLOT_RUNNING_MEAN,
@@ -1406,6 +1520,9 @@ static void graph_pointwise(graph *g, int mode, void *a, void *b, void *out) {
     void *how = graph_create(g, PBN_CUDNN_BACKEND_POINTWISE_DESCRIPTOR), *op;
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MODE, PBN_CUDNN_TYPE_POINTWISE_MODE, mode);
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MATH_PREC, PBN_CUDNN_TYPE_DATA_TYPE, PBN_CUDNN_DATA_FLOAT);
+    if (mode == PBN_CUDNN_POINTWISE_RELU_FWD)
+        graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, PBN_CUDNN_TYPE_NAN_PROPOGATION,
+                      PBN_CUDNN_PROPAGATE_NAN);
     graph_finish(g, how);
     op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
@@ -1548,6 +1665,9 @@ struct pbn_plan {
     const char *why;
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
+    size_t reserve;                 /* ex with an activation: bytes that backward is given as forward left them */
+    void *activation;               /* and the vendor's descriptor of it */
+    int fused;                      /* made for calls with an activation */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t scratch_offsets[13];
     float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
@@ -1556,12 +1676,12 @@ struct pbn_plan {
     pbn_tensor part, rest;          /* split: a piece of x, and the last, smaller one */
     pbn_tensor y_part, y_rest;
     int64_t size, columns;          /* columns: S, positions of a channel in one image, and C * S */
-    pbn_tensor one, map;            /* (1, C, 1, 1) and (1, C, S, 1) in float32 */
+    pbn_tensor one, map;            /* (1, C, 1, 1), also of ex with an activation, and (1, C, S, 1); in float32 */
     pbn_tensor two, maps;           /* the same with 2 C */
     pbn_tensor three, spread;       /* the same with 3 C */
     pbn_tensor zeros;               /* (1, 8 C, 1, 1) */
     pbn_plan *inner;                /* dense: the plan for packed copies, which lie in the workspace */
-    pbn_tensor packed;
+    pbn_tensor packed;              /* also of ex with an activation: every data tensor */
     pbn_call inner_call;
     size_t copy;                    /* bytes from one copy to the next */
 };
@@ -1584,8 +1704,15 @@ static int is_channels_last_memory(const pbn_tensor *t) {
     return pbn_is_packed(t->rank, t->dims, t->strides, order);
 }
 
+/* What is added before the activation, or in backward its gradient; NULL without. */
+static const pbn_tensor *residual(const pbn_call *call) {
+    return call->operation == PBN_OP_BACKWARD ? call->dz_desc : call->z_desc;
+}
+
 static int all_channels_last(const pbn_call *call) {
-    if (!is_channels_last_memory(call->x_desc))
+    const pbn_tensor *also = residual(call);
+    if (!is_channels_last_memory(call->x_desc) || (also != NULL && !is_channels_last_memory(also)) ||
+        (call->y_desc != NULL && !is_channels_last_memory(call->y_desc)))
         return 0;
     if (call->operation == PBN_OP_BACKWARD)
         return is_channels_last_memory(call->dy_desc) && is_channels_last_memory(call->dx_desc);
@@ -1609,7 +1736,9 @@ static const char *operation_tensors_missing(const pbn_call *call) {
     const pbn_tensor *other = call->operation == PBN_OP_BACKWARD ? call->dy_desc : call->y_desc;
     if (call->x_desc == NULL || call->x_desc->rank == 0 || other == NULL || other->rank == 0 ||
         call->param_desc == NULL || call->param_desc->rank == 0 ||
-        (call->operation == PBN_OP_BACKWARD && (call->dx_desc == NULL || call->dx_desc->rank == 0)))
+        (call->operation == PBN_OP_BACKWARD && (call->dx_desc == NULL || call->dx_desc->rank == 0)) ||
+        (residual(call) != NULL && residual(call)->rank == 0) || (call->y_desc != NULL && call->y_desc->rank == 0) ||
+        (call->activation != PBN_ACTIVATION_NONE && call->y_desc == NULL))
         return no_tensor;
     return NULL;
 }
@@ -1718,12 +1847,13 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
 }
 
 /* y = ((x - mean) * rsqrt(variance + epsilon)) * scale + bias in one kernel. x - mean first, where the plain entry
- * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). */
+ * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). In the same kernel,
+ * if asked for, what follows: + z, and relu. */
 static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     graph *g = &p->graphs[0];
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
-    void *x, *shifted, *sum, *root, *normal, *scaled, *y;
+    void *x, *shifted, *sum, *root, *normal, *scaled, *shown, *y;
     if (status != PBN_OK)
         return status;
     x = graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment);
@@ -1739,7 +1869,16 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, x, param_tensor(g, SLOT_RUNNING_MEAN, &v), shifted);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, shifted, root, normal);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_SCALE, &v), scaled);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), y);
+    shown = fuses(call) ? graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16) : y;
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), shown);
+    if (residual(call) != NULL) {
+        void *total = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown,
+                        graph_tensor(g, SLOT_Z, dtype, v.rank, v.dims, v.strides, p->alignment), total);
+        shown = total;
+    }
+    if (fuses(call))
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
     return graph_build(g, vendor_handle, skip);
 }
 
@@ -2031,6 +2170,9 @@ static int build_columns(pbn_plan *p, const pbn_call *call, void *vendor_handle,
 static const char no_blending[] = "the graphs of batch norm do not blend: alpha must be 1 and beta 0";
 static const char no_float64[] = "cuDNN's graph API has no float64 batch norm";
 static const char spatial_only[] = "the algorithm is for the spatial modes";
+static const char who_fuses[] = "of cuDNN's ways only the Ex entry points (algorithm ex) fuse an activation in "
+                                "training, and only the pointwise graph in inference";
+static const char relu_only[] = "cuDNN's plans fuse RELU, with or without a residual, and nothing else";
 static const char no_small_epsilon[] = "the graphs read epsilon as float32, in whose normal range (or 0) this one is not";
 
 static int is_single(double value) {
@@ -2124,9 +2266,35 @@ static int any_slow(const pbn_call *call) {
                                               : is_slow_view(call->y_desc);
 }
 
+/* Why the Ex entry points, which serve `call` without an activation, cannot with its own. What they were seen to do
+ * with other calls: NOT_SUPPORTED for channels-first and float64, whose size queries say 0 (9.19); without saved
+ * statistics they leave their fused kernels. C is documented as a multiple of 4 for the residual. Blending behind an
+ * activation is nowhere documented. */
+static const char *cannot_fuse(const pbn_call *call) {
+    if (call->activation != PBN_ACTIVATION_RELU)
+        return relu_only;
+    if ((call->operation == PBN_OP_BACKWARD ? call->z_desc : call->dz_desc) != NULL)
+        return "z belongs to forward and dz to backward";
+    if (!has_activation() || api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize == NULL)
+        return "this cuDNN library lacks the activation descriptors or the reserve space query of the Ex entry points";
+    if (call->x_desc->dtype == PBN_FLOAT64)
+        return "cuDNN's Ex entry points fuse no activation for float64";
+    if (!all_channels_last(call))
+        return "cuDNN's Ex entry points fuse an activation for packed channels-last tensors only";
+    if (call->x_desc->dims[1] % 4 != 0)
+        return "cuDNN's Ex entry points fuse an activation for channels in multiples of 4 only";
+    if (blends(call))
+        return "cuDNN does not say how its Ex entry points blend behind an activation: alpha must be 1 and beta 0";
+    if (call->saved_mean == NULL)
+        return "cuDNN's fused kernels write the saved statistics, and its fused backward needs them";
+    return NULL;
+}
+
 /* Why `kind` cannot do `call`; NULL where it can be tried. */
 static const char *unavailable(int kind, const pbn_call *call) {
     int64_t size;
+    if (kind != EX && kind != POINTWISE && fuses(call))
+        return who_fuses;
     switch (kind) {
     case PLAIN:
         return NULL;
@@ -2142,7 +2310,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
             api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize == NULL ||
             api.cudnnGetBatchNormalizationBackwardExWorkspaceSize == NULL)
             return "this cuDNN library lacks the Ex entry points";
-        return NULL;
+        return fuses(call) ? cannot_fuse(call) : NULL;
     case GRAPH:
     case POINTWISE:
         if ((kind == POINTWISE) != (call->operation == PBN_OP_FORWARD_INFERENCE))
@@ -2152,6 +2320,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return spatial_only;
         if (call->x_desc->dtype == PBN_FLOAT64)
             return no_float64;
+        if (fuses(call) && (call->activation != PBN_ACTIVATION_RELU || call->dz_desc != NULL))
+            return relu_only;
         if (blends(call))
             return no_blending;
         if (!is_single(call->epsilon))
@@ -2208,11 +2378,48 @@ static int make_piece(pbn_tensor *piece, const pbn_tensor *whole, int64_t rows) 
     return cudnn_tensor_set(piece, whole->dtype, whole->rank, dims, whole->strides);
 }
 
+static int fused_ops(const pbn_call *call) {
+    return residual(call) != NULL ? PBN_CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION : PBN_CUDNN_BATCHNORM_OPS_BN_ACTIVATION;
+}
+
+/* All data tensors are the same packed channels-last memory, so one descriptor serves them: of rank 4, with the strides
+ * of its axes of length 1 such that cuDNN takes it for channels-last, whatever rank and strides the caller's have. */
+static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
+    void *t, *z, *param, *activation;
+    int rank, status = pbn_fold(call->x_desc, 4, 4, &rank, dims, strides);
+    if (status != PBN_OK)
+        return status;
+    pbn_packed_strides(rank, dims, PBN_CHANNELS_LAST, strides);
+    if ((status = cudnn_tensor_create(&p->packed)) != PBN_OK ||
+        (status = cudnn_tensor_set(&p->packed, call->x_desc->dtype, rank, dims, strides)) != PBN_OK ||
+        (status = make_map(&p->one, dims[1], 1)) != PBN_OK || (status = new_relu(&activation)) != PBN_OK)
+        return status;
+    p->activation = activation;
+    t = p->packed.compute;
+    z = residual(call) != NULL ? t : NULL;
+    param = p->one.compute;
+    status = call->operation == PBN_OP_BACKWARD
+                 ? api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle->vendor, mode, ops, t, t, t, z, t,
+                                                                         param, activation, &p->workspace)
+                 : api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle->vendor, mode, ops, t, z, t,
+                                                                                param, activation, &p->workspace);
+    if (status != PBN_CUDNN_STATUS_SUCCESS)
+        return status;
+    /* Without a workspace the Ex entry points are documented to do what the plain ones do: no activation. */
+    if (p->workspace == 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "cuDNN asks for no workspace, so it has no fused kernel for this shape");
+    return api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle->vendor, mode, ops, activation, t,
+                                                                    &p->reserve);
+}
+
 static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
     void *x, *y, *dy, *dx, *param;
     int64_t rows;
     int status = PBN_OK;
     p->mode = call->mode;
+    p->fused = fuses(call);
     p->values[VALUE_EPSILON] = (float)call->epsilon;
     p->values[VALUE_FACTOR] = (float)call->factor;
     switch (p->kind) {
@@ -2224,6 +2431,8 @@ static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip
         return PBN_OK;
     case EX: /* with the persistent mode: the plain mode over Ex runs the plain entry point's kernels */
         p->mode = PBN_SPATIAL_PERSISTENT;
+        if (fuses(call))
+            return build_fused(p, handle, call);
         if ((status = to_compute(call->x_desc, &x)) != PBN_OK ||
             (status = to_compute(call->param_desc, &param)) != PBN_OK)
             return status;
@@ -2279,6 +2488,9 @@ static void drop_built(pbn_plan *p) {
         cudnn_tensor_destroy(tensors[i]);
     cudnn_plan_destroy(p->inner);
     p->inner = NULL;
+    if (p->activation != NULL)
+        api.cudnnDestroyActivationDescriptor(p->activation);
+    p->activation = NULL;
 }
 
 static void cudnn_plan_destroy(pbn_plan *plan) {
@@ -2366,6 +2578,7 @@ static const rule rules[] = {
 
 static const rule spatial_rule = {.algorithm = "spatial",
                                   .why = "exact to rounding over any range, where persistent sums in fixed point"};
+static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
 static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
@@ -2432,7 +2645,7 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
 }
 
 static uintptr_t data_bits(const pbn_call *call) {
-    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx);
+    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx) | bits(call->z) | bits(call->dz);
 }
 
 static uintptr_t param_bits(const pbn_call *call) {
@@ -2465,8 +2678,10 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     forget_vendor_text();
     if (!any) {
         status = try_algorithm(p, handle, call, algorithm, "asked for");
+    } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
+        status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
-        last = call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
+        last = fuses(call) ? &fused_rule : call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
         status = PBN_E_UNSUPPORTED;
         for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < sizeof rules / sizeof rules[0]; i++)
             if (fits(&rules[i], call, algorithm[0] == 'f'))
@@ -2482,10 +2697,45 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     return PBN_OK;
 }
 
-static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, const char **algorithm, const char **why) {
+static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm,
+                            const char **why) {
     *workspace = plan->workspace;
+    *reserve = plan->reserve;
     *algorithm = plan->name;
     *why = plan->why;
+}
+
+/* `call` was held against cannot_fuse when the plan was made: alpha 1, beta 0, saved statistics, no float64. */
+static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
+    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
+    const float one = 1, zero = 0;
+    void *t = p->packed.compute, *z = residual(call) != NULL ? t : NULL, *param = p->one.compute;
+    void *reserve = p->reserve != 0 ? call->reserve : NULL;
+    const int backward = call->operation == PBN_OP_BACKWARD;
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL || call->saved_mean == NULL ||
+        call->saved_inv_variance == NULL || (z != NULL && (backward ? call->dz : call->z) == NULL) ||
+        (backward && (call->dy == NULL || call->dx == NULL || call->dscale == NULL || call->dbias == NULL)))
+        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
+    if (p->reserve > call->reserve_size || (p->reserve != 0 && (reserve == NULL || (bits(reserve) & 63) != 0)))
+        return pbn_refuse(PBN_E_WORKSPACE, "the plan's reserve is missing, too small or not aligned to 64 bytes");
+    /* The kernels without an activation need 8 bytes (9.19); how wide these load is not known, and 16 is the widest. */
+    if (((data_bits(call) | param_bits(call)) & 15) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "tensors and parameters of a fused activation must be 16-byte aligned: "
+                                             "cuDNN's kernels would lose the CUDA context");
+    if (backward)
+        return api.cudnnBatchNormalizationBackwardEx(
+            handle->vendor, mode, ops, &one, &zero, &one, &zero, t, call->x, t, call->y, t, call->dy, z,
+            z != NULL ? call->dz : NULL, t, call->dx, param, call->scale, call->bias, call->dscale, call->dbias,
+            call->epsilon, call->saved_mean, call->saved_inv_variance, p->activation, call->workspace,
+            call->workspace_size, reserve, p->reserve);
+    const int status = check_pair(call->running_mean, call->running_variance);
+    if (status != PBN_OK)
+        return status;
+    return api.cudnnBatchNormalizationForwardTrainingEx(
+        handle->vendor, mode, ops, &one, &zero, t, call->x, z, z != NULL ? call->z : NULL, t, call->y, param,
+        call->scale, call->bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
+        call->saved_mean, call->saved_inv_variance, p->activation, call->workspace, call->workspace_size, reserve,
+        p->reserve);
 }
 
 static int run_ex(pbn_handle *handle, const pbn_call *call) {
@@ -2534,6 +2784,7 @@ static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
         {SLOT_Y, call->y},
         {SLOT_DY, call->dy},
         {SLOT_DX, call->dx},
+        {SLOT_Z, call->z},
         {SLOT_SCALE, call->scale},
         {SLOT_BIAS, call->bias},
         {SLOT_RUNNING_MEAN, call->running_mean},
@@ -2633,10 +2884,12 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     if (plan->workspace > call->workspace_size ||
         (plan->workspace != 0 && (bits(call->workspace) & 63) != 0) || (plan->workspace != 0 && call->workspace == NULL))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
+    if (fuses(call) != plan->fused)
+        return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     forget_vendor_text();
     switch (plan->kind) {
     case EX:
-        return run_ex(handle, call);
+        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, call);
     case GRAPH:
     case POINTWISE:
         return run_graph(handle, plan, call);
@@ -2671,6 +2924,7 @@ const pbn_backend pbn_backend_cudnn = {
     .status_name = cudnn_status_name,
     .status_class = cudnn_status_class,
     .last_error = cudnn_last_error,
+    .context_lost = cudnn_context_lost,
     .current_device = cudnn_current_device,
     .handle_create = cudnn_handle_create,
     .handle_borrow = cudnn_handle_borrow,
@@ -2699,6 +2953,7 @@ const pbn_backend pbn_backend_cudnn = {
     .plan_info = cudnn_plan_info,
     .plan_run = cudnn_plan_run,
     .plan_destroy = cudnn_plan_destroy,
+    .runtime_error = cudnn_runtime_error,
     .has_symbol = cudnn_has_symbol,
 };
 

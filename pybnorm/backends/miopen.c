@@ -780,6 +780,8 @@ static int check_factor(double value, int dtype) {
 
 static int check_activation(const pbn_call *call, int operation) {
     const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
+    if (pbn_has_residual(call))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's batch norm adds no residual");
     if (call->activation == PBN_ACTIVATION_NONE)
         return PBN_OK;
     if (call->activation < PBN_ACTIVATION_NONE || call->activation > PBN_ACTIVATION_CLAMP)

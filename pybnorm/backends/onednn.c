@@ -1016,6 +1016,8 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
     if (code == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
         code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused ReLU is not used: its backward wants the forward's "
                                              "workspace, which no other library here has");
+    if (code == PBN_OK && pbn_has_residual(call))
+        code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused sum and ReLU is not used, as its fused ReLU is not");
     if (code == PBN_OK)
         code = check_tensor(out, x);
     if (code == PBN_OK && backward)

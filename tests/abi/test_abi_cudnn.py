@@ -54,6 +54,17 @@ def test_declarations_are_the_vendors(check, flags):
     ("declared", "altered", "complaint"),
     [
         ("C(CUDNN_DATA_BFLOAT16, 9)", "C(CUDNN_DATA_BFLOAT16, 10)", "value of CUDNN_DATA_BFLOAT16 differs"),
+        ("C(CUDA_ERROR_INVALID_PC, 718)", "C(CUDA_ERROR_INVALID_PC, 721)", "value of CUDA_ERROR_INVALID_PC differs"),
+        (
+            "int *recorded, int mode, void *tag",
+            "int *recorded, int mode",
+            "prototype of cudnnQueryRuntimeError differs",
+        ),
+        (
+            "const void *activation, const void *x_desc, size_t",
+            "const void *x_desc, size_t",
+            "ReserveSpaceSize differs",
+        ),
         ("double factor,", "float factor,", "prototype of cudnnBatchNormalizationForwardTraining differs"),
         ("(const void *desc, size_t *bytes)", "(const void *desc, int *bytes)", "cudnnGetTensorSizeInBytes differs"),
         ("(void *handle, void **stream)", "(void *handle)", "prototype of cudnnGetStream differs"),

@@ -1,4 +1,5 @@
-/* A libcudnn that answers what loading asks. DOUBLE_VERSION: cudnnGetVersion()'s number. */
+/* A libcudnn that answers what loading asks. DOUBLE_VERSION: cudnnGetVersion()'s number.
+ * DOUBLE_RECORDS: it also has descriptors and batch-norm calls, see cudnn_records.h. */
 #define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
@@ -8,3 +9,7 @@ DOUBLE_SYMBOLS(DECLARE, DECLARE)
 size_t cudnnGetVersion(void) { return DOUBLE_VERSION; }
 
 const char *cudnnGetErrorString(int status) { return status == 0 ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_DOUBLE"; }
+
+#ifdef DOUBLE_RECORDS
+#include "cudnn_records.h"
+#endif

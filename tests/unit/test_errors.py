@@ -33,6 +33,7 @@ EXAMPLES = [
         for cls in (
             errors.AllocationError,
             errors.BadParameterError,
+            errors.ContextLostError,
             errors.ExecutionError,
             errors.InternalError,
             errors.NotInitializedError,

@@ -1,0 +1,255 @@
+/* Descriptors that hold what was set, and batch-norm calls that compute nothing and write down what reached them: a
+ * line each in double_log. What they answer is in the other variables. */
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
+typedef struct activation { int mode, nan; double coefficient; } activation;
+
+char double_log[1 << 16];
+int double_live = 0;     /* descriptors and handles made and not destroyed */
+int double_status = 0;   /* what the batch-norm calls return, and cudnnDestroy */
+int double_recorded = 0; /* what cudnnQueryRuntimeError finds */
+size_t double_workspace = 4096, double_reserve = 1024;
+
+static void note(const char *format, ...) {
+    const size_t used = strlen(double_log);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(double_log + used, sizeof double_log - used, format, arguments);
+    va_end(arguments);
+}
+
+static void note_data(const char *name, const void *desc, const void *address) {
+    const tensor *t = desc;
+    note(" %s=", name);
+    if (t == NULL) {
+        note("-");
+    } else {
+        note("%d:", t->dtype);
+        for (int i = 0; i < t->rank; i++)
+            note("%s%d", i ? "," : "", t->dims[i]);
+        for (int i = 0; i < t->rank; i++)
+            note("%s%d", i ? "," : "/", t->strides[i]);
+    }
+    if (address != (const void *)(uintptr_t)-1)
+        note("@%#zx", (size_t)(uintptr_t)address);
+}
+
+#define DESCRIBED(name, desc) note_data(name, desc, (const void *)(uintptr_t)-1)
+
+static void note_activation(const void *desc) {
+    const activation *a = desc;
+    if (a == NULL)
+        note(" act=-");
+    else
+        note(" act=%d,%d,%g", a->mode, a->nan, a->coefficient);
+}
+
+static void note_vectors(const char *const *names, const void *const *values, int count) {
+    for (int i = 0; i < count; i++)
+        note(" %s=%#zx", names[i], (size_t)(uintptr_t)values[i]);
+}
+
+int cudnnCreate(void **handle) { double_live++; return (*handle = malloc(1)) == NULL; }
+int cudnnDestroy(void *handle) { double_live--; free(handle); return double_status; }
+int cudnnSetStream(void *handle, void *stream) { return handle == NULL; }
+void cudnnGetLastErrorString(char *text, size_t size) {
+    snprintf(text, size, "%s", double_status ? "said the double" : "");
+}
+
+int cudnnCreateTensorDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(tensor))) == NULL; }
+int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return 0; }
+int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
+    tensor *t = desc;
+    t->dtype = dtype, t->rank = rank;
+    memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
+    memcpy(t->strides, strides, (size_t)rank * sizeof *strides);
+    return 0;
+}
+int cudnnGetTensorNdDescriptor(const void *desc, int requested, int *dtype, int *rank, int *dims, int *strides) {
+    const tensor *t = desc;
+    *dtype = t->dtype, *rank = t->rank;
+    memcpy(dims, t->dims, (size_t)t->rank * sizeof *dims);
+    memcpy(strides, t->strides, (size_t)t->rank * sizeof *strides);
+    return 0;
+}
+int cudnnDeriveBNTensorDescriptor(void *derived, const void *x_desc, int mode) {
+    const tensor *x = x_desc;
+    tensor *t = derived;
+    int step = 1;
+    t->dtype = x->dtype == PBN_CUDNN_DATA_DOUBLE ? PBN_CUDNN_DATA_DOUBLE : PBN_CUDNN_DATA_FLOAT;
+    t->rank = x->rank;
+    for (int i = x->rank - 1; i >= 0; i--) {
+        t->dims[i] = i == 1 || (i > 1 && mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION) ? x->dims[i] : 1;
+        t->strides[i] = step;
+        step *= t->dims[i];
+    }
+    return 0;
+}
+
+int cudnnCreateActivationDescriptor(void **desc) {
+    double_live++;
+    return (*desc = calloc(1, sizeof(activation))) == NULL;
+}
+int cudnnDestroyActivationDescriptor(void *desc) { double_live--; free(desc); return 0; }
+int cudnnSetActivationDescriptor(void *desc, int mode, int nan, double coefficient) {
+    *(activation *)desc = (activation){mode, nan, coefficient};
+    return 0;
+}
+
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc,
+    const void *param_desc, const void *act, size_t *bytes) {
+    note("forward workspace mode=%d ops=%d", mode, ops);
+    DESCRIBED("x", x_desc), DESCRIBED("z", z_desc), DESCRIBED("y", y_desc), DESCRIBED("param", param_desc);
+    note_activation(act);
+    note("\n");
+    *bytes = double_workspace;
+    return 0;
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,
+    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *act, size_t *bytes) {
+    note("backward workspace mode=%d ops=%d", mode, ops);
+    DESCRIBED("x", x_desc), DESCRIBED("y", y_desc), DESCRIBED("dy", dy_desc), DESCRIBED("dz", dz_desc);
+    DESCRIBED("dx", dx_desc), DESCRIBED("param", param_desc);
+    note_activation(act);
+    note("\n");
+    *bytes = double_workspace;
+    return 0;
+}
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
+    void *handle, int mode, int ops, const void *act, const void *x_desc, size_t *bytes) {
+    note("reserve mode=%d ops=%d", mode, ops);
+    note_activation(act);
+    DESCRIBED("x", x_desc);
+    note("\n");
+    *bytes = ops == PBN_CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION ? double_reserve : 0;
+    return 0;
+}
+
+int cudnnBatchNormalizationForwardTrainingEx(
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x,
+    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale,
+    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,
+    void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve, size_t reserve_size) {
+    const char *const names[] = {"scale", "bias", "rm", "rv", "sm", "si", "ws", "rs"};
+    const void *const values[] = {scale, bias, running_mean, running_variance, saved_mean, saved_inv_variance,
+                                  workspace, reserve};
+    note("forward mode=%d ops=%d alpha=%g,%g", mode, ops, *(const float *)alpha, *(const float *)beta);
+    note_data("x", x_desc, x), note_data("z", z_desc, z), note_data("y", y_desc, y), DESCRIBED("param", param_desc);
+    note_vectors(names, values, 8);
+    note(" factor=%g epsilon=%g sizes=%zu,%zu", factor, epsilon, workspace_size, reserve_size);
+    note_activation(act);
+    note("\n");
+    return double_status;
+}
+int cudnnBatchNormalizationBackwardEx(
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param,
+    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, const void *dy_desc,
+    const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, const void *param_desc,
+    const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,
+    const void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve,
+    size_t reserve_size) {
+    const char *const names[] = {"scale", "bias", "dscale", "dbias", "sm", "si", "ws", "rs"};
+    const void *const values[] = {scale, bias, dscale, dbias, saved_mean, saved_inv_variance, workspace, reserve};
+    note("backward mode=%d ops=%d alpha=%g,%g,%g,%g", mode, ops, *(const float *)alpha, *(const float *)beta,
+         *(const float *)alpha_param, *(const float *)beta_param);
+    note_data("x", x_desc, x), note_data("y", y_desc, y), note_data("dy", dy_desc, dy), note_data("dz", dz_desc, dz);
+    note_data("dx", dx_desc, dx), DESCRIBED("param", param_desc);
+    note_vectors(names, values, 8);
+    note(" epsilon=%g sizes=%zu,%zu", epsilon, workspace_size, reserve_size);
+    note_activation(act);
+    note("\n");
+    return double_status;
+}
+int cudnnBatchNormalizationForwardTraining(
+    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
+    void *y, const void *param_desc, const void *scale, const void *bias, double factor, void *running_mean,
+    void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance) {
+    note("plain forward mode=%d\n", mode);
+    return double_status;
+}
+
+int cudnnQueryRuntimeError(void *handle, int *recorded, int mode, void *tag) {
+    note("query mode=%d tag=%#zx\n", mode, (size_t)(uintptr_t)tag);
+    *recorded = double_recorded;
+    double_recorded = 0;
+    return double_status;
+}
+
+/* Graphs: what each pointwise operation does and is done to, and which addresses a run binds; tensors by their uid. */
+typedef struct node { int type, dtype, is_virtual; int64_t uid; } node;
+
+static void note_tensor(const char *name, const void *const *desc) {
+    const node *t = *desc;
+    note(" %s=%s%d:%d", name, t->is_virtual ? "virtual" : "#", (int)t->uid, t->dtype);
+}
+
+int cudnnBackendCreateDescriptor(int type, void **desc) {
+    node *n = calloc(1, sizeof *n);
+    double_live++;
+    n->type = type;
+    *desc = n;
+    return 0;
+}
+int cudnnBackendDestroyDescriptor(void *desc) { double_live--; free(desc); return 0; }
+int cudnnBackendFinalize(void *desc) {
+    if (((node *)desc)->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
+        note("\n");
+    return 0;
+}
+int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count, const void *values) {
+    static int64_t uids[64];
+    node *n = desc;
+    switch (attribute) {
+    case PBN_CUDNN_ATTR_TENSOR_UNIQUE_ID:
+        n->uid = *(const int64_t *)values;
+        break;
+    case PBN_CUDNN_ATTR_TENSOR_DATA_TYPE:
+        n->dtype = *(const int *)values;
+        break;
+    case PBN_CUDNN_ATTR_TENSOR_IS_VIRTUAL:
+        n->is_virtual = 1;
+        break;
+    case PBN_CUDNN_ATTR_POINTWISE_MODE:
+        note("pointwise %d", *(const int *)values);
+        break;
+    case PBN_CUDNN_ATTR_POINTWISE_NAN_PROPAGATION:
+        note(" nan=%d type=%d", *(const int *)values, type);
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC:
+        note_tensor("x", values);
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC:
+        note_tensor("b", values);
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
+        note_tensor("y", values);
+        break;
+    case PBN_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS:
+        memcpy(uids, values, (size_t)count * sizeof *uids);
+        break;
+    case PBN_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS:
+        note("bound");
+        for (int64_t i = 0; i < count; i++)
+            note(" #%d@%#zx", (int)uids[i], (size_t)(uintptr_t)((void *const *)values)[i]);
+        note("\n");
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+int cudnnBackendGetAttribute(const void *desc, int attribute, int type, int64_t requested, int64_t *count,
+                             void *values) {
+    *count = 1; /* the first engine configuration, which is the caller's own descriptor */
+    if (attribute == PBN_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
+        *(int64_t *)values = 0;
+    return 0;
+}
+int cudnnBackendExecute(void *handle, void *plan, void *pack) { note("execute\n"); return double_status; }

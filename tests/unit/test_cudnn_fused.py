@@ -1,0 +1,562 @@
+"""What reaches cuDNN's Ex calls with an activation, on a double that writes it down, and what does not reach them.
+
+Right results need a device: tests/backends/test_fused.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import Any
+
+import pytest
+
+FUNCTIONS = """
+    import ctypes, pybnorm
+    from pybnorm import Activation
+
+    pybnorm.load("cudnn", values["file"])
+    library = ctypes.CDLL(values["file"])
+    log = (ctypes.c_char * (1 << 16)).in_dll(library, "double_log")
+
+    def taken():
+        "The lines written since the last time."
+        lines = log.value.decode().splitlines()
+        log.value = b""
+        return lines
+
+    def number(name, kind=ctypes.c_int):
+        return kind.in_dll(library, f"double_{name}")
+
+    def last(shape, dtype="f16", gap=0):
+        "Packed channels-last; with a gap not packed."
+        spatial, steps, step = shape[2:], [], shape[1] + gap
+        for d in reversed(spatial):
+            steps.insert(0, step)
+            step *= d
+        return pybnorm.TensorDescriptor("cudnn", dtype, shape, (step, 1, *steps))
+
+    VECTORS = {n: 0x1000000 + 4096 * i for i, n in enumerate(
+        ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"))}
+    SAVED = {n: VECTORS[n] for n in ("saved_mean", "saved_inv_variance")}
+    FORWARD = {"x": 0x10000, "y": 0x20000, **VECTORS, "workspace": (0x100000, 8192)}
+    BACKWARD = {"x": 0x10000, "dy": 0x20000, "scale": VECTORS["scale"], "dx": 0x30000, "dscale": 0x1010000,
+                "dbias": 0x1020000, **SAVED, "workspace": (0x100000, 8192), "y": 0x40000, "bias": VECTORS["bias"]}
+    RESERVE = (0x200000, 2048)
+    """
+
+
+@pytest.fixture(scope="module")
+def recorder(doubles: Any) -> str:
+    """The double."""
+    return str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
+
+
+@pytest.fixture
+def run(child: Any, recorder: str) -> Any:
+    """Runs a script behind `FUNCTIONS`."""
+
+    def behind(script: str, file: str = recorder, **values: Any) -> Any:
+        return child(textwrap.dedent(FUNCTIONS) + textwrap.dedent(script), file=file, **values)
+
+    return behind
+
+
+TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of channels-last, whatever the caller's
+    (2, 8): "2,8,1,1/8,1,8,8",
+    (2, 8, 5): "2,8,5,1/40,1,8,8",
+    (2, 8, 3, 5): "2,8,3,5/120,1,40,8",
+    (2, 8, 1, 1): "2,8,1,1/8,1,8,8",
+    (2, 8, 2, 3, 5): "2,8,30,1/240,1,8,8",
+}
+NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
+
+
+@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+@pytest.mark.parametrize("shape", TENSORS, ids=str)
+def test_what_reaches_cudnn(run: Any, shape: tuple[int, ...], z: bool) -> None:
+    answer = run(
+        """
+        z = {"z": 0x50000, "reserve": RESERVE} if values["z"] else {}
+        dz = {"dz": 0x60000, "reserve": RESERVE} if values["z"] else {}
+        answer = {}
+        with pybnorm.Handle("cudnn") as handle:
+            for dtype in values["dtypes"]:
+                x = last(tuple(values["shape"]), dtype)
+                options = {"activation": "relu", "z": values["z"], "epsilon": 0.25}
+                forward = handle.plan_forward_training(x, exponential_average_factor=0.5, **options)
+                queries = taken()
+                forward(**FORWARD, **z)
+                backward = handle.plan_backward(x, algorithm="ex", **options)
+                other = taken()
+                backward(**BACKWARD, **dz)
+                plans = [[p.algorithm, p.workspace_size, p.reserve_size] for p in (forward, backward)]
+                answer[dtype] = [queries, other[:1], other[1:], taken(), plans, forward.reason]
+        report(answer)
+        """,
+        shape=shape,
+        dtypes=list(NUMBERS),
+        z=z,
+    )
+    assert list(answer) == list(NUMBERS)
+    for dtype, lines in answer.items():
+        judge_lines(shape, dtype, z, *lines)
+
+
+def judge_lines(
+    shape: tuple[int, ...], dtype: str, z: bool, queries: Any, forward: Any, other: Any, backward: Any, plans: Any,
+    reason: str,
+) -> None:  # fmt: skip
+    """Every descriptor, pointer and number of the four calls."""
+    t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
+    ops, r, act = (2, t, "act=1,1,0") if z else (1, "-", "act=1,1,0")
+    reserve = f"reserve mode=2 ops={ops} {act} x={t}"
+    rs, n = ("0x200000", 1024) if z else ("0", 0)
+    assert queries == [f"forward workspace mode=2 ops={ops} x={t} z={r} y={t} param={p} {act}", reserve]
+    assert other == [f"backward workspace mode=2 ops={ops} x={t} y={t} dy={t} dz={r} dx={t} param={p} {act}", reserve]
+    assert forward == [
+        f"forward mode=2 ops={ops} alpha=1,0 x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 param={p} "
+        "scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
+        f"rs={rs} factor=0.5 epsilon=0.25 sizes=8192,{n} {act}"
+    ]
+    assert backward == [
+        f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={t}@0x40000 dy={t}@0x20000 "
+        f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias=0x1001000 dscale=0x1010000 "
+        f"dbias=0x1020000 sm=0x1004000 si=0x1005000 ws=0x100000 rs={rs} epsilon=0.25 sizes=8192,{n} {act}"
+    ]
+    assert plans == [["ex", 4096, n], ["ex", 4096, n]]
+    assert reason == "the one way of cuDNN with a fused activation"
+
+
+def test_without_an_activation_nothing_of_it_reaches_cudnn(run: Any) -> None:
+    lines = run(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
+            plan(**FORWARD)
+            unused = {n: BACKWARD[n] for n in BACKWARD if n not in ("y", "bias")}
+            handle.plan_backward(last((2, 8, 3, 5)), algorithm="ex", activation=0, z=False)(**unused)
+            report([taken(), plan.reserve_size])
+        """
+    )
+    assert lines[1] == 0
+    assert len(lines[0]) == 4
+    for line in lines[0]:
+        assert " ops=0 " in line
+        assert line.endswith("act=-")
+        assert " z=-" in line or " dz=-" in line
+
+
+REFUSALS = [  # (arguments of both plans, what the text says)
+    ("x=last((2, 8, 3, 5), 'f64'), activation='relu'", "float64"),
+    ("x=pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5)), activation='relu'", "channels-last"),
+    ("x=last((2, 8, 3, 5), gap=8), activation='relu'", "channels-last"),
+    ("x=last((2, 8, 3, 5)), activation='relu', z=pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5))", "channels-l"),
+    ("x=last((2, 6, 3, 5)), activation='relu'", "multiples of 4"),
+    ("x=last((2, 7, 3, 5)), activation='relu', z=True", "multiples of 4"),
+    ("x=last((2, 8, 3, 5)), activation='relu', saved=False", "saved statistics"),
+    ("x=last((2, 8, 3, 5)), activation='relu', mode='per_activation'", "spatial modes"),
+    ("x=last((2, 8, 3, 5)), activation='relu', **alpha", "alpha must be 1 and beta 0"),
+    ("x=last((2, 8, 3, 5)), activation='relu', **beta", "alpha must be 1 and beta 0"),
+    *[
+        (f"x=last((2, 8, 3, 5)), activation='relu', algorithm='{a}'", "only the Ex entry points")
+        for a in ("plain", "spatial", "persistent", "graph", "graph:1", "split", "columns", "dense")
+    ],
+]
+
+
+def test_what_cudnn_cannot_fuse_is_refused_before_it(run: Any) -> None:
+    answer = run(
+        """
+        told = []
+        with pybnorm.Handle("cudnn") as handle:
+            for kind, suffix in (("plan_forward_training", ""), ("plan_backward", "_data")):
+                for text in values["refusals"]:
+                    names = {"pybnorm": pybnorm, "last": last, "alpha": {f"alpha{suffix}": 2.0},
+                             "beta": {f"beta{suffix}": 1.0}}
+                    told.append(attempt(lambda: getattr(handle, kind)(**eval(f"dict({text})", names))))
+            for name, value in (("alpha_param", 0.5), ("beta_param", 0.5)):
+                told.append(attempt(lambda: handle.plan_backward(
+                    last((2, 8, 3, 5)), activation="relu", **{name: value})))
+            report([told, taken()])
+        """,
+        refusals=[arguments for arguments, _ in REFUSALS],
+    )
+    told, lines = answer
+    assert lines == []
+    wanted = [*[text for _, text in REFUSALS] * 2, "alpha must be 1", "alpha must be 1"]
+    assert len(told) == len(wanted)
+    for result, text in zip(told, wanted, strict=True):
+        assert result.get("error") == "UnsupportedError", result
+        assert text in result["text"], result
+
+
+def test_arguments_of_a_fused_plan_are_validated(run: Any) -> None:
+    told = run(
+        """
+        x = last((2, 8, 3, 5))
+        with pybnorm.Handle("cudnn") as handle:
+            told = [
+                [name, attempt(lambda: getattr(handle, kind)(x, **options))]
+                for kind in ("plan_forward_training", "plan_backward")
+                for name, options in [
+                    ("z", {"z": True}),
+                    ("z", {"z": last((2, 8, 3, 5)), "activation": "none"}),
+                    ("z", {"z": last((2, 8, 5, 3)), "activation": "relu"}),
+                    ("z", {"z": last((2, 8, 3, 5), "f32"), "activation": "relu"}),
+                    ("z", {"z": 3, "activation": "relu"}),
+                    ("activation", {"activation": "clipped_relu"}),
+                    ("activation", {"activation": Activation.CLAMP}),
+                    ("activation", {"activation": "tanh"}),
+                    ("activation", {"activation": True}),
+                    ("activation", {"activation": None}),
+                ]
+            ]
+            report([told, taken()])
+        """
+    )
+    assert told[1] == []
+    for name, result in told[0]:
+        assert "ArgumentError" in result.get("classes", ()), (name, result)
+        assert result["text"].startswith(f"{name}: got "), (name, result)
+
+
+def test_calls_are_held_against_the_plan(run: Any) -> None:
+    told = run(
+        """
+        x = last((2, 8, 3, 5))
+        size = 2 * 8 * 3 * 5 * 2
+        with pybnorm.Handle("cudnn") as handle:
+            plain = handle.plan_forward_training(x, algorithm="ex")
+            single = handle.plan_forward_training(x, activation="relu")
+            double = handle.plan_forward_training(x, activation="relu", z=True)
+            dplain, dsingle, ddouble = [
+                handle.plan_backward(x, **options)
+                for options in ({"algorithm": "ex"}, {"activation": "relu"}, {"activation": "relu", "z": True})
+            ]
+            taken()
+            f, fz = FORWARD, FORWARD | {"z": 0x50000, "reserve": RESERVE}
+            b, bz = BACKWARD, BACKWARD | {"dz": 0x60000, "reserve": RESERVE}
+            none = {n: b[n] for n in b if n not in ("y", "bias")}
+            cases = [
+                ("z", plain, f | {"z": 0x50000}), ("z", single, f | {"z": 0x50000}), ("z", double, fz | {"z": None}),
+                ("z", double, fz | {"z": 0}), ("z", double, fz | {"z": 0x50001}),
+                ("y", double, fz | {"z": f["y"]}), ("y", double, fz | {"z": f["y"] + size - 16}),
+                ("running_mean", double, fz | {"z": VECTORS["running_mean"] - 64}),
+                ("reserve", double, fz | {"reserve": None}), ("reserve", double, fz | {"reserve": (0x200000, 1023)}),
+                ("reserve", double, fz | {"reserve": (0x200020, 2048)}),
+                ("reserve", double, fz | {"reserve": (0x200000, "2048")}),
+                ("reserve", double, fz | {"reserve": 7}),
+                ("reserve", double, fz | {"reserve": (f["x"] - 1024, 1088)}),
+                ("reserve", double, fz | {"reserve": (f["workspace"][0] + 4096, 2048)}),
+                ("y", dplain, b), ("bias", dplain, none | {"bias": VECTORS["bias"]}),
+                ("dz", dplain, none | {"dz": 0x60000}), ("dz", dsingle, b | {"dz": 0x60000}),
+                ("y", dsingle, b | {"y": None}), ("bias", dsingle, b | {"bias": None}),
+                ("dz", ddouble, bz | {"dz": None}), ("dz", ddouble, bz | {"dz": b["dy"]}),
+                ("dz", ddouble, bz | {"dz": b["y"] + 16}), ("dx", ddouble, bz | {"dz": b["dx"]}),
+                ("dx", dsingle, b | {"y": b["dx"]}), ("dscale", dsingle, b | {"bias": b["dscale"]}),
+                ("reserve", ddouble, bz | {"reserve": None}),
+                ("reserve", ddouble, bz | {"reserve": (b["y"] - 1024, 1088)}),
+            ]
+            told = [[name, attempt(lambda: plan(**arguments))] for name, plan, arguments in cases]
+            report([told, taken()])
+        """
+    )
+    assert told[1] == []
+    for number, (name, result) in enumerate(told[0]):
+        assert "ArgumentError" in result.get("classes", ()), (number, name, result)
+        assert name in result["text"], (number, name, result)
+
+
+def test_misaligned_tensors_never_reach_the_fused_kernels(run: Any) -> None:
+    told = run(
+        """
+        x = last((2, 8, 3, 5))
+        with pybnorm.Handle("cudnn") as handle:
+            forward = handle.plan_forward_training(x, activation="relu", z=True)
+            backward = handle.plan_backward(x, activation="relu", z=True)
+            taken()
+            f, b = FORWARD | {"z": 0x50000, "reserve": RESERVE}, BACKWARD | {"dz": 0x60000, "reserve": RESERVE}
+            told = [
+                [name, attempt(lambda: plan(**arguments | {name: arguments[name] + 8}))]
+                for plan, arguments in ((forward, f), (backward, b))
+                for name in arguments if name not in ("workspace", "reserve")
+            ]
+            report([told, taken()])
+        """
+    )
+    assert told[1] == []
+    assert len(told[0]) == 9 + 11
+    for name, result in told[0]:
+        assert result.get("error") == "UnsupportedError", (name, result)
+        assert "16-byte aligned" in result["text"], (name, result)
+
+
+def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any) -> None:
+    script = """
+        with pybnorm.Handle("cudnn") as handle:
+            number("workspace", ctypes.c_size_t).value = values["size"]
+            x = last((2, 8, 3, 5))
+            report([attempt(lambda: handle.plan_forward_training(x, activation="relu")),
+                    attempt(lambda: handle.plan_backward(x, activation="relu"))])
+        """
+    for result in run(script, size=0):
+        assert (result["error"], "no fused kernel" in result["text"]) == ("UnsupportedError", True)
+    for symbol in (
+        "cudnnGetBatchNormalizationTrainingExReserveSpaceSize",
+        "cudnnCreateActivationDescriptor",
+        "cudnnBatchNormalizationBackwardEx",
+    ):
+        file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=[symbol]))
+        for result in run(script, file=file, size=64):
+            assert (result["error"], "lacks" in result["text"]) == ("UnsupportedError", True), symbol
+
+
+@pytest.fixture(scope="module")
+def grapher(doubles: Any) -> str:
+    """The double with the parts that cuDNN's graph API is looked for in."""
+    file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",))
+    for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
+        shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
+    return str(file)
+
+
+@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+def test_the_graph_of_inference(run: Any, grapher: str, z: bool) -> None:
+    """The last operations of the graph, followed from y back to batch norm's result."""
+    plain, fused, algorithms = run(
+        """
+        call = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
+        z = {"z": 0x50000} if values["z"] else {}
+        with pybnorm.Handle("cudnn") as handle:
+            x = last((2, 7, 3, 5))
+            plan = handle.plan_forward_inference(x, algorithm="pointwise")
+            plan(**call)
+            plain = taken()
+            named = handle.plan_forward_inference(x, algorithm="pointwise", activation="relu", z=values["z"])
+            named(**call, **z)
+            fused = taken()
+            auto = handle.plan_forward_inference(x, activation="relu", z=values["z"])
+            report([plain, fused, [named.algorithm, auto.algorithm]])
+        """,
+        file=grapher,
+        z=z,
+    )
+
+    def words(line: str) -> dict[str, str]:
+        return dict(w.split("=") for w in line.split() if "=" in w)
+
+    bound = dict(w.split("@") for w in fused[-2].split()[1:])
+    (y,), (of_z,) = ([u for u, a in bound.items() if a == p] or [None] for p in ("0x20000", "0x50000"))
+    operations = fused[:-2]
+    assert (fused[-1], plain[-1]) == ("execute", "execute")
+    assert [line.split()[1] for line in operations] == ["0", "17", "9", "1", "1", "0", *(["0"] if z else []), "100"]
+    assert [line.split()[1] for line in plain[:-2]] == ["0", "17", "9", "1", "1", "0"]
+    relu = words(operations[-1])
+    assert (relu["y"], relu["nan"], relu["type"]) == (f"{y}:2", "1", "10")
+    result = words(operations[5])["y"]
+    assert result.startswith("virtual")
+    assert result.endswith(":0")  # float32
+    if z:
+        total = words(operations[6])
+        assert (total["x"], total["b"], total["y"]) == (result, f"{of_z}:2", relu["x"])
+        assert total["y"].startswith("virtual")
+    else:
+        assert (relu["x"], of_z) == (result, None)
+    assert algorithms[0] == "pointwise"
+    assert algorithms[1].startswith("pointwise")
+
+
+def test_what_inference_cannot_fuse_is_refused(run: Any, grapher: str) -> None:
+    told, lines = run(
+        """
+        call = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
+        make = pybnorm.Handle("cudnn").plan_forward_inference
+        x, first = last((2, 8, 3, 5)), pybnorm.TensorDescriptor("cudnn", "f16", (2, 8, 3, 5))
+        plan, with_z = make(x, activation="relu"), make(x, activation="relu", z=x)
+        taken()
+        relu = {"activation": "relu"}
+        told = [attempt(f) for f in (
+            lambda: make(first, **relu),
+            lambda: make(x, z=first, **relu),
+            lambda: make(last((2, 8, 3, 5), "f64"), **relu),
+            lambda: make(x, mode="per_activation", **relu),
+            lambda: make(x, alpha=2.0, **relu),
+            lambda: make(x, algorithm="spatial", **relu),
+            lambda: make(x, algorithm="columns", **relu),
+            lambda: make(x, algorithm="ex", **relu),
+            lambda: make(x, z=True),
+            lambda: make(x, activation="clamp"),
+            lambda: make(x, z=last((2, 8, 3, 6)), **relu),
+            lambda: plan(**call, z=0x50000),
+            lambda: with_z(**call),
+            lambda: with_z(**call, z=call["y"]),
+            lambda: with_z(**call, z=0x50004),
+        )]
+        report([told, taken()])
+        """,
+        file=grapher,
+    )
+    assert lines == []
+    wanted = ["channels-last"] * 2 + ["float64", "spatial modes", "do not blend", "only the pointwise graph"]
+    wanted += ["only the pointwise graph", "no Ex entry point for inference"]
+    for result, text in zip(told, wanted, strict=False):
+        assert (result.get("error"), text in result.get("text", "")) == ("UnsupportedError", True), result
+    for result, name in zip(told[8:14], ("z", "activation", "z", "z", "z", "y"), strict=True):
+        assert "ArgumentError" in result.get("classes", ()), result
+        assert result["text"].startswith(f"{name}: got "), result
+    assert "less aligned" in told[14]["text"]
+    assert len(told) == 15
+
+
+def test_a_plan_leaves_nothing_behind(run: Any) -> None:
+    before, made, after, failed = run(
+        """
+        live = number("live")
+        with pybnorm.Handle("cudnn") as handle:
+            x = last((2, 8, 3, 5))
+            before = live.value
+            plans = [handle.plan_forward_training(x, activation="relu", z=True), handle.plan_backward(x, activation=1)]
+            made = live.value
+            del plans
+            after = live.value
+            number("workspace", ctypes.c_size_t).value = 0
+            attempt(lambda: handle.plan_forward_training(x, activation="relu"))
+            report([before, made, after, live.value])
+        """
+    )
+    assert made > before == after == failed
+
+
+# ---------------------------------------------------------------- errors that kernels record
+
+
+def test_recorded_errors_are_asked_for_and_named(run: Any) -> None:
+    first, again, modes, bad, failed = run(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            number("recorded").value = 1007
+            first, again = handle.query_runtime_error(), handle.query_runtime_error("blocking")
+            handle.query_runtime_error("nonblocking"), handle.query_runtime_error(mode="raw")
+            bad = [attempt(lambda: handle.query_runtime_error(m)) for m in ("raise", 2, None, "BLOCKING")]
+            modes = taken()
+            number("status").value = 2000
+            failed = attempt(handle.query_runtime_error)
+            number("status").value = 0
+        closed = attempt(handle.query_runtime_error)
+        report([first, again, modes, [*bad, closed], failed])
+        """
+    )
+    assert (first, again) == ("CUDNN_STATUS_DOUBLE", None)
+    assert modes == [f"query mode={m} tag=0" for m in (2, 2, 1, 0)]
+    assert [b["error"] for b in bad] == ["ArgumentError"] * 4 + ["ClosedError"]
+    assert all("raw | nonblocking | blocking" in b["text"] for b in bad[:4])
+    assert (failed["error"], "said the double" in failed["text"]) == ("BadParameterError", True)
+
+
+def test_a_library_that_records_no_errors(run: Any, doubles: Any) -> None:
+    file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=["cudnnQueryRuntimeError"]))
+    result = run("with pybnorm.Handle('cudnn') as handle: report(attempt(handle.query_runtime_error))", file=file)
+    assert (result["error"], "cudnnQueryRuntimeError" in result["text"]) == ("UnsupportedError", True)
+
+
+# ---------------------------------------------------------------- contexts that are lost
+
+DRIVER = """
+int driver_memory, driver_stream, driver_calls;
+void *driver_asked;
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuMemGetInfo_v2(unsigned long *unused, unsigned long *total) { driver_calls++; return driver_memory; }
+int cuStreamQuery(void *stream) { driver_calls++; driver_asked = stream; return driver_stream; }
+int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_OF_THE_TEST"; return error > 719; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "memory", "stream", "lost"),
+    [
+        (5000, 700, 700, True),
+        (5003, 0, 716, True),  # only the stream says it
+        (4000, 719, 0, True),
+        (1001, 710, 710, True),
+        (5000, 0, 600, False),  # work is under way: CUDA_ERROR_NOT_READY
+        (5000, 2, 0, False),  # out of memory
+        (5000, 201, 201, False),  # no context
+        (5000, 900, 901, False),  # capturing
+        (2000, 700, 700, False),  # a bad parameter is the caller's
+        (3000, 700, 700, False),
+    ],
+)
+def test_a_lost_context_is_named(run: Any, doubles: Any, status: int, memory: int, stream: int, lost: bool) -> None:
+    driver = str(doubles.plain("libcuda.so.1", DRIVER))
+    quiet, plain, fused, closed, live, calls = run(
+        """
+        driver = ctypes.CDLL(values["driver"])
+        def tell(name):
+            return ctypes.c_int.in_dll(driver, f"driver_{name}")
+        handle = pybnorm.Handle("cudnn")
+        x = last((2, 8, 3, 5))
+        plan, other = handle.plan_forward_training(x, activation="relu"), handle.plan_backward(x, activation="relu")
+        spatial = handle.plan_forward_training(x, algorithm="spatial")
+        plan(**FORWARD)
+        quiet = tell("calls").value
+        tell("memory").value, tell("stream").value = values["memory"], values["stream"]
+        number("status").value = values["status"]
+        told = [attempt(lambda: spatial(**FORWARD)), attempt(lambda: plan(**FORWARD))]
+        calls = tell("calls").value
+        del plan, other, spatial
+        closed = attempt(handle.close)
+        del x
+        assert handle.closed
+        handle.close()
+        report([quiet, *told, closed, number("live").value, calls])
+        """,
+        driver=driver,
+        status=status,
+        memory=memory,
+        stream=stream,
+    )
+    assert quiet == 0  # a good call asks the driver nothing
+    assert live == 0
+    for result in (plain, fused, closed):
+        assert "VendorError" in result["classes"]
+        assert "said the double" in result["text"]
+        assert (result["error"] == "ContextLostError") == lost, result
+        assert ("nothing more can run" in result["text"]) == lost
+    if lost:
+        assert "ExecutionError" in plain["classes"]
+        assert "CUDA_ERROR_OF_THE_TEST" in plain["text"]
+    assert (calls > 0) == (status not in (2000, 3000))
+
+
+def test_without_a_driver_nothing_is_said_of_the_context(run: Any) -> None:
+    result = run(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            plan = handle.plan_forward_training(last((2, 8, 3, 5)), activation="relu")
+            number("status").value = 5000
+            result = attempt(lambda: plan(**FORWARD))
+            number("status").value = 0
+        report(result)
+        """
+    )
+    assert result["error"] == "ExecutionError"
+
+
+def test_a_forgotten_handle_of_a_lost_context_is_dropped_in_silence(run: Any) -> None:
+    live, told = run(
+        """
+        import gc, warnings
+        told = []
+        sys.unraisablehook = lambda hook: told.append(repr(hook.exc_value))
+        handle = pybnorm.Handle("cudnn")
+        plan = handle.plan_forward_training(last((2, 8, 3, 5)), activation="relu", z=True)
+        number("status").value = 5000
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del plan, handle
+            gc.collect()
+        report([number("live").value, told])
+        """
+    )
+    assert (live, told) == (0, [])
