@@ -179,6 +179,7 @@ class Handle:
         exponential_average_factor: float = 0.1,
         running: bool = True,
         saved: bool = True,
+        tune: bool = False,
     ) -> ForwardTrainingPlan: ...
     def plan_forward_inference(
         self,
@@ -190,6 +191,7 @@ class Handle:
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
+        tune: bool = False,
     ) -> ForwardInferencePlan: ...
     def plan_backward(
         self,
@@ -205,6 +207,7 @@ class Handle:
         beta_param: float = 0.0,
         epsilon: float = 1e-5,
         saved: bool = True,
+        tune: bool = False,
     ) -> BackwardPlan: ...
 
 class Plan:
@@ -214,6 +217,7 @@ class Plan:
     def reason(self) -> str: ...
     @property
     def workspace_size(self) -> int: ...
+    def _candidates(self, fast: bool) -> tuple[str, ...]: ...
 
 class ForwardTrainingPlan(Plan):
     def __call__(
