@@ -131,6 +131,11 @@ def choose(
             trials = _trials.run(task, handle.backend, handle.device or 0, names, own)
         except NotMeasuredError as error:
             return plan, f"{plan.reason}; not measured: {error}"
+        except PybnormError:
+            raise
+        except Exception as error:  # of cuda.core, whose classes differ between releases: no memory, a lost context
+            _log.warning("measuring failed", exc_info=True)
+            return plan, f"{plan.reason}; not measured: {type(error).__name__}: {error}"
         entry = _decision(trials, own)
         if entry is None:
             notes = "; ".join(f"{name}: {trial.note}" for name, trial in trials.items())
