@@ -90,7 +90,7 @@ class Harming:
 
     def __init__(self, handle, harm):
         self.handle, self.harm = handle, harm
-        self.backend = handle.backend
+        self.backend, self.fill, self.axpby = handle.backend, handle.fill, handle.axpby
         for name in METHODS.values():
             setattr(self, name, lambda name=name, **options: self.plan(name, **options))
 
@@ -169,6 +169,19 @@ class Idle:
 
     def __call__(self, **arguments):
         pass
+
+
+@pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.FLOAT16])
+@pytest.mark.parametrize("strides", [NCHW, NHWC, GAPS])
+def test_channels_are_copied_from_where_they_lie(handle, strides, dtype):
+    device = device_of(handle)
+    problem = task(Operation.FORWARD_TRAINING, strides, dtype, beta=0.5)  # y has values before the call
+    scratch = _trials._Scratch(problem, Plain(device), handle, 1)
+    copied = scratch._gathered("y")
+    assert copied is not None or (handle.backend == "onednn" and dtype != DataType.FLOAT32)
+    if copied is not None:
+        assert copied.tobytes() == scratch._sample("y", device.to_numpy(scratch.sets[0]["y"][0])).tobytes()
+        assert len(np.unique(copied)) > 100
 
 
 def test_memory_that_is_not_there(load_library, monkeypatch):
@@ -347,8 +360,9 @@ def test_a_tuned_plan_computes_right_and_is_remembered(handle, cache, monkeypatc
         monkeypatch.setattr(tuning, "_store", tuning._Store())
         assert getattr(handle, METHODS[operation])(x, **options).reason == again.reason  # from the file
     assert cache.exists()
-    scratch = _trials._Scratch(problem, Plain(device), 1)
+    scratch = _trials._Scratch(problem, Plain(device), handle, 1)
     space = device.empty_bytes(max(plan.workspace_size, 1))
+    scratch.renew()
     scratch.calls(plan, (space.pointer, plan.workspace_size))[0]()
     device.synchronize()
     assert scratch.verdict() == (Status.PASS, "")
