@@ -43,7 +43,9 @@ METHODS = {
 KAPPA = 3.0
 """Mean over standard deviation of x: with less, the cancellation of one-pass sums would not show."""
 SLOW = 3.0
-"""Times the fastest first call, beyond which a candidate is not measured further."""
+"""Times the fastest first call, and `HOST_SECONDS` more, beyond which a candidate is not measured further."""
+HOST_SECONDS = 20e-6
+"""What the launches of several kernels may add to a call by itself, and not to a graph's."""
 NEAR = 1.1
 """Times the fastest of the first round, up to which a candidate is measured again."""
 REPLAYS = (3, 5, 5)
@@ -180,7 +182,7 @@ class _Trials:
                 first[name] = trial.seconds
             _log.debug("%s: %s", name, trial)
         fastest = min(first.values(), default=0.0)
-        left = [name for name, seconds in first.items() if name == self.own or seconds <= SLOW * fastest]
+        left = [name for name, seconds in first.items() if name == self.own or seconds <= SLOW * fastest + HOST_SECONDS]
         times: dict[str, list[float]] = {name: [] for name in left}
         for replays in REPLAYS:
             for name in left:

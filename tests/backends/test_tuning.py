@@ -58,6 +58,8 @@ def cache(monkeypatch, tmp_path):
     ],
 )
 def test_plain_and_auto_are_judged_right_and_timed(handle, operation, layout, alignment, changes):
+    if handle.backend == "miopen":
+        pytest.skip("miopen has one way for every call, which test_calls judges, and never measures")
     base = task(operation)
     suffix = "_data" if operation == Operation.BACKWARD else ""
     named = {f"{n}{suffix}" if n in ("alpha", "beta") else n: v for n, v in changes.items()}
@@ -71,18 +73,22 @@ def test_plain_and_auto_are_judged_right_and_timed(handle, operation, layout, al
     if found["plain"].note.startswith("UnsupportedError"):
         assert found["auto"].note.startswith("UnsupportedError")  # the backend has no such layout
         return
-    assert [found[name].status for name in ("plain", "auto")] == [Status.PASS] * 2, found
+    # the plain entry point may cancel in one pass; its own choice is timed all the same
+    assert found["plain"].status in (Status.PASS, Status.WARN), found
+    assert found["auto"].status == Status.PASS or "aligned" in found["auto"].note, found
     assert found["plain"].seconds > 0
     assert found["auto"].seconds is None or found["auto"].seconds > 0
 
 
 @pytest.mark.parametrize("dtype", [DataType.FLOAT64, DataType.FLOAT16, DataType.BFLOAT16])
 def test_every_dtype_is_judged_where_it_runs(handle, dtype):
+    if handle.backend == "miopen":
+        pytest.skip("miopen has one way for every call, which test_calls judges, and never measures")
     for operation in METHODS:
         (found,) = _trials.run(
             task(operation, dtype=dtype), handle.backend, handle.device or 0, ["plain"], "plain"
         ).values()
-        assert found.status == Status.PASS or "Unsupported" in found.note, found
+        assert found.status in (Status.PASS, Status.WARN) or "Unsupported" in found.note, found
 
 
 class Harming:
@@ -178,7 +184,8 @@ def test_channels_are_copied_from_where_they_lie(handle, strides, dtype):
     problem = task(Operation.FORWARD_TRAINING, strides, dtype, beta=0.5)  # y has values before the call
     scratch = _trials._Scratch(problem, Plain(device), handle, 1)
     copied = scratch._gathered("y")
-    assert copied is not None or (handle.backend == "onednn" and dtype != DataType.FLOAT32)
+    # without, all of the tensor is copied to the host
+    assert copied is not None or handle.backend == "miopen" or (handle.backend, dtype.short) == ("onednn", "f16")
     if copied is not None:
         assert copied.tobytes() == scratch._sample("y", device.to_numpy(scratch.sets[0]["y"][0])).tobytes()
         assert len(np.unique(copied)) > 100
