@@ -182,6 +182,7 @@ class Handle:
         saved: bool = True,
         activation: Activation | int | str = ...,
         z: Any = None,
+        tune: bool = False,
     ) -> ForwardTrainingPlan: ...
     def plan_forward_inference(
         self,
@@ -195,6 +196,7 @@ class Handle:
         epsilon: float = 1e-5,
         activation: Activation | int | str = ...,
         z: Any = None,
+        tune: bool = False,
     ) -> ForwardInferencePlan: ...
     def plan_backward(
         self,
@@ -212,6 +214,7 @@ class Handle:
         saved: bool = True,
         activation: Activation | int | str = ...,
         z: Any = None,
+        tune: bool = False,
     ) -> BackwardPlan: ...
 
 class Plan:
@@ -223,6 +226,7 @@ class Plan:
     def workspace_size(self) -> int: ...
     @property
     def reserve_size(self) -> int: ...
+    def _candidates(self, fast: bool) -> tuple[str, ...]: ...
 
 class ForwardTrainingPlan(Plan):
     def __call__(

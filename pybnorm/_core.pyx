@@ -1644,6 +1644,7 @@ cdef class Handle:
         saved=True,
         activation=Activation.NONE,
         z=None,
+        tune=False,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
 
@@ -1671,6 +1672,10 @@ cdef class Handle:
             as 0. MIOpen has activations in `forward_training`, not by a plan; oneDNN has none.
         z : bool, TensorDescriptor or array, optional
             What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
+        tune : bool
+            With ``"auto"`` or ``"fast"``: measure their candidates once, in memory of its own, and remember the fastest
+            in a file (`pybnorm.tuning`); ``reason`` has the times. It takes seconds, and on CUDA the packages
+            ``cuda-core`` and ``cuda-bindings``. Not while a stream is captured into a graph.
 
         Returns
         -------
@@ -1682,19 +1687,30 @@ cdef class Handle:
         ------
         ArgumentError, UnsupportedError, VendorError
             As in `forward_training`; UnsupportedError where the algorithm named cannot do it, with the reason.
+        LibraryNotFoundError
+            `tune` without those packages.
 
         Notes
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
         ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
         """
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_FORWARD_TRAINING, x, algorithm,
+                dict(
+                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
+                    exponential_average_factor=exponential_average_factor, running=running, saved=saved,
+                    activation=activation, z=z,
+                ),
+            )
         return _plan_forward_training(
             self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved, activation, z
         )
 
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
-        activation=Activation.NONE, z=None,
+        activation=Activation.NONE, z=None, tune=False,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
 
@@ -1706,6 +1722,13 @@ cdef class Handle:
         ForwardInferencePlan
             Its calls take `z` if planned.
         """
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_FORWARD_INFERENCE, x, algorithm,
+                dict(
+                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z
+                ),
+            )
         return _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, activation, z)
 
     def plan_backward(
@@ -1724,6 +1747,7 @@ cdef class Handle:
         saved=True,
         activation=Activation.NONE,
         z=None,
+        tune=False,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
 
@@ -1740,6 +1764,14 @@ cdef class Handle:
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
         """
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_BACKWARD, x, algorithm,
+                dict(
+                    dy=dy, dx=dx, mode=mode, alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param,
+                    beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
+                ),
+            )
         return _plan_backward(
             self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
             activation, z,
@@ -2566,6 +2598,17 @@ cdef class Plan:
     def __repr__(self):
         return f"<{type(self).__name__} {self.algorithm} of {self.handle.backend}, x {self.xd!r}>"
 
+    def _candidates(self, bint fast):
+        """Algorithms that may take this plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
+        cdef const char *found
+        names = []
+        while self.table.plan_candidate != NULL:
+            found = self.table.plan_candidate(&self.call, fast, len(names))
+            if found == NULL:
+                break
+            names.append(found.decode())
+        return tuple(names)
+
     cdef int _make(self, object algorithm) except -1:
         """Everything but the call's descriptors and scalars, which the caller has set."""
         cdef const pbn_backend *table = self.table
@@ -2852,6 +2895,15 @@ cdef tuple _planned(Handle handle, object tensor, str name, TensorDescriptor lik
         return TensorDescriptor(handle.backend, tensor.dtype, tensor.dims, tensor.strides), 0
     buffer = handle._data(tensor, name)
     return TensorDescriptor(handle.backend, buffer.dtype, buffer.dims, buffer.strides), buffer.pointer
+
+
+cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
+    """A plan that measurements chose. Who measures needs devices and the judge, storeys above this one: found late."""
+    from pybnorm import tuning
+
+    plan, reason = tuning.choose(handle, Operation(operation), x, algorithm, options)
+    (<Plan>plan).reason = reason
+    return plan
 
 
 cdef object _plan_forward_training(

@@ -162,6 +162,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) noexcept nogil
         void (*plan_destroy)(pbn_plan *plan) noexcept nogil
         int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
+        const char *(*plan_candidate)(const pbn_call *call, int fast, int index) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
 
 cdef extern from *:

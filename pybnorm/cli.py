@@ -608,6 +608,7 @@ class _NothingToMeasure(click.ClickException):
 )
 @click.option("--quick", is_flag=True, help="Fewer measurements of each time, and by default small shapes.")
 @click.option("--host/--no-host", default=True, show_default=True, help="Measure host time per call.")
+@click.option("--tune", is_flag=True, help="Also the plans of auto and fast that tune=True chooses.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
 @click.option(
     "--json",
@@ -630,6 +631,7 @@ def bench_device(
     rivals: tuple[str, ...],
     quick: bool,
     host: bool,
+    tune: bool,
     seconds: float,
     json_target: str | None,
     plot_target: str | None,
@@ -667,6 +669,7 @@ def bench_device(
                 rivals=None if not rivals else tuple(name for name in rivals if name != "none"),
                 quick=quick,
                 host=host,
+                tune=tune,
                 seconds=seconds,
                 progress=lambda text, total: progress.update(task, description=text, total=total, advance=1),
             )
@@ -691,6 +694,41 @@ def bench_device(
         except OSError as error:
             raise _WriteError(f"--plot {plot_target}", error) from None
     context.exit(_INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
+
+
+# ---------------------------------------------------------------- tune
+
+
+@main.command()
+@click.option("--clear", is_flag=True, help="Forget all of it, so that the next plans are measured anew.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def tune(clear: bool, as_json: bool) -> None:
+    """What plans with tune=True have measured and remembered on this machine, and in which file.
+
+    PYBNORM_TUNE_CACHE names the file; without it it lies in the user's cache folder.
+    """
+    from pybnorm import tuning
+
+    file = tuning.cache_file()
+    found = tuning.entries()
+    if clear:
+        try:
+            tuning.clear()
+        except ArgumentError as error:
+            raise click.UsageError(str(error)) from None
+        except OSError as error:
+            raise _WriteError(str(file), error) from None
+    if as_json:
+        _write_json({"file": file, "cleared": clear, "entries": found}, _output())
+        return
+    console = _console()
+    console.print(Text(f"{file}: {len(found)} {'forgotten' if clear else 'remembered'}"), soft_wrap=True)
+    for problem, entry in ({} if clear else found).items():
+        rule = entry["rule_seconds"]
+        text = f"{entry['algorithm']} {entry['seconds'] * 1e6:.1f} us"
+        if entry["algorithm"] != entry["rule"]:
+            text += f" ({entry['rule']} " + (f"{rule * 1e6:.1f} us)" if rule is not None else "failed)")
+        console.print(Text(f"{text}: {problem}"), soft_wrap=True)
 
 
 # ---------------------------------------------------------------- compare

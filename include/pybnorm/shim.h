@@ -242,13 +242,17 @@ typedef struct pbn_backend {
      * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
      * plan_info: bytes of workspace and of reserve; what "auto" chose and why, in storage of the plan.
-     * plan_run: `call` as at creation, with pointers and workspace. */
+     * plan_run: `call` as at creation, with pointers and workspace.
+     * plan_candidate: names for plan_create, by index, NULL behind the last: what may be measured and taken in place of
+     *   the choice of "auto", or of "fast" if `fast`. Its results stay in the stable class of the error bound; with
+     *   `fast` over a limited range only. Not all of them can be built. */
     const char *const *algorithms;
     int (*plan_create)(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan);
     void (*plan_info)(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm,
                       const char **why);
     int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
     void (*plan_destroy)(pbn_plan *plan);
+    const char *(*plan_candidate)(const pbn_call *call, int fast, int index);
 
     /* The status that kernels of earlier calls recorded on the device, which the vendor then clears; `query` is a
      * pbn_query. NULL where kernels record none. */

@@ -2697,6 +2697,36 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     return PBN_OK;
 }
 
+/* Whether the way's results stay in the stable class of the error bound for this call. The persistent kernels sum in
+ * fixed point; Ex runs those of the plain entry point, except over channels-last memory with saved statistics. */
+static int is_stable(int kind, const pbn_call *call) {
+    if (kind == EX)
+        return all_channels_last(call) && call->saved_mean != NULL &&
+               ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
+    return kind != PERSISTENT;
+}
+
+/* Without "plain", which is spatial or persistent; with some of the plans behind the heuristic's first. */
+static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int index) {
+    static const char *const names[] = {
+        "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise", "pointwise:1",
+        "pointwise:2", "pointwise:3", "columns", "columns:1", "columns:2", "split",   "dense",     "persistent",
+    };
+    int kind, skip;
+    if (call == NULL || operation_tensors_missing(call) != NULL)
+        return NULL;
+    if (call->mode == PBN_PER_ACTIVATION)
+        return index == 0 ? plain_rule.algorithm : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL ||
+            (kind == SPLIT && call->x_desc->dims[0] <= SPLIT_ROWS) || !(fast || is_stable(kind, call)))
+            continue; /* split of one piece is spatial */
+        if (index-- == 0)
+            return names[i];
+    }
+    return NULL;
+}
+
 static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm,
                             const char **why) {
     *workspace = plan->workspace;
@@ -2954,6 +2984,7 @@ const pbn_backend pbn_backend_cudnn = {
     .plan_run = cudnn_plan_run,
     .plan_destroy = cudnn_plan_destroy,
     .runtime_error = cudnn_runtime_error,
+    .plan_candidate = cudnn_plan_candidate,
     .has_symbol = cudnn_has_symbol,
 };
 

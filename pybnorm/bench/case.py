@@ -22,6 +22,7 @@ __all__ = [
     "FACTOR",
     "TOLERANCE",
     "TOUCHED",
+    "TUNED",
     "Case",
     "Contender",
     "Tensors",
@@ -35,6 +36,8 @@ TOUCHED = {"train": 2, "infer": 2, "backward": 3}
 """Operations, and how many tensors each reads or writes at least: x and y; x, dy and dx."""
 EPSILON = 1e-5
 FACTOR = 0.1
+TUNED = " tuned"
+"""Behind an algorithm's name: the plan of ``tune=True``."""
 TOLERANCE = 1e-2
 """Largest difference over the largest right value with which a result is still timed: what `pybnorm check` judges
 closely is here only to be the right computation, of 16-bit data too."""
@@ -145,7 +148,7 @@ def _workspace(machine: Machine, nbytes: int) -> tuple[Any, tuple[int, int] | No
 
 
 def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> Contender:
-    """A plan of pybnorm, called with addresses.
+    """A plan of pybnorm, called with addresses; measured beforehand where the algorithm's name ends in `TUNED`.
 
     Raises
     ------
@@ -157,9 +160,10 @@ def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> 
     kept: list[Any] = []
     names: tuple[str, ...] = ()
     plan: Any
+    chosen: dict[str, Any] = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
     if operation == "train":
         plan = handle.plan_forward_training(
-            first.x, first.y, algorithm=algorithm, epsilon=EPSILON, exponential_average_factor=FACTOR
+            first.x, first.y, epsilon=EPSILON, exponential_average_factor=FACTOR, **chosen
         )
         kept = [*case.running(), case.unwritten(), case.unwritten()]
         memory, workspace = _workspace(machine, plan.workspace_size)
@@ -167,12 +171,12 @@ def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> 
         calls = [functools.partial(plan, address(s.x), scale, bias, address(s.y), *tail) for s in case.sets]
         names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
     elif operation == "infer":
-        plan = handle.plan_forward_inference(first.x, first.y, algorithm=algorithm, epsilon=EPSILON)
+        plan = handle.plan_forward_inference(first.x, first.y, epsilon=EPSILON, **chosen)
         memory, workspace = _workspace(machine, plan.workspace_size)
         head = (scale, bias, address(case.mean), address(case.variance))
         calls = [functools.partial(plan, address(s.x), *head, address(s.y), workspace) for s in case.sets]
     else:
-        plan = handle.plan_backward(first.x, first.dy, first.y, algorithm=algorithm, epsilon=EPSILON)
+        plan = handle.plan_backward(first.x, first.dy, first.y, epsilon=EPSILON, **chosen)
         kept, names = [case.unwritten(), case.unwritten()], ("dscale", "dbias")
         memory, workspace = _workspace(machine, plan.workspace_size)
         saved = (address(case.saved_mean), address(case.saved_inv_variance))

@@ -101,6 +101,7 @@ def run(
     rivals: Sequence[str] | None = None,
     quick: bool = False,
     host: bool = True,
+    tune: bool = False,
     seconds: float = math.inf,
     progress: Callable[[str, int], object] = lambda text, total: None,
 ) -> dict[str, Any]:
@@ -122,6 +123,9 @@ def run(
         Fewer measurements of each time, and small shapes.
     host : bool
         Also host microseconds per call.
+    tune : bool
+        ``"auto"`` and ``"fast"`` also as plans of ``tune=True``, by the names ``"auto tuned"`` and ``"fast tuned"``;
+        what `pybnorm.tuning` remembers of them is used and added to.
     seconds : float
         After this time no other shape, dtype and layout is begun; what is left out is listed.
     progress : callable
@@ -156,6 +160,8 @@ def run(
         ("algorithms", [name.partition(":")[0] for name in names], _core.algorithms(backend)),
     ):
         _known(argument, given, known)
+    if tune:
+        names += tuple(name + cases.TUNED for name in names if name in ("auto", "fast"))
     library = pybnorm.load(backend)
     machine = open_machine(library.device_type)
     result: dict[str, Any] = {

@@ -267,7 +267,7 @@ class Plain:
     """A device of `pybnorm.devices`: CUDA without PyTorch, or the CPU."""
 
     def __init__(self, device: devices.Device) -> None:
-        self._device = device
+        self.device = device
         self.name = device.name
         self.gpu = device.device_type != CPU
         self.stream = device.stream
@@ -286,15 +286,15 @@ class Plain:
         strides = _arguments.packed_strides(dims, layout)
         order = sorted(range(len(dims)), key=lambda axis: -strides[axis])
         array = values.reshape([dims[axis] for axis in order]).transpose(np.argsort(order))
-        return self._device.from_numpy(array)
+        return self.device.from_numpy(array)
 
     def vector(self, values: npt.NDArray[np.float32]) -> Any:
         """A float32 `Buffer` of rank 1."""
-        return self._device.from_numpy(values)
+        return self.device.from_numpy(values)
 
     def empty_bytes(self, nbytes: int) -> Any:
         """A `Memory`."""
-        return self._device.empty_bytes(nbytes)
+        return self.device.empty_bytes(nbytes)
 
     def address(self, array: Any) -> int:
         """Of the first element."""
@@ -302,7 +302,7 @@ class Plain:
 
     def sample(self, array: Any, channels: Sequence[int]) -> Array64:
         """Channels in float64 on the host; also of a NumPy array, as rivals on the CPU return them."""
-        host = array if isinstance(array, np.ndarray) else self._device.to_numpy(array)
+        host = array if isinstance(array, np.ndarray) else self.device.to_numpy(array)
         rows = host.reshape(1, -1) if host.ndim == 1 else host
         chosen: Array64 = rows[:, list(channels)].astype(np.float64)
         return chosen.reshape(*chosen.shape[:2], -1)
@@ -315,11 +315,11 @@ class Plain:
 
     def synchronize(self) -> None:
         """Wait for the stream."""
-        self._device.synchronize()
+        self.device.synchronize()
 
     def time(self, calls: Sequence[Call], replays: int) -> Timing:
         """On CUDA as `TorchCuda.time`; on the CPU the best of the measurements by the wall clock."""
-        device = self._device
+        device = self.device
         _in_turn(calls, 2 if self.gpu else 1)
         once = device.time(lambda: _in_turn(calls, 1), calls=2)[0] / len(calls)
         count, replays = _plan(once, len(calls), replays)
@@ -330,7 +330,8 @@ class Plain:
         executable = None
         if self._driver is not None:
             device.synchronize()
-            executable = self._driver.captured(lambda: _in_turn(calls, count))
+            with _no_garbage_collection():
+                executable = self._driver.captured(lambda: _in_turn(calls, count))
         if executable is None or self._driver is None:
             seconds = device.time(lambda: _in_turn(calls, count), repeats=replays)
             return _timing([s / total for s in seconds], total, "events around calls")
@@ -344,10 +345,10 @@ class Plain:
         if self._driver is None:
             return _cpu_copy_speed()
         nbytes = min(_COPY_BYTES, self._driver.free_bytes() // 4)
-        source, target = (self._device.empty_bytes(nbytes) for _ in range(2))
+        source, target = (self.device.empty_bytes(nbytes) for _ in range(2))
         driver = self._driver
         copy = lambda: driver.copy(target.pointer, source.pointer, nbytes)  # noqa: E731
-        seconds = statistics.median(self._device.time(copy, repeats=11, warmup=3))
+        seconds = statistics.median(self.device.time(copy, repeats=11, warmup=3))
         return 2 * nbytes / seconds, f"device-to-device copy of {nbytes >> 20} MiB by the driver"
 
     def free_bytes(self) -> int | None:

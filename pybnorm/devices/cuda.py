@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pybnorm._arrays import CUDA, Buffer, Memory
@@ -174,6 +175,34 @@ def driver() -> str:
     _cuda_core()
     status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
     return f"CUDA driver {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else ""
+
+
+@contextlib.contextmanager
+def current_kept() -> Iterator[None]:
+    """What is done inside may make another device current; behind it the thread's old context is current again.
+
+    Vendor symbols: ``cuCtxGetCurrent``, ``cuCtxSetCurrent``.
+    """
+    _cuda_core()
+    driver = importlib.import_module("cuda.bindings.driver")
+    status, context = driver.cuCtxGetCurrent()
+    try:
+        yield
+    finally:
+        if int(status) == 0:
+            driver.cuCtxSetCurrent(context)
+
+
+def capturing(stream: int) -> bool:
+    """Whether a stream, by its address, is being captured into a graph, or would end another's capture if it were used.
+
+    Vendor symbol: ``cuStreamIsCapturing``.
+    """
+    _cuda_core()
+    driver = importlib.import_module("cuda.bindings.driver")
+    status, state = driver.cuStreamIsCapturing(driver.CUstream(stream))
+    # not a success: the legacy stream beside a capture that it would break, or a capture that is broken already
+    return int(status) != 0 or int(state) != 0
 
 
 def _cuda_core() -> Any:

@@ -86,6 +86,23 @@ def test_every_operation_is_measured_and_right(dtype):
     assert text.count("2x8x5x6") >= 6
 
 
+def test_tuned_plans_have_a_column(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(tmp_path / "tuning.json"))
+    result = device.run("onednn", **(TINY | {"rivals": ["numpy"], "operations": ["train"], "tune": True}))
+    assert result["good"]
+    assert result["algorithms"] == ["auto", "auto tuned"]
+    for row in result["rows"]:
+        assert list(row["contenders"]) == ["auto", "auto tuned", "numpy"]
+        found = row["contenders"]["auto tuned"]
+        assert found["seconds"] > 0
+        assert found["reason"].endswith("nothing to measure it against")
+    assert result["summary"]["auto tuned"]["rows"] == 2
+    assert "auto tuned" in shown(result)
+    assert device.run("onednn", **(TINY | {"rivals": [], "algorithms": ["plain"], "tune": True}))["algorithms"] == [
+        "plain"
+    ]
+
+
 def test_the_rivals_compute_what_the_library_does():
     """Loosely checked in every run; here in float32 closely, on a shape where channels differ."""
     bench = machine.open_machine(1)
