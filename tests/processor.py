@@ -19,6 +19,7 @@ def onednn_must(dtype):
 
 def need(backend, dtype):
     """Skip where the processor leaves oneDNN without a dtype; where it must have it, the test goes on, and fails."""
+    dtype = _arguments.data_type(dtype)
     if backend == "onednn" and onednn_must(dtype) is None:
         layout = Layout.CHANNELS_FIRST
         if not pybnorm.capability("onednn", Operation.FORWARD_INFERENCE, Mode.SPATIAL, dtype, layout, 4)[0]:
