@@ -123,9 +123,9 @@ def batch_norm_training(
     except (KeyError, TypeError):  # the latter of an argument without a hash, which is refused or not kept
         running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         data = {"x": x, "y": None if out is None else out[0]}
-        options = {"exponential_average_factor": exponential_average_factor, "epsilon": epsilon, "running": running}
+        options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
+        options["exponential_average_factor"] = exponential_average_factor
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        options |= {"mode": mode, "algorithm": algorithm}
         call = _prepare("training", handle, data, vectors, options, out)
         _keep(ready, key, call)
     found: tuple[Any, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
@@ -505,8 +505,8 @@ def _prepare(
             plan = getattr(used, f"plan_{method}")(*arrays, **options)
     memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None
-    make = {"training": _training_call, "inference": _inference_call}.get(operation, _backward_call)
-    call = make(plan, like, like_scale, memory, follow, constants)
+    make: Call = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}[operation]
+    call: Call = make(plan, like, like_scale, memory, follow, constants)
     if not on_gpu:
         return call
     if waiting:

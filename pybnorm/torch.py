@@ -269,9 +269,7 @@ class _BatchNorm:
                 average, mean, variance = (mean, variance), torch.zeros_like(mean), torch.zeros_like(variance)
         elif momentum is None:
             momentum = 0.0
-        y = batch_norm(
-            input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback
-        )
+        y = batch_norm(input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback)
         if counter is not None:
             counter.add_(1)
         if average is not None:

@@ -113,6 +113,10 @@ class Jax(Framework):
     name = "jax"
     mutable = False
 
+    def __init__(self, package, backend):
+        super().__init__(package, backend)
+        package.config.update("jax_enable_x64", True)  # or it makes float32 of float64
+
     def put(self, array):
         return self.package.numpy.asarray(np.ascontiguousarray(array))
 
