@@ -13,7 +13,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=cudnn PYBNOR
 status=0
 python3 -m pybnorm info | public | tee "$out/cuda-info.txt"
 python3 -m pytest -p no:cacheprovider -q tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph \
-    tests/bench 2>&1 | grep -vE '^[.sxX]+ +\[' | public | tee "$out/cuda-tests.txt" || status=1
+    tests/functional tests/pytorch tests/bench 2>&1 | grep -vE '^[.sxX]+ +\[' | public | tee "$out/cuda-tests.txt" || status=1
 COLUMNS=150 python3 -m pybnorm check | public | tee "$out/cuda-smoke.txt" || status=1
 jobs=$(($(nproc) < 12 ? $(nproc) : 12)) # the data are made and judged on the host, which takes longer than the calls
 python3 -m pybnorm check --backend cudnn --suite full --jobs "$jobs" --json "$out/full.json" >"$out/full.txt" || status=1

@@ -18,7 +18,7 @@ handle
     Its calls go to the stream that is current in the framework, as the framework's own would. A `Handle`: calls go to
     its stream, on which new arrays are allocated too; ordering that stream and others is the caller's.
 out
-    Results that are written and returned instead of new ones, in the order of the results; None among them for new ones.
+    Arrays that are written and returned instead of new ones, in the order of the results; None for a new one.
 
 Limits. A kind of call is made ready outside of a graph capture: one call before it, on the thread that captures. Each
 value of a scalar is another kind, of which `MOST_READY` per thread, or per handle given, are kept, the latest; on cuDNN
@@ -283,10 +283,9 @@ _local = _Local()
 
 def _after_fork_in_child() -> None:
     """Handles do not cross a fork; this process makes its own."""
-    global _local
-    _local = _Local.__new__(_Local)  # before the old one goes, which fills the deque again
-    _spare.clear()
-    _local.__init__()  # type: ignore[misc]
+    kept = _Kept()
+    _local.handles, _local.ready, _local.lent = kept.handles, kept.ready, _Lent(kept)
+    _spare.clear()  # also of what this thread had until now
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -505,8 +504,7 @@ def _prepare(
             plan = getattr(used, f"plan_{method}")(*arrays, **options)
     memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None
-    make: Call = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}[operation]
-    call: Call = make(plan, like, like_scale, memory, follow, constants)
+    call: Call = _CALLS[operation](plan, like, like_scale, memory, follow, constants)
     if not on_gpu:
         return call
     if waiting:
@@ -722,6 +720,9 @@ def _backward_call(
         return dx, dscale, dbias
 
     return call
+
+
+_CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}
 
 
 def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:

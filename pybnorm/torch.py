@@ -1,10 +1,10 @@
 """Batch norm for PyTorch by the vendors' libraries: a function, modules, and a switch for a model.
 
-``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d`` of a model one of
-this module; `batch_norm` stands for ``torch.nn.functional.batch_norm``. Both are differentiable once, by
-`pybnorm.functional` on PyTorch's current stream with PyTorch's memory, so they work under autocast (as PyTorch's own:
-in the dtype of the input, with float32 parameters) and in a captured CUDA graph after a warm-up on the thread that
-captures; ``torch.compile`` calls them as they are.
+``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d`` of a model one
+of this module; `batch_norm` stands for ``torch.nn.functional.batch_norm``. Both are differentiable once, by
+`pybnorm.functional` on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
+the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread that captures;
+``torch.compile`` calls them as they are.
 
 What no vendor's library here has a right path for is an error (`UnsupportedError`, `LibraryNotFoundError`,
 `NotInitializedError`, `ArgumentError`), never silently PyTorch's result; with ``fallback=True`` it is PyTorch's. So are
