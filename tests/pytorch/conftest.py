@@ -22,8 +22,9 @@ def device(request, torch, need_device):
 
 
 @pytest.fixture(scope="session")
-def ours(torch):
+def ours(torch, need_package):
     """The module under test, which imports PyTorch."""
+    need_package("array_api_compat")
     import pybnorm.torch
 
     return pybnorm.torch
