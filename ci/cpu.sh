@@ -50,7 +50,7 @@ debian_torch() { # prints why not, or nothing
     local version='import sys; print(*sys.version_info[:2], sep=".")'
     [ "$(/usr/bin/python3 -c "$version" 2>&1)" = "$(python -c "$version")" ] ||
         { echo "Debian's PyTorch is for another Python than $(python --version)"; return; }
-    { apt-get update && timeout 300 apt-get install -y --no-install-recommends python3-torch; } >"$venv/torch.txt" 2>&1 </dev/null ||
+    { apt-get update && timeout 300 apt-get install -y --no-install-recommends -o DPkg::Options::=--force-unsafe-io python3-torch; } >"$venv/torch.txt" 2>&1 </dev/null ||
         { echo "Debian's package python3-torch cannot be had: $(tail -n 1 "$venv/torch.txt")"; return; }
     local packages=/usr/lib/python3/dist-packages site
     site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

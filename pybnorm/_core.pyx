@@ -6,6 +6,7 @@ The only compiled module. It sees ``include/pybnorm/shim.h``, never a vendor hea
 status is not 0. Nothing on that path prints, synchronises or allocates device memory.
 """
 
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -2465,6 +2466,38 @@ cdef bint _seen(object array, _DLExchange *table, _DLTensor *view):
     return 0 <= view.ndim <= _VIEW_RANK
 
 
+cdef object _ndarray = _arrays.np.ndarray
+
+
+cdef bint _of_numpy(object array, bint output, _DLTensor *view, int64_t *shape, int64_t *strides):
+    """Fills a view of a NumPy array by the buffer protocol, for less than NumPy's attributes take.
+
+    False where that does not say all (bfloat16), or the array is an output and may not be written.
+    """
+    cdef Py_buffer held
+    cdef bint good
+    cdef int i
+    try:
+        PyObject_GetBuffer(array, &held, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if output else 0))
+    except Exception:
+        return False
+    # Any other format, "=f" of an array that is not aligned among them, is left to the way that names it.
+    good = held.format != NULL and held.format[0] != 0 and held.format[1] == 0 and held.ndim <= _VIEW_RANK
+    if good:
+        good = held.format[0] in (b"f", b"d", b"e")
+    if good:
+        for i in range(held.ndim):
+            if held.strides[i] % held.itemsize != 0:
+                good = False
+            shape[i], strides[i] = held.shape[i], held.strides[i] // held.itemsize
+        view.data, view.byte_offset = held.buf, 0
+        view.device_type, view.device_id = 1, 0
+        view.ndim, view.shape, view.strides = held.ndim, shape, strides
+        view.code, view.bits, view.lanes = 2, <uint8_t>(8 * held.itemsize), 1
+    PyBuffer_Release(&held)  # the array itself lives on
+    return good
+
+
 cdef bint _current_stream(object array, int device_type, uintptr_t *stream) except -1:
     """Whether the array is of such a device and its framework says in C which stream is current there."""
     cdef _DLTensor view
@@ -2651,17 +2684,21 @@ cdef class Plan:
         return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
 
     cdef uintptr_t _viewed(self, object value, const pbn_tensor *planned, bint vector, bint output) except? 0:
-        """The address of an array that is what was planned, by its framework's C table.
+        """The address of an array that is what was planned, by its framework's C table or as NumPy's.
 
-        0 where it has no such table or is something else, which the way through Python names or takes.
+        0 where it is neither or is something else, which the way through Python names or takes.
         """
         cdef _DLTensor view
-        cdef _DLExchange *table = _exchange_of(type(value), output)
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
         cdef int64_t packed = 1
         cdef int i, k
-        if table == NULL:
-            return 0
-        table.view_of_object(<void *>value, &view)
+        if type(value) is _ndarray:
+            if not _of_numpy(value, output, &view, shape, strides):
+                return 0
+        else:
+            if not _seen(value, _exchange_of(type(value), output), &view):
+                return 0
         if (
             view.device_type != self.table.device_type
             or (self.device_id != -1 and view.device_id != self.device_id)

@@ -534,6 +534,8 @@ def _maker(array: Any, argument: str, given: Any) -> Call:
     """What makes an array like the one given, in its framework."""
     if given is not None:
         return _no_maker
+    if type(array) is np.ndarray:
+        return np.empty_like  # as the namespace's, which wraps it
     try:
         maker: Call = array_api_compat.array_namespace(array).empty_like
     except TypeError:
