@@ -80,10 +80,10 @@ def test_gradients_are_those_of_pytorch_in_float64(torch, ours, device, training
     variance = randn(torch, shape[1:2], device, seed=6).abs() + 0.5
 
     def right(x, w, b):
-        return torch.nn.functional.batch_norm(x, mean.double(), variance.double(), w, b, training)
+        return torch.nn.functional.batch_norm(x, mean.double(), variance.double(), w, b, training, eps=0.3)
 
     def got(x, w, b):
-        return ours.batch_norm(x, mean.clone(), variance.clone(), w, b, training)
+        return ours.batch_norm(x, mean.clone(), variance.clone(), w, b, training, eps=0.3)
 
     expected = gradients(right, x.double(), weight.double(), bias.double(), dy.double())
     for seen, wanted in zip(gradients(got, x, weight, bias, dy), expected, strict=True):
@@ -122,6 +122,9 @@ def test_only_what_is_asked_for_has_a_gradient(torch, ours, device):
             assert not ours.batch_norm(leaf, mean, variance, weight, None, training).requires_grad
         ours.batch_norm(leaf, mean, variance, None, None, training).square().sum().backward()
         assert leaf.grad is not None
+        bias = weight.clone().requires_grad_()
+        ours.batch_norm(x, mean, variance, None, bias, training).sum().backward()
+        assert close(bias.grad, torch.full((5,), 4.0 * 6 * 7, device=device))
 
 
 def test_a_second_derivative_is_an_error(torch, ours, device):
@@ -235,6 +238,16 @@ def test_modules_behave_as_pytorchs_over_steps(torch, ours, device, rank, option
     assert mine.state_dict().keys() == theirs.state_dict().keys()
     if options.get("track_running_stats", True):
         assert int(mine.num_batches_tracked) == int(theirs.num_batches_tracked) == 4
+
+
+def test_statistics_that_are_tracked_no_longer_stay(torch, ours, device):
+    results = []
+    for module in pair(torch, ours, 2, device):
+        module.track_running_stats = False
+        before = [value.clone() for value in module.buffers()]
+        results.append(module(randn(torch, SHAPES[2], device)))
+        assert all(torch.equal(now, then) for now, then in zip(module.buffers(), before, strict=True))
+    assert close(results[1], results[0])
 
 
 def test_state_goes_to_pytorchs_modules_and_back(torch, ours, device):
