@@ -16,6 +16,7 @@ fi
 say "environment: $(python3 --version), $(nproc) cores"
 python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
+rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
 python -m pip install --quiet '.[test,lint,dask]' -r ci/mpi.txt
 # cuDNN without what it needs on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.

@@ -98,7 +98,7 @@ def _batch_norm(
 
 try:
     # A graph that torch.compile traces calls it as it is. PyTorch 1 has no compiler.
-    _opaque = torch.compiler.disable(_batch_norm)
+    _opaque = torch.compiler.disable(_batch_norm) if torch.compiler.is_compiling is not None else None
 except Exception:
     _opaque = None
 
@@ -144,7 +144,7 @@ def _computed(
 
 def _forward_mode() -> bool:
     """Whether forward derivatives are being taken, which the functions below refuse and a plain call would drop."""
-    return bool(torch.autograd.forward_ad._current_level >= 0)
+    return bool(getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
