@@ -18,7 +18,7 @@ from pybnorm.check import bounds, runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import expand
-from pybnorm.enums import Operation
+from pybnorm.enums import DataType, Operation
 
 functional = pytest.importorskip("pybnorm.functional", exc_type=ModuleNotFoundError)  # needs array-api-compat
 
@@ -73,6 +73,8 @@ def perform(frame, problem, inputs, **options):
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_results_are_within_the_bound(frame, problem):
+    if frame.name == "cupy" and problem.dtype == DataType.BFLOAT16:
+        pytest.skip("CuPy has no arrays of ml_dtypes' bfloat16")
     inputs = generate(problem)
     expected = bounds.Expected(problem, inputs)
     try:
@@ -88,7 +90,8 @@ def test_results_are_within_the_bound(frame, problem):
     for name in expected.outputs:
         values = np.array(found[name] if isinstance(found[name], np.ndarray) else frame.get(found[name]))
         verdict = bounds.judge(expected, name, values.reshape(np.shape(expected.outputs[name])))
-        assert verdict.status == Status.PASS, (name, verdict)
+        # On a GPU the plan may be the entry point itself, whose own tests say where it is of the lesser class.
+        assert verdict.status in ((Status.PASS, Status.WARN) if frame.gpu else (Status.PASS,)), (name, verdict)
     assert all(frame.is_mine(array) for name, array in found.items() if not name.startswith("running"))
     main = found["dx" if problem.operation == Operation.BACKWARD else "y"]
     if frame.name != "jax":  # which has no strides
@@ -140,6 +143,18 @@ def test_scale_and_bias_may_be_left_out(arrays):
         assert np.allclose(arrays.got(again), right, atol=1e-4)
         gradients = functional.batch_norm_backward(arrays.x, arrays.dy, scale, mean, inv)
         assert np.allclose(arrays.got(gradients[2]), arrays.np_dy.sum((0, 2, 3)), atol=1e-4)
+
+
+def test_scale_and_bias_may_be_left_out_per_activation(arrays):
+    mode = "per_activation"
+    y, mean, inv = functional.batch_norm_training(arrays.x, None, None, mode=mode)
+    x = arrays.np_x.astype(np.float64)
+    right = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+    assert np.allclose(arrays.got(y), right, atol=1e-4)
+    assert arrays.got(mean).shape == arrays.got(inv).shape == (1, *SHAPE[1:])
+    _, dscale, dbias = functional.batch_norm_backward(arrays.x, arrays.dy, None, mean, inv, mode=mode)
+    assert np.allclose(arrays.got(dscale)[0], (arrays.np_dy * right).sum(0), atol=1e-4)
+    assert np.allclose(arrays.got(dbias)[0], arrays.np_dy.sum(0), atol=1e-4)
 
 
 def test_a_kind_of_call_is_made_ready_once(arrays):
