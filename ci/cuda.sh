@@ -48,6 +48,7 @@ part info python3 -m pybnorm info
 part tests-calls tests tests/unit/test_devices.py tests/backends
 part tests-operations tests tests/operations
 part tests-layers tests tests/layer tests/graph tests/bench
+part tests-frameworks tests tests/functional tests/pytorch
 part smoke env COLUMNS=150 python3 -m pybnorm check
 part full full
 part examples examples

@@ -6,6 +6,8 @@ The only compiled module. It sees ``include/pybnorm/shim.h``, never a vendor hea
 status is not 0. Nothing on that path prints, synchronises or allocates device memory.
 """
 
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
@@ -76,6 +78,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "capability",
+    "current_stream",
     "derive_bn_tensor_descriptor",
     "fill",
     "has_symbol",
@@ -83,6 +86,7 @@ __all__ = [
     "loaded",
     "relu",
     "relu_backward",
+    "signature",
 ]
 
 cdef object _load_lock = threading.Lock()
@@ -682,6 +686,7 @@ cdef class Handle:
     cdef object lock
     cdef dict descriptors
     cdef dict plans
+    cdef readonly dict _ready  # what pybnorm.functional has made ready for this handle
     cdef void *scratch
     cdef size_t scratch_size
     cdef readonly str backend
@@ -697,6 +702,7 @@ cdef class Handle:
         self.lock = threading.RLock()
         self.descriptors = {}
         self.plans = {}
+        self._ready = {}
 
     def __init__(self, backend, *, stream=None):
         if self.table != NULL:
@@ -843,6 +849,48 @@ cdef class Handle:
                 raise _error(self.table, status, "query_runtime_error", ())
             return None if recorded == 0 else self.table.status_name(recorded).decode()
 
+    def follow_stream(self, array):
+        """Send later calls to the stream that is current for an array in its framework.
+
+        Parameters
+        ----------
+        array : array
+            Of the handle's device and of a framework whose type has DLPack's table of C functions, as PyTorch's from
+            2.10 on.
+
+        Returns
+        -------
+        bool
+            False where the framework does not say it in C or the array is not of this kind of device; nothing has
+            changed then. True on the CPU, which has no streams to follow.
+
+        Raises
+        ------
+        ClosedError, VendorError
+
+        Notes
+        -----
+        Vendor symbols: ``cudnnGetStream``, and where it differs ``cudnnSetStream``; ``miopenGetStream``,
+        ``miopenSetStream``.
+        """
+        cdef uintptr_t current = 0
+        cdef void *mine = NULL
+        cdef int status
+        if not _current_stream(array, self.table.device_type, &current):
+            return False
+        if self.table.device_type == 1:
+            return True
+        with self.lock:
+            self._check()
+            status = self.table.stream_get(self.handle, &mine)
+            if status != 0:
+                raise _error(self.table, status, "get_stream", ())
+            if <uintptr_t>mine != current:
+                status = self.table.stream_set(self.handle, <void *>current)
+                if status != 0:
+                    raise _error(self.table, status, "set_stream", ())
+        return True
+
     cdef int _check(self) except -1:
         if self.handle == NULL:
             raise errors.ClosedError("handle")
@@ -881,6 +929,7 @@ cdef class Handle:
         cdef int status
         self.handle = NULL
         self.plans.clear()
+        self._ready.clear()
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
         with nogil:
@@ -2489,6 +2538,7 @@ def algorithms(backend):
 
 cdef enum:
     _SPANS = 13  # the most tensors of a call, its workspace and its reserve
+    _VIEW_RANK = 8  # the most axes of an array that a key is made of
 
 
 # DLPack 1.3's exchange of tensors in C: what a framework's array type has as ``__dlpack_c_exchange_api__``, a capsule
@@ -2514,7 +2564,7 @@ cdef struct _DLExchange:
     void *managed_from_object
     void *managed_to_object
     int (*view_of_object)(void *array, _DLTensor *out) except -1
-    void *current_stream
+    int (*current_stream)(int32_t device_type, int32_t device_id, void **stream) except -1
 
 
 cdef dict _exchanges = {}  # array type -> (address of its table, 0 where it has none; whether it is writable)
@@ -2537,6 +2587,112 @@ cdef _DLExchange *_exchange_of(object kind, bint output) except? NULL:
     if len(_exchanges) < 64:  # types, of which a process has few
         _exchanges[kind] = (<uintptr_t>table, writable)
     return NULL if output and not writable else table
+
+
+cdef bint _seen(object array, _DLExchange *table, _DLTensor *view):
+    """Fills a view by the array type's table; False where the table is missing or does not take this array."""
+    if table == NULL:
+        return False
+    try:
+        table.view_of_object(<void *>array, view)
+    except Exception:
+        return False
+    return 0 <= view.ndim <= _VIEW_RANK
+
+
+cdef object _ndarray = _arrays.np.ndarray
+
+
+cdef bint _of_numpy(object array, bint output, _DLTensor *view, int64_t *shape, int64_t *strides):
+    """Fills a view of a NumPy array by the buffer protocol, for less than NumPy's attributes take.
+
+    False where that does not say all (bfloat16), or the array is an output and may not be written.
+    """
+    cdef Py_buffer held
+    cdef bint good
+    cdef int i
+    try:
+        PyObject_GetBuffer(array, &held, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if output else 0))
+    except Exception:
+        return False
+    # Any other format, "=f" of an array that is not aligned among them, is left to the way that names it.
+    good = held.format != NULL and held.format[0] != 0 and held.format[1] == 0 and held.ndim <= _VIEW_RANK
+    if good:
+        good = held.format[0] in (b"f", b"d", b"e")
+    if good:
+        for i in range(held.ndim):
+            if held.strides[i] % held.itemsize != 0:
+                good = False
+            shape[i], strides[i] = held.shape[i], held.strides[i] // held.itemsize
+        view.data, view.byte_offset = held.buf, 0
+        view.device_type, view.device_id = 1, 0
+        view.ndim, view.shape, view.strides = held.ndim, shape, strides
+        view.code, view.bits, view.lanes = 2, <uint8_t>(8 * held.itemsize), 1
+    PyBuffer_Release(&held)  # the array itself lives on
+    return good
+
+
+cdef bint _current_stream(object array, int device_type, uintptr_t *stream) except -1:
+    """Whether the array is of such a device and its framework says in C which stream is current there."""
+    cdef _DLTensor view
+    cdef _DLExchange *table = _exchange_of(type(array), False)
+    cdef void *found = NULL
+    if table == NULL or table.current_stream == NULL or not _seen(array, table, &view):
+        return False
+    if view.device_type != device_type:
+        return False
+    if table.current_stream(view.device_type, view.device_id, &found) != 0:
+        return False
+    stream[0] = <uintptr_t>found
+    return True
+
+
+def current_stream(array):
+    """The stream that is current for an array in its framework.
+
+    Parameters
+    ----------
+    array : array
+
+    Returns
+    -------
+    int or None
+        None where the framework's type has no DLPack table of C functions, or the array is not on a GPU.
+    """
+    cdef uintptr_t stream = 0
+    if _current_stream(array, 2, &stream) or _current_stream(array, 10, &stream):
+        return stream
+    return None
+
+
+def signature(array):
+    """What decides which plan serves an array, as bytes: a key for a dictionary, made without a Python object more.
+
+    Parameters
+    ----------
+    array : array
+
+    Returns
+    -------
+    bytes or None
+        Device, dtype, shape, strides, and the alignment of the address up to 16. None where the framework's type has
+        no DLPack table of C functions, or the table does not take this array.
+    """
+    cdef _DLTensor view
+    cdef int64_t found[4 + 2 * _VIEW_RANK]
+    cdef uintptr_t address
+    cdef int i
+    if not _seen(array, _exchange_of(type(array), False), &view):
+        return None
+    address = (<uintptr_t>view.data + view.byte_offset) | 16
+    found[0] = ((<int64_t>view.device_type) << 32) | view.device_id
+    found[1] = ((<int64_t>view.code) << 32) | ((<int64_t>view.bits) << 16) | view.lanes
+    found[2] = <int64_t>(address & (~address + 1))
+    found[3] = view.strides == NULL
+    for i in range(view.ndim):
+        found[4 + i] = view.shape[i]
+        found[4 + view.ndim + i] = 0 if view.strides == NULL else view.strides[i]
+    return PyBytes_FromStringAndSize(<char *>found, (4 + 2 * view.ndim) * sizeof(int64_t))
 
 
 cdef bint _is_dtype(const _DLTensor *view, int dtype) noexcept:
@@ -2693,17 +2849,21 @@ cdef class Plan:
         return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
 
     cdef uintptr_t _viewed(self, object value, const pbn_tensor *planned, bint vector, bint output) except? 0:
-        """The address of an array that is what was planned, by its framework's C table.
+        """The address of an array that is what was planned, by its framework's C table or as NumPy's.
 
-        0 where it has no such table or is something else, which the way through Python names or takes.
+        0 where it is neither or is something else, which the way through Python names or takes.
         """
         cdef _DLTensor view
-        cdef _DLExchange *table = _exchange_of(type(value), output)
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
         cdef int64_t packed = 1
         cdef int i, k
-        if table == NULL:
-            return 0
-        table.view_of_object(<void *>value, &view)
+        if type(value) is _ndarray:
+            if not _of_numpy(value, output, &view, shape, strides):
+                return 0
+        else:
+            if not _seen(value, _exchange_of(type(value), output), &view):
+                return 0
         if (
             view.device_type != self.table.device_type
             or (self.device_id != -1 and view.device_id != self.device_id)

@@ -8,6 +8,7 @@ packages must be here for the tests that need them.
 from __future__ import annotations
 
 import collections
+import importlib
 import os
 from pathlib import Path
 
@@ -64,13 +65,42 @@ def backend(request):
     return request.param
 
 
+def opened_handle(backend):
+    """A handle of the backend, whose library is here."""
+    try:
+        return pybnorm.Handle(backend)
+    except pybnorm.NotInitializedError as error:
+        absent("PYBNORM_REQUIRE_DEVICE", backend, f"the library is here but not a device: {error.text or error}")
+
+
+@pytest.fixture(scope="session")
+def need_device():
+    """For tests that choose the backend themselves: library and device are here, or the test does not run."""
+
+    def need(backend):
+        library(backend)
+        opened_handle(backend).close()
+
+    return need
+
+
+@pytest.fixture(scope="session")
+def need_package():
+    """An imported package, or the test does not run; a failure where PYBNORM_REQUIRE_PACKAGES lists it."""
+
+    def need(name):
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            absent("PYBNORM_REQUIRE_PACKAGES", name, str(error))
+
+    return need
+
+
 @pytest.fixture(scope="session")
 def handle(backend):
     """An open handle of each backend that finds a device."""
-    try:
-        opened = pybnorm.Handle(backend)
-    except pybnorm.NotInitializedError as error:
-        absent("PYBNORM_REQUIRE_DEVICE", backend, f"the library is here but not a device: {error.text or error}")
+    opened = opened_handle(backend)
     with opened:
         yield opened
 

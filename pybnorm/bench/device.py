@@ -409,6 +409,9 @@ class _Bench:
         statements: list[tuple[str, str, contextlib.AbstractContextManager[object]]] = [
             (name, statement, contextlib.nullcontext()) for name, statement in ways
         ]
+        more, why_not = self._returning(operation, kind, known)
+        statements += [(name, statement, contextlib.nullcontext()) for name, statement in more.items()]
+        rows += [{"operation": operation, "call": name, "failure": why} for name, why in why_not.items()]
         for name in self.rivals:
             if name == "raw":
                 continue
@@ -422,6 +425,12 @@ class _Bench:
         for name, statement, context in statements:
             with context:
                 timer = timeit.Timer(statement, globals=known)
+                if name in more:  # these choose handle, stream and memory themselves
+                    try:
+                        timer.timeit(1)
+                    except Exception as error:
+                        rows.append({"operation": operation, "call": name, "failure": _one_line(error)})
+                        continue
                 for _ in range(self.batches // 5):  # until the processor's clock has risen
                     timer.timeit(HOST_CALLS)
                     machine.synchronize()
@@ -439,7 +448,45 @@ class _Bench:
             rows.append({"operation": operation, "call": "raw C", **answer})
         return rows
 
+    def _returning(self, operation: str, kind: str, known: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """(statements by name, failures by name) of the calls that return new arrays, with and without gradients."""
+        if kind == "buffers":  # of which no framework can make more
+            return {}, {}
+        name = f"functional, {kind}"
+        try:
+            from pybnorm import functional
+        except ImportError as error:
+            return {}, {name: _one_line(error)}
+        known |= {"functional": functional, "ALGORITHM": self.algorithms[0]}
+        statements = {name: f"functional.{_RETURNING_CALLS[operation]}"}
+        if operation != "train" or not isinstance(self.machine, TorchCuda):
+            return statements, {}
+        torch = self.machine.torch
+        name = "forward and backward by autograd, pybnorm.torch"
+        try:
+            from pybnorm.torch import batch_norm
+        except Exception as error:  # of PyTorch, in any of its versions
+            return statements, {name: _one_line(error)}
+        leaves = [known[key].detach().clone().requires_grad_() for key in ("x", "scale", "bias")]
 
+        def both(call: Callable[..., Any], x: Any = leaves[0], scale: Any = leaves[1], bias: Any = leaves[2]) -> None:
+            y = call(x, known["running_mean"], known["running_variance"], scale, bias, True, FACTOR, EPSILON)
+            torch.autograd.grad(y, leaves, known["dy"])
+
+        known |= {"both": both, "our_batch_norm": batch_norm, "torch_batch_norm": torch.nn.functional.batch_norm}
+        statements[name] = "both(our_batch_norm)"
+        if "torch" in self.rivals:
+            statements["forward and backward by autograd, torch"] = "both(torch_batch_norm)"
+        return statements, {}
+
+
+# The calls of pybnorm.functional that return new arrays.
+_RETURNING_CALLS = {
+    "train": "batch_norm_training(x, scale, bias, running_mean, running_variance, epsilon=EPSILON, "
+    "exponential_average_factor=FACTOR, algorithm=ALGORITHM)",
+    "infer": "batch_norm_inference(x, scale, bias, mean, variance, epsilon=EPSILON, algorithm=ALGORITHM)",
+    "backward": "batch_norm_backward(x, dy, scale, saved_mean, saved_inv, epsilon=EPSILON, algorithm=ALGORITHM)",
+}
 # The method that makes a plan, the order of the plan's arguments, and the same call by keywords of a Handle and,
 # behind the handle, of pybnorm.operations.
 _HOST_CALLS = {

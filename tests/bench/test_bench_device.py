@@ -193,12 +193,24 @@ def test_host_time_of_every_way_to_call(monkeypatch):
     monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
     result = device.run("onednn", **(TINY | {"host": True, "rivals": ["numpy"], "operations": ["infer", "backward"]}))
     ways = ["plan plain, addresses", "plan plain, NumPy arrays", "Handle call, NumPy arrays"]
-    ways += ["pybnorm.operations, NumPy arrays", "numpy"]
+    ways += ["pybnorm.operations, NumPy arrays", "functional, NumPy arrays", "numpy"]
     assert [(r["operation"], r["call"]) for r in result["host"]] == [
         (o, w) for o in ("infer", "backward") for w in ways
     ]
     assert all(row["microseconds"] > 0 for row in result["host"])
     assert "plan, addresses" in shown(result)
+
+
+def test_a_value_returning_call_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(device, "HOST_CALLS", 3)
+    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
+    monkeypatch.setattr(pybnorm.functional, "batch_norm_inference", None)
+    result = device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
+    failed = [row for row in result["host"] if "failure" in row]
+    assert [row["call"] for row in failed] == ["functional, NumPy arrays"]
+    assert "NoneType" in failed[0]["failure"]
+    assert result["complete"]
+    assert "NoneType" in shown(result)
 
 
 def test_what_is_left_out_is_named():

@@ -1,0 +1,751 @@
+"""Batch norm that returns its results, on arrays of the caller's framework, for little host time.
+
+``y, saved_mean, saved_inv_variance = batch_norm_training(x, scale, bias)`` with arrays of PyTorch, CuPy, NumPy or JAX:
+results are new arrays of the same framework, made by its own allocator, in x's memory format; or those given by `out`.
+What a call needs (handle, plan, how to allocate) is made at the first call of its kind and found again by dtype, shape,
+strides, device and scalars, so that later calls cost a look-up, the allocations and one call of a `pybnorm.Plan`.
+
+Shared arguments:
+
+x, dy, y, dx
+    Shape (N, C, spatial...), rank 2 to 8, any strides that the backend takes. Parameters belong to axis 1.
+mode
+    `Mode.SPATIAL`: statistics per channel; `Mode.PER_ACTIVATION`: per element of (C, spatial...).
+algorithm
+    As of `Handle.plan_forward_training`.
+handle
+    None: one of this thread and of x's device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm.
+    Its calls go to the stream that is current in the framework, as the framework's own would. A `Handle`: calls go to
+    its stream, on which new arrays are allocated too; ordering that stream and others is the caller's.
+out
+    Arrays that are written and returned instead of new ones, in the order of the results; None for a new one.
+
+Limits. A kind of call is made ready outside of a graph capture: one call before it, on the thread that captures. Each
+value of a scalar is another kind, of which `MOST_READY` per thread, or per handle given, are kept, the latest; on cuDNN
+a new one may take tenths of a second. JAX's arrays are immutable and are only read: on the CPU results are computed
+into NumPy memory and handed to JAX, elsewhere `out` has to name arrays that can be written. Nothing here is
+differentiable; for PyTorch that is `pybnorm.torch`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer, as_buffer
+from pybnorm._core import Handle, current_stream, signature
+from pybnorm.enums import DataType, Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["MOST_READY", "batch_norm_backward", "batch_norm_inference", "batch_norm_training"]
+
+MOST_READY = 256
+"""Kinds of call that a thread, or a handle given, keeps ready."""
+
+Call: TypeAlias = Callable[..., Any]
+Context: TypeAlias = "contextlib.AbstractContextManager[object]"
+
+_CPU = 1
+_BACKENDS = {1: "onednn", 3: "onednn", 11: "onednn", 2: "cudnn", 13: "cudnn", 10: "miopen"}  # by DLPack's device type
+
+
+def batch_norm_training(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    running_mean: Any = None,
+    running_variance: Any = None,
+    *,
+    exponential_average_factor: float = 0.1,
+    epsilon: float = 1e-5,
+    mode: Mode | int | str = Mode.SPATIAL,
+    algorithm: str = "auto",
+    handle: Handle | None = None,
+    out: Sequence[Any] | None = None,
+) -> tuple[Any, Any, Any]:
+    """Normalize by the statistics of the batch.
+
+    ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias`` (Ioffe & Szegedy 2015, algorithm 1).
+
+    Parameters
+    ----------
+    x : array, shape (N, C, spatial...)
+        float32, float64, float16 or bfloat16, as the backend has them.
+    scale, bias : array, shape (C,) or (1, C, 1...), or None
+        With PER_ACTIVATION (1, C, spatial...). Contiguous; float64 for float64 x, else float32. None: 1 and 0.
+    running_mean, running_variance : array, as scale, optional
+        Updated in place, both or none: ``(1 - factor) * running + factor * batch``, with the unbiased batch variance.
+    exponential_average_factor : float
+        That factor, from 0 to 1.
+    epsilon : float
+        Finite, not negative.
+    mode, algorithm, handle, out
+        See the module; `out` is (y, saved_mean, saved_inv_variance).
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of x, in its memory format.
+    saved_mean, saved_inv_variance : array
+        Shape and dtype of scale: the batch's mean and ``1 / sqrt(biased variance + epsilon)``, for
+        `batch_norm_backward`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument; nothing was written.
+    UnsupportedError
+        The backend has no right path for the combination.
+    LibraryNotFoundError, NotInitializedError, VendorError
+
+    Notes
+    -----
+    Vendor symbols: those of `pybnorm.batch_normalization_forward_training`, or those of the plan's algorithm.
+    """
+    ready = _local.ready if handle is None else _ready_of(handle)
+    key = (
+        "training", type(x), signature(x) or _look(x, "x"), type(scale), bias is None,
+        type(running_mean), type(running_variance), exponential_average_factor, epsilon, mode, algorithm,
+        None if out is None else _out_key(out, 3),
+    )  # fmt: skip
+    try:
+        call = ready[key]
+    except (KeyError, TypeError):  # the latter of an argument without a hash, which is refused or not kept
+        running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+        data = {"x": x, "y": None if out is None else out[0]}
+        options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
+        options["exponential_average_factor"] = exponential_average_factor
+        vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
+        call = _prepare("training", handle, data, vectors, options, out)
+        _keep(ready, key, call)
+    found: tuple[Any, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
+    return found
+
+
+def batch_norm_inference(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    *,
+    epsilon: float = 1e-5,
+    mode: Mode | int | str = Mode.SPATIAL,
+    algorithm: str = "auto",
+    handle: Handle | None = None,
+    out: Any = None,
+) -> Any:
+    """Normalize by given statistics: ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``.
+
+    Parameters
+    ----------
+    x, scale, bias, epsilon, mode, algorithm, handle
+        As in `batch_norm_training`.
+    mean, variance : array, as scale
+    out : array, shape and dtype of x, optional
+        Written and returned.
+
+    Returns
+    -------
+    array
+        y, shape and dtype of x, in its memory format.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
+        As in `batch_norm_training`.
+
+    Notes
+    -----
+    Vendor symbols: those of `pybnorm.batch_normalization_forward_inference`, or those of the plan's algorithm.
+    """
+    ready = _local.ready if handle is None else _ready_of(handle)
+    key = (
+        "inference", type(x), signature(x) or _look(x, "x"), scale is None, bias is None, epsilon, mode, algorithm,
+        None if out is None else (type(out), signature(out) or _look(out, "out")),
+    )  # fmt: skip
+    try:
+        call = ready[key]
+    except (KeyError, TypeError):
+        options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm}
+        vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
+        call = _prepare("inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,))
+        _keep(ready, key, call)
+    return call(x, scale, bias, mean, variance, out)
+
+
+def batch_norm_backward(
+    x: Any,
+    dy: Any,
+    scale: Any,
+    saved_mean: Any = None,
+    saved_inv_variance: Any = None,
+    *,
+    epsilon: float = 1e-5,
+    mode: Mode | int | str = Mode.SPATIAL,
+    algorithm: str = "auto",
+    handle: Handle | None = None,
+    out: Sequence[Any] | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradients of `batch_norm_training`; the formulas are in `Handle.backward`.
+
+    Parameters
+    ----------
+    x, dy : array, shape (N, C, spatial...), one dtype
+    scale : array, as in `batch_norm_training`, or None
+    saved_mean, saved_inv_variance : array, as scale, optional
+        What `batch_norm_training` returned. Both or none; without them they are computed from x and `epsilon`.
+    epsilon : float
+        Used only without saved statistics.
+    mode, algorithm, handle, out
+        See the module; `out` is (dx, dscale, dbias).
+
+    Returns
+    -------
+    dx : array
+        Shape and dtype of x, in its memory format.
+    dscale, dbias : array
+        Shape and dtype of scale.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
+        As in `batch_norm_training`.
+
+    Notes
+    -----
+    Vendor symbols: those of `pybnorm.batch_normalization_backward`, or those of the plan's algorithm.
+    """
+    ready = _local.ready if handle is None else _ready_of(handle)
+    key = (
+        "backward", type(x), signature(x) or _look(x, "x"), signature(dy) or _look(dy, "dy"), type(scale),
+        saved_mean is None, epsilon, mode, algorithm, None if out is None else _out_key(out, 3),
+    )  # fmt: skip
+    try:
+        call = ready[key]
+    except (KeyError, TypeError):
+        saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+        data = {"x": x, "dy": dy, "dx": None if out is None else out[0]}
+        vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+        options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
+        call = _prepare("backward", handle, data, vectors, options, out)
+        _keep(ready, key, call)
+    found: tuple[Any, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
+    return found
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+class _Kept:
+    """Handles by backend and device, and calls made ready on them."""
+
+    def __init__(self) -> None:
+        self.handles: dict[tuple[str, int | None], Handle] = {}
+        self.ready: dict[Any, Call] = {}
+
+
+class _Lent:
+    """Gives what a thread used to the next that begins: destroying handles would wait for the device."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self.kept = kept
+
+    def __del__(self) -> None:
+        if _spare is not None:  # None at the interpreter's end
+            _spare.append(self.kept)
+
+
+class _Local(threading.local):
+    """Of each thread: a handle's calls would wait for those of another thread."""
+
+    def __init__(self) -> None:
+        try:
+            kept = _spare.pop()
+        except IndexError:
+            kept = _Kept()
+        self.handles, self.ready, self.lent = kept.handles, kept.ready, _Lent(kept)
+
+
+_spare: collections.deque[_Kept] = collections.deque()
+_local = _Local()
+
+
+def _after_fork_in_child() -> None:
+    """Handles do not cross a fork; this process makes its own."""
+    kept = _Kept()
+    _local.handles, _local.ready, _local.lent = kept.handles, kept.ready, _Lent(kept)
+    _spare.clear()  # also of what this thread had until now
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _ready_of(handle: Handle) -> dict[Any, Call]:
+    if not isinstance(handle, Handle):
+        raise ArgumentTypeError("handle", handle, "a Handle or None")
+    return handle._ready
+
+
+def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
+    if getattr(call, "passing", False):
+        return
+    with contextlib.suppress(TypeError):  # no hash
+        ready[key] = call
+    while len(ready) > MOST_READY:
+        ready.pop(next(iter(ready)), None)
+
+
+def _look(array: Any, argument: str) -> Any:
+    """What decides which plan serves an array whose type has no C table of DLPack."""
+    if type(array) is np.ndarray:
+        return array.dtype, array.shape, array.strides  # the CPU's plans do not ask for alignment
+    buffer = as_buffer(array, argument)
+    return *buffer[1:6], (buffer.pointer | 16) & -(buffer.pointer | 16)
+
+
+def _out_key(out: Any, count: int) -> Any:
+    if not isinstance(out, (tuple, list)) or len(out) != count:
+        raise ArgumentTypeError("out", out, f"a tuple of {count}, arrays or None")
+    first = out[0]
+    return type(first), None if first is None else signature(first) or _look(first, "out[0]"), *map(type, out[1:])
+
+
+# ---------------------------------------------------------------- frameworks
+
+
+class _Home:
+    """Where arrays come from: here NumPy, and frameworks of which nothing but the array is known."""
+
+    has_memory = False
+
+    def on(self, device: int) -> Context:
+        """Make a device the current one."""
+        return contextlib.nullcontext()
+
+    def elsewhere(self, device: int) -> bool:
+        """Whether another device is the current one."""
+        return False
+
+    def devices(self) -> int:
+        return 1
+
+    def stream(self, device: int) -> int | None:
+        return None
+
+    def on_stream(self, stream: int, device: int) -> Context:
+        return contextlib.nullcontext()
+
+    def capturing(self) -> bool:
+        return False
+
+    def memory(self, nbytes: int, device: int) -> Callable[[], Any]:
+        raise NotImplementedError
+
+    def address(self, memory: Any) -> int:
+        raise NotImplementedError
+
+    def constant(self, values: Any, like: Any) -> Any:
+        """The values on the device of `like`, there when this returns."""
+        return values
+
+
+class _Torch(_Home):
+    has_memory = True
+
+    def __init__(self) -> None:
+        self.torch: Any = sys.modules["torch"]
+
+    def on(self, device: int) -> Context:
+        context: Context = self.torch.cuda.device(device)
+        return context
+
+    def elsewhere(self, device: int) -> bool:
+        return bool(self.torch.cuda.current_device() != device)
+
+    def devices(self) -> int:
+        return int(self.torch.cuda.device_count())
+
+    def stream(self, device: int) -> int | None:
+        return int(self.torch.cuda.current_stream(device).cuda_stream)
+
+    def on_stream(self, stream: int, device: int) -> Context:
+        cuda = self.torch.cuda
+        there = cuda.ExternalStream(stream, device=device) if stream else cuda.default_stream(device)
+        context: Context = cuda.stream(there)
+        return context
+
+    def capturing(self) -> bool:
+        return bool(self.torch.cuda.is_current_stream_capturing())
+
+    def memory(self, nbytes: int, device: int) -> Callable[[], Any]:
+        return functools.partial(self.torch.empty, nbytes, dtype=self.torch.uint8, device=f"cuda:{device}")
+
+    def address(self, memory: Any) -> int:
+        return int(memory.data_ptr())
+
+    def constant(self, values: Any, like: Any) -> Any:
+        dtype = self.torch.float64 if values.dtype == np.float64 else self.torch.float32
+        return self.torch.full(values.shape, float(values.flat[0]), dtype=dtype).to(like.device)  # waits for the copy
+
+
+class _Cupy(_Home):
+    has_memory = True
+
+    def __init__(self) -> None:
+        self.cupy: Any = sys.modules["cupy"]
+
+    def on(self, device: int) -> Context:
+        context: Context = self.cupy.cuda.Device(device)
+        return context
+
+    def elsewhere(self, device: int) -> bool:
+        return bool(self.cupy.cuda.runtime.getDevice() != device)
+
+    def devices(self) -> int:
+        return int(self.cupy.cuda.runtime.getDeviceCount())
+
+    def stream(self, device: int) -> int | None:
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def on_stream(self, stream: int, device: int) -> Context:
+        context: Context = self.cupy.cuda.ExternalStream(stream, device)
+        return context
+
+    def capturing(self) -> bool:
+        return bool(self.cupy.cuda.get_current_stream().is_capturing())
+
+    def memory(self, nbytes: int, device: int) -> Callable[[], Any]:
+        return functools.partial(self.cupy.empty, nbytes, dtype=self.cupy.uint8)
+
+    def address(self, memory: Any) -> int:
+        return int(memory.data.ptr)
+
+    def constant(self, values: Any, like: Any) -> Any:
+        array = self.cupy.asarray(values)
+        self.cupy.cuda.get_current_stream().synchronize()
+        return array
+
+
+def _home_of(array: Any) -> _Home:
+    if array_api_compat.is_torch_array(array):
+        return _Torch()
+    if array_api_compat.is_cupy_array(array):
+        return _Cupy()
+    return _Home()
+
+
+# ---------------------------------------------------------------- making a call ready
+
+
+def _prepare(
+    operation: str,
+    handle: Handle | None,
+    data: dict[str, Any],
+    vectors: dict[str, Any],
+    options: dict[str, Any],
+    out: Sequence[Any] | None,
+) -> Call:
+    """The call of one kind; `data` by name, the last of them the result or None."""
+    for name, array in zip(("out[0]", "out[1]", "out[2]"), out or (), strict=False):
+        if array_api_compat.is_jax_array(array):
+            raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written")
+    for name in ("running_mean", "running_variance"):
+        if array_api_compat.is_jax_array(vectors.get(name)):
+            raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written, as NumPy's")
+    *inputs, result = data
+    x = data["x"]
+    waiting = False
+    buffer = as_buffer(x, "x")
+    home = _home_of(x)
+    if array_api_compat.is_jax_array(x):
+        if buffer.device_type == _CPU:
+            return _through_numpy(operation, handle, options)
+        if out is None or any(array is None for array in out):
+            raise ArgumentError("out", out, "arrays that can be written, for all results, where x is JAX's on a GPU")
+        home, waiting = _home_of(out[0]), True
+    device = max(buffer.device_id, 0)
+    on_gpu = _BACKENDS.get(buffer.device_type) != "onednn"
+    if on_gpu and home.capturing():
+        raise ArgumentError(
+            "x", "the first call of its kind while a graph is captured", "one such call before, on the same thread"
+        )
+    around = home.on(device) if on_gpu else contextlib.nullcontext()
+    with around:
+        used = _default_handle(buffer, on_gpu) if handle is None else handle
+        used.buffer(x, "x")
+        for name in inputs:
+            as_buffer(data[name], name)
+        like = _maker(x, "x", data[result])
+        constants = {name: None for name in ("scale", "bias") if vectors.get(name, 0) is None}
+        if constants:
+            constants = _constants(buffer, home, x, options["mode"], tuple(constants))
+        scale = constants.get("scale", vectors["scale"])
+        like_scale: Call | None = None
+        if operation != "inference":
+            given = out is not None and out[1] is not None and out[2] is not None
+            like_scale = _maker(scale, "scale", scale if given else None)
+            if not given:
+                _one_framework(x, scale)
+        with _placed(used, home, x, device, handle, on_gpu):
+            target = like(x) if data[result] is None else data[result]
+            arrays = [*(data[name] for name in inputs), target]
+            method = {"training": "forward_training", "inference": "forward_inference"}.get(operation, operation)
+            plan = getattr(used, f"plan_{method}")(*arrays, **options)
+    memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
+    follow = _follower(used, home, x, device) if handle is None and on_gpu else None
+    call: Call = _CALLS[operation](plan, like, like_scale, memory, follow, constants)
+    if not on_gpu:
+        return call
+    if waiting:
+        call = _when_ready(call)
+    if handle is not None:
+        return _on_the_handles_stream(call, handle, home, device)
+    return _on_the_device(call, home, device) if home.devices() > 1 else call
+
+
+def _default_handle(buffer: Buffer, on_gpu: bool) -> Handle:
+    backend = _BACKENDS.get(buffer.device_type)
+    if backend is None:
+        raise ArgumentError("x", f"memory of device type {buffer.device_type}", "memory of the CPU, CUDA or ROCm")
+    device = buffer.device_id if on_gpu and buffer.device_id >= 0 else None
+    found: Handle | None = _local.handles.get((backend, device))
+    if found is None:
+        found = Handle(backend)
+        if device is not None and found.device not in (None, device):
+            current = found.device
+            found.close()
+            raise ArgumentError("x", f"an array of device {device}", f"one of device {current}, the current one")
+        _local.handles[backend, device] = found
+    return found
+
+
+def _maker(array: Any, argument: str, given: Any) -> Call:
+    """What makes an array like the one given, in its framework."""
+    if given is not None:
+        return _no_maker
+    if type(array) is np.ndarray:
+        return np.empty_like  # as the namespace's, which wraps it
+    try:
+        maker: Call = array_api_compat.array_namespace(array).empty_like
+    except TypeError:
+        as_buffer(array, argument)
+        raise ArgumentTypeError(
+            argument, array, "an array of a framework of the array API, such as PyTorch or NumPy; others take out="
+        ) from None
+    return maker
+
+
+def _no_maker(array: Any) -> Any:
+    raise AssertionError("the array was given")
+
+
+def _one_framework(x: Any, scale: Any) -> None:
+    spaces = [array_api_compat.array_namespace(array) for array in (x, scale)]
+    if spaces[0] is not spaces[1]:
+        raise ArgumentTypeError("scale", scale, "an array of x's framework, or out= for all results")
+
+
+def _constants(buffer: Buffer, home: _Home, x: Any, mode: object, names: tuple[str, ...]) -> dict[str, Any]:
+    kind = _arguments.mode(mode)
+    dims = _arguments.dims(buffer.dims, "x")
+    shape = _arguments.derived_dims(dims, kind) if kind == Mode.PER_ACTIVATION else dims[1:2]
+    dtype = np.float64 if buffer.dtype == DataType.FLOAT64 else np.float32
+    values = {"scale": np.ones(shape, dtype), "bias": np.zeros(shape, dtype)}
+    return {name: home.constant(values[name], x) for name in names}
+
+
+def _memory(plan: Any, handle: Handle, home: _Home, device: int) -> Callable[[], tuple[Any, tuple[int, int]]]:
+    """Makes (memory, what a plan takes) from the framework's stream-ordered allocator."""
+    if not home.has_memory:
+        raise ArgumentTypeError(
+            "x", "an array of a framework without an allocator that is known here",
+            f"one of PyTorch or CuPy, for the {plan.workspace_size} bytes of workspace; others call a plan",
+        )  # fmt: skip
+    nbytes, make, address = int(plan.workspace_size), home.memory(plan.workspace_size, device), home.address
+
+    def memory() -> tuple[Any, tuple[int, int]]:
+        made = make()
+        return made, (address(made), nbytes)
+
+    return memory
+
+
+def _follower(handle: Handle, home: _Home, x: Any, device: int) -> Call | None:
+    """What sets the stream before a call; also sets it now."""
+    if handle.follow_stream(x):
+        return handle.follow_stream
+    stream = home.stream(device)
+    if stream is None:
+        return None
+
+    def follow(array: Any) -> None:
+        current = home.stream(device)
+        if current != handle.stream:
+            handle.set_stream(current)
+
+    follow(x)
+    return follow
+
+
+def _placed(handle: Handle, home: _Home, x: Any, device: int, given: Handle | None, on_gpu: bool) -> Context:
+    if given is None or not on_gpu:
+        return contextlib.nullcontext()
+    return _stream_of(handle, home, x, device)
+
+
+def _stream_of(handle: Handle, home: _Home, x: Any, device: int) -> Context:
+    """The handle's stream as the framework's current one: what is allocated belongs to it then."""
+    stream, current = handle.stream, current_stream(x)
+    if current is None:
+        current = home.stream(device)
+    return contextlib.nullcontext() if current in (None, stream) else home.on_stream(stream, device)
+
+
+def _on_the_handles_stream(call: Call, handle: Handle, home: _Home, device: int) -> Call:
+    def placed(x: Any, *arguments: Any) -> Any:
+        with home.on(device), _stream_of(handle, home, x, device):
+            return call(x, *arguments)
+
+    return placed
+
+
+def _when_ready(call: Call) -> Call:
+    """For JAX, which has no current stream: its arrays are waited for."""
+
+    def waited(*arguments: Any) -> Any:
+        for array in arguments:
+            if array_api_compat.is_jax_array(array):
+                array.block_until_ready()
+        return call(*arguments)
+
+    return waited
+
+
+def _on_the_device(call: Call, home: _Home, device: int) -> Call:
+    def placed(*arguments: Any) -> Any:
+        if home.elsewhere(device):
+            with home.on(device):
+                return call(*arguments)
+        return call(*arguments)
+
+    return placed
+
+
+# ---------------------------------------------------------------- the calls
+
+
+def _training_call(
+    plan: Any, like: Call, like_scale: Call, memory: Call | None, follow: Call | None, constants: dict[str, Any]
+) -> Call:
+    ones, zeros = constants.get("scale"), constants.get("bias")
+
+    def call(x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, out: Any) -> tuple[Any, Any, Any]:
+        if scale is None:
+            scale = ones
+        if bias is None:
+            bias = zeros
+        if follow is not None:
+            follow(x)
+        if out is None:
+            y, mean, inv = like(x), like_scale(scale), like_scale(scale)
+        else:
+            y, mean, inv = out
+            y = like(x) if y is None else y
+            mean = like_scale(scale) if mean is None else mean
+            inv = like_scale(scale) if inv is None else inv
+        if memory is None:
+            plan(x, scale, bias, y, running_mean, running_variance, mean, inv)
+        else:
+            kept, workspace = memory()
+            plan(x, scale, bias, y, running_mean, running_variance, mean, inv, workspace)
+            del kept  # goes back to the stream's pool, behind the call
+        return y, mean, inv
+
+    return call
+
+
+def _inference_call(
+    plan: Any, like: Call, like_scale: None, memory: Call | None, follow: Call | None, constants: dict[str, Any]
+) -> Call:
+    ones, zeros = constants.get("scale"), constants.get("bias")
+
+    def call(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, out: Any) -> Any:
+        if follow is not None:
+            follow(x)
+        y = like(x) if out is None else out
+        scale, bias = ones if scale is None else scale, zeros if bias is None else bias
+        if memory is None:
+            plan(x, scale, bias, mean, variance, y)
+        else:
+            kept, workspace = memory()
+            plan(x, scale, bias, mean, variance, y, workspace)
+            del kept
+        return y
+
+    return call
+
+
+def _backward_call(
+    plan: Any, like: Call, like_scale: Call, memory: Call | None, follow: Call | None, constants: dict[str, Any]
+) -> Call:
+    ones = constants.get("scale")
+
+    def call(x: Any, dy: Any, scale: Any, saved_mean: Any, saved_inv: Any, out: Any) -> tuple[Any, Any, Any]:
+        if scale is None:
+            scale = ones
+        if follow is not None:
+            follow(x)
+        if out is None:
+            dx, dscale, dbias = like(x), like_scale(scale), like_scale(scale)
+        else:
+            dx, dscale, dbias = out
+            dx = like(x) if dx is None else dx
+            dscale = like_scale(scale) if dscale is None else dscale
+            dbias = like_scale(scale) if dbias is None else dbias
+        if memory is None:
+            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv)
+        else:
+            kept, workspace = memory()
+            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv, workspace)
+            del kept
+        return dx, dscale, dbias
+
+    return call
+
+
+_CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}
+
+
+def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:
+    """Of JAX arrays on the CPU: they are read where they are, and results are computed in NumPy's memory."""
+    options = {name: value for name, value in options.items() if name not in ("running", "saved")}
+    function = {"training": batch_norm_training, "inference": batch_norm_inference}.get(operation, batch_norm_backward)
+    asarray: Call = sys.modules["jax"].numpy.asarray
+
+    def read(value: Any) -> Any:
+        # Waits until the values are there.
+        return np.asarray(value) if array_api_compat.is_jax_array(value) else value
+
+    def give(value: Any, given: Any) -> Any:
+        return asarray(value) if given is None else given
+
+    def call(*arguments: Any) -> Any:
+        *arrays, out = arguments
+        found: Any = function(*map(read, arrays), handle=handle, out=out, **options)  # type: ignore[operator]
+        if operation == "inference":
+            return give(found, out)
+        return tuple(map(give, found, out or (None, None, None)))
+
+    call.passing = True  # type: ignore[attr-defined]  # the call of NumPy's is kept, with its own key
+    return call

@@ -1,0 +1,332 @@
+"""Batch norm for PyTorch by the vendors' libraries: a function, modules, and a switch for a model.
+
+``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d`` of a model one
+of this module; `batch_norm` stands for ``torch.nn.functional.batch_norm``. Both are differentiable once, by
+`pybnorm.functional` on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
+the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread that captures;
+``torch.compile`` calls them as they are.
+
+What no vendor's library here has a right path for is an error (`UnsupportedError`, `LibraryNotFoundError`,
+`NotInitializedError`, `ArgumentError`), never silently PyTorch's result; with ``fallback=True`` it is PyTorch's. So are
+parameters that are neither float32 nor, for float64 data, float64, and empty batches.
+
+The only module of the package that imports PyTorch, 1.13 or newer; nothing else imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from pybnorm import functional
+from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryError, NotInitializedError, UnsupportedError
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm", "convert"]
+
+_REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)  # before anything is written
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+def batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    fallback: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.batch_norm``, computed by cuDNN, MIOpen or oneDNN.
+
+    Parameters
+    ----------
+    input : Tensor, shape (N, C, ...), rank 2 to 8
+        On the CPU or a GPU. One that is neither contiguous nor channels-last is copied, as PyTorch does.
+    running_mean, running_var : Tensor, shape (C,), or None
+        Updated if `training`, with the unbiased variance; needed if not.
+    weight, bias : Tensor, shape (C,), or None
+    training : bool
+        Whether the statistics are those of the batch. If not they are constants, also of the gradient.
+    momentum : float
+        From 0 to 1: ``running = (1 - momentum) * running + momentum * batch``.
+    eps : float
+    fallback : bool
+        Leave what is refused to PyTorch.
+
+    Returns
+    -------
+    Tensor
+        Shape, dtype and memory format of `input`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
+        As `pybnorm.functional.batch_norm_training`; also for one value per channel while training.
+
+    Notes
+    -----
+    A second derivative is an error, of PyTorch's ``once_differentiable``.
+    """
+    if _opaque is not None and torch.compiler.is_compiling():
+        return _opaque(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    fallback: bool,
+) -> torch.Tensor:
+    try:
+        return _computed(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    except _REFUSALS:
+        if not fallback:
+            raise
+    return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+try:
+    # A graph that torch.compile traces calls it as it is. PyTorch 1 has no compiler.
+    _opaque = torch.compiler.disable(_batch_norm) if torch.compiler.is_compiling is not None else None
+except Exception:
+    _opaque = None
+
+
+def _computed(
+    x: torch.Tensor,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    factor: float,
+    eps: float,
+) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentTypeError("input", x, "a tensor")
+    dense = x if x.is_contiguous() else _dense(x)
+    if training:
+        if x.dim() > 1 and x.numel() == x.shape[1]:
+            raise ArgumentError("input", f"shape {tuple(x.shape)}", "more than one value per channel when training")
+    elif mean is None or variance is None:
+        raise ArgumentError("running_mean", "None", "running_mean and running_var where training is False")
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or _forward_mode()
+    ):
+        result: torch.Tensor
+        if training:
+            result = _Training.apply(dense, weight, bias, mean, variance, factor, eps)
+        else:
+            result = _Frozen.apply(dense, weight, bias, mean, variance, eps)
+        return result
+    if training:
+        y: torch.Tensor = functional.batch_norm_training(
+            dense, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
+        )[0]
+        return y
+    found: torch.Tensor = functional.batch_norm_inference(dense, weight, bias, mean, variance, epsilon=eps)
+    return found
+
+
+def _forward_mode() -> bool:
+    """Whether forward derivatives are being taken, which the functions below refuse and a plain call would drop."""
+    return bool(getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """Without gaps, overlaps or an order that the backends are slow on."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
+        return x
+    return x.contiguous()
+
+
+def _like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient as x lies in memory; a sum's is one value with strides of 0."""
+    return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
+
+
+class _Training(torch.autograd.Function):
+    """Statistics of the batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor | None,
+        variance: torch.Tensor | None,
+        factor: float,
+        eps: float,
+    ) -> torch.Tensor:
+        y: torch.Tensor
+        y, saved_mean, saved_inv = functional.batch_norm_training(
+            x, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
+        )
+        ctx.save_for_backward(x, weight, saved_mean, saved_inv)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, saved_mean, saved_inv = ctx.saved_tensors
+        found = functional.batch_norm_backward(x, _like(dy, x), weight, saved_mean, saved_inv, epsilon=ctx.eps)
+        wanted = ctx.needs_input_grad
+        dx, dscale, dbias = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=False))
+        return dx, dscale, dbias, None, None, None, None
+
+
+class _Frozen(torch.autograd.Function):
+    """Given statistics, which are constants.
+
+    ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0; ``dweight = sum(dy * (x -
+    mean)) / sqrt(variance + eps)`` and ``dbias = sum(dy)`` are those of the backward with these statistics as the saved
+    ones (`pybnorm.operations.backward_frozen`), whose dx is dropped.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        y: torch.Tensor = functional.batch_norm_inference(x, weight, bias, mean, variance, epsilon=eps)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        dy = _like(dy, x)
+        dx = dscale = dbias = None
+        if ctx.needs_input_grad[0]:
+            zeros = torch.zeros_like(mean)
+            dx = functional.batch_norm_inference(dy, weight, None, zeros, variance, epsilon=ctx.eps)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            inverse = torch.rsqrt(variance + ctx.eps)
+            _, dscale, dbias = functional.batch_norm_backward(x, dy, weight, mean, inverse, epsilon=ctx.eps)
+        wanted = ctx.needs_input_grad
+        return dx, dscale if wanted[1] else None, dbias if wanted[2] else None, None, None, None
+
+
+class _BatchNorm:
+    """What the modules add to PyTorch's: parameters, buffers, state and arguments are theirs."""
+
+    fallback = False
+    """Leave what is refused to PyTorch."""
+
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        """Normalize; see ``torch.nn.BatchNorm2d`` and `batch_norm`.
+
+        Parameters
+        ----------
+        input : Tensor
+
+        Returns
+        -------
+        Tensor
+
+        Raises
+        ------
+        ValueError
+            Another rank than the module's.
+        ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
+        """
+        self._check_input_dim(input)
+        mean, variance = self.running_mean, self.running_var
+        batch = self.training or (mean is None and variance is None)
+        if self.training and not self.track_running_stats:
+            mean = variance = None
+        counter = self.num_batches_tracked if self.training and self.track_running_stats else None
+        momentum, average = self.momentum, None
+        if momentum is None and batch:
+            # A factor that changes would be a plan of its own each time: take the batch's own statistics, and average.
+            momentum = 1.0
+            if counter is not None and mean is not None:
+                average, mean, variance = (mean, variance), torch.zeros_like(mean), torch.zeros_like(variance)
+        elif momentum is None:
+            momentum = 0.0
+        y = batch_norm(input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback)
+        if counter is not None:
+            counter.add_(1)
+        if average is not None:
+            with torch.no_grad():
+                for kept, now in zip(average, (mean, variance), strict=True):
+                    kept.add_((now - kept) / counter)  # on the device: the count is not waited for
+        return y
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d``, arguments and state included, computed by the vendors' libraries."""
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d``, arguments and state included, computed by the vendors' libraries."""
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d``, arguments and state included, computed by the vendors' libraries."""
+
+
+_OURS = {
+    torch.nn.BatchNorm1d: BatchNorm1d,
+    torch.nn.BatchNorm2d: BatchNorm2d,
+    torch.nn.BatchNorm3d: BatchNorm3d,
+}
+
+
+def convert(model: _Module, *, fallback: bool = False) -> _Module:
+    """Make the batch norms of a model those of this module, in place.
+
+    Each module stays the same object with another class: its parameters, buffers, hooks, flags and device, and whatever
+    refers to them, such as an optimizer, stay. Subclasses of PyTorch's three (lazy, synchronized, quantized,
+    parametrized ones) have ways of their own and are left as they are.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    fallback : bool
+        Leave what is refused to PyTorch.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`.
+
+    Raises
+    ------
+    ArgumentTypeError
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError("model", model, "a torch.nn.Module")
+    if not isinstance(fallback, bool):
+        raise ArgumentTypeError("fallback", fallback, "a bool")
+    for module in model.modules():
+        ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
+        if ours is not None:
+            module.__class__ = ours
+            module.fallback = fallback
+    return model

@@ -1,0 +1,133 @@
+"""How tests put NumPy's values into arrays of a framework, in their memory order, and back."""
+
+import ml_dtypes
+import numpy as np
+
+from pybnorm.enums import DataType
+
+NUMPY = {
+    DataType.FLOAT32: np.dtype(np.float32),
+    DataType.FLOAT64: np.dtype(np.float64),
+    DataType.FLOAT16: np.dtype(np.float16),
+    DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class Framework:
+    """NumPy; the others differ in what they override."""
+
+    name = "numpy"
+    mutable = True
+
+    def __init__(self, package, backend):
+        self.package, self.backend, self.gpu = package, backend, backend != "onednn"
+
+    @staticmethod
+    def absent(package, backend):
+        """Why the framework is no use for the backend here, or an empty text."""
+        return ""
+
+    def put(self, array):
+        return array.copy(order="K")
+
+    def get(self, array):
+        return array
+
+    def strides(self, array):
+        """In elements."""
+        return tuple(s // array.itemsize for s in array.strides)
+
+    def is_mine(self, array):
+        return isinstance(array, np.ndarray)
+
+    def synchronize(self):
+        pass
+
+
+class Torch(Framework):
+    name = "torch"
+
+    @staticmethod
+    def absent(package, backend):
+        if backend == "onednn":
+            return ""
+        if not package.cuda.is_available():
+            return "this PyTorch has no GPU"
+        return "" if bool(getattr(package.version, "hip", None)) == (backend == "miopen") else "a PyTorch of the other"
+
+    def put(self, array):
+        torch = self.package
+        wide = array.dtype == NUMPY[DataType.BFLOAT16]
+        tensor = torch.from_dlpack(np.array(array.view(np.int16) if wide else array, order="K"))
+        tensor = tensor.view(torch.bfloat16) if wide else tensor
+        return tensor.to("cuda" if self.gpu else "cpu").clone()
+
+    def get(self, array):
+        torch = self.package
+        tensor = array.detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            return np.from_dlpack(tensor.view(torch.int16)).view(NUMPY[DataType.BFLOAT16])
+        return np.from_dlpack(tensor)
+
+    def strides(self, array):
+        return tuple(array.stride())
+
+    def is_mine(self, array):
+        return self.package.is_tensor(array)
+
+    def synchronize(self):
+        if self.gpu:
+            self.package.cuda.synchronize()
+
+
+class Cupy(Framework):
+    name = "cupy"
+
+    @staticmethod
+    def absent(package, backend):
+        try:
+            count = package.cuda.runtime.getDeviceCount()
+        except Exception as error:
+            return str(error)
+        if not count:
+            return "no GPU"
+        return "" if bool(package.cuda.runtime.is_hip) == (backend == "miopen") else "a CuPy of the other"
+
+    def put(self, array):
+        flat = self.package.asarray(np.array(array, order="K").ravel(order="K").view(np.uint8))
+        order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+        dense = flat.view(array.dtype).reshape([array.shape[axis] for axis in order])
+        return dense.transpose([order.index(axis) for axis in range(array.ndim)])
+
+    def get(self, array):
+        return self.package.asnumpy(array)
+
+    def is_mine(self, array):
+        return isinstance(array, self.package.ndarray)
+
+    def synchronize(self):
+        self.package.cuda.Device().synchronize()
+
+
+class Jax(Framework):
+    name = "jax"
+    mutable = False
+
+    def __init__(self, package, backend):
+        super().__init__(package, backend)
+        package.config.update("jax_enable_x64", True)  # or it makes float32 of float64
+
+    def put(self, array):
+        return self.package.numpy.asarray(np.ascontiguousarray(array))
+
+    def get(self, array):
+        return np.asarray(array)
+
+    def strides(self, array):
+        return tuple(s // array.dtype.itemsize for s in np.asarray(array).strides)
+
+    def is_mine(self, array):
+        return isinstance(array, self.package.Array)
+
+
+FRAMEWORKS = {kind.name: kind for kind in (Framework, Torch, Cupy, Jax)}

@@ -1,0 +1,440 @@
+"""The function, the modules and the switch for PyTorch, against PyTorch in float64 and against its own modules."""
+
+import copy
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm.check import bounds
+from pybnorm.check.bounds import Status
+from pybnorm.check.data import generate
+from pybnorm.check.problem import expand
+
+SHAPES = {1: (6, 5, 9), 2: (4, 5, 6, 7), 3: (3, 5, 4, 3, 2)}
+
+
+def tensor(torch, values, device, dtype="float32"):
+    return torch.tensor(values.tolist(), dtype=getattr(torch, dtype), device=device)
+
+
+def numpy(t):
+    return np.from_dlpack(t.detach().double().cpu().contiguous())
+
+
+def randn(torch, shape, device, layout="first", seed=0):
+    made = tensor(torch, np.random.default_rng(seed).normal(0.5, 1.5, shape), device)
+    if layout == "last":
+        made = made.contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+    return made
+
+
+def gradients(call, x, weight, bias, dy):
+    """(y, dx, dweight, dbias)."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+    y = call(*leaves)
+    y.backward(dy)
+    return y.detach(), *(leaf.grad for leaf in leaves)
+
+
+def close(got, right, scale=1.0):
+    error = np.abs(numpy(got) - numpy(right)).max()
+    return error <= 2e-5 * max(1.0, float(np.abs(numpy(right)).max())) * scale
+
+
+# ---------------------------------------------------------------- the function
+
+
+@pytest.mark.parametrize("line", ["f32,nchw,4x8x6x5", "f32,nhwc,4x8x6x5", "f32,nchw,16x9", "f32,nhwc,2x8x3x4x5"])
+def test_gradients_are_within_the_bound_of_the_float64_reference(torch, ours, device, line):
+    # The saved statistics of a backward problem are not x's own; those of autograd are, so the problem saves none.
+    (problem,) = expand(f"backward,spatial,{line},fill=randn,kappa=2,saved=0")
+    inputs = generate(problem)
+    expected = bounds.Expected(problem, inputs)
+    order = sorted(range(len(problem.dims)), key=lambda axis: -problem.strides[axis])
+
+    def data(values):
+        dense = tensor(torch, np.ascontiguousarray(values.transpose(order)), device)
+        return dense.permute([order.index(axis) for axis in range(values.ndim)])
+
+    weight = tensor(torch, np.asarray(inputs.scale).ravel(), device)
+    _, *found = gradients(
+        lambda x, w, b: ours.batch_norm(x, None, None, w, b, training=True, eps=problem.epsilon),
+        data(inputs.x), weight, torch.zeros_like(weight), data(inputs.dy),
+    )  # fmt: skip
+    for name, gradient in zip(("dx", "dscale", "dbias"), found, strict=True):
+        values = numpy(gradient).astype(np.float32).reshape(np.shape(expected.outputs[name]))
+        verdict = bounds.judge(expected, name, values)
+        assert verdict.status in ((Status.PASS,) if device == "cpu" else (Status.PASS, Status.WARN)), (name, verdict)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_gradients_are_those_of_pytorch_in_float64(torch, ours, device, training, rank):
+    shape = SHAPES[rank]
+    x, dy = randn(torch, shape, device, seed=1), randn(torch, shape, device, seed=2)
+    weight, bias, mean = (randn(torch, shape[1:2], device, seed=n) for n in (3, 4, 5))
+    variance = randn(torch, shape[1:2], device, seed=6).abs() + 0.5
+
+    def right(x, w, b):
+        return torch.nn.functional.batch_norm(x, mean.double(), variance.double(), w, b, training, eps=0.3)
+
+    def got(x, w, b):
+        return ours.batch_norm(x, mean.clone(), variance.clone(), w, b, training, eps=0.3)
+
+    expected = gradients(right, x.double(), weight.double(), bias.double(), dy.double())
+    for seen, wanted in zip(gradients(got, x, weight, bias, dy), expected, strict=True):
+        assert close(seen, wanted)
+
+
+def test_finite_differences_agree_with_the_gradient(torch, ours, device):
+    x, direction = randn(torch, (3, 2, 4, 4), device, seed=1), randn(torch, (3, 2, 4, 4), device, seed=2)
+    dy, weight = randn(torch, (3, 2, 4, 4), device, seed=3), randn(torch, (2,), device, seed=4)
+    for training in (True, False):
+
+        def value(at, training=training):
+            y = ours.batch_norm(at, torch.zeros_like(weight), torch.ones_like(weight), weight, None, training)
+            return float((numpy(y) * numpy(dy)).sum())
+
+        leaf = x.clone().requires_grad_()
+        y = ours.batch_norm(leaf, torch.zeros_like(weight), torch.ones_like(weight), weight, None, training)
+        y.backward(dy)
+        step = 2.0**-6
+        slope = (value(x + step * direction) - value(x - step * direction)) / (2 * step)
+        assert slope == pytest.approx(float((numpy(leaf.grad) * numpy(direction)).sum()), rel=5e-3, abs=2e-3)
+
+
+def test_only_what_is_asked_for_has_a_gradient(torch, ours, device):
+    x, weight = randn(torch, SHAPES[2], device), randn(torch, (5,), device)
+    for training in (True, False):
+        for of in range(3):
+            leaves = [x.clone(), weight.clone(), weight.clone()]
+            leaves[of].requires_grad_()
+            mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+            ours.batch_norm(leaves[0], mean, variance, *leaves[1:], training).sum().backward()
+            assert [leaf.grad is not None for leaf in leaves] == [n == of for n in range(3)]
+        leaf = x.clone().requires_grad_()
+        assert not ours.batch_norm(x, mean, variance, weight, None, training).requires_grad
+        with torch.no_grad():
+            assert not ours.batch_norm(leaf, mean, variance, weight, None, training).requires_grad
+        ours.batch_norm(leaf, mean, variance, None, None, training).square().sum().backward()
+        assert leaf.grad is not None
+        bias = weight.clone().requires_grad_()
+        ours.batch_norm(x, mean, variance, None, bias, training).sum().backward()
+        assert close(bias.grad, torch.full((5,), 4.0 * 6 * 7, device=device))
+
+
+def test_a_second_derivative_is_an_error(torch, ours, device):
+    for training in (True, False):
+        x = randn(torch, SHAPES[2], device).requires_grad_()
+        mean, variance = torch.zeros(5, device=device), torch.ones(5, device=device)
+        y = ours.batch_norm(x, mean, variance, training=training)
+        (gradient,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
+def test_a_forward_derivative_is_an_error(torch, ours, device):
+    forward = torch.autograd.forward_ad
+    x = randn(torch, SHAPES[2], device)
+    with forward.dual_level(), pytest.raises((RuntimeError, NotImplementedError)):
+        ours.batch_norm(forward.make_dual(x, torch.ones_like(x)), None, None, training=True)
+
+
+def test_inputs_and_gradients_in_any_order_of_memory(torch, ours, device):
+    x = randn(torch, SHAPES[2], device)
+    weight = torch.ones(5, device=device)
+    right = ours.batch_norm(x, None, None, weight, None, True)
+    views = [
+        torch.stack([x, x], dim=-1)[..., 0],
+        x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+        x.contiguous(memory_format=torch.channels_last),
+    ]
+    for view in views:
+        leaf = view.detach().requires_grad_()
+        y = ours.batch_norm(leaf, None, None, weight, None, True)
+        assert close(y, right)
+        y.sum().backward()  # its dy has strides of 0
+        assert np.abs(numpy(leaf.grad)).max() < 1e-4
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    spread = x[:1].expand(4, 5, 6, 7)
+    assert close(ours.batch_norm(spread, None, None, weight, None, True), torch.nn.functional.batch_norm(
+        spread, None, None, weight, None, True))  # fmt: skip
+
+
+def test_refusals_are_errors_or_by_request_pytorchs(torch, ours, device):
+    weight = torch.ones(5, device=device)
+    half = torch.ones(5, device=device, dtype=torch.float64)
+    x = randn(torch, SHAPES[2], device)
+    for call, match in [
+        (lambda **o: ours.batch_norm(x, None, None, training=False, **o), "running_mean"),
+        (lambda **o: ours.batch_norm(x[:1, :, :1, :1], weight, weight, training=True, **o), "more than one value"),
+    ]:
+        with pytest.raises(pybnorm.ArgumentError, match=match):
+            call()
+        with pytest.raises((ValueError, RuntimeError)):
+            call(fallback=True)  # PyTorch refuses too
+    with pytest.raises(pybnorm.ArgumentError, match="scale"):
+        ours.batch_norm(x, None, None, half, half, training=True)
+    with pytest.raises(pybnorm.ArgumentError, match="input"):
+        ours.batch_norm(None, None, None)
+    if device == "cpu":
+        wide = x.double()
+        with pytest.raises(pybnorm.UnsupportedError):
+            ours.batch_norm(wide, None, None, half, half, training=True)
+        y = ours.batch_norm(wide, None, None, half, half, training=True, fallback=True)
+        assert y.dtype == torch.float64
+
+
+# ---------------------------------------------------------------- modules
+
+
+def pair(torch, ours, rank, device, **options):
+    """PyTorch's module and ours, of equal state that is not the initial one."""
+    name = f"BatchNorm{rank}d"
+    theirs, mine = (getattr(package, name)(5, **options).to(device) for package in (torch.nn, ours))
+    with torch.no_grad():
+        for number, value in enumerate([*theirs.parameters(), *(b for b in theirs.buffers() if b.dim())]):
+            value.copy_(randn(torch, (5,), device, seed=20 + number).abs() + 0.25)
+    mine.load_state_dict(theirs.state_dict())
+    return theirs, mine
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": None},
+        {"track_running_stats": False},
+        {"affine": False},
+        {"affine": False, "momentum": None, "track_running_stats": False},
+        {"eps": 0.01, "momentum": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_modules_behave_as_pytorchs_over_steps(torch, ours, device, rank, options, layout):
+    if layout == "last" and rank == 1:
+        pytest.skip("three axes have no such layout")
+    theirs, mine = pair(torch, ours, rank, device, **options)
+    for step, training in enumerate([True, True, False, True, False, True]):
+        x = randn(torch, SHAPES[rank], device, layout, seed=step)
+        dy = randn(torch, SHAPES[rank], device, layout, seed=100 + step)
+        results = []
+        for module in (theirs, mine):
+            module.train(training)
+            module.zero_grad()
+            leaf = x.clone().requires_grad_()
+            y = module(leaf)
+            y.backward(dy)
+            results.append([y, leaf.grad, *(p.grad for p in module.parameters()), *module.buffers()])
+        for right, got in zip(*results, strict=True):
+            assert close(got, right), step
+        assert results[1][0].stride() == x.stride()
+    assert mine.state_dict().keys() == theirs.state_dict().keys()
+    if options.get("track_running_stats", True):
+        assert int(mine.num_batches_tracked) == int(theirs.num_batches_tracked) == 4
+
+
+def test_statistics_that_are_tracked_no_longer_stay(torch, ours, device):
+    results = []
+    for module in pair(torch, ours, 2, device):
+        module.track_running_stats = False
+        before = [value.clone() for value in module.buffers()]
+        results.append(module(randn(torch, SHAPES[2], device)))
+        assert all(torch.equal(now, then) for now, then in zip(module.buffers(), before, strict=True))
+    assert close(results[1], results[0])
+
+
+def test_state_goes_to_pytorchs_modules_and_back(torch, ours, device):
+    theirs, mine = pair(torch, ours, 2, device)
+    mine(randn(torch, SHAPES[2], device))
+    file = io.BytesIO()
+    torch.save(mine.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    theirs.load_state_dict(state)
+    other = ours.BatchNorm2d(5).to(device)
+    other.load_state_dict(theirs.state_dict())
+    for key, value in mine.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
+    theirs.eval()
+    other.eval()
+    x = randn(torch, SHAPES[2], device, seed=3)
+    assert close(other(x), theirs(x))
+    assert repr(mine) == repr(theirs)
+    assert type(copy.deepcopy(mine)) is ours.BatchNorm2d
+
+
+def test_ranks_are_checked(torch, ours, device):
+    for rank in (1, 2, 3):
+        module = getattr(ours, f"BatchNorm{rank}d")(5).to(device)
+        with pytest.raises(ValueError, match="input"):
+            module(randn(torch, SHAPES[rank % 3 + 1], device))
+    assert ours.BatchNorm1d(5).to(device)(randn(torch, (6, 5), device)).shape == (6, 5)
+
+
+def model(torch, device):
+    nn = torch.nn
+    torch.manual_seed(1)
+    inner = nn.Sequential(nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4, momentum=None), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, eps=1e-3), nn.ReLU(), inner, nn.Flatten(), nn.Linear(4 * 16, 8),
+        nn.BatchNorm1d(8, affine=False),
+    ).to(device)  # fmt: skip
+
+
+def test_convert_switches_a_model_and_keeps_all_else(torch, ours, device):
+    theirs = model(torch, device)
+    theirs[1].weight.requires_grad_(False)
+    theirs[3][1].eval()
+    mine = copy.deepcopy(theirs)
+    seen = []
+    mine[1].register_forward_hook(lambda module, given, result: seen.append(type(module)))
+    before = {name: id(value) for name, value in [*mine.named_parameters(), *mine.named_buffers()]}
+    modes = [m.training for m in mine.modules()]
+    assert ours.convert(mine) is mine
+    assert {name: id(value) for name, value in [*mine.named_parameters(), *mine.named_buffers()]} == before
+    assert [m.training for m in mine.modules()] == modes
+    assert [type(m) for m in mine.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)] == [
+        ours.BatchNorm2d, ours.BatchNorm2d, ours.BatchNorm1d,
+    ]  # fmt: skip
+    optimizers = [torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.05) for m in (theirs, mine)]
+    for step in range(4):
+        x = randn(torch, (5, 3, 6, 6), device, seed=step)
+        losses = []
+        for network, optimizer in zip((theirs, mine), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = (network(x) - 1).abs().pow(1.5).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert seen == [ours.BatchNorm2d] * 4
+    assert not mine[1].weight.requires_grad
+    for (name, right), got in zip(theirs.state_dict().items(), mine.state_dict().values(), strict=True):
+        assert close(got, right, 50), name
+    plain = torch.nn.BatchNorm2d(3)
+    assert type(ours.convert(plain)) is ours.BatchNorm2d
+    assert ours.convert(plain, fallback=True).fallback
+    assert not ours.convert(plain).fallback
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_convert_leaves_subclasses_alone_and_names_bad_arguments(torch, ours):
+    class Own(torch.nn.BatchNorm2d):
+        pass
+
+    kept = torch.nn.Sequential(Own(3), torch.nn.LazyBatchNorm2d(), torch.nn.SyncBatchNorm(3), torch.nn.GroupNorm(1, 3))
+    types = [type(m) for m in kept]
+    assert [type(m) for m in ours.convert(kept)] == types
+    for bad in (None, [torch.nn.BatchNorm2d(3)], torch.nn.BatchNorm2d):
+        with pytest.raises(pybnorm.ArgumentTypeError, match="model"):
+            ours.convert(bad)
+    with pytest.raises(pybnorm.ArgumentTypeError, match="fallback"):
+        ours.convert(torch.nn.BatchNorm2d(3), fallback=1)
+
+
+# ---------------------------------------------------------------- what PyTorch does around it
+
+
+def test_autocast_leaves_the_dtype_of_the_input(torch, ours, device):
+    backend = "onednn" if device == "cpu" else "miopen" if getattr(torch.version, "hip", None) else "cudnn"
+    support, reason = pybnorm.capability(
+        backend, "forward_training", "spatial", "bf16", pybnorm.Layout.CHANNELS_FIRST, 4
+    )
+    if not support:
+        pytest.skip(reason)
+    module = ours.BatchNorm2d(5).to(device)
+    x = randn(torch, SHAPES[2], device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert module(x).dtype == torch.float32
+        y = module(x.bfloat16().requires_grad_())
+    assert y.dtype == torch.bfloat16
+    y.float().square().mean().backward()
+    assert module.weight.grad.dtype == torch.float32
+    right = torch.nn.functional.batch_norm(x.bfloat16().float(), None, None, None, None, True)
+    assert np.abs(numpy(y) - numpy(right)).max() < 0.05
+
+
+def test_a_captured_step_replays(torch, ours, device):
+    if device != "cuda":
+        pytest.skip("the CPU has no graphs")
+    theirs, mine = pair(torch, ours, 2, device)
+    x, dy = randn(torch, SHAPES[2], device, "last"), randn(torch, SHAPES[2], device, "last", seed=9)
+    leaf = x.clone().requires_grad_()
+    state = copy.deepcopy(mine.state_dict())
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            mine.zero_grad(set_to_none=True)
+            leaf.grad = None
+            mine(leaf).backward(dy)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    mine.zero_grad(set_to_none=True)
+    leaf.grad = None
+    with torch.cuda.graph(graph):
+        y = mine(leaf)
+        y.backward(dy)
+    mine.load_state_dict(state)
+    for step in range(3):
+        value = randn(torch, SHAPES[2], device, "last", seed=50 + step)
+        with torch.no_grad():
+            leaf.copy_(value)
+        graph.replay()
+        right = value.clone().requires_grad_()
+        theirs.zero_grad()
+        wanted = theirs(right)
+        wanted.backward(dy)
+        torch.cuda.synchronize()
+        assert close(y, wanted)
+        assert close(leaf.grad, right.grad)
+        assert close(mine.weight.grad, theirs.weight.grad)
+        assert close(mine.running_var, theirs.running_var)
+
+
+def test_another_stream_is_followed_forward_and_backward(torch, ours, device):
+    if device != "cuda":
+        pytest.skip("the CPU has no streams")
+    theirs, mine = pair(torch, ours, 2, device)
+    x = randn(torch, (16, 5, 64, 64), device)
+    stream = torch.cuda.Stream()
+    for _ in range(3):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            leaf = (x * 2).requires_grad_()
+            y = mine(leaf)
+            y.square().sum().backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        right = (x * 2).requires_grad_()
+        wanted = theirs(right)
+        wanted.square().sum().backward()
+        assert close(y, wanted)
+        assert close(leaf.grad, right.grad, 10)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler has some of its own
+def test_a_compiler_takes_it_as_it_is(torch, ours, device):
+    if not hasattr(torch, "compile"):
+        pytest.skip("this PyTorch has no compiler")
+    theirs, mine = pair(torch, ours, 2, device)
+    compiled = torch.compile(lambda x: mine(x * 2).relu(), backend="eager")
+    for step in range(2):
+        x = randn(torch, SHAPES[2], device, seed=step)
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, right = compiled(leaf), theirs(other * 2).relu()
+        y.sum().backward()
+        right.sum().backward()
+        assert close(y, right)
+        assert close(leaf.grad, other.grad)
+
+
+def test_nothing_else_imports_pytorch(tmp_path):
+    code = "import sys, pybnorm, pybnorm.functional, pybnorm.operations; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=False).returncode == 0
