@@ -45,8 +45,10 @@ examples() {
 }
 
 part info python3 -m pybnorm info
-part tests-calls tests tests/unit/test_devices.py tests/backends
-part tests-operations tests tests/operations
+part tests-calls tests tests/unit/test_devices.py tests/backends --ignore=tests/backends/test_alignment.py
+part tests-alignment tests tests/backends/test_alignment.py
+part tests-operations tests tests/operations/test_operations.py
+part tests-other-operations tests tests/operations --ignore=tests/operations/test_operations.py
 part tests-layers tests tests/layer tests/graph tests/bench
 part tests-frameworks tests tests/functional tests/pytorch
 part smoke env COLUMNS=150 python3 -m pybnorm check

@@ -154,13 +154,13 @@
     C(CUDNN_STATUS_RUNTIME_FP_OVERFLOW, 13)         \
     C(CUDNN_STATUS_VERSION_MISMATCH, 14)
 
-/* The driver's results after which, as cuda.h says of them, all further work of the process fails in the same way. */
+/* The driver's results after which, as cuda.h says of them, all further work of the process fails in the same way. Not
+ * CONTEXT_IS_DESTROYED: it is also what is said of a context for which there was no memory. */
 #define PBN_CUDA_LOST(C)                     \
     C(CUDA_ERROR_ECC_UNCORRECTABLE, 214)     \
     C(CUDA_ERROR_NVLINK_UNCORRECTABLE, 220)  \
     C(CUDA_ERROR_ILLEGAL_ADDRESS, 700)       \
     C(CUDA_ERROR_LAUNCH_TIMEOUT, 702)        \
-    C(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)  \
     C(CUDA_ERROR_ASSERT, 710)                \
     C(CUDA_ERROR_HARDWARE_STACK_ERROR, 714)  \
     C(CUDA_ERROR_ILLEGAL_INSTRUCTION, 715)   \

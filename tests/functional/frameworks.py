@@ -1,9 +1,13 @@
 """How tests put NumPy's values into arrays of a framework, in their memory order, and back."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 
 from pybnorm.enums import DataType
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where it is tested; on a GPU it would take most of the memory at once
 
 NUMPY = {
     DataType.FLOAT32: np.dtype(np.float32),

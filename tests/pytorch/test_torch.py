@@ -137,6 +137,7 @@ def test_a_second_derivative_is_an_error(torch, ours, device):
             gradient.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
 def test_a_forward_derivative_is_an_error(torch, ours, device):
     forward = torch.autograd.forward_ad
     x = randn(torch, SHAPES[2], device)
@@ -312,7 +313,7 @@ def test_convert_switches_a_model_and_keeps_all_else(torch, ours, device):
             loss = (network(x) - 1).abs().pow(1.5).mean()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert seen == [ours.BatchNorm2d] * 4
     assert not mine[1].weight.requires_grad
