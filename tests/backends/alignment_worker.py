@@ -2,7 +2,8 @@
 
     python3 alignment_worker.py BACKEND OPERATION ALGORITHM
 
-One line for each layout, dtype and offset: what is tried, then ``refused`` or ``right``. Ends with 1 at the first wrong result.
+One line for each layout, dtype and offset: what is tried, then ``refused`` or ``right``. Ends with 1 at the
+first wrong result.
 """
 
 import sys
