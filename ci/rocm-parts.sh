@@ -17,7 +17,7 @@ miopen_parts() {
         "${PYTEST[@]}" tests/operations tests/layer tests/graph tests/functional tests/pytorch -k miopen --junitxml="$results/miopen-operations.xml"
     part 'known defects, each still there' -- "${ALONE[@]}" tests/check/test_check_defects.py -k miopen
     part 'the check: whatever else is wrong is new' -- bash -c "set -o pipefail
-        python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 120 |
+        python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 |
             tee '$results/miopen-check.txt' | tail -n 12"
     part 'memory, streams, events' -- \
         "${PYTEST[@]}" tests/unit/test_devices.py tests/unit/test_hip.py -k 'hip or time or double'
