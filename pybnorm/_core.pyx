@@ -2670,8 +2670,8 @@ cdef class Plan:
         self.handle._check()
         if self.busy:
             raise errors.BusyError(
-                f"{self.name}: this plan is already running in this thread, whose array or signal handler has called it "
-                "again; make that one a plan of its own"
+                f"{self.name}: this plan is already running in this thread, where an array's protocol or a signal "
+                "handler has called it again; it needs a plan of its own"
             )
         self.busy = True
         return 0
