@@ -1658,7 +1658,9 @@ static int graph_ready(void) {
 
 /* ---- plans: the ways to one result ---------------------------------------------------------------- */
 
-enum { PLAN_ALIGNMENT = 256, SPLIT_ROWS = 65535, PLAN_NAME = 24 };
+/* The plain entry point takes up to PLAIN_ROWS images. A piece has an even number of them, so that each starts as well
+ * aligned as 16-bit kernels want it where the first does. */
+enum { PLAN_ALIGNMENT = 256, PLAIN_ROWS = 65535, SPLIT_ROWS = PLAIN_ROWS - 1, PLAN_NAME = 24 };
 
 struct pbn_plan {
     int kind; /* index into algorithm_names */
@@ -2606,7 +2608,7 @@ static const rule rules[] = {
     {PBN_OP_FORWARD_TRAINING, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, SPLIT_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
+    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
      "the plain entry point refuses N above 65535"},
 };
 
@@ -2742,7 +2744,7 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
         return index == 0 ? plain_rule.algorithm : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL ||
-            (kind == SPLIT && call->x_desc->dims[0] <= SPLIT_ROWS) || !(fast || is_stable(kind, call)))
+            (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
             continue; /* split of one piece is spatial */
         if (index-- == 0)
             return names[i];

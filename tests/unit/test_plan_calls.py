@@ -407,6 +407,33 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
             assert len([word for word in ran if word != "bound"]) >= 2, where
 
 
+@pytest.mark.parametrize("rows", [65534, 65535, 65536, 70000, 131068, 140001])
+def test_pieces_along_n_are_as_aligned_as_the_whole(play: Any, rows: int) -> None:
+    """float16 channels-first kernels load two elements at once, and an image here has an odd number of them."""
+    lines, algorithm = play(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f16", (values["rows"], 3, 1, 3))
+            plan = handle.plan_forward_inference(x, algorithm="split")
+            taken()
+            plan(**INFERENCE | {"x": 0x100000000, "y": 0x200000000})
+            report([taken(), handle.plan_forward_inference(x).algorithm])
+        """,
+        rows=rows,
+    )
+    start = 0
+    for line in lines:
+        found = dict(word.split("=") for word in line.split() if "=" in word)
+        count = int(found["x"].partition(":")[2].partition(",")[0])
+        places = [int(found[name].partition("@")[2], 16) for name in ("x", "y")]
+        assert places == [0x100000000 + start * 18, 0x200000000 + start * 18], line
+        assert [place % 4 for place in places] == [0, 0], line
+        assert 0 < count <= 65535, line
+        start += count
+    assert start == rows
+    assert (algorithm == "split") == (rows > 65535)
+
+
 # ---------------------------------------------------------------- names and workspaces
 
 
