@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
@@ -21,6 +21,7 @@ __all__ = [
     "TensorLike",
     "activation",
     "activation_bias",
+    "algorithm",
     "axes",
     "axpby",
     "backward",
@@ -280,6 +281,19 @@ def runtime_query(value: object) -> int:
     if not isinstance(value, str) or value not in _QUERIES:
         raise ArgumentError("mode", value, " | ".join(_QUERIES))
     return _QUERIES[value]
+
+
+def algorithm(value: object, names: Collection[str], numbered: Collection[str] = ()) -> str:
+    """One of `names`; of those that are also in `numbered` also with ``:`` and a digit behind."""
+    if not isinstance(value, str):
+        raise ArgumentTypeError("algorithm", value, "a string")
+    name, colon, number = value.partition(":")
+    if name not in names or (colon and (name not in numbered or number not in tuple("0123456789"))):
+        allowed = " | ".join(names)
+        if numbered:
+            allowed += f"; {', '.join(numbered)} also with :0 to :9 behind"
+        raise ArgumentError("algorithm", value, allowed)
+    return value
 
 
 def byte_count(value: object, argument: str) -> int:

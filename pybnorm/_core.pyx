@@ -50,6 +50,7 @@ from pybnorm._shim cimport (
     pbn_tensor,
 )
 
+import atexit
 import collections
 import os
 import sys
@@ -84,6 +85,7 @@ __all__ = [
     "has_symbol",
     "load",
     "loaded",
+    "numbered_algorithms",
     "relu",
     "relu_backward",
     "signature",
@@ -127,6 +129,8 @@ cdef dict _DEVICE_NAMES = {
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef Py_ssize_t _PLAN_CACHE = 32
 cdef size_t _WORKSPACE_ALIGNMENT = 64
+cdef int _forks = 0  # how many lie between the process that loaded this module and this one
+cdef bint _exiting = False
 
 
 # ---------------------------------------------------------------- libraries
@@ -928,10 +932,10 @@ cdef class Handle:
         cdef pbn_handle *handle = self.handle
         cdef int status
         self.handle = NULL
-        self.plans.clear()
-        self._ready.clear()
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
+        self._ready.clear()
+        self.plans.clear()
         with nogil:
             status = self.table.handle_destroy(handle)
             free(self.scratch)
@@ -1014,7 +1018,7 @@ cdef class Handle:
         found = self.descriptors.get(key)
         if found is None or not (<TensorDescriptor>found).open:
             if len(self.descriptors) >= _DESCRIPTOR_CACHE:
-                self.descriptors.pop(next(iter(self.descriptors)))
+                self.descriptors.pop(next(iter(self.descriptors)), None)
             found = TensorDescriptor(self.backend, *key)
             self.descriptors[key] = found
         return <TensorDescriptor>found
@@ -1024,20 +1028,27 @@ cdef class Handle:
         found = self.descriptors.get(key)
         if found is None or not (<TensorDescriptor>found).open:
             if len(self.descriptors) >= _DESCRIPTOR_CACHE:
-                self.descriptors.pop(next(iter(self.descriptors)))
+                self.descriptors.pop(next(iter(self.descriptors)), None)
             found = derive_bn_tensor_descriptor(x, mode)
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
     cdef object _cached(self, object key):
+        """The plan of a call, the caller's until it takes the plan's handle away again; None where another has it.
+
+        That other is a call of this thread further up: an array's protocol, or a signal handler, has come back here.
+        """
         found = self.plans.get(key)
-        if found is not None:
-            (<Plan>found).handle = self
+        if found is None or (<Plan>found).handle is not None:
+            return None
+        (<Plan>found).handle = self
         return found
 
     cdef int _keep(self, object key, object plan) except -1:
+        if key in self.plans:  # that of the call further up; this one goes with its call
+            return 0
         if len(self.plans) >= _PLAN_CACHE:
-            self.plans.pop(next(iter(self.plans)))
+            self.plans.pop(next(iter(self.plans)), None)
         self.plans[key] = plan
         return 0
 
@@ -1672,6 +1683,7 @@ cdef class Handle:
                 call.running_mean = call.running_variance = &here
             if saved:
                 call.saved_mean = call.saved_inv_variance = &here
+            self._check()  # a signal handler may have closed it since
             with nogil:
                 status = self.table.workspace_size(self.handle, &call, &size)
             if status != 0:
@@ -1880,13 +1892,20 @@ cdef object _handles = weakref.WeakSet()
 
 
 def _after_fork_in_child():
-    global _load_lock
+    global _forks, _load_lock
+    _forks += 1
     _load_lock = threading.Lock()
     for handle in list(_handles):
         (<Handle>handle)._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _at_exit():
+    global _exiting
+    _exiting = True
 
 
 cdef object _stream(object stream):
@@ -2526,13 +2545,28 @@ def algorithms(backend):
         ``"auto"``, ``"fast"`` and ``"plain"``, the vendor's entry point for the mode, on every backend.
     """
     cdef const pbn_backend *table = _table(backend)
-    names = ["auto", "fast"]
-    cdef int i = 0
-    if table.algorithms == NULL:
-        return (*names, "plain")
-    while table.algorithms[i] != NULL:
-        names.append(table.algorithms[i].decode())
-        i += 1
+    return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _names(table.algorithms)))
+
+
+def numbered_algorithms(backend):
+    """Those of `algorithms` that also take a plan's number behind a colon, ``"graph:2"``.
+
+    Parameters
+    ----------
+    backend : str
+
+    Returns
+    -------
+    tuple of str
+    """
+    cdef const pbn_backend *table = _table(backend)
+    return () if table.numbered == NULL else _names(table.numbered)
+
+
+cdef tuple _names(const char *const *texts):
+    names = []
+    while texts[len(names)] != NULL:
+        names.append(texts[len(names)].decode())
     return tuple(names)
 
 
@@ -2707,8 +2741,9 @@ cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
     Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked;
-    arrays are held against what was planned. One thread at a time runs a plan; the handle's lock sees to it. On a
-    device it can be captured into a graph after its first run.
+    arrays are held against what was planned. One thread at a time runs a plan; the handle's lock sees to it. What runs
+    in the thread of a call while that converts its arguments, an array's own protocol or a signal handler, cannot call
+    the same plan: BusyError. On a device it can be captured into a graph after its first run.
 
     Attributes
     ----------
@@ -2725,7 +2760,7 @@ cdef class Plan:
     cdef pbn_plan *plan
     cdef const pbn_backend *table
     cdef pbn_call call
-    cdef Handle handle  # None in the handle's own cache, while it does not run
+    cdef Handle handle  # None in the handle's own cache, while no call has it
     cdef TensorDescriptor xd, yd, dxd, pd, zd  # yd: in backward dy's; zd: z's or dz's, None without
     cdef size_t data_span, other_span, out_span, param_span, residual_span
     cdef uintptr_t starts[_SPANS]
@@ -2734,6 +2769,9 @@ cdef class Plan:
     cdef int spans
     cdef int device_id  # of the handle, -1 where that is not known
     cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
+    cdef bint busy  # a call is under way, whose state `call` and the spans are
+    cdef int forks  # as `_forks` was
+    cdef uintptr_t alignment  # of the data addresses that it was made for, a power of two up to 16
     cdef size_t data_element, param_element
     cdef str name
     cdef readonly str algorithm
@@ -2743,27 +2781,56 @@ cdef class Plan:
 
     def __cinit__(self):
         self.plan = NULL
+        self.busy = False
+        memset(&self.call, 0, sizeof(self.call))
 
     def __init__(self):
         raise TypeError(f"{type(self).__name__} is made by a Handle's plan_ methods")
 
     def __dealloc__(self):
-        if self.plan != NULL:
+        # As with a handle: the vendor's part of it is left to the parent process, and at exit to the system.
+        if self.plan != NULL and self.forks == _forks and not _exiting:
             self.table.plan_destroy(self.plan)
 
     def __repr__(self):
-        return f"<{type(self).__name__} {self.algorithm} of {self.handle.backend}, x {self.xd!r}>"
+        if self.xd is None:
+            return f"<{type(self).__name__} never made>"
+        return f"<{type(self).__name__} {self.algorithm} of {self.xd.backend}, x {self.xd!r}>"
 
     def _candidates(self, bint fast):
         """Algorithms that may take this plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
+        cdef pbn_call call
         cdef const char *found
+        cdef Handle handle = self._owner()
+        with handle.lock:
+            call = self.call
+        # Of the last call's pointers nothing is asked, but of those it was made for their alignment.
+        call.x = <void *>self.alignment
+        call.dy = call.z = NULL
+        call.y = call.dx = call.dz = NULL
         names = []
         while self.table.plan_candidate != NULL:
-            found = self.table.plan_candidate(&self.call, fast, len(names))
+            found = self.table.plan_candidate(&call, fast, len(names))
             if found == NULL:
                 break
             names.append(found.decode())
         return tuple(names)
+
+    cdef Handle _owner(self):
+        if self.handle is None:
+            raise errors.ClosedError("plan")
+        return self.handle
+
+    cdef int _begin(self) except -1:
+        """Takes the plan for one call, under the handle's lock: a lock that lets its own thread in again."""
+        self.handle._check()
+        if self.busy:
+            raise errors.BusyError(
+                f"{self.name}: this plan is already running in this thread, where an array's protocol or a signal "
+                "handler has called it again; it needs a plan of its own"
+            )
+        self.busy = True
+        return 0
 
     cdef int _make(self, object algorithm) except -1:
         """Everything but the call's descriptors and scalars, which the caller has set."""
@@ -2772,11 +2839,7 @@ cdef class Plan:
         cdef const char *why = NULL
         cdef int status
         cdef bytes name
-        if not isinstance(algorithm, str):
-            raise errors.ArgumentTypeError("algorithm", algorithm, "a string")
-        known = algorithms(self.handle.backend)
-        if algorithm.partition(":")[0] not in known:
-            raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
+        _arguments.algorithm(algorithm, algorithms(self.handle.backend), numbered_algorithms(self.handle.backend))
         _check_capability(table, self.call.operation, self.call.mode, self.xd, self.name)
         self.device_id = -1 if self.handle.device is None else self.handle.device
         self.data_span = _span_bytes(self.xd)
@@ -2785,9 +2848,14 @@ cdef class Plan:
         self.residual_span = _span_bytes(self.zd) if self.zd is not None else 0
         self.param_span = _span_bytes(self.pd)
         self.data_element, self.param_element = self.xd.dtype.itemsize, self.pd.dtype.itemsize
+        self.forks = _forks
+        self.alignment = (
+            <uintptr_t>self.call.x | <uintptr_t>self.call.y | <uintptr_t>self.call.dy | <uintptr_t>self.call.dx
+            | <uintptr_t>self.call.z | <uintptr_t>self.call.dz | 16
+        )
+        self.alignment &= ~self.alignment + 1
+        self.handle._check()  # an array's own protocol, or a signal handler, may have closed it since
         if table.plan_create == NULL:
-            if ":" in algorithm:
-                raise errors.ArgumentError("algorithm", algorithm, " | ".join(known))
             if self.call.activation != PBN_ACTIVATION_NONE:
                 raise _unsupported(
                     self.handle, self.name,
@@ -2798,7 +2866,7 @@ cdef class Plan:
                 raise _error(table, status, self.name, _shown(&self.call))
             self.algorithm, self.reason = "plain", "the one entry point of this backend"
         else:
-            name = (<str>algorithm).encode("ascii", "replace")
+            name = (<str>algorithm).encode("ascii")
             chosen = name
             with nogil:
                 status = table.plan_create(self.handle.handle, &self.call, chosen, &self.plan)
@@ -2894,6 +2962,9 @@ cdef class Plan:
     cdef void _mark(self, uintptr_t address, size_t size, bint written, size_t element) noexcept:
         if address % element or address + size < address:
             self.doubtful = True
+        if self.spans == _SPANS:  # no call has so many; what is behind is left to _overlap
+            self.doubtful = True
+            return
         self.starts[self.spans] = address
         self.ends[self.spans] = address + size
         self.writes[self.spans] = written
@@ -2951,8 +3022,10 @@ cdef class Plan:
         if given is None:
             address[0], size[0] = NULL, 0
         elif type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
-            address[0] = <void *>_plan_address((<tuple>given)[0], name)
             size[0] = _arguments.byte_count((<tuple>given)[1], name)
+            # (0, 0) is Handle.memory(None)
+            none = size[0] == 0 and (<tuple>given)[0] == 0
+            address[0] = NULL if none else <void *>_plan_address((<tuple>given)[0], name)
         else:
             start, count = self.handle._workspace(given, kept, name)
             address[0], size[0] = <void *><uintptr_t>start, count
@@ -2960,13 +3033,13 @@ cdef class Plan:
 
     cdef int _go(self, object workspace, object reserve, list kept) except -1:
         cdef Handle handle = self.handle
-        cdef const pbn_backend *table = handle.table
-        cdef pbn_handle *c_handle = handle.handle
+        cdef const pbn_backend *table = self.table
+        cdef pbn_handle *c_handle
+        cdef bint lent = False
         cdef int status
-        handle._check()
         self._space(workspace, "workspace", kept, &self.call.workspace, &self.call.workspace_size)
         self._space(reserve, "reserve", kept, &self.call.reserve, &self.call.reserve_size)
-        if self.call.reserve_size < self.reserve_size or <uintptr_t>self.call.reserve % _WORKSPACE_ALIGNMENT:
+        if self.reserve_size and _short(self.call.reserve, self.call.reserve_size, self.reserve_size):
             raise errors.WorkspaceError(
                 "reserve",
                 f"{self.call.reserve_size} bytes at {<uintptr_t>self.call.reserve:#x}",
@@ -2974,20 +3047,27 @@ cdef class Plan:
             )
         if self.call.reserve_size:
             self._mark(<uintptr_t>self.call.reserve, self.call.reserve_size, True, 1)
-        if self.call.workspace_size < self.workspace_size or <uintptr_t>self.call.workspace % _WORKSPACE_ALIGNMENT:
-            if self.plan != NULL:
+        if self.workspace_size and _short(self.call.workspace, self.call.workspace_size, self.workspace_size):
+            lent = self.plan == NULL and self.call.workspace == NULL
+            if not lent:
                 raise errors.WorkspaceError(
                     "workspace",
                     f"{self.call.workspace_size} bytes at {<uintptr_t>self.call.workspace:#x}",
                     f"at least {self.workspace_size} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
                 )
-            handle._ensure_workspace(&self.call, True, self.name)
         elif self.call.workspace_size:
             self._mark(<uintptr_t>self.call.workspace, self.call.workspace_size, True, 1)
         if self.doubtful or not self._apart():
             self._overlap()
+        if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
+            self.call.workspace, self.call.workspace_size = NULL, 0
+        # Python code may have run until here, which may close the handle or make it lend a larger workspace elsewhere.
+        if lent:
+            handle._ensure_workspace(&self.call, True, self.name)
         if self.plan == NULL:
             return _run(handle, &self.call, self.name)
+        handle._check()
+        c_handle = handle.handle
         with nogil:
             status = table.plan_run(c_handle, self.plan, &self.call)
         if status != 0:
@@ -3013,6 +3093,11 @@ cdef class Plan:
         return planned
 
 
+cdef inline bint _short(void *address, size_t size, size_t need) noexcept:
+    """Whether a workspace or reserve is too small, or not aligned as its user wants it."""
+    return size < need or <uintptr_t>address % _WORKSPACE_ALIGNMENT != 0
+
+
 cdef tuple _key(object buffer):
     return buffer.dtype, buffer.dims, buffer.strides
 
@@ -3023,6 +3108,9 @@ cdef object _alignment(uintptr_t addresses):
 
 
 cdef int _no_activation(object algorithm, tuple act) except -1:
+    """Checks a call's algorithm as far as the cache of plans needs it; the rest is checked when the plan is made."""
+    if not isinstance(algorithm, str):
+        raise errors.ArgumentTypeError("algorithm", algorithm, "a string or None")
     if act[0] != PBN_ACTIVATION_NONE:
         raise errors.ArgumentError("algorithm", algorithm, "None where an activation is fused")
     return 0
@@ -3177,36 +3265,42 @@ cdef class ForwardTrainingPlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
+        BusyError
+            Called by code that a call of this plan has run.
         """
         cdef list kept = []
-        with self.handle.lock:
-            self._statistics(running_mean, running_variance, "running", self.running)
-            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-            self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
-            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-            self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-            self.spans, self.doubtful = 0, False
-            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-            self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-            self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
-            if self.running:
-                self.call.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
-                self.call.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
-                self._mark(<uintptr_t>self.call.running_mean, self.param_span, True, self.param_element)
-                self._mark(<uintptr_t>self.call.running_variance, self.param_span, True, self.param_element)
-            if self.saved:
-                self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
-                self.call.saved_inv_variance = <void *>self._vector(
-                    saved_inv_variance, "saved_inv_variance", True, kept
-                )
-                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True, self.param_element)
-                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True, self.param_element)
-            if self._given(z, "z", self.zd is not None):
-                self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
-                self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
-            self._go(workspace, reserve, kept)
+        with self._owner().lock:
+            self._begin()
+            try:
+                self._statistics(running_mean, running_variance, "running", self.running)
+                self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
+                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+                self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
+                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+                self.spans, self.doubtful = 0, False
+                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
+                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+                if self.running:
+                    self.call.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
+                    self.call.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
+                    self._mark(<uintptr_t>self.call.running_mean, self.param_span, True, self.param_element)
+                    self._mark(<uintptr_t>self.call.running_variance, self.param_span, True, self.param_element)
+                if self.saved:
+                    self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
+                    self.call.saved_inv_variance = <void *>self._vector(
+                        saved_inv_variance, "saved_inv_variance", True, kept
+                    )
+                    self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True, self.param_element)
+                    self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True, self.param_element)
+                if self._given(z, "z", self.zd is not None):
+                    self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
+                    self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
+                self._go(workspace, reserve, kept)
+            finally:
+                self.busy = False
 
 
 cdef class ForwardInferencePlan(Plan):
@@ -3218,26 +3312,32 @@ cdef class ForwardInferencePlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
+        BusyError
+            Called by code that a call of this plan has run.
         """
         cdef list kept = []
-        with self.handle.lock:
-            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-            self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
-            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-            self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-            self.call.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
-            self.call.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
-            self.spans, self.doubtful = 0, False
-            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-            self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-            self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
-            self._mark(<uintptr_t>self.call.running_mean, self.param_span, False, self.param_element)
-            self._mark(<uintptr_t>self.call.running_variance, self.param_span, False, self.param_element)
-            if self._given(z, "z", self.zd is not None):
-                self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
-                self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
-            self._go(workspace, None, kept)
+        with self._owner().lock:
+            self._begin()
+            try:
+                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+                self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
+                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+                self.call.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
+                self.call.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
+                self.spans, self.doubtful = 0, False
+                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
+                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.running_mean, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.running_variance, self.param_span, False, self.param_element)
+                if self._given(z, "z", self.zd is not None):
+                    self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
+                    self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
+                self._go(workspace, None, kept)
+            finally:
+                self.busy = False
 
 
 cdef class BackwardPlan(Plan):
@@ -3258,37 +3358,43 @@ cdef class BackwardPlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
+        BusyError
+            Called by code that a call of this plan has run.
         """
         cdef list kept = []
-        with self.handle.lock:
-            self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-            self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-            self.call.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
-            self.call.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
-            self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-            self.call.dscale = <void *>self._vector(dscale, "dscale", True, kept)
-            self.call.dbias = <void *>self._vector(dbias, "dbias", True, kept)
-            self.spans, self.doubtful = 0, False
-            self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-            self._mark(<uintptr_t>self.call.dy, self.other_span, False, self.data_element)
-            self._mark(<uintptr_t>self.call.dx, self.out_span, True, self.data_element)
-            self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-            self._mark(<uintptr_t>self.call.dscale, self.param_span, True, self.param_element)
-            self._mark(<uintptr_t>self.call.dbias, self.param_span, True, self.param_element)
-            if self.saved:
-                self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
-                self.call.saved_inv_variance = <void *>self._vector(
-                    saved_inv_variance, "saved_inv_variance", False, kept
-                )
-                self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
-            if self._given(y, "y", self.activated):
-                self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
-                self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)
-            if self._given(bias, "bias", self.activated):
-                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
-            if self._given(dz, "dz", self.zd is not None):
-                self.call.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
-                self._mark(<uintptr_t>self.call.dz, self.residual_span, True, self.data_element)
-            self._go(workspace, reserve, kept)
+        with self._owner().lock:
+            self._begin()
+            try:
+                self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
+                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
+                self.call.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
+                self.call.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
+                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
+                self.call.dscale = <void *>self._vector(dscale, "dscale", True, kept)
+                self.call.dbias = <void *>self._vector(dbias, "dbias", True, kept)
+                self.spans, self.doubtful = 0, False
+                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>self.call.dy, self.other_span, False, self.data_element)
+                self._mark(<uintptr_t>self.call.dx, self.out_span, True, self.data_element)
+                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>self.call.dscale, self.param_span, True, self.param_element)
+                self._mark(<uintptr_t>self.call.dbias, self.param_span, True, self.param_element)
+                if self.saved:
+                    self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
+                    self.call.saved_inv_variance = <void *>self._vector(
+                        saved_inv_variance, "saved_inv_variance", False, kept
+                    )
+                    self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
+                    self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
+                if self._given(y, "y", self.activated):
+                    self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
+                    self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)
+                if self._given(bias, "bias", self.activated):
+                    self.call.bias = <void *>self._vector(bias, "bias", False, kept)
+                    self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+                if self._given(dz, "dz", self.zd is not None):
+                    self.call.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
+                    self._mark(<uintptr_t>self.call.dz, self.residual_span, True, self.data_element)
+                self._go(workspace, reserve, kept)
+            finally:
+                self.busy = False

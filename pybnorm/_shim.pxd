@@ -153,6 +153,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*relu)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*relu_backward)(pbn_handle *handle, const pbn_call *call) noexcept nogil
         const char *const *algorithms
+        const char *const *numbered
         int (*plan_create)(
             pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan
         ) noexcept nogil

@@ -15,6 +15,7 @@ __all__ = [
     "ArgumentTypeError",
     "BackendError",
     "BadParameterError",
+    "BusyError",
     "ClosedError",
     "ContextLostError",
     "ExecutionError",
@@ -83,6 +84,10 @@ class ClosedError(ArgumentError):
 
 class WorkspaceError(ArgumentError):
     """The call needs a workspace and got none, or one that is too small or misaligned."""
+
+
+class BusyError(PybnormError, RuntimeError):
+    """A plan was called by code that a call of it had run: an array's own protocol, or a signal handler."""
 
 
 class RankError(PybnormError, RuntimeError):

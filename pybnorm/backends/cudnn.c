@@ -1563,7 +1563,8 @@ static int graph_try_plans(graph *g, void *vendor_handle, void *operations, int 
     if (g->status == PBN_OK)
         g->status = api.cudnnBackendGetAttribute(heuristics, PBN_CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                                  PBN_CUDNN_TYPE_BACKEND_DESCRIPTOR, GRAPH_CONFIGS, &count, configs);
-    for (int64_t i = 0; g->status == PBN_OK && i < count && !taken; i++) {
+    /* The count is the vendor's; only so many descriptors were there to be filled. */
+    for (int i = 0; g->status == PBN_OK && i < GRAPH_CONFIGS && i < count && !taken; i++) {
         void *plan = graph_create(g, PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         graph_set(g, plan, PBN_CUDNN_ATTR_EXECUTION_PLAN_HANDLE, PBN_CUDNN_TYPE_HANDLE, 1, &vendor_handle);
         graph_set_desc(g, plan, PBN_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
@@ -1657,7 +1658,9 @@ static int graph_ready(void) {
 
 /* ---- plans: the ways to one result ---------------------------------------------------------------- */
 
-enum { PLAN_ALIGNMENT = 256, SPLIT_ROWS = 65535, PLAN_NAME = 24 };
+/* The plain entry point takes up to PLAIN_ROWS images. A piece has an even number of them, so that each starts as well
+ * aligned as 16-bit kernels want it where the first does. */
+enum { PLAN_ALIGNMENT = 256, PLAIN_ROWS = 65535, SPLIT_ROWS = PLAIN_ROWS - 1, PLAN_NAME = 24 };
 
 struct pbn_plan {
     int kind; /* index into algorithm_names */
@@ -1691,6 +1694,7 @@ enum { VALUE_EPSILON, VALUE_FACTOR };
 static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
                                               "columns", "dense", NULL};
 enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, DENSE };
+static const char *const numbered_names[] = {"graph", "pointwise", "columns", NULL};
 
 static size_t rounded(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
@@ -2266,6 +2270,28 @@ static int any_slow(const pbn_call *call) {
                                               : is_slow_view(call->y_desc);
 }
 
+static uintptr_t data_bits(const pbn_call *call) {
+    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx) | bits(call->z) | bits(call->dz);
+}
+
+static uintptr_t param_bits(const pbn_call *call) {
+    return bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance) |
+           bits(call->saved_mean) | bits(call->saved_inv_variance) | bits(call->dscale) | bits(call->dbias);
+}
+
+/* The largest power of two up to 16 that divides every data address; 16 where none is known yet. */
+static int64_t common_alignment(const pbn_call *call) {
+    const uintptr_t all = data_bits(call) | 16;
+    return (int64_t)(all & (~all + 1));
+}
+
+/* Plain Ex kernels need 8 bytes (9.19); how wide the fused ones load is not known, and 16 is the widest. */
+enum { EX_ALIGNMENT = 8, FUSED_ALIGNMENT = 16 };
+static const char ex_alignment[] = "the Ex entry points' channels-last kernels load 8 bytes at a time: tensors must be "
+                                   "8-byte aligned, or the CUDA context would be lost";
+static const char fused_alignment[] = "tensors and parameters of a fused activation must be 16-byte aligned: cuDNN's "
+                                      "kernels would lose the CUDA context";
+
 /* Why the Ex entry points, which serve `call` without an activation, cannot with its own. What they were seen to do
  * with other calls: NOT_SUPPORTED for channels-first and float64, whose size queries say 0 (9.19); without saved
  * statistics they leave their fused kernels. C is documented as a multiple of 4 for the residual. Blending behind an
@@ -2287,11 +2313,14 @@ static const char *cannot_fuse(const pbn_call *call) {
         return "cuDNN does not say how its Ex entry points blend behind an activation: alpha must be 1 and beta 0";
     if (call->saved_mean == NULL)
         return "cuDNN's fused kernels write the saved statistics, and its fused backward needs them";
+    if (common_alignment(call) < FUSED_ALIGNMENT)
+        return fused_alignment;
     return NULL;
 }
 
 /* Why `kind` cannot do `call`; NULL where it can be tried. */
 static const char *unavailable(int kind, const pbn_call *call) {
+    const int64_t alignment = common_alignment(call);
     int64_t size;
     if (kind != EX && kind != POINTWISE && fuses(call))
         return who_fuses;
@@ -2310,6 +2339,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
             api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize == NULL ||
             api.cudnnGetBatchNormalizationBackwardExWorkspaceSize == NULL)
             return "this cuDNN library lacks the Ex entry points";
+        if (alignment < EX_ALIGNMENT)
+            return ex_alignment;
         return fuses(call) ? cannot_fuse(call) : NULL;
     case GRAPH:
     case POINTWISE:
@@ -2526,6 +2557,9 @@ static const char persistent_why[] =
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
+static const char not_ex_why[] =
+    "for what Ex does not take, such as addresses aligned to less than 8 bytes, the kernel nearest to it";
+
 static const rule rules[] = {
     /* channels-last */
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, 8, "pointwise",
@@ -2551,6 +2585,8 @@ static const rule rules[] = {
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
     {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "ex",
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
+    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "graph", not_ex_why},
+    {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "graph", not_ex_why},
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "graph",
      "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
     /* channels-first */
@@ -2572,7 +2608,7 @@ static const rule rules[] = {
     {PBN_OP_FORWARD_TRAINING, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, SPLIT_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
+    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
      "the plain entry point refuses N above 65535"},
 };
 
@@ -2610,8 +2646,12 @@ static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
     for (int i = 0; algorithm_names[i] != NULL; i++)
         if (strlen(algorithm_names[i]) == length && memcmp(algorithm, algorithm_names[i], length) == 0) {
             *kind = i;
-            if (colon != NULL && i != GRAPH && i != POINTWISE && i != COLUMNS)
-                return pbn_refuse(PBN_E_ARGUMENT, "only graph, pointwise and columns have plans to choose from");
+            for (int j = 0; colon != NULL; j++) {
+                if (numbered_names[j] == NULL)
+                    return pbn_refuse(PBN_E_ARGUMENT, "only graph, pointwise and columns have plans to choose from");
+                if (strcmp(numbered_names[j], algorithm_names[i]) == 0)
+                    break;
+            }
             return PBN_OK;
         }
     return pbn_refuse(PBN_E_ARGUMENT, "the algorithm is none of auto, fast, plain, spatial, persistent, ex, graph, "
@@ -2642,21 +2682,6 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
         pbn_copy_text(p->name, sizeof p->name, algorithm);
     p->why = why;
     return PBN_OK;
-}
-
-static uintptr_t data_bits(const pbn_call *call) {
-    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx) | bits(call->z) | bits(call->dz);
-}
-
-static uintptr_t param_bits(const pbn_call *call) {
-    return bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance) |
-           bits(call->saved_mean) | bits(call->saved_inv_variance) | bits(call->dscale) | bits(call->dbias);
-}
-
-/* The largest power of two up to 16 that divides every data address; 16 where none is known yet. */
-static int64_t common_alignment(const pbn_call *call) {
-    const uintptr_t all = data_bits(call) | 16;
-    return (int64_t)(all & (~all + 1));
 }
 
 static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
@@ -2719,7 +2744,7 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
         return index == 0 ? plain_rule.algorithm : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL ||
-            (kind == SPLIT && call->x_desc->dims[0] <= SPLIT_ROWS) || !(fast || is_stable(kind, call)))
+            (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
             continue; /* split of one piece is spatial */
         if (index-- == 0)
             return names[i];
@@ -2748,10 +2773,8 @@ static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if (p->reserve > call->reserve_size || (p->reserve != 0 && (reserve == NULL || (bits(reserve) & 63) != 0)))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's reserve is missing, too small or not aligned to 64 bytes");
-    /* The kernels without an activation need 8 bytes (9.19); how wide these load is not known, and 16 is the widest. */
-    if (((data_bits(call) | param_bits(call)) & 15) != 0)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "tensors and parameters of a fused activation must be 16-byte aligned: "
-                                             "cuDNN's kernels would lose the CUDA context");
+    if (((data_bits(call) | param_bits(call)) & (FUSED_ALIGNMENT - 1)) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, fused_alignment);
     if (backward)
         return api.cudnnBatchNormalizationBackwardEx(
             handle->vendor, mode, ops, &one, &zero, &one, &zero, t, call->x, t, call->y, t, call->dy, z,
@@ -2780,9 +2803,8 @@ static int run_ex(pbn_handle *handle, const pbn_call *call) {
         (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
         (status = check_alignment(dtype, 1, data_bits(call), param_bits(call))) != PBN_OK)
         return status;
-    if ((data_bits(call) & 7) != 0)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "the Ex entry points' channels-last kernels load 8 bytes at a time: tensors "
-                                             "must be 8-byte aligned, or the CUDA context would be lost");
+    if ((data_bits(call) & (EX_ALIGNMENT - 1)) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
     if (backward) {
         if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK ||
             (status = to_scalar(call->alpha_param, dtype, &alpha_param)) != PBN_OK ||
@@ -2979,6 +3001,7 @@ const pbn_backend pbn_backend_cudnn = {
     .relu = cudnn_relu,
     .relu_backward = cudnn_relu_backward,
     .algorithms = algorithm_names,
+    .numbered = numbered_names,
     .plan_create = cudnn_plan_create,
     .plan_info = cudnn_plan_info,
     .plan_run = cudnn_plan_run,

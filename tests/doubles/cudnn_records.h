@@ -13,6 +13,11 @@ char double_log[1 << 16];
 int double_live = 0;     /* descriptors and handles made and not destroyed */
 int double_status = 0;   /* what the batch-norm calls return, and cudnnDestroy */
 int double_recorded = 0; /* what cudnnQueryRuntimeError finds */
+int double_destroyed = 0; /* graph and activation descriptors, which plans make; each also said aloud */
+int double_aloud = 0;
+int double_configs = 1;  /* how many engine configurations a heuristic says it has found */
+int double_unbuilt = 0;  /* whether none of them can be made a plan of */
+int double_tried = 0;    /* how many that was tried with */
 size_t double_workspace = 4096, double_reserve = 1024;
 
 static void note(const char *format, ...) {
@@ -95,7 +100,15 @@ int cudnnCreateActivationDescriptor(void **desc) {
     double_live++;
     return (*desc = calloc(1, sizeof(activation))) == NULL;
 }
-int cudnnDestroyActivationDescriptor(void *desc) { double_live--; free(desc); return 0; }
+static int destroy(void *desc) {
+    if (double_aloud)
+        fprintf(stderr, "destroyed\n");
+    double_destroyed++;
+    double_live--;
+    free(desc);
+    return 0;
+}
+int cudnnDestroyActivationDescriptor(void *desc) { return destroy(desc); }
 int cudnnSetActivationDescriptor(void *desc, int mode, int nan, double coefficient) {
     *(activation *)desc = (activation){mode, nan, coefficient};
     return 0;
@@ -175,6 +188,16 @@ int cudnnBatchNormalizationForwardTraining(
     return double_status;
 }
 
+int cudnnBatchNormalizationForwardInference(
+    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
+    void *y, const void *param_desc, const void *scale, const void *bias, const void *mean, const void *variance,
+    double epsilon) {
+    note("plain inference mode=%d", mode);
+    note_data("x", x_desc, x), note_data("y", y_desc, y);
+    note("\n");
+    return double_status;
+}
+
 int cudnnQueryRuntimeError(void *handle, int *recorded, int mode, void *tag) {
     note("query mode=%d tag=%#zx\n", mode, (size_t)(uintptr_t)tag);
     *recorded = double_recorded;
@@ -197,11 +220,11 @@ int cudnnBackendCreateDescriptor(int type, void **desc) {
     *desc = n;
     return 0;
 }
-int cudnnBackendDestroyDescriptor(void *desc) { double_live--; free(desc); return 0; }
+int cudnnBackendDestroyDescriptor(void *desc) { return destroy(desc); }
 int cudnnBackendFinalize(void *desc) {
     if (((node *)desc)->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
         note("\n");
-    return 0;
+    return double_unbuilt && ((node *)desc)->type == PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? 3000 : 0;
 }
 int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count, const void *values) {
     static int64_t uids[64];
@@ -231,6 +254,9 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
         note_tensor("y", values);
         break;
+    case PBN_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG:
+        double_tried++;
+        break;
     case PBN_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS:
         memcpy(uids, values, (size_t)count * sizeof *uids);
         break;
@@ -247,7 +273,7 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
 }
 int cudnnBackendGetAttribute(const void *desc, int attribute, int type, int64_t requested, int64_t *count,
                              void *values) {
-    *count = 1; /* the first engine configuration, which is the caller's own descriptor */
+    *count = double_configs; /* each configuration is the caller's own descriptor */
     if (attribute == PBN_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
         *(int64_t *)values = 0;
     return 0;

@@ -34,6 +34,31 @@ def refused(kind, argument, function, *args):
     return info.value
 
 
+NAMES, NUMBERED = ("auto", "plain", "graph", "columns"), ("graph", "columns")
+
+
+@pytest.mark.parametrize("value", ["auto", "plain", "graph", "graph:0", "columns:9"])
+def test_algorithm_accepts_names_and_numbers(value):
+    assert arguments.algorithm(value, NAMES, NUMBERED) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", ":", ":1", "quick", "Auto", "auto:1", "plain:0", "graph:", "graph:10", "graph:x", "graph:1:2", "graph:1\0",
+     "graph:\u0661", "graph :1", "g", "graphs", "graph\u00e9"],
+)  # fmt: skip
+def test_algorithm_refuses_other_names_and_numbers(value):
+    with pytest.raises(ArgumentError, match=r"^algorithm: got .*auto \| plain .*; graph, columns also with :0 to :9"):
+        arguments.algorithm(value, NAMES, NUMBERED)
+
+
+@pytest.mark.parametrize("value", [None, 3, True, ["auto"], b"auto", Mode.SPATIAL])
+def test_algorithm_is_a_string(value):
+    assert refused(ArgumentTypeError, "algorithm", arguments.algorithm, value, NAMES).allowed == "a string"
+    with pytest.raises(ArgumentError, match=r"plain \| x$"):
+        arguments.algorithm("plain:1", ("plain", "x"))
+
+
 @pytest.mark.parametrize("value", [1, "SPATIAL", "spatial", Mode.SPATIAL])
 def test_mode_accepts_number_and_name(value):
     assert arguments.mode(value) is Mode.SPATIAL

@@ -5,62 +5,9 @@ Right results need a device: tests/backends/test_fused.py.
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from typing import Any
 
 import pytest
-
-FUNCTIONS = """
-    import ctypes, pybnorm
-    from pybnorm import Activation
-
-    pybnorm.load("cudnn", values["file"])
-    library = ctypes.CDLL(values["file"])
-    log = (ctypes.c_char * (1 << 16)).in_dll(library, "double_log")
-
-    def taken():
-        "The lines written since the last time."
-        lines = log.value.decode().splitlines()
-        log.value = b""
-        return lines
-
-    def number(name, kind=ctypes.c_int):
-        return kind.in_dll(library, f"double_{name}")
-
-    def last(shape, dtype="f16", gap=0):
-        "Packed channels-last; with a gap not packed."
-        spatial, steps, step = shape[2:], [], shape[1] + gap
-        for d in reversed(spatial):
-            steps.insert(0, step)
-            step *= d
-        return pybnorm.TensorDescriptor("cudnn", dtype, shape, (step, 1, *steps))
-
-    VECTORS = {n: 0x1000000 + 4096 * i for i, n in enumerate(
-        ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"))}
-    SAVED = {n: VECTORS[n] for n in ("saved_mean", "saved_inv_variance")}
-    FORWARD = {"x": 0x10000, "y": 0x20000, **VECTORS, "workspace": (0x100000, 8192)}
-    BACKWARD = {"x": 0x10000, "dy": 0x20000, "scale": VECTORS["scale"], "dx": 0x30000, "dscale": 0x1010000,
-                "dbias": 0x1020000, **SAVED, "workspace": (0x100000, 8192), "y": 0x40000, "bias": VECTORS["bias"]}
-    RESERVE = (0x200000, 2048)
-    """
-
-
-@pytest.fixture(scope="module")
-def recorder(doubles: Any) -> str:
-    """The double."""
-    return str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
-
-
-@pytest.fixture
-def run(child: Any, recorder: str) -> Any:
-    """Runs a script behind `FUNCTIONS`."""
-
-    def behind(script: str, file: str = recorder, **values: Any) -> Any:
-        return child(textwrap.dedent(FUNCTIONS) + textwrap.dedent(script), file=file, **values)
-
-    return behind
-
 
 TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of channels-last, whatever the caller's
     (2, 8): "2,8,1,1/8,1,8,8",
@@ -310,15 +257,6 @@ def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any)
         file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=[symbol]))
         for result in run(script, file=file, size=64):
             assert (result["error"], "lacks" in result["text"]) == ("UnsupportedError", True), symbol
-
-
-@pytest.fixture(scope="module")
-def grapher(doubles: Any) -> str:
-    """The double with the parts that cuDNN's graph API is looked for in."""
-    file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",))
-    for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
-        shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
-    return str(file)
 
 
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])

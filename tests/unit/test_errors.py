@@ -22,6 +22,7 @@ EXAMPLES = [
     errors.ArgumentError("epsilon", -1.0, "a finite number >= 0"),
     errors.ArgumentTypeError("x", None, "an array"),
     errors.ClosedError("handle"),
+    errors.BusyError("this plan is already running"),
     errors.WorkspaceError("workspace", "0 bytes", "at least 64 bytes"),
     errors.RankError("rank 0: the call failed on rank 2", (2,)),
     errors.LibraryNotFoundError("no cuDNN", backend="cudnn", attempts=(("pip", "libcudnn.so.9", "absent"),)),

@@ -1,0 +1,524 @@
+"""What code that a plan's call runs on its way may do, and what a plan is made of and left with, on cuDNN's double.
+
+That code is an array's own protocol, or a signal handler: it can call the same plan, or close the handle.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+ARRAYS = """
+    import contextlib, itertools
+
+    class Memory:
+        "Device memory that does something before it says where it is."
+
+        def __init__(self, address, first=None, shape=(8,), kind="<f4", strides=None):
+            self.first = first
+            self.said = {"shape": shape, "typestr": kind, "data": (address, False), "strides": strides, "version": 3}
+
+        @property
+        def __cuda_array_interface__(self):
+            first, self.first = self.first, None
+            if first is not None:
+                first()
+            return self.said
+
+    def data(address, first=None, dtype="f16"):
+        size = {"f16": 2, "f32": 4}[dtype]
+        steps = tuple(n * size for n in (120, 1, 40, 8))
+        return Memory(address, first, (2, 8, 3, 5), f"<f{size}", steps)
+
+    def space(address, first=None, count=8192):
+        return Memory(address, first, (count,), "|u1")
+
+    def evil(arguments, name, first):
+        "The arguments, of which one does something first."
+        value = arguments[name]
+        if isinstance(value, tuple):
+            return arguments | {name: space(value[0], first, value[1])}
+        return arguments | {name: (data if name in ("x", "y", "z", "dy", "dx", "dz") else Memory)(value, first)}
+
+    def addresses(line):
+        return [w.partition("@")[2] for w in line.split() if "@" in w]
+
+    INFERENCE = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
+    PLAIN = {n: BACKWARD[n] for n in BACKWARD if n not in ("y", "bias")}
+    """
+
+
+@pytest.fixture
+def play(run: Any, grapher: str) -> Any:
+    """Runs a script behind `ARRAYS`."""
+
+    def behind(script: str, **values: Any) -> Any:
+        return run(textwrap.dedent(ARRAYS) + textwrap.dedent(script), file=grapher, **values)
+
+    return behind
+
+
+# ---------------------------------------------------------------- a plan called during its own call
+
+PLANS = {
+    "training": ("handle.plan_forward_training(x, algorithm='ex')", "FORWARD", ("x", "y")),
+    "inference": ("handle.plan_forward_inference(x, algorithm='pointwise')", "INFERENCE", ("x", "y")),
+    "backward": ("handle.plan_backward(x, algorithm='ex')", "PLAIN", ("x", "dy", "dx")),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_plan_called_during_its_own_call_is_refused(play: Any, kind: str) -> None:
+    make, arguments, moved = PLANS[kind]
+    told = play(
+        """
+        import signal
+        told = []
+        with pybnorm.Handle("cudnn") as handle:
+            x = last((2, 8, 3, 5))
+            plan, outer = eval(values["make"]), eval(values["arguments"])
+            inner = outer | {n: outer[n] + 0x1000 for n in values["moved"]}
+
+            def again(*_):
+                told.append(attempt(lambda: plan(**inner)))
+
+            signal.signal(signal.SIGALRM, again)
+            for name in outer:
+                for how in (again, lambda: signal.raise_signal(signal.SIGALRM)):
+                    plan(**inner)  # a graph says what it binds if that is not what it last was
+                    taken()
+                    plan(**evil(outer, name, how))
+                    told.append([name, [addresses(line) for line in taken() if "@" in line]])
+            everywhere = outer
+            for name in outer:
+                everywhere = evil(everywhere, name, again)
+            plan(**everywhere)
+            taken()
+            plan(**inner)
+            told.append([addresses(line) for line in taken() if "@" in line])
+        report(told)
+        """,
+        make=make,
+        arguments=arguments,
+        moved=moved,
+    )
+    *pairs, after = told
+    refused = [told for told in pairs if isinstance(told, dict)]
+    lines = [told for told in pairs if isinstance(told, list)]
+    assert len(refused) == 3 * len(lines) // 2  # each name twice, and all of them at once
+    for result in refused:
+        assert result.get("error") == "BusyError", result
+        assert {"PybnormError", "RuntimeError"} <= set(result["classes"])
+        assert "already running" in result["text"]
+    assert len(after) == 1
+    for name, seen in lines:
+        assert len(seen) == 1, name
+        assert seen[0] != after[0], name
+        assert [a for a in seen[0] if a in ("0x10000", "0x20000", "0x30000")], (name, seen)
+        assert not [a for a in seen[0] if a in ("0x11000", "0x21000", "0x31000")], (name, seen)
+
+
+def test_a_plan_whose_call_failed_can_be_called_again(play: Any) -> None:
+    told, lines = play(
+        """
+        failures = []
+
+        def fails():
+            failures.append(1)
+            raise KeyboardInterrupt  # which, unlike an Exception, nobody makes an ArgumentError of
+
+        def interrupted(call):
+            with contextlib.suppress(KeyboardInterrupt):
+                call()
+
+        with pybnorm.Handle("cudnn") as handle:
+            plans = [
+                (handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex"), FORWARD),
+                (handle.plan_forward_inference(last((2, 8, 3, 5)), algorithm="pointwise"), INFERENCE),
+                (handle.plan_backward(last((2, 8, 3, 5)), algorithm="ex"), PLAIN),
+            ]
+            taken()
+            told = []
+            for plan, good in plans:
+                for name in good:
+                    interrupted(lambda: plan(**evil(good, name, fails)))
+                told.append(attempt(lambda: plan(**good | {"y" if "y" in good else "dx": good["x"]})))
+            number("status").value = 5000
+            failed = [attempt(lambda: plan(**good)) for plan, good in plans]
+            number("status").value = 0
+            taken()
+            for plan, good in plans:
+                plan(**good)
+            report([[len(failures), *told, *failed], taken()])
+        """
+    )
+    assert told[0] == 9 + 6 + 9
+    assert [result["error"] for result in told[1:]] == ["ArgumentError"] * 3 + ["ExecutionError"] * 3
+    assert [line.split()[0] for line in lines] == ["forward", "execute", "backward"]
+
+
+def test_a_call_during_a_call_of_the_handles_own_plan_has_one_of_its_own(play: Any) -> None:
+    orders, live, descriptors = play(
+        """
+        vectors = {n: FORWARD[n] for n in VECTORS} | {"workspace": FORWARD["workspace"]}
+        live, orders = [], []
+        with pybnorm.Handle("cudnn") as handle:
+            def call(base, first=None, name="scale"):
+                given = {n: Memory(a) for n, a in vectors.items() if n != "workspace"}
+                given["workspace"] = vectors["workspace"]
+                if first is not None:
+                    given |= {name: evil(vectors, name, first)[name]}
+                handle.forward_training(data(base), y=data(base + 0x4000), algorithm="ex", **given)
+
+            call(0x10000)
+            for name in vectors:
+                for inner in (lambda: call(0x20000), lambda: call(0x20000, lambda: call(0x30000), "workspace")):
+                    taken()
+                    call(0x10000, inner, name)
+                    orders.append([addresses(line)[0] for line in taken() if line.startswith("forward mode")])
+                    live.append(number("live").value)
+            closed = attempt(lambda: call(0x10000, handle.close, "workspace"))
+        report([orders, live, [closed, number("live").value]])
+        """
+    )
+    assert orders == [["0x20000", "0x10000"], ["0x30000", "0x20000", "0x10000"]] * 7
+    assert len(set(live)) == 1  # the plans of the inner calls went with them
+    assert descriptors[0]["error"] == "ClosedError"
+    assert descriptors[1] <= live[0]
+
+
+def test_threads_take_turns_with_a_plan(play: Any) -> None:
+    told, lines = play(
+        """
+        import threading
+        with pybnorm.Handle("cudnn") as handle:
+            plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
+            taken()
+            told, ready = [], threading.Event()
+
+            def other():
+                ready.set()
+                told.append(attempt(lambda: plan(**FORWARD | {"x": 0x11000})))
+
+            thread = threading.Thread(target=other)
+
+            def meanwhile():
+                thread.start()
+                ready.wait()
+                thread.join(0.2)
+                told.append([thread.is_alive(), len(taken())])
+
+            plan(**evil(FORWARD, "saved_mean", meanwhile))
+            thread.join()
+            report([told, [addresses(line)[0] for line in taken()]])
+        """
+    )
+    assert told == [[True, 0], {"value": None}]
+    assert lines == ["0x10000", "0x11000"]
+
+
+# ---------------------------------------------------------------- a handle closed during a call
+
+
+def test_a_handle_closed_during_a_plans_call_is_not_used(play: Any) -> None:
+    told, lines = play(
+        """
+        F = FORWARD | {"z": 0x50000, "reserve": RESERVE}
+        B = BACKWARD | {"dz": 0x60000, "reserve": RESERVE}
+        told, lines = [], []
+        for kind, good, options in (
+            ("plan_forward_training", F, {"activation": "relu", "z": True}),
+            ("plan_forward_inference", INFERENCE | {"workspace": (0x100000, 8192)}, {"algorithm": "pointwise"}),
+            ("plan_backward", B, {"activation": "relu", "z": True}),
+        ):
+            for name in good:
+                handle = pybnorm.Handle("cudnn")
+                plan = getattr(handle, kind)(last((2, 8, 3, 5)), **options)
+                taken()
+                told.append([name, attempt(lambda: plan(**evil(good, name, handle.close)))])
+                lines += taken()
+            handle = pybnorm.Handle("cudnn")
+            told.append(["x", attempt(lambda: getattr(handle, kind)(data(0x10000, handle.close), **options))])
+        report([told, lines + taken()])
+        """
+    )
+    assert lines == []
+    assert len(told) == 11 + 7 + 13 + 3
+    for name, result in told:
+        assert result.get("error") == "ClosedError", (name, result)
+
+
+def test_a_plan_that_nobody_made_is_refused(play: Any) -> None:
+    told, texts = play(
+        """
+        kinds = (pybnorm.ForwardTrainingPlan, pybnorm.ForwardInferencePlan, pybnorm.BackwardPlan)
+        plans = [kind.__new__(kind) for kind in kinds]
+        told = [attempt(lambda: plan(*[0x10000] * 6)) for plan in plans]
+        report([told + [attempt(lambda: plan._candidates(False)) for plan in plans], list(map(repr, plans))])
+        """
+    )
+    assert [result["error"] for result in told] == ["ClosedError"] * 6
+    assert all("never made" in text for text in texts)
+
+
+# ---------------------------------------------------------------- engine configurations
+
+
+def test_a_heuristic_that_counts_more_than_was_asked_for(play: Any) -> None:
+    refused, tried, told, left = play(
+        """
+        x = last((2, 8, 3, 5))
+        with pybnorm.Handle("cudnn") as handle:
+            before = number("live").value
+            number("configs").value, number("unbuilt").value = 1000, 1
+            refused = [attempt(lambda: handle.plan_forward_training(x, algorithm="graph")),
+                       attempt(lambda: handle.plan_forward_inference(x, algorithm="pointwise:9"))]
+            tried = number("tried").value
+            number("unbuilt").value = number("tried").value = 0
+            plan = handle.plan_forward_training(x, algorithm="graph:9")
+            told = [plan.algorithm, number("tried").value]
+            del plan
+            report([refused, tried, told, number("live").value - before])
+        """
+    )
+    assert [result["error"] for result in refused] == ["UnsupportedError"] * 2
+    assert tried == 2 * 2 * 16  # both heuristics, both plans
+    assert told == ["graph:9", 10]
+    assert left == 0
+
+
+# ---------------------------------------------------------------- other processes, and the end of this one
+
+
+def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
+    child, parent = play(
+        """
+        import gc
+        handle = pybnorm.Handle("cudnn")
+        x = last((2, 8, 3, 5))
+        plans = [handle.plan_forward_training(x, algorithm="graph"), handle.plan_forward_training(x, activation="relu")]
+        vectors = {n: Memory(a) for n, a in VECTORS.items()}
+        handle.forward_training(data(0x10000), y=data(0x20000), algorithm="graph", workspace=FORWARD["workspace"],
+                                **vectors)
+        destroyed = number("destroyed")
+        before = destroyed.value
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            told = [attempt(lambda: plans[0](**FORWARD))["error"]]
+            plans.clear()
+            handle.close()
+            gc.collect()
+            del handle
+            gc.collect()
+            told.append(destroyed.value - before)
+            own = pybnorm.Handle("cudnn")
+            mine = own.plan_forward_training(x, activation="relu")
+            del mine
+            told.append(destroyed.value - before)
+            os.write(writing, json.dumps(told).encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as pipe:
+            child = json.load(pipe)
+        os.waitpid(pid, 0)
+        plans.clear()
+        made = destroyed.value - before
+        handle.close()
+        report([child, [made, destroyed.value - before - made]])
+        """
+    )
+    assert child == ["ArgumentError", 0, 1]
+    assert min(parent) > 0
+
+
+def test_nothing_of_a_plan_is_destroyed_at_exit(play: Any, child: Any) -> None:
+    script = """
+        import atexit
+        handle = pybnorm.Handle("cudnn")
+        x = last((2, 8, 3, 5))
+        plans = [handle.plan_forward_training(x, algorithm="graph"), handle.plan_forward_training(x, activation="relu")]
+        vectors = {n: Memory(a) for n, a in VECTORS.items()}
+        handle.forward_training(data(0x10000), y=data(0x20000), algorithm="graph", workspace=FORWARD["workspace"],
+                                **vectors)
+        sys.kept = plans[1], handle  # outlives this module's own teardown
+        number("aloud").value = 1
+        if values["early"]:
+            atexit.register(plans.pop, 0)  # runs while everything is still there
+        report(None)
+        """
+    play(script, early=False)
+    assert "destroyed" not in child.stderr
+    play(script, early=True)
+    assert "destroyed" in child.stderr
+
+
+# ---------------------------------------------------------------- alignment
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: str) -> None:
+    answer = play(
+        """
+        dtype, offsets = values["dtype"], values["offsets"]
+        vectors = {n: Memory(VECTORS[n]) for n in VECTORS}
+        answer = []
+        for unbuilt, offset, kind in itertools.product((0, 1), offsets, ("training", "backward")):
+            with pybnorm.Handle("cudnn") as handle:
+                number("unbuilt").value = unbuilt
+                x, y, z = (data(a + offset, dtype=dtype) for a in (0x10000, 0x20000, 0x30000))
+                make = handle.plan_forward_training if kind == "training" else handle.plan_backward
+                plan = make(x, y) if kind == "training" else make(x, y, z)
+                candidates = plan._candidates(False)
+                named = attempt(lambda: make(x, y, algorithm="ex"))
+                fused = attempt(lambda: make(x, y, activation="relu"))
+                ran = None
+                if kind == "training":
+                    taken()
+                    plan(x, *map(vectors.get, ("scale", "bias")), y, *map(vectors.get, tuple(VECTORS)[2:]),
+                         workspace=FORWARD["workspace"])
+                    handle.forward_training(x, y=y, algorithm="auto", workspace=FORWARD["workspace"], **vectors)
+                    ran = [line.split()[0] for line in taken()]
+                    again = plan._candidates(False)
+                    assert again == candidates, (again, candidates)
+                answer.append([unbuilt, offset, kind, plan.algorithm, plan.reason, candidates, named, fused, ran])
+        report(answer)
+        """,
+        dtype=dtype,
+        offsets=[2, 4, 8, 16] if dtype == "f16" else [4, 8, 16],
+    )
+    for unbuilt, offset, kind, algorithm, reason, candidates, named, fused, ran in answer:
+        where = (unbuilt, offset, kind)
+        if offset >= 8:
+            assert algorithm == "ex" if dtype == "f16" or unbuilt else algorithm in ("ex", "graph"), where
+            assert "ex" in candidates, where
+            assert "error" not in named, where
+        else:
+            assert algorithm == ("spatial" if unbuilt else "graph"), where
+            assert "ex" not in candidates, where
+            assert (named["error"], "8-byte aligned" in named["text"]) == ("UnsupportedError", True), where
+            assert unbuilt or dtype == "f32" or "less than 8 bytes" in reason, where
+        assert ("error" in fused) == (offset < 16), (where, fused)
+        assert offset == 16 or "-byte aligned" in fused["text"], where
+        if kind == "training":
+            assert ran[-1:] == {"ex": ["forward"], "graph": ["execute"], "spatial": ["plain"]}[algorithm], where
+            assert len([word for word in ran if word != "bound"]) >= 2, where
+
+
+@pytest.mark.parametrize("rows", [65534, 65535, 65536, 70000, 131068, 140001])
+def test_pieces_along_n_are_as_aligned_as_the_whole(play: Any, rows: int) -> None:
+    """float16 channels-first kernels load two elements at once, and an image here has an odd number of them."""
+    lines, algorithm = play(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f16", (values["rows"], 3, 1, 3))
+            plan = handle.plan_forward_inference(x, algorithm="split")
+            taken()
+            plan(**INFERENCE | {"x": 0x100000000, "y": 0x200000000})
+            report([taken(), handle.plan_forward_inference(x).algorithm])
+        """,
+        rows=rows,
+    )
+    start = 0
+    for line in lines:
+        found = dict(word.split("=") for word in line.split() if "=" in word)
+        count = int(found["x"].partition(":")[2].partition(",")[0])
+        places = [int(found[name].partition("@")[2], 16) for name in ("x", "y")]
+        assert places == [0x100000000 + start * 18, 0x200000000 + start * 18], line
+        assert [place % 4 for place in places] == [0, 0], line
+        assert 0 < count <= 65535, line
+        start += count
+    assert start == rows
+    assert (algorithm == "split") == (rows > 65535)
+
+
+# ---------------------------------------------------------------- names and workspaces
+
+
+def test_names_are_checked_before_cudnn(play: Any) -> None:
+    told, lines, numbered = play(
+        """
+        x = last((2, 8, 3, 5))
+        names = ["auto:1", "fast:0", "plain:0", "split:3", "ex:1", "dense:0", "graph:", "graph:12", "graph:x",
+                 "graph:-", "graph:1:2", "graph:1" + chr(0), "graph:" + chr(0x661), "graph: 1", "gr" + chr(0xe4) + "ph",
+                 "", ":1", " auto", "AUTO", "quick"]
+        vectors = {n: Memory(a) for n, a in VECTORS.items()}
+        with pybnorm.Handle("cudnn") as handle:
+            taken()
+            told = [attempt(lambda: handle.plan_forward_training(x, algorithm=name)) for name in names]
+            told += [attempt(lambda: handle.forward_training(data(0x10000), y=data(0x20000), algorithm=name, **vectors))
+                     for name in names]
+            told += [attempt(lambda: handle.workspace_size("backward", x, algorithm=name)) for name in names]
+            few = {n: Memory(VECTORS[n]) for n in ("scale", "bias", "running_mean", "running_variance")}
+            some = {"scale": Memory(0x1000000), "dscale": Memory(0x1001000), "dbias": Memory(0x1002000)}
+            for bad in ([1], {}, 3, 1.5, b"auto", True, object()):
+                told += [attempt(f) for f in (
+                    lambda: handle.plan_forward_training(x, algorithm=bad),
+                    lambda: handle.forward_training(data(0x10000), y=data(0x20000), algorithm=bad, **vectors),
+                    lambda: handle.forward_inference(data(0x10000), y=data(0x20000), algorithm=bad, **few),
+                    lambda: handle.backward(data(0x10000), data(0x20000), dx=data(0x30000), algorithm=bad, **some),
+                    lambda: handle.workspace_size("backward", x, algorithm=bad),
+                )]
+            for good in ("graph:9", "pointwise:0", "columns:3"):
+                assert attempt(lambda: handle.plan_forward_training(x, algorithm=good)).get("error") != "ArgumentError"
+        numbered = [pybnorm._core.numbered_algorithms(backend) for backend in pybnorm.backends()]
+        report([told, taken(), [numbered, [pybnorm.algorithms(b) for b in pybnorm.backends()]]])
+        """
+    )
+    assert lines == []
+    assert len(told) == 3 * 20 + 7 * 5
+    for result in told[:60]:
+        assert result["error"] == "ArgumentError", result
+        assert result["text"].startswith("algorithm: got "), result
+        assert "auto | fast | plain" in result["text"]
+        assert "graph, pointwise, columns also with :0 to :9" in result["text"]
+    for result in told[60:]:
+        assert result["error"] == "ArgumentTypeError", result
+        assert result["text"].startswith("algorithm: got "), result
+    for marked, names in zip(*numbered, strict=True):
+        assert set(marked) <= set(names)
+    assert ["graph", "pointwise", "columns"] in numbered[0]
+
+
+def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
+    told, lines = play(
+        """
+        x = last((2, 8, 3, 5))
+        size = number("workspace", ctypes.c_size_t)
+        with pybnorm.Handle("cudnn") as handle:
+            needs = handle.plan_forward_training(x, algorithm="ex")
+            fused = handle.plan_forward_training(x, activation="relu", z=True)
+            size.value = 0
+            plan = handle.plan_forward_training(x, algorithm="ex")
+            assert (plan.workspace_size, handle.memory(None)) == (0, (0, 0))
+            taken()
+            for workspace in (None, (0, 0), (0x100000, 0), (0x100001, 3), (0x100001, 1 << 20), space(0x100003)):
+                plan(**FORWARD | {"workspace": workspace})
+            plan(**FORWARD | {"reserve": (0, 0)})
+            vectors = {n: Memory(a) for n, a in VECTORS.items()}
+            handle.forward_training(data(0x10000), y=data(0x20000), algorithm="ex", workspace=(0, 0), **vectors)
+            lines = [line for line in taken() if line.startswith("forward mode")]
+            told = [attempt(f) for f in (
+                lambda: needs(**FORWARD | {"workspace": (0, 0)}),
+                lambda: needs(**FORWARD | {"workspace": (0x100001, 8192)}),
+                lambda: fused(**FORWARD | {"z": 0x50000, "reserve": (0, 0)}),
+                lambda: plan(**FORWARD | {"workspace": (0, 8)}),
+                lambda: plan(**FORWARD | {"workspace": (1 << 64, 0)}),
+                lambda: plan(**FORWARD | {"workspace": (0, -1)}),
+                lambda: plan(**FORWARD | {"workspace": (0, "0")}),
+                lambda: plan(**FORWARD | {"workspace": (FORWARD["y"] + 1, 8)}),
+            )]
+            assert not taken()
+        report([told, lines])
+        """
+    )
+    assert len(lines) == 8
+    for line in lines:
+        assert " ws=0 " in line
+        assert " sizes=0,0 " in line
+    assert [result["error"] for result in told[:3]] == ["WorkspaceError"] * 3
+    for result, name in zip(told[2:], ("reserve", *["workspace"] * 4, "y"), strict=True):
+        assert "ArgumentError" in result["classes"], result
+        assert name in result["text"], result
