@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from simulated import interruptible
 
 import pybnorm
 
@@ -254,20 +255,31 @@ def test_a_standard_output_that_takes_nothing_is_one_line(command, redirection, 
 # ---------------------------------------------------------------- interrupts
 
 
+def wait_for(process, journal, lines):
+    """Until a run has noted its start and some cases."""
+    while not journal.is_file() or journal.read_text().count("\n") < lines:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+
+
 def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     suite, target = tmp_path / "long.txt", tmp_path / "result.json"
     suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 20001)))
     with subprocess.Popen(
-        [sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--suite", str(suite), "--json", str(target)],
+        [
+            *(sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--suite", str(suite)),
+            *("--json", str(target), "--save", str(tmp_path / "run")),
+        ],
         env=clean_environment(),
         cwd=HERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=interruptible,
     ) as process:
         first = process.stdout.readline()
-        time.sleep(2)
+        wait_for(process, tmp_path / "run" / "journal.jsonl", 10)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
         rest, errors = process.communicate(timeout=120)
     assert first.startswith("onednn: oneDNN")
@@ -417,13 +429,13 @@ def test_a_known_defect_is_named_and_fails_unless_it_is_allowed(onednn, tmp_path
 
 def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_path):
     target = tmp_path / "run.json"
-    slow = "train,spatial,f32,nchw,1x1x4000x4000,fill=randn"  # many seconds of data alone
+    slow = "train,spatial,f32,nchw,1x1x2000x2000,repeats=1000"  # minutes
     cases = ("--case", slow, "--case", INFER + "1/2/3")
-    done = run("check", "--backend", "onednn", *cases, "--timeout", "2.5", "--jobs", "1", "--json", str(target))
+    done = run("check", "--backend", "onednn", *cases, "--timeout", "20", "--jobs", "1", "--json", str(target))
     assert done.returncode == 1
     statuses = {c["case"]: c["status"] for c in json.loads(target.read_text())["cases"]}
     assert statuses == {slow: "TIMEOUT"} | {INFER + seed: "PASS" for seed in "123"}
-    assert "not done after 2.5 s; the process was killed" in done.stdout
+    assert "not done after 20 s; the process was killed" in done.stdout
 
 
 def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
@@ -460,10 +472,10 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=interruptible,
     ) as process:
         journal = folder / "journal.jsonl"
-        while not journal.is_file() or journal.read_text().count("\n") < 10:
-            time.sleep(0.02)
+        wait_for(process, journal, 10)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
