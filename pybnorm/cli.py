@@ -761,7 +761,9 @@ def compare_runs(
       0  all is equal, within the sum of both bounds, or agrees in its status
       1  a difference is beyond the bounds or undecided, one side passes where
          the other fails, or a later run fails or refuses what an earlier one
-         of the same backend did not
+         of the same backend did not, could not run that backend any more, or
+         is not complete and lacks its cases. (Of a backend that a machine of
+         another kind does not have, there is a notice only.)
       2  there is nothing to compare; bad arguments; or the result could not
          be written
     130  interrupted
