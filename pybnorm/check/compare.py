@@ -58,6 +58,7 @@ __all__ = [
     "compare",
     "compare_outputs",
     "document",
+    "is_run",
     "lost_text",
     "nearer_text",
     "output_text",
@@ -181,6 +182,22 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         complete = bool(document.get("complete", True))
         runs.append(Run(name, str(path), document["environment"], infos, results, complete, folder))
     return runs
+
+
+def is_run(path: str | os.PathLike[str], runs: Sequence[Run]) -> bool:
+    """Whether a file is of one of `runs`, or holds a run of its own."""
+    file = Path(path)
+    try:
+        if not file.is_file():
+            return False
+        for run in runs:
+            own = Path(run.path) if run.folder is None else run.folder / archive.DOCUMENT
+            if own.exists() and own.samefile(file):
+                return True
+        archive.read_run(file)
+    except (OSError, ValueError):  # ArgumentError is one: no run
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- results

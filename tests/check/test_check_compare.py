@@ -429,6 +429,27 @@ def test_a_failure_beside_a_pass_is_a_difference_though_the_outputs_are_within(t
     assert only_pair(tmp_path / "a", tmp_path / "b")[1].outcomes == {"refused": 1}
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
+    """Of ``compare --json a.json b.json c.json`` the option would take the first run for its file."""
+    for name in "ab":
+        make_run(tmp_path / name, "cudnn", LINES[:1])
+        (tmp_path / name / "run.json").rename(tmp_path / f"{name}.json")
+    make_run(tmp_path / "c", "cudnn", LINES[:1])
+    for target in ("a.json", "b.json", "c/run.json"):
+        before = (tmp_path / target).read_bytes()
+        done = run("compare", option, tmp_path / target, tmp_path / "b.json", tmp_path / "c")
+        assert done.returncode == 2
+        assert f"{option}: got {tmp_path / target}, allowed: not a run, which it would destroy; {option}=FILE is " in (
+            done.stderr
+        )
+        assert (tmp_path / target).read_bytes() == before
+    (tmp_path / "old").write_text("{}")
+    done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "old").read_text())["schema"] == compare.SCHEMA
+
+
 # ---------------------------------------------------------------- what a later run lost
 
 

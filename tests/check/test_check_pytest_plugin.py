@@ -195,8 +195,9 @@ def test_a_run_that_judged_nothing_is_no_success(run, onednn):
         (["--pybnorm-case", CASE, "pybnorm::nosuch"], "not found: pybnorm::nosuch (backends of this run: *onednn*"),
         (["--pybnorm-case", CASE, "pybnorm::onednn::x"], "not found: pybnorm::onednn::x (case: got x, *"),
         (["--pybnorm-case", CASE, f"pybnorm::onednn::{CASE_3D}"], "not found: *none of the 1 cases of this run)"),
-        (["--pybnorm-timeout", "0"], "argument --pybnorm-timeout: got 0, allowed: a number > 0"),
-        (["--pybnorm-timeout", "nan"], "argument --pybnorm-timeout: got nan, allowed: a number > 0"),
+        (["--pybnorm-timeout", "0"], "argument --pybnorm-timeout: got 0, allowed: seconds > 0, at most 1000000"),
+        (["--pybnorm-timeout", "nan"], "argument --pybnorm-timeout: got nan, allowed: seconds > 0, at most 1000000"),
+        (["--pybnorm-timeout", "inf"], "argument --pybnorm-timeout: got inf, allowed: seconds > 0, at most 1000000"),
         (["--pybnorm-jobs", "0"], "argument --pybnorm-jobs: got 0, allowed: an integer >= 1"),
     ],
 )
