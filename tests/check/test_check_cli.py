@@ -270,9 +270,10 @@ def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, 
         text=True,
     ) as process:
         wait_for(process, folder / "journal.jsonl", 3)
-        assert file.read_text() == "of yesterday"
+        meanwhile = file.read_text()
         process.kill()
         process.communicate(timeout=60)
+    assert meanwhile == "of yesterday"
     assert file.read_text() == "of yesterday"
     # refused after the target was opened: the journal is of another environment
     arguments = (*arguments, "--resume")
