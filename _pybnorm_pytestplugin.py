@@ -27,10 +27,10 @@ def _installed() -> bool:
     return all(parts) and all(map(importlib.util.find_spec, _NEEDED))
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"got {text}, allowed: a number > 0")
+    if not 0 < value <= 1e6:  # TIMEOUT_MAX of pybnorm.check.executors, which is not imported here
+        raise argparse.ArgumentTypeError(f"got {text}, allowed: seconds > 0, at most 1000000")
     return value
 
 
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Backend to run, which must be there; may be repeated. Default: all that are.",
     )
     group.addoption(
-        "--pybnorm-timeout", type=_positive, metavar="S", help="Seconds for a case, after which its process is killed."
+        "--pybnorm-timeout", type=_seconds, metavar="S", help="Seconds for a case, after which its process is killed."
     )
     group.addoption(
         "--pybnorm-jobs", type=_count, metavar="N", help="Processes. Default: one per core, or one per GPU."

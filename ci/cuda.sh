@@ -34,11 +34,13 @@ full() {
 }
 
 examples() {
-    local failed=0 status
+    local failed=0 dtypes
     for example in examples/*.py; do
         [ "$example" = examples/example.py ] && continue
-        for dtype in f32 f16 bf16; do
-            python3 "$example" --backend cudnn --dtype $dtype || { status=$?; echo "exit status $status"; [ "$status" = 2 ] || failed=1; } # 2: no such dtype
+        dtypes=$(python3 "$example" --help | sed -n 's/.*--dtype {\([a-z0-9,]*\)}.*/\1/p' | head -n 1)
+        [ -n "$dtypes" ] || { echo "$example does not say which dtypes it takes"; failed=1; }
+        for dtype in ${dtypes//,/ }; do
+            python3 "$example" --backend cudnn --dtype "$dtype" || { echo "exit status $?"; failed=1; }
         done
     done
     return "$failed"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import os
+import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, cast
 
@@ -42,6 +45,7 @@ _RANKS = range(2, 9)
 
 
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_NO_READER = 141  # 128 + SIGPIPE
 _Result = TypeVar("_Result")
 
 
@@ -55,7 +59,11 @@ class _WriteError(click.ClickException):
 
 
 class _Output:
-    """Standard output that says in one line when it takes no more."""
+    """Standard output, or error, that says in one line when it takes no more.
+
+    A reader that has seen enough, such as head, ends the command quietly, as SIGPIPE ends others: status 141. It is
+    not 1, which is a verdict.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -72,8 +80,9 @@ class _Output:
     def _guarded(self, action: Callable[[], _Result]) -> _Result:
         try:
             return action()
-        except BrokenPipeError:  # a reader that has seen enough, which rich and click know
-            raise
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is flushed at the end
+            raise click.exceptions.Exit(_NO_READER) from None
         except OSError as error:
             raise _WriteError("standard output", error) from None
 
@@ -88,7 +97,7 @@ def _console(stderr: bool = False) -> Console:
     if not stderr:
         stream = _output()
     elif sys.stderr is not None:
-        stream = sys.stderr
+        stream = cast(IO[str], _Output(sys.stderr))
     else:
         return Console(quiet=True)
     return Console(file=stream, width=None if stream.isatty() else report.WIDTH, highlight=False)
@@ -114,17 +123,78 @@ def _write_json(value: Any, stream: IO[str]) -> None:
     stream.flush()
 
 
-def _target(option: str, target: str | None) -> IO[str] | None:
-    """The open target of an option, before a long run whose result it could not take."""
-    if target is None:
-        return None
-    if target == "-":
-        return _output()
-    try:
-        return open(target, "w", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
+class _Target:
+    """Where a report goes; opened before a long run whose result it could not take.
+
+    A file is written as a hidden neighbour that takes its place once it is whole: whatever ends the run, what was there
+    stays. Devices and pipes are written to as they are.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be written.
+    """
+
+    def __init__(self, option: str, target: str) -> None:
+        self._name = f"{option} {target}"
+        self._neighbour: str | None = None
+        if target == "-":
+            if option != "--json":
+                raise ArgumentError(option, target, "a file; --json alone writes to standard output")
+            self._name = "standard output"
+            self._stream = _output()
+            return
+        try:
+            self._place = os.path.realpath(target)
+            if os.path.exists(self._place) and not os.path.isfile(self._place):
+                self._stream = open(self._place, "w", encoding="utf-8")  # noqa: SIM115 (__exit__)
+                return
+            if os.path.exists(self._place) and not os.access(self._place, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            folder, file = os.path.split(self._place)
+            neighbour = os.path.join(folder, f".{file[:200]}.{uuid.uuid4().hex}")
+            self._stream = open(neighbour, "x", encoding="utf-8")  # noqa: SIM115 (__exit__)
+            self._neighbour = neighbour
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
+
+    def put(self, write: Callable[[IO[str]], object]) -> None:
+        """Have `write` write all of the report.
+
+        Raises
+        ------
+        _WriteError
+            The target does not take it.
+        """
+        try:
+            write(self._stream)
+            self._stream.flush()
+            if self._neighbour is not None:
+                with contextlib.suppress(OSError):  # there is none before, or it is another's
+                    shutil.copymode(self._place, self._neighbour)
+                os.replace(self._neighbour, self._place)
+                self._neighbour = None
+        except OSError as error:
+            raise _WriteError(self._name, error) from None
+
+    def __enter__(self) -> _Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._stream, _Output):
+            return
+        with contextlib.suppress(OSError):  # once more what the write has said
+            self._stream.close()
+        if self._neighbour is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._neighbour)
+
+
+def _targets(context: click.Context, **options: str | None) -> dict[str, _Target]:
+    """The targets of the options that were given, open until the command ends."""
+    named = {f"--{name}": target for name, target in options.items() if target is not None}
+    return {option: context.with_resource(_Target(option, target)) for option, target in named.items()}
 
 
 # ---------------------------------------------------------------- info
@@ -263,7 +333,7 @@ def _ability_text(rows: list[dict[str, Any]]) -> str:
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one per core, or one per GPU.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     help=f"Seconds for a case, after which its process is killed.  [default: {executors.TIMEOUT:g}]",
 )
 @click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
@@ -302,6 +372,7 @@ def check(
       2  nothing could be judged: no library, no supported case, bad arguments;
          or the result could not be written
     130  interrupted; what was finished is printed
+    141  standard output was closed by its reader, such as head
 
     \b
     A case, options at their default left out:
@@ -321,6 +392,7 @@ def check(
         required[REQUIRE_DEVICE] += _backends(needed, "--require")
         if resume and folder is None:
             raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
+        executors.check_timeout("--timeout", timeout)
         if timeout is not None and executor == "process":
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
@@ -331,10 +403,7 @@ def check(
             return
         console = _console(stderr=json_target == "-")
         journal = _journal(context, folder, resume)
-        streams = {
-            option: _target(option, target)
-            for option, target in (("--json", json_target), ("--junit", junit_target), ("--html", html_target))
-        }
+        targets = _targets(context, json=json_target, junit=junit_target, html=html_target)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     started = time.monotonic()
@@ -345,6 +414,7 @@ def check(
     except ArgumentError as error:  # the journal is of other libraries
         raise click.UsageError(str(error)) from None
     found, results, interrupted = run.found, run.results, run.interrupted
+    complete = not (interrupted or run.stopped or run.trouble)
     missing = [
         i.backend
         for i in found
@@ -355,6 +425,8 @@ def check(
     overrides = [i.override for i in found if i.override]
     judged = [_allowed(r, allow_known) for r in results]
     status = _INTERRUPTED if interrupted else report.exit_status(judged, missing + overrides)
+    if run.trouble is not None:
+        status = run.trouble.exit_code
     document = {
         "schema": report.SCHEMA,
         "environment": report.environment(),
@@ -362,10 +434,11 @@ def check(
         "cases": results,
         "required_but_absent": missing,
         "unusable_overrides": overrides,
-        "complete": not interrupted and not run.stopped,
+        "complete": complete,
         "exit_status": status,
     }
-    trouble = _write_reports(document, streams, json_target == "-")
+    failed = _write_reports(document, targets)
+    trouble = run.trouble or failed
     if journal is not None:
         from pybnorm.check import archive
 
@@ -377,10 +450,11 @@ def check(
         report.print_results(console, results, verbose)
     report.print_details(console, results, verbose)
     report.print_totals(console, results, time.monotonic() - started)
-    if interrupted or run.stopped:
+    if not complete:
         usable = sum(not i.problem for i in found)
         console.print(f"incomplete: {len(results)} of {usable * len(problems)} cases", highlight=False)
-        console.print(Text("interrupted" if interrupted else "stopped by --fail-fast", "bold red"))
+        reason = "stopped by --save, which takes no more" if run.trouble else "stopped by --fail-fast"
+        console.print(Text("interrupted" if interrupted else reason, "bold red"))
     else:
         _explain(console, found, results, missing, overrides)
     if trouble is not None:
@@ -412,9 +486,7 @@ def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
     return context.with_resource(archive.Journal(folder, resume=resume))
 
 
-def _write_reports(
-    document: dict[str, Any], streams: dict[str, IO[str] | None], json_is_output: bool
-) -> _WriteError | None:
+def _write_reports(document: dict[str, Any], targets: dict[str, _Target]) -> _WriteError | None:
     """Write every report that was asked for; the first trouble with one, which does not keep others from it."""
     from pybnorm.check import html, junit
 
@@ -429,18 +501,11 @@ def _write_reports(
             html.write(stream, environment, backends, results)
 
     trouble: _WriteError | None = None
-    for option, stream in streams.items():
-        if stream is None:
-            continue
+    for option, target in targets.items():
         try:
-            write(option, stream)
-            stream.flush()
-        except OSError as error:
-            trouble = trouble or _WriteError(f"{option} {getattr(stream, 'name', '')}".strip(), error)
-        finally:
-            if not (option == "--json" and json_is_output):
-                with contextlib.suppress(OSError):  # once more what the write has said
-                    stream.close()
+            target.put(functools.partial(write, option))
+        except _WriteError as error:
+            trouble = trouble or error
     return trouble
 
 
@@ -471,6 +536,8 @@ class _Run:
         self.found: list[runner.BackendInfo] = []
         self.results: list[runner.CaseResult] = []
         self.interrupted = self.stopped = False
+        self.trouble: _WriteError | None = None
+        """What --save does not take; it ends the run."""
 
     def all(self, names: Sequence[str], problems: Sequence[Problem]) -> None:
         """Run; an interrupt leaves what is finished."""
@@ -479,7 +546,7 @@ class _Run:
                 self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
             report.print_backends(self._console, self.found)
             if self._journal is not None:
-                self._journal.begin(self.found)
+                self._noted(self._journal.begin, self.found)
             usable = [i for i in self.found if not i.problem]
             done = {} if self._journal is None else self._journal.finished()
             columns = (
@@ -501,6 +568,8 @@ class _Run:
                         break
         except KeyboardInterrupt:
             self.interrupted = True
+        except _WriteError as error:
+            self.trouble = error
 
     def _one(
         self,
@@ -530,8 +599,14 @@ class _Run:
     def _note(self, result: runner.CaseResult) -> None:
         if self._journal is None:
             return
+        _, lost, reason = result.message.partition(runner.NOT_KEPT)
+        if lost:
+            raise _WriteError(f"--save {self._journal.folder}", reason)
+        self._noted(self._journal.append, result)
+
+    def _noted(self, note: Callable[[Any], None], value: Any) -> None:
         try:
-            self._journal.append(result)
+            note(value)
         except OSError as error:
             raise _WriteError(f"--save {self._journal.folder}", error) from None
 
@@ -580,7 +655,7 @@ def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None
     if as_json:
         _write_json(result, _output())
     else:
-        click.echo(reference.render(result))
+        click.echo(reference.render(result), file=_output())
     context.exit(0 if result["within_limits"] else 1)
 
 
@@ -655,7 +730,7 @@ def bench_device(
         if plot_target is not None:
             plot.check(plot_target)
         console = _console(stderr=json_target == "-")
-        json_stream = _target("--json", json_target)
+        targets = _targets(context, json=json_target)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("bench", total=None, completed=-1)
@@ -677,15 +752,8 @@ def bench_device(
         raise click.UsageError(str(error)) from None
     except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:
         raise _NothingToMeasure(str(error)) from None
-    if json_stream is not None:
-        try:
-            _write_json({"environment": report.environment()} | result, json_stream)
-        except OSError as error:
-            raise _WriteError(f"--json {json_target}", error) from None
-        finally:
-            if json_target != "-":
-                with contextlib.suppress(OSError):
-                    json_stream.close()
+    for target in targets.values():
+        target.put(functools.partial(_write_json, {"environment": report.environment()} | result))
     if json_target != "-":
         device.render(result, console)
     if plot_target is not None:
@@ -761,7 +829,9 @@ def compare_runs(
       0  all is equal, within the sum of both bounds, or agrees in its status
       1  a difference is beyond the bounds or undecided, one side passes where
          the other fails, or a later run fails or refuses what an earlier one
-         of the same backend did not
+         of the same backend did not, could not run that backend any more, or
+         is not complete and lacks its cases. (Of a backend that a machine of
+         another kind does not have, there is a notice only.)
       2  there is nothing to compare; bad arguments; or the result could not
          be written
     130  interrupted
@@ -773,7 +843,10 @@ def compare_runs(
         if html_target is not None:
             html.require()
         runs = compare.read(paths)
-        streams = {"--json": _target("--json", json_target), "--html": _target("--html", html_target)}
+        for option, target in (("--json", json_target), ("--html", html_target)):
+            if target is not None and compare.is_run(target, runs):
+                raise ArgumentError(option, target, f"not a run, which it would destroy; {option}=FILE is unmistakable")
+        targets = _targets(context, json=json_target, html=html_target)
         columns = (TextColumn("compare"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("compare")
@@ -782,21 +855,10 @@ def compare_runs(
         raise click.UsageError(str(error)) from None
     if json_target != "-":
         compare.print_comparison(console, comparison, verbose)
-    for option, stream in streams.items():
-        if stream is None:
-            continue
-        try:
-            if option == "--json":
-                _write_json(compare.document(comparison), stream)
-            else:
-                html.write_comparison(stream, comparison)
-            stream.flush()
-        except OSError as error:
-            raise _WriteError(f"{option} {getattr(stream, 'name', '')}".strip(), error) from None
-        finally:
-            if not isinstance(stream, _Output):
-                with contextlib.suppress(OSError):  # once more what the write has said
-                    stream.close()
+    if "--json" in targets:
+        targets["--json"].put(functools.partial(_write_json, compare.document(comparison)))
+    if "--html" in targets:
+        targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:
         console.print(Text("Nothing to compare: no two backends of these runs judged the same case.", "bold red"))
     context.exit(comparison.exit_status)
@@ -826,7 +888,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
     from pybnorm.check import detection
 
     try:
-        stream = _target("--json", json_target)
+        targets = _targets(context, json=json_target)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     console = _console(stderr=json_target == "-")
@@ -837,14 +899,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
             progress=lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
         )
     if json_target != "-":
-        click.echo(detection.render(found))
-    if stream is not None:
-        try:
-            _write_json({"environment": report.environment()} | found.to_json(), stream)
-        except OSError as error:
-            raise _WriteError(f"--json {json_target}", error) from None
-        finally:
-            if json_target != "-":
-                with contextlib.suppress(OSError):  # once more what the write has said
-                    stream.close()
+        click.echo(detection.render(found), file=_output())
+    for target in targets.values():
+        target.put(functools.partial(_write_json, {"environment": report.environment()} | found.to_json()))
     context.exit(0 if found.good else 1)

@@ -231,7 +231,9 @@ class Plugin:
     def describe(self) -> list[BackendInfo]:
         """What there is of the backends in question."""
         names = [b for b in backends() if (b in self.asked or not self.asked) and self.wants(b)]
-        self._infos = [executors.described(n, functools.partial(self.farm.describe, n)) for n in names]
+        self._infos = [
+            executors.described(n, functools.partial(self.farm.describe, n), "--pybnorm-timeout") for n in names
+        ]
         return self._infos
 
     def selected(self, backend: str) -> list[Problem]:

@@ -17,13 +17,13 @@ exponents compress, which interleaved with mantissas they do not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
 import os
 import uuid
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm.check import report
+from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
@@ -46,6 +47,10 @@ DOCUMENT = "run.json"
 JOURNAL = "journal.jsonl"
 OUTPUTS = "outputs"
 JOURNAL_SCHEMA = "pybnorm.journal/1"
+AGAIN = (Status.RESOURCE, Status.TIMEOUT)
+"""Statuses with which a case of an interrupted run is run again: they are the machine's at that time, its memory, disk
+and load, or the option's. A crash is the library's, and stays."""
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # of a document's parts
 _DTYPES = {d.name.lower(): d for d in DataType}
 
 
@@ -149,16 +154,7 @@ def _opened(file: Path) -> Iterator[Any]:
         # a stream of our own, because numpy.load leaves its own open where the file is damaged
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             yield archive
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except Exception as error:  # whatever zipfile, zlib and NumPy make of damage: a dozen kinds, and not documented
         raise ArgumentError("outputs", str(file), f"a whole file of pybnorm check --save ({error})") from None
 
 
@@ -212,24 +208,28 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = json.loads(file.read_text(encoding="utf-8"))
         if document.get("schema") != report.SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {report.SCHEMA!r}")
+        _check_environment(document["environment"])
         document["cases"] = [report.result_from_json(case) for case in document["cases"]]
         document["backends"] = [report.backend_from_json(info) for info in document["backends"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
     return dict(document)
 
 
 def _journal_document(folder: Path) -> dict[str, Any]:
-    lines, _ = _lines(folder / JOURNAL)
-    starts = [line for line in lines if "schema" in line]
+    try:
+        lines, _ = _lines(folder / JOURNAL)
+    except OSError as error:
+        raise ArgumentError("RUN", str(folder), f"a folder of check --save ({error})") from None
+    starts = [line for line in lines if isinstance(line, _Start)]
     if not starts:
         raise ArgumentError("RUN", str(folder), f"a {JOURNAL} with at least the line of its start")
-    backends = {b["backend"]: b for start in starts for b in start["backends"]}
-    cases = {(c["backend"], c["case"]): c for c in lines if "schema" not in c}
+    backends = {info.backend: info for start in starts for info in start.backends}
+    cases = {(line.backend, line.case): line for line in lines if isinstance(line, CaseResult)}
     return {
-        "environment": starts[-1]["environment"],
-        "backends": [report.backend_from_json(b) for b in backends.values()],
-        "cases": [report.result_from_json(c) for c in cases.values()],
+        "environment": starts[-1].environment,
+        "backends": list(backends.values()),
+        "cases": list(cases.values()),
         "complete": False,
     }
 
@@ -260,7 +260,7 @@ class Journal:
     def __init__(self, folder: str | os.PathLike[str], resume: bool = False) -> None:
         self.folder = Path(folder)
         self._finished: dict[tuple[str, str], CaseResult] = {}
-        self._starts: list[dict[str, Any]] = []
+        self._starts: list[_Start] = []
         try:
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             self._stream: IO[bytes] = open(self.folder / JOURNAL, "a+b", buffering=0)  # noqa: SIM115 (close())
@@ -286,12 +286,12 @@ class Journal:
             )
         self._stream.truncate(end)
         for line in lines:
-            if "schema" in line:
+            if isinstance(line, _Start):
                 self._starts.append(line)
-                continue
-            result = report.result_from_json(line)
-            if not result.saved or (self.folder / result.saved).is_file():
-                self._finished[result.backend, result.case] = result
+            elif line.status in AGAIN or (line.saved and not (self.folder / line.saved).is_file()):
+                self._finished.pop((line.backend, line.case), None)
+            else:
+                self._finished[line.backend, line.case] = line
 
     def begin(self, backends: Iterable[BackendInfo]) -> None:
         """Note which libraries run, once they are known and before the first `append`.
@@ -304,15 +304,14 @@ class Journal:
         """
         infos = list(backends)
         environment = report.environment()
-        before = {b["backend"]: b for start in self._starts for b in start["backends"] if not b["problem"]}
+        before = {info.backend: info for start in self._starts for info in start.backends if not info.problem}
         for start in self._starts:
-            old = start["environment"]
-            _same(self.folder, "pybnorm", old["pybnorm"], environment["pybnorm"])
+            old = start.environment
+            _same(self.folder, "pybnorm", str(old.get("pybnorm")), environment["pybnorm"])
             _same(self.folder, "environment", settings(old), settings(environment))
         for info in infos:
             if info.backend in before and not info.problem:
-                earlier = report.backend_from_json(before[info.backend])
-                _same(self.folder, info.backend, _identity(earlier), _identity(info))
+                _same(self.folder, info.backend, _identity(before[info.backend]), _identity(info))
         self._write({"schema": JOURNAL_SCHEMA, "environment": environment, "backends": infos})
 
     def append(self, result: CaseResult) -> None:
@@ -327,7 +326,10 @@ class Journal:
         self._finished[result.backend, result.case] = result
 
     def finished(self) -> dict[tuple[str, str], CaseResult]:
-        """Finished cases by (backend, case), of earlier runs too; without those whose output file is gone."""
+        """Finished cases by (backend, case), of earlier runs too.
+
+        Not those whose output file is gone, nor of an earlier run those of a status of `AGAIN`.
+        """
         return dict(self._finished)
 
     def _write(self, value: Any) -> None:
@@ -346,23 +348,37 @@ class Journal:
         self.close()
 
 
-def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
+@dataclasses.dataclass
+class _Start:
+    """A line that a run begins with."""
+
+    environment: dict[str, Any]
+    backends: list[BackendInfo]
+
+
+def _check_environment(environment: Any) -> None:
+    if not isinstance(environment, dict) or not isinstance(environment.get("variables", {}), dict):
+        raise TypeError("its environment is not described by names")
+
+
+def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
     """Whole lines of a journal, and how many bytes they are; an unfinished last line is left out."""
     data = file.read_bytes()
     end = data.rfind(b"\n") + 1
-    lines = []
+    lines: list[_Start | CaseResult] = []
     for number, text in enumerate(data[:end].splitlines(), 1):
         try:
             line = json.loads(text)
-            if not ("schema" in line or {"backend", "case", "status"} <= line.keys()):
-                raise ValueError("neither a start nor a case")
             if line.get("schema", JOURNAL_SCHEMA) != JOURNAL_SCHEMA:
                 raise ValueError(f"its schema is {line['schema']!r}, not {JOURNAL_SCHEMA!r}")
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ArgumentError(
-                f"{file}:{number}", text.decode(errors="replace"), f"a line of JSON ({error})"
-            ) from None
-        lines.append(line)
+            if "schema" in line:
+                _check_environment(line["environment"])
+                lines.append(_Start(line["environment"], [report.backend_from_json(b) for b in line["backends"]]))
+            else:
+                lines.append(report.result_from_json(line))
+        except _DAMAGED as error:
+            reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
+            raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
     return lines, end
 
 

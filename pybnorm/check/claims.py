@@ -8,6 +8,7 @@ are added by hand. What depends on the processor says so in ``needs``, so that a
      "combinations": [{"operations": ["train"], "modes": ["spatial"], "dtypes": ["f16"], "layouts": ["nchw", "nhwc"],
                        "ranks": [2, 3, 4], "blends": true, "needs": ["avx512_fp16"]}]}
 
+A record holds for the entry point and for the algorithms that every backend has, auto, fast and plain.
 ``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
 counts. ``blends``: alpha and beta may be other than 1 and 0. ``needs``: processor flags as Linux names them.
 """
@@ -35,6 +36,7 @@ NEWLY_UNSUPPORTED = "newly unsupported"
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
 _LIMITING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # a library that is told to use less of the processor
+_ANY_WAY = ("", "auto", "fast", "plain")  # what runs in some way runs in these; another algorithm may refuse it
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
@@ -64,7 +66,7 @@ def claimed(record: Mapping[str, Any], problem: Problem, flags: Iterable[str]) -
         return False
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    if problem.algorithm or problem.streams > 1:
+    if problem.algorithm not in _ANY_WAY or problem.streams > 1:
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False

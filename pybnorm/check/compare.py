@@ -6,7 +6,11 @@ is right is within the bound of its class (`pybnorm.check.bounds`; the class tha
 the loosest if none did), so two right sides are within the sum of both bounds. Sides that a wrong reference would
 condemn alike still agree with each other, and the reference is then seen to stand alone.
 
-Without outputs (files of ``check --json``, a crash) statuses are compared.
+Statuses are compared too, and alone where there are no outputs (files of ``check --json``, a crash): a FAIL beside a
+PASS is a difference, also where the outputs are equal, as with a kernel that writes outside of its arrays.
+
+What an earlier run judged and a later one could not, a whole backend or the rest of a run that is not complete, is
+lost, and counts like a case that newly fails.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ __all__ = [
     "Change",
     "Comparison",
     "Difference",
+    "Lost",
     "Outcome",
     "OutputPair",
     "Pair",
@@ -53,6 +58,8 @@ __all__ = [
     "compare",
     "compare_outputs",
     "document",
+    "is_run",
+    "lost_text",
     "nearer_text",
     "output_text",
     "print_comparison",
@@ -81,7 +88,7 @@ class Outcome(enum.Enum):
     UNDECIDED = "undecided"
     """A difference that the bounds say nothing about."""
     DIFFER = "differ"
-    """No outputs of both; one good, one bad."""
+    """One good, one bad, whatever the outputs are."""
     BEYOND = "beyond"
     """A difference larger than the sum of both bounds: at least one is wrong."""
 
@@ -177,6 +184,22 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     return runs
 
 
+def is_run(path: str | os.PathLike[str], runs: Sequence[Run]) -> bool:
+    """Whether a file is of one of `runs`, or holds a run of its own."""
+    file = Path(path)
+    try:
+        if not file.is_file():
+            return False
+        for run in runs:
+            own = Path(run.path) if run.folder is None else run.folder / archive.DOCUMENT
+            if own.exists() and own.samefile(file):
+                return True
+        archive.read_run(file)
+    except (OSError, ValueError):  # ArgumentError is one: no run
+        return False
+    return True
+
+
 # ---------------------------------------------------------------- results
 
 
@@ -233,6 +256,21 @@ class CasePair:
     repeatable: bool = True
     """Neither side gave other bits when it was called again."""
     known: tuple[str, str] = ("", "")
+    reasons: tuple[str, str] = ("", "")
+    """Why each side is not good; empty if it is."""
+
+
+@dataclasses.dataclass
+class Lost:
+    """Cases of a backend that an earlier run judged and a later one could not."""
+
+    backend: str
+    first: str
+    """The earlier run."""
+    second: str
+    """The later run."""
+    cases: int
+    reason: str
 
 
 @dataclasses.dataclass
@@ -281,6 +319,7 @@ class Comparison:
     only: dict[str, list[str]]
     """By run: cases that no other run has."""
     notices: list[str]
+    lost: list[Lost] = dataclasses.field(default_factory=list)
 
     @property
     def regressions(self) -> list[CasePair]:
@@ -292,9 +331,9 @@ class Comparison:
         """0, 1 or 2.
 
         0: all that was compared is equal, within the sum of both bounds, or agrees in its status. 1: something is
-        beyond, differs in its status, is undecided, or is a regression. 2: there was nothing to compare.
+        beyond, differs in its status, is undecided, is a regression or is lost. 2: there was nothing to compare.
         """
-        if self.regressions or any(not c.outcome.good for c in self.cases):
+        if self.lost or self.regressions or any(not c.outcome.good for c in self.cases):
             return 1
         return 0 if any(c.outcome != Outcome.REFUSED for c in self.cases) else 2
 
@@ -338,7 +377,53 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
     for run in runs if len(runs) > 1 else ():
         others = {case for other in runs if other is not run for _, case in other.results}
         only[run.name] = list(dict.fromkeys(case for _, case in run.results if case not in others))
-    return Comparison(list(runs), summaries, pairs, alone, only, _notices(runs))
+    lost, notices = _lost(runs)
+    return Comparison(list(runs), summaries, pairs, alone, only, _notices(runs) + notices, lost)
+
+
+def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
+    """What later runs could not judge of what earlier ones did, and notices where that is no regression.
+
+    A later run on another machine that judged a backend which the earlier run did not is of another kind of machine,
+    such as one with another vendor's GPU: what it lacks is only noticed.
+    """
+    lost, notices = [], []
+    for first, second in itertools.combinations(runs, 2):
+        before, now = _judged(first), _judged(second)
+        same_machine = first.environment.get("host") == second.environment.get("host")
+        for backend, cases in before.items():
+            info = second.backends.get(backend)
+            if info is None:  # it was not asked for
+                continue
+            if info.problem:
+                reason = f"could not run there: {info.problem}"
+                missing = len(cases)
+            elif not second.complete:
+                reason = "were not run there: it is not complete"
+                missing = sum((backend, case) not in second.results for case in cases)
+            else:
+                continue
+            if not missing:
+                continue
+            if same_machine or not (now.keys() - before.keys()):
+                lost.append(Lost(backend, first.name, second.name, missing, reason))
+            else:
+                notices.append(lost_text(Lost(backend, first.name, second.name, missing, reason)))
+    return lost, notices
+
+
+def _judged(run: Run) -> dict[str, list[str]]:
+    """By backend: cases that it did not refuse."""
+    cases: dict[str, list[str]] = {}
+    for (backend, case), result in run.results.items():
+        if result.status != Status.UNSUPPORTED:
+            cases.setdefault(backend, []).append(case)
+    return cases
+
+
+def lost_text(lost: Lost) -> str:
+    """What is lost, in one line."""
+    return f"{lost.second}:{lost.backend}: {lost.cases} cases that {lost.first} judged {lost.reason}"
 
 
 def _notices(runs: Sequence[Run]) -> list[str]:
@@ -375,7 +460,8 @@ class _Outputs:
         """Outputs that both sides have."""
         if self.problem is None or first not in self.digests or second not in self.digests:
             return []
-        return [name for name in self.digests[first] if name in self.digests[second]]
+        known = report.OUTPUTS[self.problem.word]
+        return [name for name in self.digests[first] if name in self.digests[second] and name in known]
 
     def pair(self, first: Side, second: Side, output: str) -> OutputPair:
         one, two = self._tier(first, output), self._tier(second, output)
@@ -420,6 +506,7 @@ def _case(case: str, present: Mapping[Side, CaseResult]) -> tuple[list[CasePair]
             ratios=(results[0].ratio, results[1].ratio),
             repeatable=all(r.repeat in ("", "equal") for r in results),
             known=(results[0].known, results[1].known),
+            reasons=(_reason(results[0]), _reason(results[1])),
         )
         if first.info.backend == second.info.backend:
             pair.change = _change(pair)
@@ -428,11 +515,18 @@ def _case(case: str, present: Mapping[Side, CaseResult]) -> tuple[list[CasePair]
 
 
 def _outcome(results: tuple[CaseResult, CaseResult], outputs: list[OutputPair]) -> Outcome:
-    if outputs:
-        return max((o.outcome for o in outputs), key=lambda o: o.severity)
     if any(r.status == Status.UNSUPPORTED for r in results):
         return Outcome.REFUSED
-    return Outcome.AGREE if results[0].status.good == results[1].status.good else Outcome.DIFFER
+    agrees = results[0].status.good == results[1].status.good
+    found = [o.outcome for o in outputs] or [Outcome.AGREE]
+    return max([*found, Outcome.AGREE if agrees else Outcome.DIFFER], key=lambda o: o.severity)
+
+
+def _reason(result: CaseResult) -> str:
+    if result.status.good:
+        return ""
+    verdicts = [f"{v.output}: {report.verdict_text(v)}" for v in result.verdicts if not v.status.good]
+    return "; ".join(filter(None, [report.printable(result.message), *verdicts]))
 
 
 def _change(pair: CasePair) -> Change:
@@ -629,6 +723,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "alone": [vars(item) for item in comparison.alone],
         "only": comparison.only,
         "notices": comparison.notices,
+        "lost": [vars(item) for item in comparison.lost],
         "exit_status": comparison.exit_status,
     }
     result: dict[str, Any] = report.to_json(data)
@@ -675,6 +770,8 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
         console.print(Text.assemble((f"{run.name} = {run.path}: ", "bold"), f"{libraries}; {made}"), soft_wrap=True)
     for notice in comparison.notices:
         console.print(Text(notice, "yellow"))
+    for item in comparison.lost:
+        console.print(Text(lost_text(item), "bold red"), soft_wrap=True)
     _print_pairs(console, comparison)
     for pair in comparison.pairs:
         _print_changes(console, comparison, pair, verbose)
@@ -751,6 +848,9 @@ def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> No
             f" {case.first} {case.statuses[0].value}, {case.second} {case.statuses[1].value}: {case.case}{_known(case)}"
         )
         console.print(Text.assemble((case.outcome.value, STYLES[case.outcome]), names))
+        for side, reason in zip((case.first, case.second), case.reasons, strict=True):
+            if reason and case.outcome == Outcome.DIFFER:
+                console.print(f"  {side}: {reason}", markup=False, highlight=False, soft_wrap=True)
         for output in case.outputs:
             if not output.outcome.good:
                 _print_output(console, case, output)

@@ -41,25 +41,59 @@ from pybnorm.check.runner import (
     override,
     run_line,
 )
-from pybnorm.check.worker import Worker, failed
+from pybnorm.check.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 
-__all__ = ["NAMES", "TIMEOUT", "Farm", "Pool", "described", "environments", "isolated", "opened", "run_cases"]
+__all__ = [
+    "NAMES",
+    "TIMEOUT",
+    "TIMEOUT_MAX",
+    "Farm",
+    "Pool",
+    "check_timeout",
+    "described",
+    "environments",
+    "isolated",
+    "opened",
+    "run_cases",
+]
 
 NAMES = ("pool", "process", "mpi", "dask")
 TIMEOUT = 300.0
 """Seconds that a case may take where nobody says."""
+TIMEOUT_MAX = 1e6
+"""The most seconds: eleven days; a wait for a pipe takes no more than 24."""
 _THREADS = "OMP_NUM_THREADS"
 
 
-def described(backend: str, describe: Callable[[], BackendInfo]) -> BackendInfo:
-    """What `describe` says of `backend`; if its process died while it loaded the library, that."""
+def check_timeout(option: str, seconds: float | None) -> None:
+    """Refuse what is no time to wait.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither None nor a number above 0 and at most `TIMEOUT_MAX`.
+    """
+    if seconds is not None and not 0 < seconds <= TIMEOUT_MAX:
+        raise ArgumentError(option, seconds, f"seconds > 0, at most {TIMEOUT_MAX:.0f}")
+
+
+def described(backend: str, describe: Callable[[], BackendInfo], option: str = "--timeout") -> BackendInfo:
+    """What `describe` says of `backend`; if its process died while it loaded the library, or did not answer, that.
+
+    `option` is what the user sets the time with.
+    """
     try:
         return describe()
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, TimeLimitError):
+            problem = f"did not answer in {error.seconds:g} s ({option})"
+            what = "the process did not answer in time"
+        else:
+            problem = f"{type(error).__name__}: {error}"
+            what = "the process died while it loaded the file"
         named = override(backend)
-        attempts = ((named, os.environ[named], "the process died while it loaded the file"),) if named else ()
+        attempts = ((named, os.environ[named], what),) if named else ()
         return BackendInfo(backend, label=SPECS[backend].label, problem=problem, attempts=attempts, override=named)
 
 

@@ -160,6 +160,7 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
         "compare.html",
         comparison=comparison,
         date=report.environment()["date"],
+        lost_text=compare.lost_text,
         outcomes=[o.value for o in compare.Outcome if any(c.outcome == o for c in cases)],
         changes=changes,
         accuracy=compare.ACCURACY,

@@ -14,6 +14,7 @@ A suite file holds such lines, comments from ``#`` on, and ``@name`` for all cas
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
 import itertools
 import os
@@ -22,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _core
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -50,6 +51,7 @@ LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
 FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special")
 """How the data are made; `pybnorm.check.data` says what each is for."""
 
+_NUMBERED = ("graph", "pointwise", "columns")  # algorithms with plans to choose from
 _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
 _COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "repeats", "streams", "seed")
@@ -137,7 +139,8 @@ class Problem:
     params : DataType, optional
         Of scale, bias and statistics: float64 for float64 data, else float32, when left out.
     algorithm : str
-        Which of the backend's ways (`pybnorm.algorithms`); empty for its entry point.
+        Which of the backend's ways (`pybnorm.algorithms`); empty for its entry point. One that no backend has is an
+        error; one that another backend has is refused by this one, and the case UNSUPPORTED.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -203,8 +206,7 @@ class Problem:
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
         for name in _RANGES:
             _in_range(getattr(self, name), name)
-        if not re.fullmatch(r"([a-z_]+(:[0-9])?)?", self.algorithm):
-            raise ArgumentError("algorithm", self.algorithm, "a name such as auto, ex or graph:2")
+        self._check_algorithm()
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         self._check_operation()
@@ -218,6 +220,14 @@ class Problem:
         if value and not default:
             raise ArgumentError("magnitude", value, f"magnitude with fill=range/constant only (fill={self.fill})")
         put("magnitude", value)
+
+    def _check_algorithm(self) -> None:
+        """Refuse what no backend has, for a backend refuses another's as it refuses what it does not support."""
+        name, colon, number = self.algorithm.partition(":")
+        known = name in _algorithms() if self.algorithm else True
+        if not known or (colon and (name not in _NUMBERED or not re.fullmatch("[0-9]", number))):
+            words = _choice(f"{word}[:0-9]" if word in _NUMBERED else word for word in _algorithms())
+            raise ArgumentError("algorithm", self.algorithm, words)
 
     def _check_operation(self) -> None:
         allowed = OPTIONS[self.operation]
@@ -353,6 +363,12 @@ class Problem:
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Problem)}
 
 
+@functools.cache
+def _algorithms() -> tuple[str, ...]:
+    """Names that a plan takes on any backend."""
+    return tuple(dict.fromkeys(name for backend in _core.backends() for name in _core.algorithms(backend)))
+
+
 def _choice(words: Iterable[str]) -> str:
     return " | ".join(words)
 
@@ -363,9 +379,14 @@ def _word(token: str, argument: str, words: dict[str, Any], also: str = "") -> A
     return words[token]
 
 
+def _is_integer(text: str) -> bool:
+    """Whether it is a number >= 0 of no more digits than one of 64 bits: of thousands `int` makes none."""
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
 def _sizes(text: str, argument: str) -> tuple[int, ...]:
     parts = text.split("x")
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(map(_is_integer, parts)):
         raise ArgumentError(argument, text, "positive integers joined by x, such as 8x64x32x32")
     return tuple(map(int, parts))
 
@@ -387,7 +408,7 @@ def _in_range(value: object, argument: str) -> None:
 
 
 def _integer(text: str, argument: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not _is_integer(text):
         raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
 

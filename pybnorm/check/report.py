@@ -474,6 +474,9 @@ def _point_from_json(data: Mapping[str, Any]) -> Point:
     return Point(tuple(int(i) for i in data["index"]), *numbers)
 
 
+_PLAIN = {"str": str, "int": int, "bool": bool}  # annotations, which are text, of fields that JSON holds as they are
+
+
 def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
     """The description of a library that `to_json` wrote.
 
@@ -489,5 +492,9 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
 
 
 def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    for name, value in data.items():
+        needed = _PLAIN.get(str(fields.get(name)))
+        if needed is not None and not isinstance(value, needed):
+            raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
+    return {name: value for name, value in data.items() if name in fields}

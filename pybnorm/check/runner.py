@@ -51,6 +51,8 @@ GUARD = 256
 """Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
 PATTERN = 0xA7
 _STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+NOT_KEPT = "the outputs could not be kept: "
+"""Before the reason, at the end of a result's message: nothing more can be saved."""
 own_process = False
 """Whether this process is a worker's, so that its standard error may be captured (`pybnorm.vendor_stderr`)."""
 _BUILD = re.compile(r"compil|hiprtc|nvrtc|comgr|build program|code object", re.IGNORECASE)
@@ -406,7 +408,7 @@ def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[st
     except OSError as error:  # no fault of the library
         if result.status.good:
             result.status = Status.RESOURCE
-        result.message = "; ".join(filter(None, [result.message, f"the outputs could not be kept: {error}"]))
+        result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{error}"]))
 
 
 class _Calls:

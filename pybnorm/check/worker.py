@@ -39,6 +39,9 @@ class DiedError(RuntimeError):
 class TimeLimitError(RuntimeError):
     """The call took longer than it may, and the process was ended."""
 
+    seconds = 0.0
+    """How long it may take."""
+
 
 class Worker:
     """A process that holds one backend's library. Usable as a context manager.
@@ -111,7 +114,9 @@ class Worker:
         if not in_time:
             self.kill()
             self._forget()
-            raise TimeLimitError(f"not done after {timeout:g} s; the process was killed")
+            error = TimeLimitError(f"not done after {timeout:g} s; the process was killed")
+            error.seconds = timeout or 0.0  # outside of the arguments, so that it survives pickling
+            raise error
         if good:
             return value
         assert isinstance(value, Exception)

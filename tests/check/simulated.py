@@ -1,6 +1,7 @@
 """Openers of sessions for worker processes, which import them by name: simulated kernels, and libraries that die."""
 
 import os
+import signal
 import threading
 
 from pybnorm import devices
@@ -8,6 +9,11 @@ from pybnorm.check.runner import Session
 from pybnorm.check.simulated import BUGS, STYLES, Kernels, array_of, session
 
 __all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
+
+
+def interruptible():
+    """For ``preexec_fn``: a job that a script starts with & or nohup ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class _Dying(Kernels):

@@ -90,6 +90,22 @@ def test_a_damaged_or_absent_output_file_is_named(tmp_path):
         archive.output_digests(tmp_path, "outputs/absent.npz")
 
 
+def test_every_damaged_byte_of_an_output_file_is_an_argument_error(tmp_path):
+    """An encrypted member, a compression that nobody has, a shape that no memory holds."""
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.arange(6, dtype=np.float32)})
+    whole = (tmp_path / saved).read_bytes()
+    kinds = set()
+    for place in range(len(whole)):
+        for value in (whole[place] ^ 1, whole[place] ^ 0x40, 0xFF):
+            (tmp_path / saved).write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            for read in (archive.read_outputs, archive.output_digests):
+                try:
+                    read(tmp_path, saved)
+                except ArgumentError as error:
+                    kinds.add(type(error.__context__).__name__)
+    assert {"NotImplementedError", "RuntimeError", "BadZipFile"} <= kinds
+
+
 def test_a_file_whose_values_were_exchanged_has_not_its_digest(tmp_path):
     saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(8, np.float32)})
     with np.load(tmp_path / saved) as members:
@@ -168,10 +184,20 @@ def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
         journal.append(result())
     file = tmp_path / "journal.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    for bad in (b"{}\n", b"[1]\n", b'{"backend": "onedn\n', b'{"schema": "other/1"}\n'):
-        file.write_bytes(lines[0] + bad + lines[1])
+    case, start = json.loads(lines[1]), json.loads(lines[0])
+    changes = [{"status": "GOOD"}, {"verdicts": 1}, {"verdicts": [{}]}, {"case": 7}, {"saved": []}, {"seconds": "x"}]
+    begun = [{"backends": 1}, {"backends": [{}]}, {"environment": []}, {"environment": {"variables": 1}}]
+    for bad in (
+        *(b"{}", b"[1]", b'{"backend": "onedn', b'{"schema": "other/1"}', b"[" * 100_000),
+        *(json.dumps(case | change).encode() for change in changes),
+        *(json.dumps(start | change).encode() for change in begun),
+        json.dumps({"schema": archive.JOURNAL_SCHEMA}).encode(),
+    ):
+        file.write_bytes(lines[0] + bad + b"\n" + lines[1])
         with pytest.raises(ArgumentError, match=r"journal\.jsonl:2"):
             archive.Journal(tmp_path, resume=True)
+        with pytest.raises(ArgumentError, match=r"journal\.jsonl:2"):
+            archive.read_run(tmp_path)
 
 
 KILLED = """
@@ -209,6 +235,22 @@ def test_a_case_whose_outputs_are_gone_is_not_finished(tmp_path):
     (tmp_path / saved).unlink()
     with archive.Journal(tmp_path, resume=True) as journal:
         assert not journal.finished()
+
+
+@pytest.mark.parametrize("status", list(Status), ids=lambda s: s.value)
+def test_what_was_the_machines_at_that_time_is_run_again(tmp_path, status):
+    good = CaseResult("onednn", LINE, Status.PASS)
+    with archive.Journal(tmp_path) as journal:
+        journal.begin([INFO])
+        journal.append(good)
+        journal.append(CaseResult("onednn", LINE, status))
+    again = status in (Status.RESOURCE, Status.TIMEOUT)
+    with archive.Journal(tmp_path, resume=True) as journal:
+        assert [r.status for r in journal.finished().values()] == ([] if again else [status])
+        journal.append(good)
+    with archive.Journal(tmp_path, resume=True) as journal:
+        assert [r.status for r in journal.finished().values()] == [Status.PASS]
+    assert [c.status for c in archive.read_run(tmp_path)["cases"]] == [Status.PASS]
 
 
 def test_a_run_is_not_mixed_into_another_one_by_mistake(tmp_path):
@@ -271,7 +313,23 @@ def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
         assert repr(back["cases"]) == repr([result()])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1", "[" * 100_000),
+        *(
+            json.dumps({"schema": report.SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
+            for change in (
+                {"environment": 1},
+                {"environment": {"variables": []}},
+                {"cases": [{"backend": "onednn", "case": 1, "status": "PASS"}]},
+                {"backends": [{"backend": "onednn", "version": "three"}]},
+                {"backends": [{"backend": "onednn", "problem": None}]},
+            )
+        ),
+    ],
+    ids=range(11),
+)
 def test_what_is_no_run_is_named(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)

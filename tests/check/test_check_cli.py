@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from simulated import interruptible
 
 import pybnorm
 
@@ -251,23 +252,101 @@ def test_a_standard_output_that_takes_nothing_is_one_line(command, redirection, 
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("option", ["--json", "--junit", "--html"])
+def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, tmp_path, option):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "report"
+    file.write_text("of yesterday")
+    suite, folder = tmp_path / "long.txt", tmp_path / "run"
+    suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 20001)))
+    arguments = ("check", "--backend", "onednn", "--suite", str(suite), "--save", str(folder), option, str(file))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybnorm", *arguments],
+        env=clean_environment(),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(process, folder / "journal.jsonl", 3)
+        meanwhile = file.read_text()
+        process.kill()
+        process.communicate(timeout=60)
+    assert meanwhile == "of yesterday"
+    assert file.read_text() == "of yesterday"
+    # refused after the target was opened: the journal is of another environment
+    arguments = (*arguments, "--resume")
+    before = sorted(tmp_path.iterdir())
+    assert run(*arguments, ONEDNN_MAX_CPU_ISA="SSE41").returncode == 2
+    assert file.read_text() == "of yesterday"
+    assert sorted(tmp_path.iterdir()) == before
+    file.chmod(0o600)
+    assert run(*ONE_CASE, option, str(file)).returncode == 0
+    assert "infer,spatial" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_target_behind_a_link_is_written_where_it_points(onednn, tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    assert run(*ONE_CASE, "--json", str(link)).returncode == 0
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["exit_status"] == 0
+
+
+@pytest.mark.parametrize("redirection", ["", "2>&1"])
+@pytest.mark.parametrize("command", ["check --backend onednn", "info", "info --json"])
+def test_a_reader_that_has_seen_enough_is_no_verdict(onednn, command, redirection):
+    script = f'"$0" -m pybnorm {command} {redirection} | true; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        env=clean_environment(),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_a_library_that_does_not_answer_is_told_from_one_that_died(onednn):
+    done = run(*ONE_CASE, "--timeout", "0.001")
+    assert done.returncode == 2
+    assert "onednn: absent: did not answer in 0.001 s (--timeout)\n" in done.stdout
+
+
 # ---------------------------------------------------------------- interrupts
+
+
+def wait_for(process, journal, lines):
+    """Until a run has noted its start and some cases."""
+    while not journal.is_file() or journal.read_text().count("\n") < lines:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
 
 
 def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     suite, target = tmp_path / "long.txt", tmp_path / "result.json"
     suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 20001)))
     with subprocess.Popen(
-        [sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--suite", str(suite), "--json", str(target)],
+        [
+            *(sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--suite", str(suite)),
+            *("--json", str(target), "--save", str(tmp_path / "run")),
+        ],
         env=clean_environment(),
         cwd=HERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=interruptible,
     ) as process:
         first = process.stdout.readline()
-        time.sleep(2)
+        wait_for(process, tmp_path / "run" / "journal.jsonl", 10)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
         rest, errors = process.communicate(timeout=120)
     assert first.startswith("onednn: oneDNN")
@@ -358,7 +437,14 @@ def test_suites_and_cases_add_up(tmp_path):
         (["--executor", "process", "--jobs", "2"], "--jobs: got 2, allowed: not with --executor process"),
         (["--executor", "process", "--timeout", "2"], "--timeout: got 2.0, allowed: an executor other than process"),
         (["--jobs", "0"], "0 is not in the range x>=1"),
-        (["--timeout", "0"], "0.0 is not in the range x>0"),
+        (["--timeout", "0"], "--timeout: got 0.0, allowed: seconds > 0, at most 1000000"),
+        (["--timeout", "nan"], "--timeout: got nan, allowed: seconds > 0, at most 1000000"),
+        (["--timeout", "inf"], "--timeout: got inf, allowed: seconds > 0, at most 1000000"),
+        (["--timeout", "1e300"], "--timeout: got 1e+300, allowed: seconds > 0, at most 1000000"),
+        (["--junit", "-"], "--junit: got -, allowed: a file; --json alone writes to standard output"),
+        (["--html", "-"], "--html: got -, allowed: a file; --json alone writes to standard output"),
+        (["--case", f"infer,spatial,f32,nchw,{'9' * 5000}x3"], "allowed: positive integers joined by x"),
+        (["--case", f"infer,spatial,f32,nchw,2x3,seed={'9' * 5000}"], "allowed: an integer from 0 to"),
         (["--require", "mkl"], "--require: got mkl, allowed: cudnn | miopen | onednn"),
         (["--junit", "/nonexistent/x.xml"], "--junit: got /nonexistent/x.xml, allowed: a file that can be written"),
         (["--html", "/nonexistent/x.html"], "--html: got /nonexistent/x.html, allowed: a file that can be written"),
@@ -417,13 +503,13 @@ def test_a_known_defect_is_named_and_fails_unless_it_is_allowed(onednn, tmp_path
 
 def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_path):
     target = tmp_path / "run.json"
-    slow = "train,spatial,f32,nchw,1x1x4000x4000,fill=randn"  # many seconds of data alone
+    slow = "train,spatial,f32,nchw,1x1x2000x2000,repeats=1000"  # minutes
     cases = ("--case", slow, "--case", INFER + "1/2/3")
-    done = run("check", "--backend", "onednn", *cases, "--timeout", "2.5", "--jobs", "1", "--json", str(target))
+    done = run("check", "--backend", "onednn", *cases, "--timeout", "20", "--jobs", "1", "--json", str(target))
     assert done.returncode == 1
     statuses = {c["case"]: c["status"] for c in json.loads(target.read_text())["cases"]}
     assert statuses == {slow: "TIMEOUT"} | {INFER + seed: "PASS" for seed in "123"}
-    assert "not done after 2.5 s; the process was killed" in done.stdout
+    assert "not done after 20 s; the process was killed" in done.stdout
 
 
 def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
@@ -460,10 +546,10 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=interruptible,
     ) as process:
         journal = folder / "journal.jsonl"
-        while not journal.is_file() or journal.read_text().count("\n") < 10:
-            time.sleep(0.02)
+        wait_for(process, journal, 10)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
@@ -495,6 +581,43 @@ def test_a_journal_that_takes_no_more_ends_the_run_with_one_line(onednn, tmp_pat
     done = run(*arguments, program=("-c", code))
     assert done.returncode == 2, done.stdout
     assert done.stderr == f"Error: --save {folder} cannot be written: [Errno 27] File too large\n"
+    assert "stopped by --save, which takes no more" in done.stdout
+    assert " PASS\n" in done.stdout  # what was judged is told
+
+
+def limited(size):
+    """The command with files of up to `size` bytes, in its workers too."""
+    return (
+        "-c",
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
+        "from pybnorm.cli import main; main(prog_name='pybnorm')",
+    )
+
+
+def test_a_journal_that_cannot_be_begun_is_one_line(onednn, tmp_path):
+    folder = tmp_path / "run"
+    done = run(*ONE_CASE, "--save", str(folder), program=limited(10))
+    assert done.returncode == 2, done.stdout
+    assert done.stderr == f"Error: --save {folder} cannot be written: [Errno 27] File too large\n"
+
+
+def test_outputs_that_cannot_be_kept_end_the_run(onednn, tmp_path):
+    """The journal would take more; the large outputs of the first case do not go beside it."""
+    folder, target = tmp_path / "run", tmp_path / "run.json"
+    large = "infer,spatial,f32,nchw,64x64x64x64,fill=randn,repeats=1"
+    cases = ("--case", large, "--case", INFER + "/".join(map(str, range(300))))
+    arguments = ("check", "--backend", "onednn", "--jobs", "1", "--save", str(folder), "--json", str(target), *cases)
+    done = run(*arguments, program=limited(1_000_000))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr == f"Error: --save {folder} cannot be written: [Errno 27] File too large\n"
+    assert "onednn: 1 cases, 1 RESOURCE\n" in done.stdout
+    data = json.loads(target.read_text())
+    assert not data["complete"]
+    assert data["exit_status"] == 2
+    assert [c["case"] for c in data["cases"]] == [large]
+    again = run(*arguments, "--resume")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "onednn: 301 cases, 301 PASS\n" in again.stdout
 
 
 def test_a_support_record_of_this_machine_is_printed(onednn):

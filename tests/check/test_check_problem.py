@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import pybnorm
 from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
@@ -165,6 +166,16 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,2x3,seed=18446744073709551616", "18446744073709551616", "from 0 to"),
         ("train,spatial,f32,nchw,2x3,seed=1,seed=2", "seed=2", "once"),
         ("train,spatial,f32,nchw,1x3x1x1", "1", "running=0"),
+        ("train,spatial,f32,nchw,2x3,algorithm=atuo", "atuo", "auto | fast | plain | "),
+        ("train,spatial,f32,nchw,2x3,algorithm=graphs", "graphs", "graph[:0-9]"),
+        ("train,spatial,f32,nchw,2x3,algorithm=auto:1", "auto:1", "auto | fast"),
+        ("train,spatial,f32,nchw,2x3,algorithm=ex:0", "ex:0", "ex | "),
+        ("train,spatial,f32,nchw,2x3,algorithm=graph:", "graph:", "graph[:0-9]"),
+        ("train,spatial,f32,nchw,2x3,algorithm=graph:12", "graph:12", "graph[:0-9]"),
+        ("train,spatial,f32,nchw,2x3,algorithm=:1", ":1", "graph[:0-9]"),
+        ("train,spatial,f32,nchw," + "9" * 5000 + "x3", "9" * 50, "8x64x32x32"),
+        ("train,spatial,f32,strides=1x" + "9" * 5000 + ",2x3", "9" * 50, "8x64x32x32"),
+        ("train,spatial,f32,nchw,2x3,seed=" + "9" * 5000, "9" * 50, "from 0 to"),
     ],
 )
 def test_an_error_names_the_token_and_what_is_allowed(line, token, allowed):
@@ -173,6 +184,14 @@ def test_an_error_names_the_token_and_what_is_allowed(line, token, allowed):
     assert token in caught.value.value
     assert allowed in caught.value.allowed
     assert token in str(caught.value)
+
+
+def test_every_algorithm_of_a_backend_has_a_line():
+    for name in {name for backend in pybnorm.backends() for name in pybnorm.algorithms(backend)}:
+        line = f"train,spatial,f32,nchw,2x3,algorithm={name}"
+        assert str(Problem.parse(line)) == line
+    for name in ("graph:0", "pointwise:3", "columns:9"):
+        assert Problem.parse(f"train,spatial,f32,nchw,2x3,algorithm={name}").algorithm == name
 
 
 def test_alternatives_multiply_out_with_the_last_token_fastest():
@@ -234,7 +253,7 @@ def test_what_two_suites_share_is_one_case_and_a_diamond_no_circle(tmp_path):
 
 def test_suites_in_a_circle_are_an_error_that_shows_it(tmp_path):
     write(tmp_path, a=f"{CASE}\n@b\n", b="@c\n", c="@a\n")
-    with pytest.raises(ArgumentError, match=r"a:2: .*b:1: .*c:1: suite: got .*a -> .*b -> .*c -> .*a,"):
+    with pytest.raises(ArgumentError, match=r"a:2: .*b:1: .*c:1: suite: got .*a -> .*b -> .*, allowed: "):
         load_suite(tmp_path / "a")
     write(tmp_path, self="@self")
     with pytest.raises(ArgumentError, match="circle"):

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from simulated import interruptible
 
 import pybnorm
 from pybnorm.check.bounds import Status
@@ -194,8 +195,9 @@ def test_a_run_that_judged_nothing_is_no_success(run, onednn):
         (["--pybnorm-case", CASE, "pybnorm::nosuch"], "not found: pybnorm::nosuch (backends of this run: *onednn*"),
         (["--pybnorm-case", CASE, "pybnorm::onednn::x"], "not found: pybnorm::onednn::x (case: got x, *"),
         (["--pybnorm-case", CASE, f"pybnorm::onednn::{CASE_3D}"], "not found: *none of the 1 cases of this run)"),
-        (["--pybnorm-timeout", "0"], "argument --pybnorm-timeout: got 0, allowed: a number > 0"),
-        (["--pybnorm-timeout", "nan"], "argument --pybnorm-timeout: got nan, allowed: a number > 0"),
+        (["--pybnorm-timeout", "0"], "argument --pybnorm-timeout: got 0, allowed: seconds > 0, at most 1000000"),
+        (["--pybnorm-timeout", "nan"], "argument --pybnorm-timeout: got nan, allowed: seconds > 0, at most 1000000"),
+        (["--pybnorm-timeout", "inf"], "argument --pybnorm-timeout: got inf, allowed: seconds > 0, at most 1000000"),
         (["--pybnorm-jobs", "0"], "argument --pybnorm-jobs: got 0, allowed: an integer >= 1"),
     ],
 )
@@ -356,12 +358,12 @@ def test_a_failure_is_reported_as_by_the_check(run, onednn):
     [
         ("simulated.open_exiting", "CRASHED", "the library's process died: exit status 0"),
         ("simulated.open_aborting", "CRASHED", "the library's process died: SIGABRT"),
-        ("openers.open_hanging", "TIMEOUT", "not done after 5 s; the process was killed"),
+        ("openers.open_hanging", "TIMEOUT", "not done after 20 s; the process was killed"),
         ("simulated.open_nothing", "FAIL", "OSError: no such device"),
     ],
 )
 def test_a_library_that_dies_fails_its_item_and_not_the_session(run, onednn, name, word, text):
-    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "5", "--pybnorm-jobs", "1", "pybnorm::")
+    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "20", "--pybnorm-jobs", "1", "pybnorm::")
     result = run(*arguments, *cases(CASE, CASE_3D), conftest=opener(name))
     if name == "simulated.open_nothing":
         result.assert_outcomes(failed=2)
@@ -406,7 +408,9 @@ def test_an_item_that_is_repeated_runs_again(run, pytester, onednn):
 def test_an_interrupt_ends_the_processes_too(run, pytester, onednn):
     pytester.makeconftest(opener("openers.open_hanging"))
     command = [sys.executable, "-m", "pytest", *loaded(), "--pybnorm-backend", "onednn", *cases(CASE), "pybnorm::"]
-    with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=pytester.path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+    ) as process:
         while not processes(pytester):
             assert process.poll() is None
             time.sleep(0.05)

@@ -285,12 +285,14 @@ def test_a_dying_library_takes_one_case_with_it(opener, how):
 
 
 def test_a_hanging_library_takes_one_case_and_its_time_with_it():
-    with Worker("onednn", open_hanging, timeout=4) as worker:
+    with Worker("onednn", open_hanging, timeout=60) as worker:
         assert worker.run(CASE_3D).status == Status.PASS
         before = worker.pid
+        worker.timeout = 4
         started = time.monotonic()
         result = worker.run(CASE)
-        assert 3.9 < time.monotonic() - started < 15
+        assert 3.9 < time.monotonic() - started < 60
+        worker.timeout = 60
         assert (result.status, result.case) == (Status.TIMEOUT, str(CASE))
         assert result.message == "not done after 4 s; the process was killed"
         with pytest.raises(ProcessLookupError):
