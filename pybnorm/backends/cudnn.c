@@ -2285,10 +2285,13 @@ static int64_t common_alignment(const pbn_call *call) {
     return (int64_t)(all & (~all + 1));
 }
 
-/* Plain Ex kernels need 8 bytes (9.19); how wide the fused ones load is not known, and 16 is the widest. */
-enum { EX_ALIGNMENT = 8, FUSED_ALIGNMENT = 16 };
+/* Plain Ex kernels need 8 bytes (9.19); how wide the fused ones load is not known, and 16 is the widest. The norm
+ * graphs take a tensor's declared alignment of 4 bytes, and lose the context on such addresses (9.19, H200). */
+enum { EX_ALIGNMENT = 8, FUSED_ALIGNMENT = 16, GRAPH_ALIGNMENT = 16 };
 static const char ex_alignment[] = "the Ex entry points' channels-last kernels load 8 bytes at a time: tensors must be "
                                    "8-byte aligned, or the CUDA context would be lost";
+static const char graph_alignment[] = "the norm graphs' kernels load 16 bytes at a time whatever alignment they are told: "
+                                      "tensors and parameters must be 16-byte aligned, or the CUDA context would be lost";
 static const char fused_alignment[] = "tensors and parameters of a fused activation must be 16-byte aligned: cuDNN's "
                                       "kernels would lose the CUDA context";
 
@@ -2357,6 +2360,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return no_blending;
         if (!is_single(call->epsilon))
             return no_small_epsilon;
+        if (kind == GRAPH && alignment < GRAPH_ALIGNMENT)
+            return graph_alignment;
         if (!all_channels_last(call) && (kind == POINTWISE || !all_channels_first(call)))
             return kind == POINTWISE ? "the pointwise graph takes packed channels-last tensors"
                                      : "the graphs of batch norm take packed tensors, all in one layout";
@@ -2557,9 +2562,6 @@ static const char persistent_why[] =
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
-static const char not_ex_why[] =
-    "for what Ex does not take, such as addresses aligned to less than 8 bytes, the kernel nearest to it";
-
 static const rule rules[] = {
     /* channels-last */
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, 8, "pointwise",
@@ -2585,8 +2587,6 @@ static const rule rules[] = {
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
     {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "ex",
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
-    {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "graph", not_ex_why},
-    {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, 1, 0, 0, 0, MOST, 0, 0, MOST, "graph", not_ex_why},
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "graph",
      "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
     /* channels-first */
@@ -2863,6 +2863,8 @@ static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
         return status;
     if ((data_bits(call) & (uintptr_t)(p->alignment - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, less_aligned);
+    if (p->kind == GRAPH && (param_bits(call) & (GRAPH_ALIGNMENT - 1)) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, graph_alignment);
     bind(p, call, slots);
     return graph_run(&p->graphs[0], handle->vendor, slots, workspace != NULL ? workspace + p->scratch : NULL);
 }
