@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Tests and the check on a machine with an NVIDIA GPU and cuDNN; writes the reports into DIR.
 #   ci/cuda.sh DIR        uses the python3 that is active, with its CUDA packages; builds the extension in place
-# The parts run beside one another: most of their time goes to data and references on the host.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: ci/cuda.sh DIR}
@@ -12,20 +11,19 @@ site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 public() { sed -e "s#$site#<site-packages>#g" -e "s#$PWD#<checkout>#g" -e "s#${PYBNORM_LIB_ONEDNN:-\$none}#<libdnnl>#g"; }
 python3 setup.py -q build_ext --inplace >"$out/build.txt" 2>&1 || { cat "$out/build.txt"; exit 1; }
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=cudnn PYBNORM_REQUIRE_DEVICE=cudnn
-names=() children=()
+failed=()
 
-part() { # NAME COMMAND...: in the background, its output to NAME.part
+part() { # NAME COMMAND...: its output to cuda-NAME.txt too
     local name=$1
     shift
-    names+=("$name")
-    "$@" >"$out/$name.part" 2>&1 &
-    children+=($!)
+    printf '\n== %s (%d s)\n' "$name" "$SECONDS"
+    "$@" 2>&1 | { grep -vE '^[.sxX]+ +\[' || true; } | public | tee "$out/cuda-$name.txt" || failed+=("$name")
 }
 
 tests() { python3 -m pytest -p no:cacheprovider -q "$@"; }
 
 full() {
-    local jobs=$(($(nproc) > 8 ? $(nproc) - 6 : 2)) status=0 # the data are made and judged on the host
+    local jobs=$(($(nproc) > 2 ? $(nproc) - 2 : 2)) status=0 # the data are made and judged on the host
     python3 -m pybnorm check --backend cudnn --suite full --jobs "$jobs" --json "$out/full.json" >"$out/full.txt" || status=$?
     tail -n 2 "$out/full.txt"
     public <"$out/full.json" | python3 ci/summarize.py >"$out/cuda-full.json" || status=1
@@ -47,24 +45,11 @@ examples() {
 }
 
 part info python3 -m pybnorm info
-part tests-calls tests tests/unit/test_devices.py tests/backends --ignore=tests/backends/test_alignment.py
-part tests-alignment tests tests/backends/test_alignment.py
-part tests-operations tests tests/operations/test_operations.py
-part tests-other-operations tests tests/operations --ignore=tests/operations/test_operations.py
-part tests-layers tests tests/layer tests/graph tests/bench
-part tests-frameworks tests tests/functional tests/pytorch
+part tests tests tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph tests/functional \
+    tests/pytorch tests/bench
 part smoke env COLUMNS=150 python3 -m pybnorm check
 part full full
 part examples examples
-failed=()
-for i in "${!names[@]}"; do
-    wait "${children[$i]}" || failed+=("${names[$i]}")
-    printf '\n== %s (%d s)\n' "${names[$i]}" "$SECONDS"
-    grep -vE '^[.sxX]+ +\[' "$out/${names[$i]}.part" | public | tee "$out/cuda-${names[$i]}.txt"
-    rm "$out/${names[$i]}.part"
-done
-cat "$out"/cuda-tests-*.txt >"$out/cuda-tests.txt"
-rm "$out"/cuda-tests-*.txt
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1

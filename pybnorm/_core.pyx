@@ -1716,7 +1716,9 @@ cdef class Handle:
         ----------
         x, y : TensorDescriptor or array
             What the tensors of the calls will look like; y like x by default. Of an array the alignment counts too:
-            later addresses must be no less aligned; for descriptors it is 16 bytes.
+            later addresses must be no less aligned; for descriptors it is 16 bytes. Parameters aligned to less than
+            16 bytes: on cuDNN ``"ex"`` and ``"graph"`` refuse them, and what ``"auto"`` chose of these goes through the
+            plain entry point for that call.
         mode : Mode
         algorithm : str
             ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose

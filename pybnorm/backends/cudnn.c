@@ -1671,6 +1671,7 @@ struct pbn_plan {
     size_t reserve;                 /* ex with an activation: bytes that backward is given as forward left them */
     void *activation;               /* and the vendor's descriptor of it */
     int fused;                      /* made for calls with an activation */
+    int any;                        /* chosen by "auto" or "fast" */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t scratch_offsets[13];
     float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
@@ -2285,13 +2286,15 @@ static int64_t common_alignment(const pbn_call *call) {
     return (int64_t)(all & (~all + 1));
 }
 
-/* Plain Ex kernels need 8 bytes (9.19); how wide the fused ones load is not known, and 16 is the widest. The norm
- * graphs take a tensor's declared alignment of 4 bytes, and lose the context on such addresses (9.19, H200). */
-enum { EX_ALIGNMENT = 8, FUSED_ALIGNMENT = 16, GRAPH_ALIGNMENT = 16 };
-static const char ex_alignment[] = "the Ex entry points' channels-last kernels load 8 bytes at a time: tensors must be "
-                                   "8-byte aligned, or the CUDA context would be lost";
-static const char graph_alignment[] = "the norm graphs' kernels load 16 bytes at a time whatever alignment they are told: "
-                                      "tensors and parameters must be 16-byte aligned, or the CUDA context would be lost";
+/* Kernels behind Ex, the fused ones, and the norm graphs load several elements at once, of the data and of parameters,
+ * whatever alignment a graph's tensors are declared with: 4 bytes lost the context (9.19, H200). For Ex without an
+ * activation 8 bytes of the data are known to do; the rest is caution. The plain entry point's kernels, the pointwise
+ * graph's and those of the column view take any element's address. */
+enum { WIDE_ALIGNMENT = 16 };
+static const char ex_alignment[] = "the Ex entry points' channels-last kernels load several elements at once: tensors "
+                                   "and parameters must be 16-byte aligned, or the CUDA context would be lost";
+static const char graph_alignment[] = "the norm graphs' kernels load several elements at once: tensors and parameters "
+                                      "must be 16-byte aligned, or the CUDA context would be lost";
 static const char fused_alignment[] = "tensors and parameters of a fused activation must be 16-byte aligned: cuDNN's "
                                       "kernels would lose the CUDA context";
 
@@ -2316,7 +2319,7 @@ static const char *cannot_fuse(const pbn_call *call) {
         return "cuDNN does not say how its Ex entry points blend behind an activation: alpha must be 1 and beta 0";
     if (call->saved_mean == NULL)
         return "cuDNN's fused kernels write the saved statistics, and its fused backward needs them";
-    if (common_alignment(call) < FUSED_ALIGNMENT)
+    if (common_alignment(call) < WIDE_ALIGNMENT)
         return fused_alignment;
     return NULL;
 }
@@ -2342,7 +2345,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
             api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize == NULL ||
             api.cudnnGetBatchNormalizationBackwardExWorkspaceSize == NULL)
             return "this cuDNN library lacks the Ex entry points";
-        if (alignment < EX_ALIGNMENT)
+        if (alignment < WIDE_ALIGNMENT)
             return ex_alignment;
         return fuses(call) ? cannot_fuse(call) : NULL;
     case GRAPH:
@@ -2360,7 +2363,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return no_blending;
         if (!is_single(call->epsilon))
             return no_small_epsilon;
-        if (kind == GRAPH && alignment < GRAPH_ALIGNMENT)
+        if (kind == GRAPH && alignment < WIDE_ALIGNMENT)
             return graph_alignment;
         if (!all_channels_last(call) && (kind == POINTWISE || !all_channels_first(call)))
             return kind == POINTWISE ? "the pointwise graph takes packed channels-last tensors"
@@ -2718,6 +2721,7 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         cudnn_plan_destroy(p);
         return status;
     }
+    p->any = any;
     *plan = p;
     return PBN_OK;
 }
@@ -2773,7 +2777,7 @@ static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if (p->reserve > call->reserve_size || (p->reserve != 0 && (reserve == NULL || (bits(reserve) & 63) != 0)))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's reserve is missing, too small or not aligned to 64 bytes");
-    if (((data_bits(call) | param_bits(call)) & (FUSED_ALIGNMENT - 1)) != 0)
+    if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, fused_alignment);
     if (backward)
         return api.cudnnBatchNormalizationBackwardEx(
@@ -2803,7 +2807,7 @@ static int run_ex(pbn_handle *handle, const pbn_call *call) {
         (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
         (status = check_alignment(dtype, 1, data_bits(call), param_bits(call))) != PBN_OK)
         return status;
-    if ((data_bits(call) & (EX_ALIGNMENT - 1)) != 0)
+    if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
     if (backward) {
         if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK ||
@@ -2863,7 +2867,7 @@ static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
         return status;
     if ((data_bits(call) & (uintptr_t)(p->alignment - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, less_aligned);
-    if (p->kind == GRAPH && (param_bits(call) & (GRAPH_ALIGNMENT - 1)) != 0)
+    if (p->kind == GRAPH && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, graph_alignment);
     bind(p, call, slots);
     return graph_run(&p->graphs[0], handle->vendor, slots, workspace != NULL ? workspace + p->scratch : NULL);
@@ -2933,6 +2937,7 @@ static int run_split(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
 
 static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
     pbn_call plain;
+    int kind;
     if (handle == NULL || plan == NULL || call == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (plan->workspace > call->workspace_size ||
@@ -2941,7 +2946,15 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     if (fuses(call) != plan->fused)
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     forget_vendor_text();
-    switch (plan->kind) {
+    plain = *call;
+    plain.mode = plan->mode;
+    kind = plan->kind;
+    /* Slices of one buffer of parameters. */
+    if (plan->any && !plan->fused && (kind == EX || kind == GRAPH) && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0) {
+        plain.mode = PBN_SPATIAL;
+        kind = PLAIN;
+    }
+    switch (kind) {
     case EX:
         return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, call);
     case GRAPH:
@@ -2956,8 +2969,6 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     default:
         break;
     }
-    plain = *call;
-    plain.mode = plan->mode;
     switch (call->operation) {
     case PBN_OP_FORWARD_TRAINING:
         return cudnn_forward_training(handle, &plain);

@@ -366,6 +366,7 @@ def test_the_frameworks_current_stream_is_followed(frame):
     assert np.allclose(arrays.got(y), arrays.right(), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")  # of CuPy 14
 def test_a_handle_given_keeps_its_stream(frame):
     arrays, package = Set(gpu(frame)), frame.package
     stream = package.cuda.Stream()

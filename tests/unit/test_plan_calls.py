@@ -391,21 +391,45 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
     )
     for unbuilt, offset, kind, algorithm, candidates, named, fused, ran in answer:
         where = (unbuilt, offset, kind)
-        if offset >= 8:
-            assert algorithm == "ex" if dtype == "f16" or unbuilt or offset == 8 else algorithm in ("ex", "graph"), (
-                where
-            )
+        if offset == 16:
+            assert algorithm == "ex" if dtype == "f16" or unbuilt else algorithm in ("ex", "graph"), where
             assert "ex" in candidates, where
             assert "error" not in named, where
         else:
             assert algorithm == "spatial", where
             assert not {"ex", "graph"} & set(candidates), where
-            assert (named["error"], "8-byte aligned" in named["text"]) == ("UnsupportedError", True), where
+            assert (named["error"], "16-byte aligned" in named["text"]) == ("UnsupportedError", True), where
         assert ("error" in fused) == (offset < 16), (where, fused)
         assert offset == 16 or "-byte aligned" in fused["text"], where
         if kind == "training":
             assert ran[-1:] == {"ex": ["forward"], "graph": ["execute"], "spatial": ["plain"]}[algorithm], where
             assert len([word for word in ran if word != "bound"]) >= 2, where
+
+
+def test_less_aligned_parameters_go_to_the_plain_entry_point_or_are_refused(play: Any) -> None:
+    answer = play(
+        """
+        answer = []
+        with pybnorm.Handle("cudnn") as handle:
+            for dtype, algorithm, offset in itertools.product(("f16", "f32"), ("auto", "ex", "graph"), (0, 4, 8)):
+                x, y = (data(a, dtype=dtype) for a in (0x10000, 0x20000))
+                plan = handle.plan_forward_training(x, y, algorithm=algorithm)
+                taken()
+                seen = attempt(lambda: plan(**FORWARD | {"x": x, "y": y, "bias": FORWARD["bias"] + offset}))
+                answer.append([plan.algorithm, algorithm, offset, seen, [line.split()[0] for line in taken()]])
+        report(answer)
+        """
+    )
+    assert {"ex", "graph"} <= {plan for plan, *_ in answer}
+    for plan, algorithm, offset, seen, lines in answer:
+        where = (plan, algorithm, offset)
+        if offset == 0:
+            assert lines[-1:] == [{"ex": "forward", "graph": "execute"}[plan]], where
+        elif algorithm == "auto":
+            assert lines[-1:] == ["plain"], where
+        else:
+            assert (seen["error"], "16-byte aligned" in seen["text"]) == ("UnsupportedError", True), where
+            assert not {"forward", "execute", "plain"} & set(lines), where
 
 
 @pytest.mark.parametrize("rows", [65534, 65535, 65536, 70000, 131068, 140001])
