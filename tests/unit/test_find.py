@@ -425,7 +425,10 @@ def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path: Path, monkey
     with pytest.raises(errors.LibraryNotFoundError) as caught:
         find(spec, Opener())
     assert ("distribution foo-gpu", "libfoo.so.9", "not installed") in caught.value.attempts
-    assert ("distribution foo-cpu", str(library), "no such file") in caught.value.attempts
+    # importlib.metadata lists files that are gone; from Python 3.12 on, and once importlib_metadata is loaded, it does not
+    gone = ("distribution foo-cpu", str(library), "no such file")
+    unlisted = ("distribution foo-cpu", "libfoo.so.9", "not in its list of files")
+    assert len({gone, unlisted} & set(caught.value.attempts)) == 1
     library.write_text("")
     opener = Opener({str(library): 1})
     assert find(spec, opener)[:2] == (1, "distribution foo-cpu")
