@@ -425,7 +425,7 @@ def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path: Path, monkey
     with pytest.raises(errors.LibraryNotFoundError) as caught:
         find(spec, Opener())
     assert ("distribution foo-gpu", "libfoo.so.9", "not installed") in caught.value.attempts
-    # importlib.metadata lists files that are gone; from Python 3.12 on, and once importlib_metadata is loaded, it does not
+    # importlib.metadata lists files that are gone; not from Python 3.12 on, and not once importlib_metadata is loaded.
     gone = ("distribution foo-cpu", str(library), "no such file")
     unlisted = ("distribution foo-cpu", "libfoo.so.9", "not in its list of files")
     assert len({gone, unlisted} & set(caught.value.attempts)) == 1
