@@ -96,11 +96,8 @@ def _batch_norm(
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-try:
-    # A graph that torch.compile traces calls it as it is. PyTorch 1 has no compiler.
-    _opaque = torch.compiler.disable(_batch_norm) if torch.compiler.is_compiling is not None else None
-except Exception:
-    _opaque = None
+# A graph that torch.compile traces calls it as it is. PyTorch 1 has no compiler.
+_opaque = torch.compiler.disable(_batch_norm) if hasattr(getattr(torch, "compiler", None), "is_compiling") else None
 
 
 def _computed(

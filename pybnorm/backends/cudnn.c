@@ -2286,10 +2286,10 @@ static int64_t common_alignment(const pbn_call *call) {
     return (int64_t)(all & (~all + 1));
 }
 
-/* Kernels behind Ex, the fused ones, and the norm graphs load several elements at once, of the data and of parameters,
- * whatever alignment a graph's tensors are declared with: 4 bytes lost the context (9.19, H200). For Ex without an
- * activation 8 bytes of the data are known to do; the rest is caution. The plain entry point's kernels, the pointwise
- * graph's and those of the column view take any element's address. */
+/* The norm graphs' kernels load several elements at once whatever alignment their tensors are declared with: data at
+ * 4 bytes lost the context (9.19, H200). Ex without an activation is known to do with 8 bytes of the data; what its
+ * kernels, and the fused ones, want of parameters is not known, so 16 is caution. The plain entry point's kernels, the
+ * pointwise graph's and those of the column view take any element's address (the same). */
 enum { WIDE_ALIGNMENT = 16 };
 static const char ex_alignment[] = "the Ex entry points' channels-last kernels load several elements at once: tensors "
                                    "and parameters must be 16-byte aligned, or the CUDA context would be lost";

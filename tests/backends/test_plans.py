@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from c_table import FILL, table_of
 from place import device_of
 
 import pybnorm
@@ -103,39 +104,12 @@ def test_what_auto_takes_on_cudnn(handle):
 # ---------------------------------------------------------------- DLPack's exchange in C
 
 
-class View(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-VIEW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(View))
-
-
-class Table(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_uint32 * 2),
-        ("previous", ctypes.c_void_p),
-        ("managed", ctypes.c_void_p * 3),
-        ("view", VIEW),
-        ("stream", ctypes.c_void_p),
-    ]
-
-
+@FILL
 def fill_view(array, out):
     array.views += 1
     buffer, view = array.buffer, out[0]
     view.data, view.byte_offset = buffer.pointer - 64, 64
-    view.device_type, view.device_id = buffer.device_type, array.device_id
+    view.device[:] = buffer.device_type, array.device_id
     view.ndim, view.code, view.bits, view.lanes = len(array.shape), *array.dtype, 1
     array.kept = (ctypes.c_int64 * 8)(*array.shape), (ctypes.c_int64 * 8)(*array.steps)
     view.shape = array.kept[0]
@@ -143,18 +117,11 @@ def fill_view(array, out):
     return 0
 
 
-def capsule(version):
-    table = Table((version, 3), None, (None, None, None), VIEW(fill_view), None)
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return table, new(ctypes.addressof(table), b"dlpack_exchange_api", None)
-
-
 def exchanging(module="torch", version=1):
     """A type of arrays with the C table, and with no other protocol."""
 
     class Array:
-        table, __dlpack_c_exchange_api__ = capsule(version)
+        table, __dlpack_c_exchange_api__ = table_of(fill_view, version=version)
 
         def __init__(self, buffer, shape=None, steps=None, dtype=(2, 32), device_id=0):
             self.buffer, self.views, self.has_strides = buffer, 0, steps is not None or len(buffer.dims) > 1

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-FUNCTIONAL = Path(__file__).resolve().parents[1] / "functional"
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(child, doubles):
@@ -25,7 +25,7 @@ def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(ch
         report([seen, closed["error"]])
         """,
         {"PYBNORM_LIB_CUDNN": library},
-        folder=str(FUNCTIONAL),
+        folder=str(TESTS),
         library=str(library),
     )
     assert found[0] == [

@@ -48,17 +48,23 @@ def current(device_type, device_id, out):
     return 0
 
 
-TABLE = Table((1, 3), None, (None, None, None), fill_view, current)
 new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-
-
 NAME = b"dlpack_exchange_api"  # a capsule keeps the pointer only
 
 
+def table_of(fill, stream=None, version=1):
+    """A table, which has to outlive its capsule, and the capsule."""
+    table = Table((version, 3), None, (None, None, None), fill, STREAM() if stream is None else stream)
+    return table, new_capsule(ctypes.addressof(table), NAME, None)
+
+
+TABLE, CAPSULE = table_of(fill_view, current)
+
+
 class Exchanging:
-    __dlpack_c_exchange_api__ = new_capsule(ctypes.addressof(TABLE), NAME, None)
+    __dlpack_c_exchange_api__ = CAPSULE
 
     def __init__(self, shape=(2, 3), steps=(3, 1), dtype=(2, 32, 1), device=(1, 0), address=4096):
         self.shape, self.steps, self.dtype, self.device, self.address = shape, steps, dtype, device, address
