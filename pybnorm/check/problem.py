@@ -19,7 +19,6 @@ import importlib.resources
 import itertools
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -51,7 +50,6 @@ LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
 FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special")
 """How the data are made; `pybnorm.check.data` says what each is for."""
 
-_NUMBERED = ("graph", "pointwise", "columns")  # algorithms with plans to choose from
 _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
 _COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "repeats", "streams", "seed")
@@ -206,7 +204,8 @@ class Problem:
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
         for name in _RANGES:
             _in_range(getattr(self, name), name)
-        self._check_algorithm()
+        if self.algorithm:  # what no backend has; one refuses another's as it refuses what it does not support
+            _arguments.algorithm(self.algorithm, *_algorithms())
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         self._check_operation()
@@ -220,14 +219,6 @@ class Problem:
         if value and not default:
             raise ArgumentError("magnitude", value, f"magnitude with fill=range/constant only (fill={self.fill})")
         put("magnitude", value)
-
-    def _check_algorithm(self) -> None:
-        """Refuse what no backend has, for a backend refuses another's as it refuses what it does not support."""
-        name, colon, number = self.algorithm.partition(":")
-        known = name in _algorithms() if self.algorithm else True
-        if not known or (colon and (name not in _NUMBERED or not re.fullmatch("[0-9]", number))):
-            words = _choice(f"{word}[:0-9]" if word in _NUMBERED else word for word in _algorithms())
-            raise ArgumentError("algorithm", self.algorithm, words)
 
     def _check_operation(self) -> None:
         allowed = OPTIONS[self.operation]
@@ -364,9 +355,10 @@ _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Problem)}
 
 
 @functools.cache
-def _algorithms() -> tuple[str, ...]:
-    """Names that a plan takes on any backend."""
-    return tuple(dict.fromkeys(name for backend in _core.backends() for name in _core.algorithms(backend)))
+def _algorithms() -> tuple[tuple[str, ...], ...]:
+    """Names that a plan takes on any backend, and those of them that take a number."""
+    listings = (_core.algorithms, _core.numbered_algorithms)
+    return tuple(tuple(dict.fromkeys(name for b in _core.backends() for name in listed(b))) for listed in listings)
 
 
 def _choice(words: Iterable[str]) -> str:
