@@ -48,7 +48,7 @@ def test_every_algorithm_is_within_the_bound_or_refuses(handle, problem):
     except pybnorm.UnsupportedError:
         plain = None  # what may be refused is in test_calls
     plans = [
-        a for a in ("graph:1", "pointwise:1", "columns:1") if a.split(":")[0] in pybnorm.algorithms(handle.backend)
+        a for a in ("graph:1", "pointwise:1", "columns:1", "rows:1") if a.split(":")[0] in pybnorm.algorithms(handle.backend)
     ]
     for algorithm in (*pybnorm.algorithms(handle.backend), *plans):
         try:
@@ -82,6 +82,9 @@ def test_what_auto_takes_on_cudnn(handle):
         "infer,bf16,nhwc,256x64x28x28": "pointwise:2",
         "infer,f64,nhwc,8x64x28x28": "spatial",
         "infer,f32,nchw,64x256x56x56": "columns:1",
+        "infer,f32,nchw,64x64x112x112": "rows:1",
+        "infer,bf16,nchw,2x32x64x128x128": "rows:1",
+        "infer,f16,nchw,64x64x91x91": "columns:1",
         "train,f16,nchw,256x256x56x56": "columns:1",
         "backward,f32,nchw,64x64x112x112": "columns:1",
         "train,f32,nchw,256x256x56x56": "spatial",
@@ -359,13 +362,13 @@ def test_auto_runs_on_arrays_of_any_alignment(handle, dtype, element, tmp_path):
     assert "all ran" in run.stdout
 
 
-@pytest.mark.parametrize("algorithm", ["graph", "pointwise", "columns", "ex"])
+@pytest.mark.parametrize("algorithm", ["graph", "pointwise", "columns", "rows", "ex"])
 def test_addresses_less_aligned_than_planned_are_refused(handle, algorithm):
     if handle.backend != "cudnn":
         pytest.skip(f"{handle.backend}: any element's address will do")
     device = device_of(handle)
     dims = (4, 64, 4, 4)
-    strides = (1024, 16, 4, 1) if algorithm == "columns" else (1024, 1, 256, 64)
+    strides = (1024, 16, 4, 1) if algorithm in ("columns", "rows") else (1024, 1, 256, 64)
     buffers = [device.from_numpy(np.ones(n, np.float32)) for n in (5000, 5000, *[64] * 6, 1 << 20)]
     data, vectors, space = ([b.pointer for b in part] for part in (buffers[:2], buffers[2:8], buffers[8:]))
     with pybnorm.TensorDescriptor("cudnn", DataType.FLOAT32, dims, strides) as x:

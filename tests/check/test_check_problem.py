@@ -13,7 +13,7 @@ from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, r
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-NUMBERED = "graph, pointwise, columns also with :0 to :9 behind"
+NUMBERED = "graph, pointwise, columns, rows also with :0 to :9 behind"
 
 EXAMPLE = (
     "train,spatial,f32,nchw,8x64x32x32,fill=randn,kappa=3,alpha=2,beta=0.5,running=0,saved=0,factor=0.1,eps=0.001,"
@@ -192,7 +192,7 @@ def test_every_algorithm_of_a_backend_has_a_line():
     for name in {name for backend in pybnorm.backends() for name in pybnorm.algorithms(backend)}:
         line = f"train,spatial,f32,nchw,2x3,algorithm={name}"
         assert str(Problem.parse(line)) == line
-    for name in ("graph:0", "pointwise:3", "columns:9"):
+    for name in ("graph:0", "pointwise:3", "columns:9", "rows:2"):
         assert Problem.parse(f"train,spatial,f32,nchw,2x3,algorithm={name}").algorithm == name
 
 

@@ -107,7 +107,7 @@ REFUSALS = [  # (arguments of both plans, what the text says)
     ("x=last((2, 8, 3, 5)), activation='relu', **beta", "alpha must be 1 and beta 0"),
     *[
         (f"x=last((2, 8, 3, 5)), activation='relu', algorithm='{a}'", "only the Ex entry points")
-        for a in ("plain", "spatial", "persistent", "graph", "graph:1", "split", "columns", "dense")
+        for a in ("plain", "spatial", "persistent", "graph", "graph:1", "split", "columns", "rows", "dense")
     ],
 ]
 

@@ -486,7 +486,7 @@ def test_names_are_checked_before_cudnn(play: Any) -> None:
                     lambda: handle.backward(data(0x10000), data(0x20000), dx=data(0x30000), algorithm=bad, **some),
                     lambda: handle.workspace_size("backward", x, algorithm=bad),
                 )]
-            for good in ("graph:9", "pointwise:0", "columns:3"):
+            for good in ("graph:9", "pointwise:0", "columns:3", "rows:1"):
                 assert attempt(lambda: handle.plan_forward_training(x, algorithm=good)).get("error") != "ArgumentError"
         numbered = [pybnorm._core.numbered_algorithms(backend) for backend in pybnorm.backends()]
         report([told, taken(), [numbered, [pybnorm.algorithms(b) for b in pybnorm.backends()]]])
@@ -498,13 +498,13 @@ def test_names_are_checked_before_cudnn(play: Any) -> None:
         assert result["error"] == "ArgumentError", result
         assert result["text"].startswith("algorithm: got "), result
         assert "auto | fast | plain" in result["text"]
-        assert "graph, pointwise, columns also with :0 to :9" in result["text"]
+        assert "graph, pointwise, columns, rows also with :0 to :9" in result["text"]
     for result in told[60:]:
         assert result["error"] == "ArgumentTypeError", result
         assert result["text"].startswith("algorithm: got "), result
     for marked, names in zip(*numbered, strict=True):
         assert set(marked) <= set(names)
-    assert ["graph", "pointwise", "columns"] in numbered[0]
+    assert ["graph", "pointwise", "columns", "rows"] in numbered[0]
 
 
 def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
