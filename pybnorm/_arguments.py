@@ -110,8 +110,10 @@ class Region(NamedTuple):
     @property
     def end(self) -> int:
         """One past the last byte."""
-        last = sum((d - 1) * s for d, s in zip(self.dims, self.byte_strides, strict=True))
-        return self.pointer + last + self.itemsize
+        end = self.pointer + self.itemsize
+        for d, s in zip(self.dims, self.byte_strides, strict=True):
+            end += (d - 1) * s
+        return end
 
 
 # ---------------------------------------------------------------- scalars and words
@@ -348,7 +350,7 @@ def strides(value: object, shape: tuple[int, ...], argument: str = "strides") ->
         if not 1 <= s <= INT32_MAX:
             raise ArgumentError(argument, _named("strides", argument, steps), f"strides from 1 to {INT32_MAX}")
     reach = 0
-    for s, d in sorted((s, d) for s, d in zip(steps, shape, strict=True) if d > 1):
+    for s, d in sorted([(s, d) for s, d in zip(steps, shape, strict=True) if d > 1]):
         if s <= reach:
             raise ArgumentError(
                 argument,
@@ -369,9 +371,9 @@ def _integers(value: object, argument: str) -> tuple[int, ...]:
         raise ArgumentTypeError(argument, value, "a sequence of integers")
     try:
         items: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
-        if any(isinstance(v, bool) for v in items):
+        if bool in map(type, items):  # which has no subclasses
             raise TypeError
-        return tuple(operator.index(v) for v in items)
+        return tuple(map(operator.index, items))
     except TypeError:
         raise ArgumentTypeError(argument, value, "a sequence of integers") from None
 
@@ -470,7 +472,7 @@ def parameter_dims(
     argument: str, shape: tuple[int, ...], steps: tuple[int, ...] | None, derived: tuple[int, ...]
 ) -> None:
     """A parameter array: the derived shape, or the same without (some of) its axes of length 1; contiguous."""
-    if [d for d in shape if d != 1] != [d for d in derived if d != 1]:
+    if shape != derived and [d for d in shape if d != 1] != [d for d in derived if d != 1]:
         raise ArgumentError(argument, f"shape {shape}", f"shape {derived}, axes of length 1 may be left out")
     if steps is not None and not is_packed_vector(shape, steps):
         raise ArgumentError(argument, f"strides {steps}", "a contiguous array")
@@ -493,15 +495,16 @@ def disjoint(outputs: list[Region], inputs: list[Region]) -> None:
     Interleaved views of one buffer with equal strides (two channel slices) are told apart exactly; other views
     whose byte ranges overlap are refused.
     """
-    for r in (*outputs, *inputs):
-        if r.pointer % r.itemsize:
-            raise ArgumentError(r.name, f"address {r.pointer:#x}", f"an address aligned to {r.itemsize} bytes")
-        if r.end > POINTER_MAX:
-            raise ArgumentError(r.name, f"address {r.pointer:#x}", "memory that ends below 2**64")
-    regions = sorted(
-        [(r.pointer, r.end, True, r) for r in outputs] + [(r.pointer, r.end, False, r) for r in inputs],
-        key=operator.itemgetter(0),
-    )
+    regions: list[tuple[int, int, bool, Region]] = []
+    for group, written in ((outputs, True), (inputs, False)):
+        for r in group:
+            pointer, end = r.pointer, r.end
+            if pointer % r.itemsize:
+                raise ArgumentError(r.name, f"address {pointer:#x}", f"an address aligned to {r.itemsize} bytes")
+            if end > POINTER_MAX:
+                raise ArgumentError(r.name, f"address {pointer:#x}", "memory that ends below 2**64")
+            regions.append((pointer, end, written, r))
+    regions.sort(key=operator.itemgetter(0))
     for i, (_, end, is_output, region) in enumerate(regions):
         for start, _, other_is_output, other in regions[i + 1 :]:
             if start >= end:
