@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Tests and the check on a machine with an NVIDIA GPU and cuDNN; writes the reports into DIR.
-#   ci/cuda.sh DIR        uses the python3 that is active, with its CUDA packages; builds the extension in place
+#   ci/cuda.sh DIR             uses the python3 that is active, with its CUDA packages; builds the extension in place
+#   ci/cuda.sh DIR PART...     those parts only, in this order: info, plans, tests, smoke, full, examples; and what is not
+#                              run by itself: compare (against oneDNN), bench, soak (a million calls), sanitize
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?usage: ci/cuda.sh DIR}
+out=${1:?usage: ci/cuda.sh DIR [PART...]}
+shift
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(info plans tests smoke full examples)
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -20,7 +25,24 @@ part() { # NAME COMMAND...: its output to cuda-NAME.txt too
     "$@" 2>&1 | { grep -vE '^[.sxX]+ +\[' || true; } | public | tee "$out/cuda-$name.txt" || failed+=("$name")
 }
 
-tests() { python3 -m pytest -p no:cacheprovider -q "$@"; }
+check() { env COLUMNS=150 python3 -m pybnorm check "$@"; }
+
+# The other libraries' cases of the same tests are the CPU's and ROCm's to run.
+tests() { python3 -m pytest -p no:cacheprovider -q -k 'not onednn and not [miopen and not -miopen' "$@"; }
+
+# Where cuDNN compiles kernels all the time, processes beside one another are faster; elsewhere slower.
+plan_tests=(tests/backends/test_plans.py tests/backends/test_alignment.py tests/backends/test_tuning.py tests/backends/test_fused.py)
+
+plans() {
+    local workers=()
+    if python3 -c 'import xdist' 2>/dev/null; then workers=(-n 6 -p no:benchmark); fi
+    tests "${workers[@]}" "${plan_tests[@]}"
+}
+
+others() {
+    tests "${plan_tests[@]/#/--ignore=}" tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph \
+        tests/functional tests/pytorch tests/bench
+}
 
 full() {
     local jobs=$(($(nproc) > 2 ? $(nproc) - 2 : 2)) status=0 # the data are made and judged on the host
@@ -28,6 +50,37 @@ full() {
     tail -n 2 "$out/full.txt"
     public <"$out/full.json" | python3 ci/summarize.py >"$out/cuda-full.json" || status=1
     rm -f "$out/full.json" "$out/full.txt"
+    return "$status"
+}
+
+compare() {
+    local folder status=0
+    folder=$(mktemp -d)
+    for backend in cudnn onednn; do
+        check --backend "$backend" --suite smoke --save "$folder/run-$backend" >"$folder/text" || status=$?
+        tail -n 2 "$folder/text"
+    done
+    (cd "$folder" && python3 -m pybnorm compare run-cudnn run-onednn) || status=$?
+    tar -C "$folder" -czf "$out/runs.tar.gz" run-cudnn run-onednn
+    rm -rf "$folder"
+    return "$status"
+}
+
+bench() {
+    python3 -m pybnorm bench device --json "$out/bench.json" --plot "$out/bench.svg" || return
+    public <"$out/bench.json" >"$out/cuda-bench.json"
+    rm "$out/bench.json"
+    mv "$out/bench.svg" "$out/cuda-bench.svg"
+}
+
+# Every algorithm, on data small enough for the tools.
+sanitize() {
+    local status=0
+    for tool in memcheck initcheck racecheck; do
+        echo "-- $tool"
+        compute-sanitizer --tool "$tool" --target-processes all --print-limit 5 --error-exitcode 9 \
+            python3 -m pybnorm check --backend cudnn --suite smoke --jobs 4 --timeout 600 | tail -n 4 || status=$?
+    done
     return "$status"
 }
 
@@ -44,12 +97,16 @@ examples() {
     return "$failed"
 }
 
-part info python3 -m pybnorm info
-part tests tests tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph tests/functional \
-    tests/pytorch tests/bench
-part smoke env COLUMNS=150 python3 -m pybnorm check
-part full full
-part examples examples
+for name in "${parts[@]}"; do
+    case $name in
+    info) part info python3 -m pybnorm info ;;
+    tests) part tests others ;;
+    smoke) part smoke check ;;
+    soak) part soak python3 ci/cuda-soak.py ;;
+    plans | full | examples | compare | bench | sanitize) part "$name" "$name" ;;
+    *) echo "no part is called $name"; exit 2 ;;
+    esac
+done
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1
