@@ -1892,18 +1892,20 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
  *
  * The column view is (N, C*S), S positions in an image, each column of one channel; the row view is (N*C*P, S/P), each
  * row of one channel, in P pieces where there are few. A line is a column of the one or a row of the other.
- * Forward training: per line the sums of d and d^2, d = x less the line's first value (so that nothing cancels); their
- * means and variances merge over the lines of a channel, by a batch norm of the plain entry point over the small maps,
- * whose saved mean is the average and whose running variance that of the means; then y = (x - mean) * g + bias with
- * the three vectors expanded to lines.
+ * Forward training: per line the sums of d and d^2, d = x less the line's first value (so that nothing cancels, unless
+ * that value is hundreds of deviations away, which a long row feels more than a column of N values); their means and
+ * variances merge over the lines of a channel, by a batch norm of the plain entry point over the small maps, whose saved
+ * mean is the average and whose running variance that of the means; then y = (x - mean) * g + bias with the three
+ * vectors expanded to lines.
  * Backward: per line the sums of dy * (x - mean) and of dy, merged in the same way, then
  * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward.
  * Only the row view has one kernel for two 16-bit sums as fast as one sum (161 us against 2 * 165 for 256x256x56x56),
- * short vectors in place of those of C * S numbers, and no limit to the size of an image; only the column view serves rows
+ * short vectors in place of those of C * S numbers, and room for images of any size; only the column view serves rows
  * that are no whole number of 16 bytes well (H200, 9.19). */
 
-/* More columns are more blocks of 32 than a launch takes; with more rows nothing was tried (H200, 9.19). */
-enum { LINES_MOST = 65535 * 32, ROWS_MOST = 1 << 19, ROWS_WANTED = 1 << 12, ROW_LEAST = 512 };
+/* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
+ * was tried, and with fewer than ROWS_ENOUGH auto does not try (H200, 9.19). */
+enum { LINES_MOST = 65535 * 32, ROWS_MOST = 1 << 19, ROWS_WANTED = 1 << 12, ROWS_ENOUGH = 1 << 10, ROW_LEAST = 512 };
 
 /* A block of a kernel takes several whole rows, so where they are few and long each is cut into pieces: a power of two
  * of them, of whole numbers of 16 bytes. */
@@ -1925,7 +1927,7 @@ enum {
     LINE_MEAN,       /* the expanded mean, for backward */
     CHANNEL_AVERAGE, /* 2 C: saved mean of the small batch norm */
     CHANNEL_AVERAGE_2,
-    CHANNEL_INVERSE, /* 2 C: its saved inverse deviation, not used */
+    CHANNEL_INVERSE, /* 2 C: its saved inverse deviation, not used; then the channel's own where none is saved */
     CHANNEL_ZERO,    /* 8 C zeros: its scale and bias, running mean and running variance */
     CHANNEL_A,       /* 3 C: what is expanded to lines */
     CHANNEL_B,
@@ -2449,9 +2451,10 @@ static const char *unavailable(int kind, const pbn_call *call) {
         if (kind == ROWS && (size / pieces > LINES_MOST || call->x_desc->dims[0] > PLAIN_ROWS ||
                              call->x_desc->dims[0] * call->x_desc->dims[1] > ROWS_MOST))
             return "the row view is for up to 65535 images, 524288 rows N * C and 65535 * 32 values in each";
-        if (kind == ROWS && call->x_desc->dims[0] * pieces < 2)
+        if (kind == ROWS && call->operation != PBN_OP_FORWARD_INFERENCE && call->x_desc->dims[0] * pieces < 2)
             return "with one row for each channel there is nothing to merge";
-        if (api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL)
+        if (api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL ||
+            (kind == ROWS && axpby_function(call->x_desc->dtype) == NULL))
             return no_axpby;
         return NULL;
     case DENSE:
@@ -2608,7 +2611,7 @@ static void cudnn_plan_destroy(pbn_plan *plan) {
 typedef struct rule {
     int operation;
     uint32_t dtypes;
-    int layout; /* pbn_layout that all tensors have, ANY_LAYOUT, SLOW_VIEW, or WHOLE_ROWS: FIRST, S of whole 16 bytes */
+    int layout; /* pbn_layout of all tensors, ANY_LAYOUT, SLOW_VIEW, or WHOLE_ROWS: FIRST, S of 16 bytes, rows enough */
     int saved;  /* 1: with saved statistics only */
     int fast;   /* 1: for "fast" only */
     int64_t rows_from, channels_from, channels_to, size_from; /* N, C, positions of a channel in one image */
@@ -2623,7 +2626,7 @@ static const char persistent_why[] =
     "up to 7 times faster than spatial, but sums in fixed point: the absolute error of a gradient is about 2e-6 for "
     "800000 values, and values below 1e-5 or above 1e10 lose their digits";
 static const char rows_why[] =
-    "exact to rounding over any range and 1.1 to 1.3 times faster than columns or persistent, but its sums are added in "
+    "up to 1.2 times faster than columns or persistent, without the latter's limits of range; but its sums are added in "
     "another order every time, so that the last digits differ from call to call";
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
@@ -2661,7 +2664,7 @@ static const rule rules[] = {
     {PBN_OP_BACKWARD, HALVES, WHOLE_ROWS, 1, 1, 0, 0, MOST, 8192, 64, MOST, "rows:1", rows_why},
     {PBN_OP_BACKWARD, HALVES, FIRST, 1, 1, 0, 0, MOST, 0, 0, MOST, "persistent", persistent_why},
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, WHOLE_ROWS, 0, 0, 0, 0, MOST, 8192, 32, MOST, "rows:1",
-     "72 to 91 % of the copy ceiling on images of any size, where the plain entry point reaches 14 to 73 %"},
+     "72 to 91 % of the copy ceiling on images of millions of values, where the plain entry point reaches 14 to 73 %"},
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, FIRST, 0, 0, 0, 0, MOST, 0, 32, MOST, "columns:1",
      "68 to 79 % of the copy ceiling, where the plain entry point reaches 8 to 72 %"},
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, FIRST, 0, 0, 0, 0, 96, 4096, 64, MOST, "columns:1",
@@ -2695,7 +2698,8 @@ static int fits(const rule *r, const pbn_call *call, int fast) {
         return 0;
     if ((r->layout == FIRST || r->layout == WHOLE_ROWS) && !all_channels_first(call))
         return 0;
-    if (r->layout == WHOLE_ROWS && size * element % 16 != 0)
+    if (r->layout == WHOLE_ROWS &&
+        (size * element % 16 != 0 || x->dims[0] * x->dims[1] * row_pieces(x) < ROWS_ENOUGH))
         return 0;
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
@@ -2974,7 +2978,7 @@ static int run_average(pbn_handle *handle, const pbn_tensor *map, const pbn_tens
 }
 
 /* Averages of LINE_2 and LINE_3 to CHANNEL_AVERAGE and CHANNEL_AVERAGE_2; in forward also the variance of the former,
- * to CHANNEL_BETWEEN, the end of the zeros' eight vectors of C but two. */
+ * to CHANNEL_BETWEEN, the seventh of the zeros' eight vectors of C. */
 static int run_merge(pbn_handle *handle, const pbn_plan *p, void *const *slots, int variance) {
     const float zero = 0;
     const size_t vector = (size_t)p->one.dims[1] * sizeof(float);

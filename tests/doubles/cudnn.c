@@ -1,5 +1,6 @@
 /* A libcudnn that answers what loading asks. DOUBLE_VERSION: cudnnGetVersion()'s number.
- * DOUBLE_RECORDS: it also has descriptors and batch-norm calls, see cudnn_records.h. */
+ * DOUBLE_RECORDS: it also has descriptors and batch-norm calls, see cudnn_records.h; DOUBLE_COMPUTES: and they compute,
+ * see cudnn_computes.h. */
 #define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
@@ -12,6 +13,9 @@ const char *cudnnGetErrorString(int status) { return status == 0 ? "CUDNN_STATUS
 
 #ifdef DOUBLE_RECORDS
 #include "cudnn_records.h"
+#endif
+#ifdef DOUBLE_COMPUTES
+#include "cudnn_computes.h"
 #endif
 #ifdef DOUBLE_STREAMS /* handles that remember their stream, and how often it was set */
 static void *the_stream;

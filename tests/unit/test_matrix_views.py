@@ -1,0 +1,195 @@
+"""cuDNN's column and row views, on a double that computes on the host within the limits of cuDNN's own graphs."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+    import ctypes, gc
+    import numpy as np
+    import pybnorm
+
+    pybnorm.load("cudnn", values["file"])
+    library = ctypes.CDLL(values["file"])
+    live = ctypes.c_int.in_dll(library, "double_live")
+    generator = np.random.default_rng(7)
+    GUARD = 4096
+    shape, algorithm, saved, running = values["shape"], values["algorithm"], values["saved"], values["running"]
+    axes, count = (0, *range(2, len(shape))), np.prod(shape) // shape[1]
+
+    def memory(shape, fill=np.nan, dtype=np.float32):
+        "Aligned to 64 bytes; bytes of 0xa5 around it."
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.full(size + 2 * GUARD + 64, 0xa5, np.uint8)
+        start = GUARD + -(raw.ctypes.data + GUARD) % 64
+        array = raw[start : start + size].view(dtype).reshape(shape)
+        array[...] = fill
+        kept.append((raw, start, size))
+        return array
+
+    def vector(fill=np.nan):
+        return memory((shape[1],), fill)
+
+    def far(got, want, scale=1.0):
+        return float(np.max(np.abs(got.astype("f8") - want) / (scale + np.abs(want))))
+
+    kept, worst = [], {}
+    wide = tuple(shape[i] if i == 1 else 1 for i in range(len(shape)))
+    x = memory(shape, generator.standard_normal(shape) + 5)
+    dy = memory(shape, generator.standard_normal(shape))
+    scale, bias = (vector(generator.standard_normal(shape[1])) for _ in range(2))
+    mean, variance = x.mean(axes, dtype="f8"), x.var(axes, dtype="f8")
+    inverse = 1 / np.sqrt(variance + 1e-3)
+    normal = (x.astype("f8") - mean.reshape(wide)) * inverse.reshape(wide)
+    with pybnorm.Handle("cudnn") as handle:
+        with pybnorm.TensorDescriptor("cudnn", "f32", shape) as desc:
+            def call(plan, *arrays):
+                "With a workspace of NaN of exactly the size that the plan says."
+                space = memory((plan.workspace_size,), 0xff, np.uint8)
+                addresses = [None if a is None else a.ctypes.data for a in arrays]
+                for again in range(2):  # the second with what the first left
+                    plan(*addresses, (space.ctypes.data, space.nbytes))
+                return plan.algorithm
+
+            y, means, inverses = memory(shape), vector(), vector()
+            olds = [vector(generator.random(shape[1])) for _ in range(2)]
+            before = [old.astype("f8") for old in olds]
+            plan = handle.plan_forward_training(
+                desc, algorithm=algorithm, epsilon=1e-3, exponential_average_factor=0.25, saved=saved, running=running)
+            stated = *(olds if running else (None, None)), *((means, inverses) if saved else (None, None))
+            call(plan, x, scale, bias, y, *stated)
+            worst["y"] = far(y, normal * scale.reshape(wide) + bias.reshape(wide))
+            if saved:
+                worst |= {"saved_mean": far(means, mean), "saved_inv_variance": far(inverses, inverse)}
+            if running:
+                unbiased = variance * count / (count - 1)
+                for name, old, was, new in zip(("mean", "variance"), olds, before, (mean, unbiased)):
+                    worst["running_" + name] = far(old, 0.75 * (0.75 * was + 0.25 * new) + 0.25 * new)
+
+            y, stated = memory(shape), [vector(v) for v in (mean, variance)]
+            plan = handle.plan_forward_inference(desc, algorithm=algorithm, epsilon=1e-3)
+            call(plan, x, scale, bias, *stated, y)
+            worst["inference"] = far(y, normal * scale.reshape(wide) + bias.reshape(wide))
+
+            dx, dscale, dbias = memory(shape), vector(), vector()
+            plan = handle.plan_backward(desc, algorithm=algorithm, epsilon=1e-3)
+            call(plan, x, dy, scale, dx, dscale, dbias, vector(mean), vector(inverse))
+            dbiases, dscales = dy.sum(axes, dtype="f8"), (dy * normal).sum(axes)
+            want = dy - (dbiases.reshape(wide) + normal * dscales.reshape(wide)) / count
+            worst |= {"dbias": far(dbias, dbiases), "dscale": far(dscale, dscales)}
+            worst["dx"] = far(dx, want * (scale * inverse).reshape(wide))
+    del plan, handle, desc
+    gc.collect()
+    whole = all((raw[:start] == 0xa5).all() and (raw[start + size :] == 0xa5).all() for raw, start, size in kept)
+    report([worst, whole, live.value])
+    """
+
+
+def build(doubles: Any, *without: str) -> str:
+    """The double that computes, with the parts that cuDNN's graph API is looked for in."""
+    file = doubles.build("cudnn", defines=("DOUBLE_COMPUTES",), without=without)
+    for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
+        shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def computing(doubles: Any) -> str:
+    return build(doubles)
+
+
+@pytest.mark.parametrize(
+    ("shape", "saved", "running"),
+    [
+        ((3, 5, 4, 6), True, True),
+        ((2, 3, 5, 7), False, True),
+        ((4, 2, 3), True, False),
+        ((2, 3, 32, 64), True, True),  # rows in two pieces
+        ((1, 3, 16, 256), True, True),  # one image, rows in pieces
+        ((2, 4, 4, 8, 64), False, False),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["columns", "rows"])
+def test_the_views_compute_right_inside_their_memory(
+    child: Any, computing: str, algorithm: str, shape: tuple[int, ...], saved: bool, running: bool
+) -> None:
+    worst, whole, live = child(
+        textwrap.dedent(SCRIPT), file=computing, algorithm=algorithm, shape=shape, saved=saved, running=running
+    )
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
+    assert max(worst.values()) < 2e-5, worst
+
+
+def test_one_row_for_each_channel_is_refused(child: Any, computing: str) -> None:
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (1, 3, 5, 5)) as x:
+            assert handle.plan_forward_inference(x, algorithm="rows").algorithm == "rows"
+            report([attempt(lambda: make(x, algorithm="rows")) for make in (
+                handle.plan_forward_training, handle.plan_backward)])
+        """,
+        file=computing,
+    )
+    for result in told:
+        assert result["error"] == "UnsupportedError", result
+        assert "nothing to merge" in result["text"], result
+
+
+CHOICES = {
+    "forward_inference f32 64x64x112x112": ("rows:1", "rows:1"),
+    "forward_inference bf16 2x32x64x128x128": ("rows:1", "rows:1"),
+    "forward_inference f32 1x64x512x512": ("rows:1", "rows:1"),
+    "forward_inference f16 64x64x91x91": ("columns:1", "columns:1"),
+    "forward_inference f32 2x32x514x514": ("spatial", "spatial"),  # few rows, and no pieces of whole 16 bytes
+    "forward_inference f32 64x256x56x56": ("columns:1", "columns:1"),
+    "backward f32 64x64x112x112": ("columns:1", "rows:1"),
+    "backward f16 256x64x112x112": ("columns:1", "rows:1"),
+    "backward f16 256x256x56x56": ("columns:1", "persistent"),
+    "backward f32 256x512x28x28": ("spatial", "spatial"),
+    "forward_training f32 256x64x112x112": ("columns:1", "persistent"),
+}
+
+
+def test_what_is_chosen_for_channels_first_memory(child: Any, computing: str) -> None:
+    """On the double every algorithm can be built, so that the rules alone decide."""
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        told = {}
+        with pybnorm.Handle("cudnn") as handle:
+            for line in values["lines"]:
+                operation, dtype, shape = line.split()
+                with pybnorm.TensorDescriptor("cudnn", dtype, tuple(map(int, shape.split("x")))) as x:
+                    make = getattr(handle, "plan_" + operation)
+                    told[line] = [make(x, algorithm=name).algorithm for name in ("auto", "fast")]
+        report(told)
+        """,
+        file=computing,
+        lines=list(CHOICES),
+    )
+    assert {line: tuple(names) for line, names in told.items()} == CHOICES
+
+
+@pytest.mark.parametrize("symbol", ["cudnnAddTensor", "cudnnSetTensor", "cudnnTransformTensor"])
+def test_a_symbol_that_is_not_there_is_missed_when_planned(child: Any, doubles: Any, symbol: str) -> None:
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 8, 8)) as x:
+            report([attempt(lambda: handle.plan_forward_training(x, algorithm=name)) for name in ("rows", "columns")])
+        """,
+        file=build(doubles, symbol),
+    )
+    assert [result.get("error") for result in told] == [
+        "UnsupportedError",
+        None if symbol == "cudnnTransformTensor" else "UnsupportedError",
+    ], told
