@@ -1,7 +1,9 @@
 """What every test folder shares: absence of a vendor library is told by its reason, or a failure where it is required.
 
 Tests of a backend that is not here are not made, thousands as they are: tests/backends/test_absence.py has a skip for
-its library and one for its device, and the end of a run has a line. PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
+its library and one for its device, and the end of a run has a line.
+
+PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
 PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on, PYBNORM_REQUIRE_PACKAGES which Python
 packages must be here for the tests that need them.
 """
@@ -74,7 +76,7 @@ def backends_made_for(device):
         name
         for name in pybnorm.backends()
         if missing(name, device) is None
-        or _listed("PYBNORM_REQUIRE", name) and missing(name, False) is not None
+        or (_listed("PYBNORM_REQUIRE", name) and missing(name, False) is not None)
         or _listed("PYBNORM_REQUIRE_DEVICE", name)
     ]
     return here or list(pybnorm.backends())

@@ -64,7 +64,8 @@ def run(pytester, monkeypatch):
 
 
 def loaded():
-    return () if ACTIVE else ("-p", MODULE)
+    # hypothesis' plugin imports all of it at the end of every run: more than a second of processor time.
+    return ("-p", "no:hypothesispytest", *(() if ACTIVE else ("-p", MODULE)))
 
 
 def cases(*lines):
