@@ -39,7 +39,8 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask pytest -n "$(nproc)" --dist loadfile
+PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask pytest -n "$(nproc)" --dist loadfile \
+    --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
 say "PyTorch: its arrays, the modules, gradients"
 # PyPI's PyTorch for x86-64 is the CUDA build, gigabytes with what it needs; Debian's is for the CPU. Only the package

@@ -1,4 +1,7 @@
-"""What every test folder shares: absence of a vendor library is a named skip, or a failure where it is required.
+"""What every test folder shares: absence of a vendor library is told by its reason, or a failure where it is required.
+
+Tests of a backend that is not here are not made, thousands as they are: tests/backends/test_absence.py has a skip for
+its library and one for its device, and the end of a run has a line.
 
 PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
 PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on, PYBNORM_REQUIRE_PACKAGES which Python
@@ -8,6 +11,7 @@ packages must be here for the tests that need them.
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import os
 from pathlib import Path
@@ -22,6 +26,10 @@ import pybnorm
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(pybnorm.__file__).parents[1]), os.environ.get("PYTHONPATH")])
 )
+
+# oneDNN's threads sleep between two calls instead of spinning, which costs a third of the processor time of its tests
+# and, with as many test processes as cores, takes it from the other. Before libgomp is loaded, and for child processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,12 +52,64 @@ def absent(variable, backend, reason):
     pytest.skip(f"{backend}: {reason}")
 
 
+def _why(error):
+    return str(error).partition(" To have one")[0]
+
+
+@functools.cache
+def missing(backend, device):
+    """What is not here of a backend, its library or, asked for that too, a device: the reason; None if all is."""
+    try:
+        pybnorm.load(backend)
+        if device:
+            pybnorm.Handle(backend).close()
+    except pybnorm.LibraryError as error:
+        return _why(error)
+    except pybnorm.NotInitializedError as error:
+        return f"the library is here but not a device: {error.text or error}"
+    return None
+
+
+def backends_made_for(device):
+    """The backends that tests are made for: those that are here or must be; all of them if none is."""
+    here = [
+        name
+        for name in pybnorm.backends()
+        if missing(name, device) is None
+        or (_listed("PYBNORM_REQUIRE", name) and missing(name, False) is not None)
+        or _listed("PYBNORM_REQUIRE_DEVICE", name)
+    ]
+    return here or list(pybnorm.backends())
+
+
+def pytest_generate_tests(metafunc):
+    """`backend`: the name of each whose library is here; with `handle` each that has a device as well."""
+    names = metafunc.fixturenames
+    if "backend" in names and "backend" not in _parametrized(metafunc):
+        metafunc.parametrize("backend", backends_made_for("handle" in names), indirect=True, scope="session")
+
+
+def _parametrized(metafunc):
+    """Arguments that a test has its own values for."""
+    found = set()
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        argument = mark.args[0]
+        found |= {n.strip() for n in (argument.split(",") if isinstance(argument, str) else argument)}
+    return found
+
+
 def library(backend):
     """The backend's loaded library."""
     try:
         return pybnorm.load(backend)
     except pybnorm.LibraryError as error:
-        absent("PYBNORM_REQUIRE", backend, str(error).partition(" To have one")[0])
+        absent("PYBNORM_REQUIRE", backend, _why(error))
+
+
+@pytest.fixture(scope="session")
+def made_for():
+    """`backends_made_for`, for its test."""
+    return backends_made_for
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +118,9 @@ def load_library():
     return library
 
 
-@pytest.fixture(scope="session", params=pybnorm.backends())
+@pytest.fixture(scope="session")
 def backend(request):
-    """The name of each backend whose library is on this machine."""
+    """The name of each backend whose library is on this machine; its values come from `pytest_generate_tests`."""
     library(request.param)
     return request.param
 
@@ -106,7 +166,10 @@ def handle(backend):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What was skipped, by reason: a line each, however many tests share it."""
+    """Backends that no test was made for; and what was skipped, by reason: a line each, however many tests share it."""
+    for name in pybnorm.backends():
+        if name not in backends_made_for(True):
+            terminalreporter.write_line(f"no tests that compute on {name}: {missing(name, True)}")
     reports = terminalreporter.stats.get("skipped", [])
     reasons = collections.Counter(r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in reports)
     for reason, count in reasons.most_common():

@@ -64,7 +64,8 @@ def run(pytester, monkeypatch):
 
 
 def loaded():
-    return () if ACTIVE else ("-p", MODULE)
+    # hypothesis' plugin imports all of it at the end of every run: more than a second of processor time.
+    return ("-p", "no:hypothesispytest", *(() if ACTIVE else ("-p", MODULE)))
 
 
 def cases(*lines):
@@ -360,12 +361,12 @@ def test_a_failure_is_reported_as_by_the_check(run, onednn):
     [
         ("simulated.open_exiting", "CRASHED", "the library's process died: exit status 0"),
         ("simulated.open_aborting", "CRASHED", "the library's process died: SIGABRT"),
-        ("openers.open_hanging", "TIMEOUT", "not done after 20 s; the process was killed"),
+        ("openers.open_hanging", "TIMEOUT", "not done after 8 s; the process was killed"),
         ("simulated.open_nothing", "FAIL", "OSError: no such device"),
     ],
 )
 def test_a_library_that_dies_fails_its_item_and_not_the_session(run, onednn, name, word, text):
-    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "20", "--pybnorm-jobs", "1", "pybnorm::")
+    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "8", "--pybnorm-jobs", "1", "pybnorm::")
     result = run(*arguments, *cases(CASE, CASE_3D), conftest=opener(name))
     if name == "simulated.open_nothing":
         result.assert_outcomes(failed=2)
