@@ -6,6 +6,7 @@ The only compiled module. It sees ``include/pybnorm/shim.h``, never a vendor hea
 status is not 0. Nothing on that path prints, synchronises or allocates device memory.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -426,8 +427,6 @@ cdef class TensorDescriptor:
         self.open = self.created = False
 
     def __init__(self, backend, dtype, dims, strides=None):
-        if self.table != NULL:
-            raise errors.ArgumentError("self", "an initialised descriptor", "a new one")
         shape = _arguments.dims(dims)
         if strides is None:
             steps = _arguments.packed_strides(shape)
@@ -437,7 +436,14 @@ cdef class TensorDescriptor:
             steps = _arguments.strides(strides, shape)
         kind = _arguments.data_type(dtype)
         load(backend)
-        self._create(_table(backend))
+        cdef const pbn_backend *table = _table(backend)
+        cdef bint again
+        with cython.critical_section(self):
+            again = self.table != NULL
+            if not again:
+                self._create(table)
+        if again:
+            raise errors.ArgumentError("self", "an initialised descriptor", "a new one")
         self._set(kind, shape, steps)
 
     cdef int _create(self, const pbn_backend *table) except -1:
@@ -709,18 +715,20 @@ cdef class Handle:
         self._ready = {}
 
     def __init__(self, backend, *, stream=None):
-        if self.table != NULL:
-            raise errors.ArgumentError("self", "an initialised handle", "a new one")
-        address = None if stream is None else _stream(stream)
-        library = load(backend)
-        cdef const pbn_backend *table = _table(backend)
+        cdef const pbn_backend *table
         cdef pbn_handle *handle = NULL
         cdef int status
-        with nogil:
-            status = table.handle_create(&handle)
-        if status != 0:
-            raise _error(table, status, "create", ())
-        self._adopt(table, handle, library, False)
+        with self.lock:
+            if self.table != NULL:
+                raise errors.ArgumentError("self", "an initialised handle", "a new one")
+            address = None if stream is None else _stream(stream)
+            library = load(backend)
+            table = _table(backend)
+            with nogil:
+                status = table.handle_create(&handle)
+            if status != 0:
+                raise _error(table, status, "create", ())
+            self._adopt(table, handle, library, False)
         if address is not None:
             try:
                 self.set_stream(address)
@@ -769,8 +777,9 @@ cdef class Handle:
     @property
     def pointer(self):
         """Address of the vendor's handle."""
-        self._check()
-        return <uintptr_t>self.table.handle_pointer(self.handle)
+        with self.lock:
+            self._check()
+            return <uintptr_t>self.table.handle_pointer(self.handle)
 
     @property
     def closed(self):
@@ -971,10 +980,11 @@ cdef class Handle:
         raise TypeError("a Handle belongs to its process and cannot be pickled")
 
     def __repr__(self):
-        if self.handle == NULL:
-            return "<Handle closed>"
-        where = "" if self.device is None else f" device={self.device}"
-        return f"<Handle {self.backend} {'.'.join(map(str, self.library.version))}{where} at {self.pointer:#x}>"
+        with self.lock:
+            if self.handle == NULL:
+                return "<Handle closed>"
+            where = "" if self.device is None else f" device={self.device}"
+            return f"<Handle {self.backend} {'.'.join(map(str, self.library.version))}{where} at {self.pointer:#x}>"
 
     # -------- arrays
 
@@ -2622,7 +2632,8 @@ cdef _DLExchange *_exchange_of(object kind, bint output) except? NULL:
             table = NULL
     writable = (kind.__module__ or "").partition(".")[0] == "torch"
     if len(_exchanges) < 64:  # types, of which a process has few
-        _exchanges[kind] = (<uintptr_t>table, writable)
+        # Never replaced: another thread may hold what it has found by a borrowed reference only.
+        _exchanges.setdefault(kind, (<uintptr_t>table, writable))
     return NULL if output and not writable else table
 
 

@@ -303,7 +303,8 @@ def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
     with contextlib.suppress(TypeError):  # no hash
         ready[key] = call
     while len(ready) > MOST_READY:
-        ready.pop(next(iter(ready)), None)
+        with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
+            ready.pop(next(iter(ready)), None)
 
 
 def _look(array: Any, argument: str) -> Any:

@@ -1,0 +1,260 @@
+"""Threads at once, with a GIL and without: what each gets is, bit for bit, what one thread alone gets."""
+
+import concurrent.futures
+import subprocess
+import sys
+import sysconfig
+import threading
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import functional
+
+THREADS = 6
+DIMS = [(2, 3, 4, 4), (4, 8, 5, 5), (3, 16, 3, 3)]
+BLEND = {"alpha": 0.5, "beta": 0.25}  # needs workspace, which a handle has once
+
+
+@pytest.fixture(autouse=True)
+def hurried(need_device):
+    """With a GIL, threads take turns far more often than they would."""
+    need_device("onednn")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(work, threads=THREADS):
+    """Results of work(0), work(1), ... in threads that begin together; what one of them raises is raised."""
+    begin = threading.Barrier(threads)
+
+    def run(i):
+        begin.wait(60)
+        return work(i)
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, range(threads)))
+
+
+class Data:
+    """Arrays of one thread, which have neither shape nor values in common with its neighbours'."""
+
+    def __init__(self, seed, dims=None):
+        random = np.random.default_rng(seed)
+        self.dims = dims or DIMS[seed % len(DIMS)]
+        self.x, self.dy, self.prior = random.standard_normal((3, *self.dims)).astype(np.float32)
+        self.scale, self.bias, self.mean = random.standard_normal((3, self.dims[1])).astype(np.float32)
+        self.variance = random.uniform(0.5, 2, self.dims[1]).astype(np.float32)
+
+    def vectors(self, count):
+        return np.full((count, self.dims[1]), np.nan, np.float32)
+
+
+def training(handle, d, algorithm=None):
+    y, (mean, inv) = d.prior.copy(), d.vectors(2)
+    running = d.mean.copy(), d.variance.copy()
+    handle.forward_training(
+        d.x, d.scale, d.bias, y, running_mean=running[0], running_variance=running[1], saved_mean=mean,
+        saved_inv_variance=inv, algorithm=algorithm, **BLEND,
+    )  # fmt: skip
+    return [a.tobytes() for a in (y, *running, mean, inv)]
+
+
+def inference(handle, d, algorithm=None):
+    y = d.prior.copy()
+    handle.forward_inference(d.x, d.scale, d.bias, d.mean, d.variance, y, algorithm=algorithm, **BLEND)
+    return [y.tobytes()]
+
+
+def backward(handle, d, algorithm=None):
+    dx, (dscale, dbias) = np.full_like(d.x, np.nan), d.vectors(2)
+    handle.backward(d.x, d.dy, d.scale, dx, dscale, dbias, algorithm=algorithm)
+    return [a.tobytes() for a in (dx, dscale, dbias)]
+
+
+def addresses(handle, d):
+    """On addresses, with descriptors of its own."""
+    y = d.prior.copy()
+    with pybnorm.TensorDescriptor("onednn", "f32", d.dims) as x_desc:
+        p_desc = pybnorm.derive_bn_tensor_descriptor(x_desc, 1)
+        size = handle.workspace_size("forward_inference", x_desc, **BLEND)
+        space = np.empty(size + 64, np.uint8)
+        pybnorm.batch_normalization_forward_inference(
+            handle, 1, BLEND["alpha"], BLEND["beta"], x_desc, d.x.ctypes.data, x_desc, y.ctypes.data, p_desc,
+            *(v.ctypes.data for v in (d.scale, d.bias, d.mean, d.variance)), 1e-5,
+            workspace=-(-space.ctypes.data // 64) * 64, workspace_size=size,
+        )  # fmt: skip
+        p_desc.close()
+    return [y.tobytes()]
+
+
+def everything(handle, d):
+    return [
+        found
+        for algorithm in (None, "auto")
+        for call in (training, inference, backward)
+        for found in call(handle, d, algorithm)
+    ] + addresses(handle, d)
+
+
+def alone(call, *arguments):
+    """The results for each thread's data, by one thread."""
+    with pybnorm.Handle("onednn") as handle:
+        return [call(handle, Data(i), *arguments) for i in range(THREADS)]
+
+
+def test_one_handle():
+    right = alone(everything)
+    with pybnorm.Handle("onednn") as handle:
+
+        def work(i):
+            d = Data(i)
+            return all(everything(handle, d) == right[i] for _ in range(40))
+
+        assert at_once(work) == [True] * THREADS
+
+
+def test_a_handle_each_made_and_closed_over_and_over():
+    right = alone(everything)
+
+    def work(i):
+        d, good = Data(i), []
+        for _ in range(10):
+            with pybnorm.Handle("onednn") as handle:
+                good += [everything(handle, d) == right[i] for _ in range(3)]
+        return all(good)
+
+    assert at_once(work) == [True] * THREADS
+
+
+@pytest.mark.parametrize("given", ["arrays", "addresses"])
+def test_one_plan(given):
+    """Its calls wait for one another: BusyError is for a call inside a call of the same thread."""
+    data = [Data(i, DIMS[1]) for i in range(THREADS)]
+
+    def call(plan, d):
+        y, (mean, inv) = d.prior.copy(), d.vectors(2)
+        running = d.mean.copy(), d.variance.copy()
+        arrays = d.x, d.scale, d.bias, y, *running, mean, inv
+        plan(*(arrays if given == "arrays" else [a.ctypes.data for a in arrays]))
+        return [a.tobytes() for a in (y, *running, mean, inv)]
+
+    with pybnorm.Handle("onednn") as handle:
+        plan = handle.plan_forward_training(data[0].x, algorithm="auto", **BLEND)
+        right = [call(plan, d) for d in data]
+        assert len(set(map(tuple, right))) == THREADS
+        assert at_once(lambda i: all(call(plan, data[i]) == right[i] for _ in range(300))) == [True] * THREADS
+
+
+def test_plans_of_one_handle_made_and_dropped():
+    data = [Data(i) for i in range(THREADS)]
+
+    def call(handle, d):
+        dx, (dscale, dbias) = np.full_like(d.x, np.nan), d.vectors(2)
+        handle.plan_backward(d.x, saved=False)(d.x, d.dy, d.scale, dx, dscale, dbias)
+        return [a.tobytes() for a in (dx, dscale, dbias)]
+
+    with pybnorm.Handle("onednn") as handle:
+        right = [call(handle, d) for d in data]
+        assert at_once(lambda i: all(call(handle, data[i]) == right[i] for _ in range(60))) == [True] * THREADS
+
+
+def test_descriptors_closed_by_other_threads():
+    """Each answers as it was made, or says that it is closed."""
+    shelf = [pybnorm.TensorDescriptor("onednn", "f32", (1, 1, 1, 1)) for _ in range(8)]
+
+    def work(i):
+        refused = 0
+        for n in range(300):
+            dims = (1 + (n + i) % 7, 2 + i, 3, 1 + n % 5)
+            old, shelf[n % 8] = shelf[n % 8], pybnorm.TensorDescriptor("onednn", "f32", dims)
+            other = shelf[(n + 3 * i) % 8]
+            try:
+                assert other.query() == (pybnorm.DataType.FLOAT32, other.dims, other.strides)
+                assert other.nbytes == 4 * np.prod(other.dims)
+                derived = pybnorm.derive_bn_tensor_descriptor(other, "spatial")
+                assert derived.query()[1] == (1, other.dims[1], 1, 1)
+                derived.close()
+            except pybnorm.ClosedError:
+                refused += 1
+            old.close()
+            with pytest.raises(pybnorm.ClosedError):
+                old.query()
+        return refused
+
+    refused = at_once(work)
+    assert all(r < 300 for r in refused)
+
+
+def test_a_handle_closed_by_another_thread():
+    """What came first is right; what did not says that the handle is closed."""
+    right = alone(training)
+    for _ in range(30):
+        handle = pybnorm.Handle("onednn")
+        pointer, text = handle.pointer, repr(handle)
+
+        def work(i, handle=handle, pointer=pointer, text=text):
+            d, good = Data(i), []
+            try:
+                if i == 0:
+                    for _ in range(5):
+                        good.append(training(handle, d) == right[i])
+                    handle.close()
+                while i % 2 == 0:
+                    good.append(training(handle, d) == right[i])
+                while True:
+                    good.append(handle.pointer == pointer and handle.stream == pointer)
+                    good.append(repr(handle) in (text, "<Handle closed>"))
+            except pybnorm.ClosedError:
+                return all(good)
+
+        assert at_once(work) == [True] * THREADS
+
+
+def test_functional_with_a_handle_of_each_thread():
+    data = [Data(i) for i in range(THREADS)]
+    right = [composed(d, 1e-5, None) for d in data]
+    assert at_once(lambda i: all(composed(data[i], 1e-5, None) == right[i] for _ in range(60))) == [True] * THREADS
+
+
+def composed(d, epsilon, handle):
+    mean, variance = d.mean.copy(), d.variance.copy()
+    kind = {"epsilon": epsilon, "handle": handle}
+    y, saved_mean, saved_inv = functional.batch_norm_training(d.x, d.scale, d.bias, mean, variance, **kind)
+    grads = functional.batch_norm_backward(d.x, d.dy, d.scale, saved_mean, saved_inv, **kind)
+    z = functional.batch_norm_inference(d.x, d.scale, d.bias, mean, variance, **kind)
+    return [a.tobytes() for a in (y, saved_mean, saved_inv, mean, variance, *grads, z)]
+
+
+def test_functional_with_one_handle_that_keeps_few_kinds(monkeypatch):
+    monkeypatch.setattr(functional, "MOST_READY", 2)
+    data, kinds = [Data(i) for i in range(THREADS)], [1e-5 * (1 + k) for k in range(3)]
+    with pybnorm.Handle("onednn") as handle:
+        right = [[composed(d, epsilon, handle) for epsilon in kinds] for d in data]
+
+        def work(i):
+            return all([composed(data[i], epsilon, handle) for epsilon in kinds] == right[i] for _ in range(30))
+
+        assert at_once(work) == [True] * THREADS
+        assert len(handle._ready) <= 2
+
+
+def test_kinds_are_forgotten_by_several_threads_at_once(monkeypatch):
+    monkeypatch.setattr(functional, "MOST_READY", 2)
+    ready = {}
+    at_once(lambda i: [functional._keep(ready, (i, n), print) for n in range(5000)])
+    assert len(ready) <= 2
+
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+
+    def test_the_gil_stays_off(tmp_path):
+        code = "import sys, pybnorm, pybnorm.functional; pybnorm.load('onednn'); print(sys._is_gil_enabled())"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
