@@ -1051,7 +1051,7 @@ static int has_activation(void) {
 }
 
 static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
-    static const char *ignored;
+    const char *ignored;
     int number;
     if (why == NULL)
         why = &ignored;
