@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
-
-int double_live; /* descriptors made and not destroyed */
+#include "cudnn_tensors.h"
 
 enum { not_supported = 3000, most = 64 };
 
@@ -21,36 +19,6 @@ int cudnnSetStream(void *handle, void *stream) { (void)stream; return handle == 
 void cudnnGetLastErrorString(char *text, size_t size) {
     if (size != 0)
         *text = 0;
-}
-
-int cudnnCreateTensorDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(tensor))) == NULL; }
-int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return 0; }
-int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
-    tensor *t = desc;
-    t->dtype = dtype, t->rank = rank;
-    memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
-    memcpy(t->strides, strides, (size_t)rank * sizeof *strides);
-    return 0;
-}
-int cudnnGetTensorNdDescriptor(const void *desc, int requested, int *dtype, int *rank, int *dims, int *strides) {
-    const tensor *t = desc;
-    (void)requested;
-    *dtype = t->dtype, *rank = t->rank;
-    memcpy(dims, t->dims, (size_t)t->rank * sizeof *dims);
-    memcpy(strides, t->strides, (size_t)t->rank * sizeof *strides);
-    return 0;
-}
-int cudnnDeriveBNTensorDescriptor(void *derived, const void *x_desc, int mode) {
-    const tensor *x = x_desc;
-    tensor *t = derived;
-    int step = 1;
-    t->dtype = PBN_CUDNN_DATA_FLOAT, t->rank = x->rank;
-    for (int i = x->rank - 1; i >= 0; i--) {
-        t->dims[i] = i == 1 || (i > 1 && mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION) ? x->dims[i] : 1;
-        t->strides[i] = step;
-        step *= t->dims[i];
-    }
-    return 0;
 }
 
 /* ---- the legacy calls */

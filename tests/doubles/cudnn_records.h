@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
+#include "cudnn_tensors.h"
+
 typedef struct activation { int mode, nan; double coefficient; } activation;
 
 char double_log[1 << 16];
-int double_live = 0;     /* descriptors and handles made and not destroyed */
 int double_status = 0;   /* what the batch-norm calls return, and cudnnDestroy */
 int double_recorded = 0; /* what cudnnQueryRuntimeError finds */
 int double_destroyed = 0; /* graph and activation descriptors, which plans make; each also said aloud */
@@ -64,36 +64,6 @@ int cudnnDestroy(void *handle) { double_live--; free(handle); return double_stat
 int cudnnSetStream(void *handle, void *stream) { return handle == NULL; }
 void cudnnGetLastErrorString(char *text, size_t size) {
     snprintf(text, size, "%s", double_status ? "said the double" : "");
-}
-
-int cudnnCreateTensorDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(tensor))) == NULL; }
-int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return 0; }
-int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
-    tensor *t = desc;
-    t->dtype = dtype, t->rank = rank;
-    memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
-    memcpy(t->strides, strides, (size_t)rank * sizeof *strides);
-    return 0;
-}
-int cudnnGetTensorNdDescriptor(const void *desc, int requested, int *dtype, int *rank, int *dims, int *strides) {
-    const tensor *t = desc;
-    *dtype = t->dtype, *rank = t->rank;
-    memcpy(dims, t->dims, (size_t)t->rank * sizeof *dims);
-    memcpy(strides, t->strides, (size_t)t->rank * sizeof *strides);
-    return 0;
-}
-int cudnnDeriveBNTensorDescriptor(void *derived, const void *x_desc, int mode) {
-    const tensor *x = x_desc;
-    tensor *t = derived;
-    int step = 1;
-    t->dtype = x->dtype == PBN_CUDNN_DATA_DOUBLE ? PBN_CUDNN_DATA_DOUBLE : PBN_CUDNN_DATA_FLOAT;
-    t->rank = x->rank;
-    for (int i = x->rank - 1; i >= 0; i--) {
-        t->dims[i] = i == 1 || (i > 1 && mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION) ? x->dims[i] : 1;
-        t->strides[i] = step;
-        step *= t->dims[i];
-    }
-    return 0;
 }
 
 int cudnnCreateActivationDescriptor(void **desc) {
