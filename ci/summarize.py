@@ -1,7 +1,7 @@
 """A check's JSON from standard input to standard output, short enough to keep.
 
-Counts, the worst ratio of every output with its case by operation, mode, dtype and layout, the cases that are neither
-PASS nor UNSUPPORTED, and the reasons of refusal.
+Counts, the worst ratio of every output with its case by operation, mode, dtype and layout, whether repeated calls gave
+the same bits by operation and algorithm, the cases that are neither PASS nor UNSUPPORTED, and the reasons of refusal.
 """
 
 import collections
@@ -12,6 +12,7 @@ report = json.load(sys.stdin)
 cases = report.pop("cases")
 groups: dict[tuple[str, ...], dict] = {}
 refusals: collections.Counter[str] = collections.Counter()
+repeats: collections.Counter[str] = collections.Counter()
 open_cases = []
 for case in cases:
     operation, mode, dtype, layout = case["case"].split(",")[:4]
@@ -19,6 +20,10 @@ for case in cases:
     key = (case["backend"], operation, mode, dtype, layout)
     group = groups.setdefault(key, {"statuses": collections.Counter(), "worst": {}})
     group["statuses"][case["status"]] += 1
+    if case["repeat"]:
+        algorithm = case["case"].partition(",algorithm=")[2].partition(",")[0] or "entry point"
+        word = "equal" if case["repeat"] == "equal" else "differs"
+        repeats[f"{case['backend']} {operation} {algorithm}: {word}"] += 1
     for verdict in case["verdicts"]:
         ratio = float(verdict["ratio"])
         worst = group["worst"].setdefault(verdict["output"], {"ratio": -1.0})
@@ -41,6 +46,7 @@ report |= {
     "known": collections.Counter(i for c in cases for i in c["known"].replace(",", " ").split()),
     "groups": [dict(zip(names, key, strict=True)) | group for key, group in sorted(groups.items())],
     "refusals": dict(refusals.most_common()),
+    "repeats": dict(sorted(repeats.items())),
     "cases": open_cases,
 }
 for group in report["groups"]:

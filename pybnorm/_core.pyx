@@ -1731,10 +1731,10 @@ cdef class Handle:
             plain entry point for that call.
         mode : Mode
         algorithm : str
-            ``"auto"``: the fastest whose error stays in the stable class of the bound and whose result is the same bits
-            every time; ``"fast"``: also those whose range is limited (cuDNN's persistent sums in fixed point) or whose
-            sums are added in another order at every call (``"rows"`` in training and backward); a name of
-            `algorithms`: that one and nothing else. ``"graph:2"`` is the third plan in the order of cuDNN's heuristic.
+            ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
+            range is limited (cuDNN's persistent sums in fixed point) or that were seen to add in another order at every
+            call (``"rows"`` in training and backward); a name of `algorithms`: that one and nothing else.
+            ``"graph:2"`` is the third plan in the order of cuDNN's heuristic.
         alpha, beta, epsilon, exponential_average_factor
             As in `forward_training`.
         running, saved : bool
