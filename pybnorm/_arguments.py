@@ -169,6 +169,13 @@ def activation_bias(value: Activation, bias: object) -> bool:
     return bias is not None
 
 
+def activation_result(value: Activation, algorithm: object, y: object) -> None:
+    """Backward is given forward's y where a named algorithm masks by it, and only there."""
+    if (y is not None) != (value != Activation.NONE and algorithm is not None):
+        allowed = "None without an activation of a named algorithm" if y is not None else "what forward wrote"
+        raise ArgumentError("y", y, allowed)
+
+
 def plan_activation(value: object) -> Activation:
     """An activation that a plan takes: none, or the one without bounds."""
     found = _lookup(_ACTIVATIONS, value)

@@ -54,6 +54,10 @@ class Handle:
     library: Library
     device: int | None
     _ready: dict[Any, Any]
+    _prepared: dict[Any, Any]
+    def _look(
+        self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[int, ...], list[Any]]: ...
     def __init__(self, backend: str, *, stream: Any = None) -> None: ...
     @staticmethod
     def from_pointer(backend: str, pointer: SupportsIndex) -> Handle: ...
@@ -138,6 +142,7 @@ class Handle:
         activation: Activation | int | str = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
+        y: Any = None,
         algorithm: str | None = None,
         workspace: Any = None,
     ) -> None: ...
@@ -175,7 +180,7 @@ class Handle:
         y: Any = None,
         *,
         mode: Mode | int | str = ...,
-        algorithm: str = "auto",
+        algorithm: str | None = "auto",
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
@@ -192,7 +197,7 @@ class Handle:
         y: Any = None,
         *,
         mode: Mode | int | str = ...,
-        algorithm: str = "auto",
+        algorithm: str | None = "auto",
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
@@ -207,7 +212,7 @@ class Handle:
         dx: Any = None,
         *,
         mode: Mode | int | str = ...,
-        algorithm: str = "auto",
+        algorithm: str | None = "auto",
         alpha_data: float = 1.0,
         beta_data: float = 0.0,
         alpha_param: float = 1.0,
@@ -218,6 +223,16 @@ class Handle:
         z: Any = None,
         tune: bool = False,
     ) -> BackwardPlan: ...
+
+class CallList:
+    def __init__(self, handle: Handle) -> None: ...
+    def __len__(self) -> int: ...
+    def append(
+        self, handle: Handle, operation: Operation, arrays: dict[str, Buffer], workspace: tuple[int, int], **values: Any
+    ) -> None: ...
+    def reach(self, address: int, nbytes: int, element: int, written: bool) -> None: ...
+    def apart(self, addresses: tuple[int, ...], workspace: int = 0) -> bool: ...
+    def run(self, handle: Handle, addresses: tuple[int, ...]) -> None: ...
 
 class Plan:
     @property

@@ -11,7 +11,7 @@ from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffe
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from pybnorm._shim cimport (
@@ -41,6 +41,7 @@ from pybnorm._shim cimport (
     PBN_OP_FORWARD_TRAINING,
     PBN_OP_RELU,
     PBN_OP_RELU_BACKWARD,
+    PBN_SPATIAL,
     PBN_TEXT_MAX,
     pbn_backend,
     pbn_backends,
@@ -67,6 +68,7 @@ cdef extern from "stdlib.h" nogil:
 
 __all__ = [
     "BackwardPlan",
+    "CallList",
     "ForwardInferencePlan",
     "ForwardTrainingPlan",
     "Handle",
@@ -128,7 +130,7 @@ cdef dict _DEVICE_NAMES = {
     13: "CUDA managed",
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
-cdef Py_ssize_t _PLAN_CACHE = 32
+cdef Py_ssize_t _PLAN_CACHE = 256  # more than the kinds of call of a large network
 cdef size_t _WORKSPACE_ALIGNMENT = 64
 cdef int _forks = 0  # how many lie between the process that loaded this module and this one
 cdef bint _exiting = False
@@ -697,6 +699,7 @@ cdef class Handle:
     cdef dict descriptors
     cdef dict plans
     cdef readonly dict _ready  # what pybnorm.functional has made ready for this handle
+    cdef readonly dict _prepared  # and pybnorm.operations
     cdef void *scratch
     cdef size_t scratch_size
     cdef readonly str backend
@@ -713,6 +716,7 @@ cdef class Handle:
         self.descriptors = {}
         self.plans = {}
         self._ready = {}
+        self._prepared = {}
 
     def __init__(self, backend, *, stream=None):
         cdef const pbn_backend *table
@@ -944,6 +948,7 @@ cdef class Handle:
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
         self._ready.clear()
+        self._prepared.clear()
         self.plans.clear()
         with nogil:
             status = self.table.handle_destroy(handle)
@@ -1043,6 +1048,74 @@ cdef class Handle:
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
+    cdef object _kind(self, object array, str argument, bint output):
+        """What decides which plan serves an array; refuses what is none, or not where the handle computes."""
+        cdef _DLTensor view
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
+        if type(array) is _ndarray:
+            if _of_numpy(array, output, &view, shape, strides):
+                return _signed(&view)
+        elif _seen(array, _exchange_of(type(array), output), &view):
+            return _signed(&view)
+        buffer = self._data(array, argument, output)
+        return buffer.device_type, buffer.device_id, *_key(buffer), _alignment(_address(buffer, argument))
+
+    cdef tuple _activation(self, object activation, object low, object high, object x):
+        bounded = low is not None or high is not None  # by numbers that x's dtype limits
+        return _arguments.activation(activation, low, high, self._data(x, "x").dtype if bounded else DataType.FLOAT32)
+
+    def _look(self, tuple names, tuple arguments):
+        """What decides which calls serve these arguments, and where their arrays are.
+
+        Parameters
+        ----------
+        names : tuple of (str or None)
+            Of each argument; None: no array.
+        arguments : tuple
+
+        Returns
+        -------
+        key : tuple
+            Of things that can be a dictionary's key if the arguments that are no arrays can.
+        addresses : tuple of int
+            Of the arrays in order, 0 for one that is None, behind a 0 for the workspace.
+        held : list
+            What has to live until the calls were made.
+        """
+        cdef _DLTensor view
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
+        cdef Py_ssize_t i
+        cdef list key = [], addresses = [0], held = []
+        for i in range(len(arguments)):
+            value = arguments[i]
+            if names[i] is None:
+                # 1, 1.0 and True are equal, but not everywhere allowed.
+                if type(value) is list or type(value) is tuple:
+                    key.append((type(value), tuple(value), tuple(map(type, value))))
+                else:
+                    key.append(value if type(value) is float or value is None else (type(value), value))
+                continue
+            if value is None:
+                key.append(None)
+                addresses.append(0)
+                continue
+            if type(value) is _ndarray:
+                if _of_numpy(value, False, &view, shape, strides):
+                    key.append((_signed(&view), value.flags.writeable))
+                    addresses.append(<uintptr_t>view.data)
+                    continue
+            elif _seen(value, _exchange_of(type(value), True), &view):
+                key.append(_signed(&view))
+                addresses.append(<uintptr_t>view.data + view.byte_offset)
+                continue
+            buffer = self._buffer(value, names[i], False)
+            key.append(buffer[1:7])  # all but the address and what keeps it alive
+            addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # of no elements, or of a query
+            held.append(buffer)
+        return tuple(key), tuple(addresses), held
+
     cdef object _cached(self, object key):
         """The plan of a call, the caller's until it takes the plan's handle away again; None where another has it.
 
@@ -1109,12 +1182,13 @@ cdef class Handle:
         saved_mean, saved_inv_variance : array, derived shape, optional
             Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
         activation : Activation
-            What ``act`` is, in the vendor's own fused kernel: refused where `Capability.ACTIVATION` is not set.
+            What ``act`` is, in the vendor's own fused kernel. Without `algorithm` refused where
+            `Capability.ACTIVATION` is not set; with one, NONE or RELU as in `plan_forward_training`.
         activation_low, activation_high : float, optional
             The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
         algorithm : str, optional
             Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes
-            it: the plan is made at the first call of its kind and kept by the handle, at most 32 of them.
+            it. What a kind of call needs is made at its first call and kept by the handle, for the last 256 kinds.
         workspace : array or (int, int), optional
             Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
 
@@ -1131,69 +1205,31 @@ cdef class Handle:
         -----
         Vendor symbols: see `batch_normalization_forward_training`.
         """
+        cdef Plan plan
         with self.lock:
             self._check()
-            kept = []
             has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-            xb = self._data(x, "x")
-            yb = self._data(y, "y", True)
-            values = _arguments.forward_training(
-                mode, alpha, beta, xb, yb, None, exponential_average_factor, epsilon, has_running
+            act = self._activation(activation, activation_low, activation_high, x)
+            key = (
+                PBN_OP_FORWARD_TRAINING, _named(algorithm), self._kind(x, "x", False), self._kind(y, "y", True),
+                _mode(mode), _number(alpha, "alpha"), _number(beta, "beta"), _number(epsilon, "epsilon"),
+                _number(exponential_average_factor, "exponential_average_factor"), has_running, has_saved, act,
             )
-            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
-            xd = self._described(xb)
-            yd = self._described(yb)
-            name = "batch_normalization_forward_training"
-            _check_capability(self.table, PBN_OP_FORWARD_TRAINING, values[0], xd, name)
-            pd = self._derived(xd, values[0])
-            if algorithm is not None:
-                _no_activation(algorithm, act)
-                key = (
-                    PBN_OP_FORWARD_TRAINING, algorithm, values, _key(xb), _key(yb), has_running, has_saved,
-                    _alignment(xb.pointer | yb.pointer),
+            plan = self._cached(key)
+            if plan is None:
+                plan = _plan_forward_training(
+                    self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, has_running,
+                    has_saved, (activation, activation_low, activation_high), None,
                 )
-                plan = self._cached(key)
-                if plan is None:
-                    plan = _plan_forward_training(
-                        self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, has_running,
-                        has_saved, Activation.NONE, None,
-                    )
-                    self._keep(key, plan)
-                try:
-                    plan(
-                        _address(xb, "x"),
-                        self._parameter(scale, "scale", pd, kept),
-                        self._parameter(bias, "bias", pd, kept),
-                        _address(yb, "y"),
-                        self._parameter(running_mean, "running_mean", pd, kept, True) if has_running else None,
-                        self._parameter(running_variance, "running_variance", pd, kept, True) if has_running else None,
-                        self._parameter(saved_mean, "saved_mean", pd, kept, True) if has_saved else None,
-                        self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept, True)
-                        if has_saved else None,
-                        workspace,
-                    )
-                finally:
-                    (<Plan>plan).handle = None
-                return
-            _forward_training(
-                self,
-                values,
-                xd,
-                _address(xb, "x"),
-                yd,
-                _address(yb, "y"),
-                pd,
-                self._parameter(scale, "scale", pd, kept),
-                self._parameter(bias, "bias", pd, kept),
-                self._parameter(running_mean, "running_mean", pd, kept, True) if has_running else 0,
-                self._parameter(running_variance, "running_variance", pd, kept, True) if has_running else 0,
-                self._parameter(saved_mean, "saved_mean", pd, kept, True) if has_saved else 0,
-                self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept, True) if has_saved else 0,
-                act,
-                self._workspace(workspace, kept),
-                True,
-            )
+                plan.arrays = True
+                self._keep(key, plan)
+            try:
+                plan(
+                    x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace
+                )
+            finally:
+                plan.handle = None
 
     def forward_inference(
         self,
@@ -1238,58 +1274,26 @@ cdef class Handle:
         -----
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
+        cdef Plan plan
         with self.lock:
             self._check()
-            kept = []
-            xb = self._data(x, "x")
-            yb = self._data(y, "y", True)
-            values = _arguments.forward_inference(mode, alpha, beta, xb, yb, None, epsilon)
-            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
-            xd = self._described(xb)
-            yd = self._described(yb)
-            name = "batch_normalization_forward_inference"
-            _check_capability(self.table, PBN_OP_FORWARD_INFERENCE, values[0], xd, name)
-            pd = self._derived(xd, values[0])
-            if algorithm is not None:
-                _no_activation(algorithm, act)
-                key = (
-                    PBN_OP_FORWARD_INFERENCE, algorithm, values, _key(xb), _key(yb), _alignment(xb.pointer | yb.pointer)
-                )
-                plan = self._cached(key)
-                if plan is None:
-                    plan = _plan_forward_inference(
-                        self, x, y, mode, algorithm, alpha, beta, epsilon, Activation.NONE, None
-                    )
-                    self._keep(key, plan)
-                try:
-                    plan(
-                        _address(xb, "x"),
-                        self._parameter(scale, "scale", pd, kept),
-                        self._parameter(bias, "bias", pd, kept),
-                        self._parameter(running_mean, "running_mean", pd, kept),
-                        self._parameter(running_variance, "running_variance", pd, kept),
-                        _address(yb, "y"),
-                        workspace,
-                    )
-                finally:
-                    (<Plan>plan).handle = None
-                return
-            _forward_inference(
-                self,
-                values,
-                xd,
-                _address(xb, "x"),
-                yd,
-                _address(yb, "y"),
-                pd,
-                self._parameter(scale, "scale", pd, kept),
-                self._parameter(bias, "bias", pd, kept),
-                self._parameter(running_mean, "running_mean", pd, kept),
-                self._parameter(running_variance, "running_variance", pd, kept),
-                act,
-                self._workspace(workspace, kept),
-                True,
+            act = self._activation(activation, activation_low, activation_high, x)
+            key = (
+                PBN_OP_FORWARD_INFERENCE, _named(algorithm), self._kind(x, "x", False), self._kind(y, "y", True),
+                _mode(mode), _number(alpha, "alpha"), _number(beta, "beta"), _number(epsilon, "epsilon"), act,
             )
+            plan = self._cached(key)
+            if plan is None:
+                plan = _plan_forward_inference(
+                    self, x, y, mode, algorithm, alpha, beta, epsilon,
+                    (activation, activation_low, activation_high), None,
+                )
+                plan.arrays = True
+                self._keep(key, plan)
+            try:
+                plan(x, scale, bias, running_mean, running_variance, y, workspace)
+            finally:
+                plan.handle = None
 
     def backward(
         self,
@@ -1312,6 +1316,7 @@ cdef class Handle:
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
+        y=None,
         algorithm=None,
         workspace=None,
     ):
@@ -1343,6 +1348,8 @@ cdef class Handle:
             Given with an activation, and only then.
         activation, activation_low, activation_high, algorithm, workspace
             As in `forward_training`.
+        y : array, shape and dtype of x, optional
+            What forward wrote: given where an algorithm is named and an activation fused, and only then.
 
         Raises
         ------
@@ -1353,71 +1360,31 @@ cdef class Handle:
         -----
         Vendor symbols: see `batch_normalization_backward`.
         """
+        cdef Plan plan
         with self.lock:
             self._check()
-            kept = []
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-            xb = self._data(x, "x")
-            dyb = self._data(dy, "dy")
-            dxb = self._data(dx, "dx", True)
-            values = _arguments.backward(
-                mode, alpha_data, beta_data, alpha_param, beta_param, xb, dyb, dxb, None, epsilon
+            act = self._activation(activation, activation_low, activation_high, x)
+            _arguments.activation_bias(act[0], bias)
+            _arguments.activation_result(act[0], algorithm, y)
+            key = (
+                PBN_OP_BACKWARD, _named(algorithm), self._kind(x, "x", False), self._kind(dy, "dy", False),
+                self._kind(dx, "dx", True), _mode(mode), _number(alpha_data, "alpha_data"),
+                _number(beta_data, "beta_data"), _number(alpha_param, "alpha_param"),
+                _number(beta_param, "beta_param"), _number(epsilon, "epsilon"), has_saved, act,
             )
-            act = _arguments.activation(activation, activation_low, activation_high, xb.dtype)
-            has_bias = _arguments.activation_bias(act[0], bias)
-            xd = self._described(xb)
-            dyd = self._described(dyb)
-            dxd = self._described(dxb)
-            _check_capability(self.table, PBN_OP_BACKWARD, values[0], xd, "batch_normalization_backward")
-            pd = self._derived(xd, values[0])
-            if algorithm is not None:
-                _no_activation(algorithm, act)
-                key = (
-                    PBN_OP_BACKWARD, algorithm, values, _key(xb), _key(dyb), _key(dxb), has_saved,
-                    _alignment(xb.pointer | dyb.pointer | dxb.pointer),
+            plan = self._cached(key)
+            if plan is None:
+                plan = _plan_backward(
+                    self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
+                    has_saved, (activation, activation_low, activation_high), None,
                 )
-                plan = self._cached(key)
-                if plan is None:
-                    plan = _plan_backward(
-                        self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
-                        has_saved, Activation.NONE, None,
-                    )
-                    self._keep(key, plan)
-                try:
-                    plan(
-                        _address(xb, "x"),
-                        _address(dyb, "dy"),
-                        self._parameter(scale, "scale", pd, kept),
-                        _address(dxb, "dx"),
-                        self._parameter(dscale, "dscale", pd, kept, True),
-                        self._parameter(dbias, "dbias", pd, kept, True),
-                        self._parameter(saved_mean, "saved_mean", pd, kept) if has_saved else None,
-                        self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept) if has_saved else None,
-                        workspace,
-                    )
-                finally:
-                    (<Plan>plan).handle = None
-                return
-            _backward(
-                self,
-                values,
-                xd,
-                _address(xb, "x"),
-                dyd,
-                _address(dyb, "dy"),
-                dxd,
-                _address(dxb, "dx"),
-                pd,
-                self._parameter(scale, "scale", pd, kept),
-                self._parameter(bias, "bias", pd, kept) if has_bias else 0,
-                self._parameter(dscale, "dscale", pd, kept, True),
-                self._parameter(dbias, "dbias", pd, kept, True),
-                self._parameter(saved_mean, "saved_mean", pd, kept) if has_saved else 0,
-                self._parameter(saved_inv_variance, "saved_inv_variance", pd, kept) if has_saved else 0,
-                act,
-                self._workspace(workspace, kept),
-                True,
-            )
+                plan.arrays = True
+                self._keep(key, plan)
+            try:
+                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
+            finally:
+                plan.handle = None
 
     def axpby(self, a, x, b, y, *, workspace=None):
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -1659,19 +1626,19 @@ cdef class Handle:
             raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
         call.activation, call.activation_low, call.activation_high = act
         if algorithm is not None:
-            _no_activation(algorithm, act)
+            fused = activation, activation_low, activation_high
             if op == Operation.FORWARD_TRAINING:
                 plan = _plan_forward_training(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, Activation.NONE, None
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, fused, None
                 )
             elif op == Operation.FORWARD_INFERENCE:
                 plan = _plan_forward_inference(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, Activation.NONE, None
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, fused, None
                 )
             elif op == Operation.BACKWARD:
                 plan = _plan_backward(
                     self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved,
-                    Activation.NONE, None,
+                    fused, None,
                 )
             else:
                 raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
@@ -1730,11 +1697,12 @@ cdef class Handle:
             16 bytes: on cuDNN ``"ex"`` and ``"graph"`` refuse them, and what ``"auto"`` chose of these goes through the
             plain entry point for that call.
         mode : Mode
-        algorithm : str
+        algorithm : str or None
             ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
             range is limited (cuDNN's persistent sums in fixed point) or that were seen to add in another order at every
             call (``"rows"`` in training and backward); a name of `algorithms`: that one and nothing else.
-            ``"graph:2"`` is the third plan in the order of cuDNN's heuristic.
+            ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
+            mode, as `forward_training` calls it.
         alpha, beta, epsilon, exponential_average_factor
             As in `forward_training`.
         running, saved : bool
@@ -1743,7 +1711,7 @@ cdef class Handle:
             NONE, or RELU by the vendor's fused kernel. cuDNN: algorithm ``"ex"`` (``"auto"`` takes it), float32,
             float16 and bfloat16, packed channels-last tensors with channels in multiples of 4, alpha 1 and beta 0,
             saved statistics, and addresses aligned to 16 bytes. A NaN in front of the activation comes out as NaN or
-            as 0. MIOpen has activations in `forward_training`, not by a plan; oneDNN has none.
+            as 0. MIOpen: algorithm None, where `Capability.ACTIVATION` is set. oneDNN has none.
         z : bool, TensorDescriptor or array, optional
             What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
         tune : bool
@@ -1779,7 +1747,8 @@ cdef class Handle:
                 ),
             )
         return _plan_forward_training(
-            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved, activation, z
+            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved,
+            (activation, None, None), z,
         )
 
     def plan_forward_inference(
@@ -1803,7 +1772,9 @@ cdef class Handle:
                     y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z
                 ),
             )
-        return _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, activation, z)
+        return _plan_forward_inference(
+            self, x, y, mode, algorithm, alpha, beta, epsilon, (activation, None, None), z
+        )
 
     def plan_backward(
         self,
@@ -1831,8 +1802,8 @@ cdef class Handle:
         Returns
         -------
         BackwardPlan
-            With an activation its calls take `y`, forward's result and like x, and `bias`; with z also `dz`, which is
-            written, and `reserve` as forward left it where `Plan.reserve_size` is not 0.
+            With an activation its calls take `bias` and, but for algorithm None, `y`, forward's result and like x; with
+            z also `dz`, which is written, and `reserve` as forward left it where `Plan.reserve_size` is not 0.
 
         Notes
         -----
@@ -1848,7 +1819,7 @@ cdef class Handle:
             )
         return _plan_backward(
             self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
-            activation, z,
+            (activation, None, None), z,
         )
 
     cdef tuple _workspace(self, object workspace, list kept, str name="workspace"):
@@ -2032,7 +2003,7 @@ cdef int _forward_training(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
     uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace, bint own,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("y", y, yd)]
@@ -2057,9 +2028,8 @@ cdef int _forward_training(
     call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_forward_training"
-    if not own:  # the array level has asked, before it looked at the parameters
-        _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
-    handle._ensure_workspace(&call, own, name)
+    _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
+    handle._ensure_workspace(&call, False, name)
     return _run(handle, &call, name)
 
 
@@ -2067,7 +2037,7 @@ cdef int _forward_inference(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
     uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    tuple act, tuple workspace, bint own,
+    tuple act, tuple workspace,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("y", y, yd)]
@@ -2093,9 +2063,8 @@ cdef int _forward_inference(
     call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_forward_inference"
-    if not own:  # the array level has asked, before it looked at the parameters
-        _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
-    handle._ensure_workspace(&call, own, name)
+    _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
+    handle._ensure_workspace(&call, False, name)
     return _run(handle, &call, name)
 
 
@@ -2103,7 +2072,7 @@ cdef int _backward(
     Handle handle, tuple values,
     TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy, TensorDescriptor dxd, uintptr_t dx,
     TensorDescriptor pd, uintptr_t scale, uintptr_t bias, uintptr_t dscale, uintptr_t dbias,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace, bint own,
+    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace,
 ) except -1:
     cdef pbn_call call
     outputs = [_region("dx", dx, dxd), _region("dscale", dscale, pd), _region("dbias", dbias, pd)]
@@ -2128,9 +2097,8 @@ cdef int _backward(
     call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
     call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
     name = "batch_normalization_backward"
-    if not own:  # the array level has asked, before it looked at the parameters
-        _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
-    handle._ensure_workspace(&call, own, name)
+    _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
+    handle._ensure_workspace(&call, False, name)
     return _run(handle, &call, name)
 
 
@@ -2191,6 +2159,276 @@ cdef int _relu_backward(
     call.dx_desc, call.dx = &dxd.tensor, <void *>dx
     _check_capability(handle.table, PBN_OP_RELU_BACKWARD, 1, xd, "relu_backward")
     return _run(handle, &call, "relu_backward")
+
+
+# ---------------------------------------------------------------- calls in a row
+
+cdef enum:
+    _SLOT_BITS = 56
+    _MAX_SLOTS = 32
+
+
+cdef uint64_t _OFFSET = (<uint64_t>1 << _SLOT_BITS) - 1
+
+
+cdef struct _Place:
+    size_t member  # of pbn_call, in bytes from its begin
+    int slot
+    size_t offset
+
+
+cdef struct _Extent:
+    int slot
+    size_t start, end, element
+    bint written
+
+
+cdef dict _members():
+    """Where pbn_call has the address of each tensor."""
+    cdef pbn_call c
+    cdef char *start = <char *>&c
+    return {
+        "x": <char *>&c.x - start, "dy": <char *>&c.dy - start, "y": <char *>&c.y - start,
+        "dx": <char *>&c.dx - start, "scale": <char *>&c.scale - start, "bias": <char *>&c.bias - start,
+        "running_mean": <char *>&c.running_mean - start, "running_variance": <char *>&c.running_variance - start,
+        "saved_mean": <char *>&c.saved_mean - start, "saved_inv_variance": <char *>&c.saved_inv_variance - start,
+        "dscale": <char *>&c.dscale - start, "dbias": <char *>&c.dbias - start,
+    }
+
+
+cdef dict _MEMBERS = _members()
+cdef dict _CALL_NAMES = {
+    PBN_OP_FORWARD_TRAINING: "batch_normalization_forward_training",
+    PBN_OP_FORWARD_INFERENCE: "batch_normalization_forward_inference",
+    PBN_OP_BACKWARD: "batch_normalization_backward",
+    PBN_OP_AXPBY: "axpby",
+    PBN_OP_FILL: "fill",
+    PBN_OP_RELU: "relu",
+    PBN_OP_RELU_BACKWARD: "relu_backward",
+}
+
+
+cdef class CallList:
+    """A handle's calls in a row, checked once and run again and again on other memory.
+
+    An address in them is made up of a slot and an offset, ``slot << 56 | offset``; where the slots begin is said at
+    each run. Slot 0 is the workspace.
+
+    Parameters
+    ----------
+    handle : Handle
+        Later runs are given it again: the list does not keep it.
+    """
+
+    cdef const pbn_backend *table
+    cdef pbn_call *calls
+    cdef int *ends  # of each call's part of `places`
+    cdef int count
+    cdef _Place *places
+    cdef _Extent *extents
+    cdef int extent_count
+    cdef int slots
+    cdef list descriptors
+
+    def __cinit__(self, Handle handle not None):
+        handle._check()
+        self.table = handle.table
+        self.descriptors = []
+
+    def __dealloc__(self):
+        free(self.calls)
+        free(self.ends)
+        free(self.places)
+        free(self.extents)
+
+    def __len__(self):
+        return self.count
+
+    cdef TensorDescriptor _own(self, Handle handle, object buffer):
+        """A descriptor that nobody else can change."""
+        found = TensorDescriptor(handle.backend, buffer.dtype, buffer.dims, buffer.strides)
+        self.descriptors.append(found)
+        return found
+
+    def append(self, Handle handle, object operation, dict arrays, object workspace, **values):
+        """One call more.
+
+        Parameters
+        ----------
+        handle : Handle
+        operation : Operation
+        arrays : dict of str to Buffer
+            Every tensor of the call by its name; parameters in their derived shape.
+        workspace : (int, int)
+            Offset in slot 0 and bytes.
+        **values
+            mode and scalars by the names that `Handle`'s methods have for them.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError
+            As that method.
+        """
+        cdef pbn_call call
+        cdef TensorDescriptor xd = None, yd = None, dyd = None, dxd = None, pd = None
+        cdef int op = operation
+        cdef void *grown
+        cdef int place = self.ends[self.count - 1] if self.count else 0
+        handle._check()
+        memset(&call, 0, sizeof(call))
+        call.operation = op
+        call.alpha_param = 1.0
+        if "x" in arrays:
+            xd = self._own(handle, arrays["x"])
+            call.x_desc = &xd.tensor
+        if "y" in arrays:
+            yd = self._own(handle, arrays["y"])
+            call.y_desc = &yd.tensor
+        if "dy" in arrays:
+            dyd = self._own(handle, arrays["dy"])
+            call.dy_desc = &dyd.tensor
+        if "dx" in arrays:
+            dxd = self._own(handle, arrays["dx"])
+            call.dx_desc = &dxd.tensor
+        call.mode = PBN_SPATIAL
+        if op == PBN_OP_FORWARD_TRAINING:
+            call.mode, call.alpha, call.beta, call.factor, call.epsilon = _arguments.forward_training(
+                values["mode"], values["alpha"], values["beta"], xd, yd, None, values["exponential_average_factor"],
+                values["epsilon"], "running_mean" in arrays,
+            )
+        elif op == PBN_OP_FORWARD_INFERENCE:
+            call.mode, call.alpha, call.beta, call.epsilon = _arguments.forward_inference(
+                values["mode"], values["alpha"], values["beta"], xd, yd, None, values["epsilon"]
+            )
+        elif op == PBN_OP_BACKWARD:
+            call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = _arguments.backward(
+                values["mode"], values["alpha_data"], values["beta_data"], values["alpha_param"],
+                values["beta_param"], xd, dyd, dxd, None, values["epsilon"],
+            )
+        elif op == PBN_OP_AXPBY:
+            call.alpha, call.beta = _arguments.axpby(values["a"], values["b"], xd, yd)
+        elif op == PBN_OP_FILL:
+            call.alpha = _arguments.fill(values["value"], yd)
+        elif op == PBN_OP_RELU:
+            _arguments.relu(xd, yd)
+        else:
+            _arguments.relu_backward(xd, dyd, dxd)
+        _check_capability(self.table, op, call.mode, yd if xd is None else xd, _CALL_NAMES[op])
+        if op in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD):
+            pd = derive_bn_tensor_descriptor(xd, Mode(call.mode))
+            self.descriptors.append(pd)
+            call.param_desc = &pd.tensor
+        call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+        grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
+        if grown == NULL:
+            raise MemoryError
+        self.calls = <pbn_call *>grown
+        grown = realloc(self.ends, (self.count + 1) * sizeof(int))
+        if grown == NULL:
+            raise MemoryError
+        self.ends = <int *>grown
+        grown = realloc(self.places, (place + <int>len(arrays)) * sizeof(_Place))
+        if grown == NULL:
+            raise MemoryError
+        self.places = <_Place *>grown
+        for name, buffer in arrays.items():
+            self.places[place].member = _MEMBERS[name]
+            self.places[place].slot = self._slot(buffer.pointer)
+            self.places[place].offset = buffer.pointer & _OFFSET
+            place += 1
+        self.calls[self.count], self.ends[self.count] = call, place
+        self.count += 1
+
+    cdef int _slot(self, object address) except -1:
+        cdef int slot = address >> _SLOT_BITS
+        if slot >= _MAX_SLOTS:
+            raise ValueError(f"slot {slot} of {_MAX_SLOTS}")
+        self.slots = max(self.slots, slot + 1)
+        return slot
+
+    def reach(self, address, nbytes, element, written):
+        """Say that memory is read or written, for `apart`."""
+        cdef void *grown = realloc(self.extents, (self.extent_count + 1) * sizeof(_Extent))
+        cdef _Extent *extent
+        if grown == NULL:
+            raise MemoryError
+        self.extents = <_Extent *>grown
+        extent = &self.extents[self.extent_count]
+        extent.slot, extent.start = self._slot(address), address & _OFFSET
+        extent.end, extent.element, extent.written = extent.start + <size_t>nbytes, element, written
+        self.extent_count += 1
+
+    cdef int _begins(self, tuple addresses, uintptr_t *begins) except -1:
+        cdef int i
+        if len(addresses) < self.slots or len(addresses) > _MAX_SLOTS:
+            raise ValueError(f"{len(addresses)} addresses for {self.slots} slots")
+        for i in range(<int>len(addresses)):
+            begins[i] = addresses[i]
+        return 0
+
+    def apart(self, tuple addresses, size_t workspace=0):
+        """Whether the memory is there and aligned, and no written range overlaps another.
+
+        False says no more than that some are in doubt: interleaved views may be apart.
+
+        Parameters
+        ----------
+        addresses : tuple of int
+            As in `run`.
+        workspace : int
+            Bytes of slot 0 that are written.
+        """
+        cdef uintptr_t begins[_MAX_SLOTS]
+        cdef uintptr_t start, end, other
+        cdef _Extent *a
+        cdef _Extent *b
+        cdef int i, j
+        self._begins(addresses, begins)
+        for i in range(self.extent_count):
+            a = &self.extents[i]
+            start, end = begins[a.slot] + a.start, begins[a.slot] + a.end
+            if start == 0 or start % a.element or end < start or (start < begins[0] + workspace and begins[0] < end):
+                return False
+            for j in range(i):
+                b = &self.extents[j]
+                other = begins[b.slot]
+                if (a.written or b.written) and start < other + b.end and other + b.start < end:
+                    return False
+        return True
+
+    def run(self, Handle handle not None, tuple addresses):
+        """Make the calls.
+
+        Parameters
+        ----------
+        handle : Handle
+            Of the backend that the list was made for.
+        addresses : tuple of int
+            Where the slots begin.
+
+        Raises
+        ------
+        ClosedError, VendorError
+        """
+        cdef uintptr_t begins[_MAX_SLOTS]
+        cdef pbn_call call  # a copy: other threads run this list too
+        cdef _Place *place
+        cdef int i, j = 0
+        if handle.table != self.table:
+            raise ValueError("a handle of another backend")
+        self._begins(addresses, begins)
+        with handle.lock:
+            for i in range(self.count):
+                call = self.calls[i]
+                while j < self.ends[i]:
+                    place = &self.places[j]
+                    (<uintptr_t *>(<char *>&call + place.member))[0] = begins[place.slot] + place.offset
+                    j += 1
+                if call.workspace_size:
+                    call.workspace = <void *>(begins[0] + <uintptr_t>call.workspace)
+                else:
+                    call.workspace = NULL
+                _run(handle, &call, _CALL_NAMES[call.operation])
 
 
 # ---------------------------------------------------------------- the calls on addresses
@@ -2276,7 +2514,7 @@ def batch_normalization_forward_training(
             _arguments.optional_pointer(running_mean, "running_mean"),
             _arguments.optional_pointer(running_variance, "running_variance"),
             _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws, False,
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws,
         )
 
 
@@ -2337,7 +2575,7 @@ activation_high, workspace, workspace_size
             h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
             _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
             _arguments.pointer(running_mean, "running_mean"),
-            _arguments.pointer(running_variance, "running_variance"), act, ws, False,
+            _arguments.pointer(running_variance, "running_variance"), act, ws,
         )
 
 
@@ -2416,7 +2654,7 @@ def batch_normalization_backward(
             _arguments.optional_pointer(bias, "bias"),
             _arguments.pointer(dscale, "dscale"), _arguments.pointer(dbias, "dbias"),
             _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws, False,
+            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws,
         )
 
 
@@ -2727,12 +2965,15 @@ def signature(array):
         no DLPack table of C functions, or the table does not take this array.
     """
     cdef _DLTensor view
-    cdef int64_t found[4 + 2 * _VIEW_RANK]
-    cdef uintptr_t address
-    cdef int i
     if not _seen(array, _exchange_of(type(array), False), &view):
         return None
-    address = (<uintptr_t>view.data + view.byte_offset) | 16
+    return _signed(&view)
+
+
+cdef object _signed(const _DLTensor *view):
+    cdef int64_t found[4 + 2 * _VIEW_RANK]
+    cdef uintptr_t address = (<uintptr_t>view.data + view.byte_offset) | 16
+    cdef int i
     found[0] = ((<int64_t>view.device_type) << 32) | view.device_id
     found[1] = ((<int64_t>view.code) << 32) | ((<int64_t>view.bits) << 16) | view.lanes
     found[2] = <int64_t>(address & (~address + 1))
@@ -2784,6 +3025,7 @@ cdef class Plan:
     cdef int device_id  # of the handle, -1 where that is not known
     cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
     cdef bint busy  # a call is under way, whose state `call` and the spans are
+    cdef bint arrays  # of a Handle's own calls, which take no bare addresses
     cdef int forks  # as `_forks` was
     cdef uintptr_t alignment  # of the data addresses that it was made for, a power of two up to 16
     cdef size_t data_element, param_element
@@ -2853,8 +3095,8 @@ cdef class Plan:
         cdef const char *why = NULL
         cdef int status
         cdef bytes name
-        _arguments.algorithm(algorithm, algorithms(self.handle.backend), numbered_algorithms(self.handle.backend))
-        _check_capability(table, self.call.operation, self.call.mode, self.xd, self.name)
+        if algorithm is not None:
+            _arguments.algorithm(algorithm, algorithms(self.handle.backend), numbered_algorithms(self.handle.backend))
         self.device_id = -1 if self.handle.device is None else self.handle.device
         self.data_span = _span_bytes(self.xd)
         self.other_span = _span_bytes(self.yd)
@@ -2869,8 +3111,8 @@ cdef class Plan:
         )
         self.alignment &= ~self.alignment + 1
         self.handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-        if table.plan_create == NULL:
-            if self.call.activation != PBN_ACTIVATION_NONE:
+        if table.plan_create == NULL or algorithm is None:
+            if algorithm is not None and self.call.activation != PBN_ACTIVATION_NONE:
                 raise _unsupported(
                     self.handle, self.name,
                     "no plan of this backend has an activation; its calls have one where Capability.ACTIVATION is set",
@@ -2878,7 +3120,9 @@ cdef class Plan:
             status = table.workspace_size(self.handle.handle, &self.call, &self.workspace_size)
             if status != 0:
                 raise _error(table, status, self.name, _shown(&self.call))
-            self.algorithm, self.reason = "plain", "the one entry point of this backend"
+            self.algorithm = "plain"
+            only = table.plan_create == NULL
+            self.reason = "the one entry point of this backend" if only else "the entry point, and nothing else"
         else:
             name = (<str>algorithm).encode("ascii")
             chosen = name
@@ -2893,39 +3137,43 @@ cdef class Plan:
         self.call.y = self.call.dx = self.call.dz = NULL
         return 0
 
-    cdef uintptr_t _fuse(self, object activation, object z) except? 0:
+    cdef uintptr_t _fuse(self, tuple activation, object algorithm, object z) except? 0:
         """Sets the activation and what is added before it; the address of a residual that is an array, else 0."""
-        found = _arguments.plan_activation(activation)
-        self.call.activation = found
+        if algorithm is not None:
+            _arguments.plan_activation(activation[0])
+        found = _arguments.activation(*activation, self.xd.dtype)
+        self.call.activation, self.call.activation_low, self.call.activation_high = found
         if z is None or z is False:
             return 0
+        if algorithm is None:
+            raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
         zd, address = _planned(self.handle, None if z is True else z, "z", self.xd)
-        _arguments.residual(found, zd, self.xd)
+        _arguments.residual(found[0], zd, self.xd)
         self.zd = zd
         return address
 
     cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
         cdef uintptr_t address
-        if type(value) is int:
-            address = _plan_address(value, name)
-        else:
-            address = self._viewed(value, &planned.tensor, False, output)
-            if address != 0:
-                return address
-            buffer = self.handle._buffer(value, name, output)
-            if (buffer.dtype, buffer.dims, buffer.strides) != (planned.dtype, planned.dims, planned.strides):
-                raise errors.ArgumentError(
-                    name,
-                    f"{buffer.dtype.short} dims={buffer.dims} strides={buffer.strides}",
-                    f"what was planned, {planned.dtype.short} dims={planned.dims} strides={planned.strides}",
-                )
-            kept.append(buffer)
-            address = buffer.pointer
-        return address
+        if type(value) is int and not self.arrays:
+            return _plan_address(value, name)
+        address = self._viewed(value, &planned.tensor, False, output)
+        if address != 0:
+            return address
+        buffer = self.handle._buffer(value, name, output)
+        if (buffer.dtype, buffer.dims) != (planned.dtype, planned.dims) or any(
+            [d != 1 and s != t for d, s, t in zip(buffer.dims, buffer.strides, planned.strides, strict=True)]
+        ):  # axes of length 1 have no place in memory
+            raise errors.ArgumentError(
+                name,
+                f"{buffer.dtype.short} dims={buffer.dims} strides={buffer.strides}",
+                f"what was planned, {planned.dtype.short} dims={planned.dims} strides={planned.strides}",
+            )
+        kept.append(buffer)
+        return _address(buffer, name)
 
     cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
         cdef uintptr_t address
-        if type(value) is int:
+        if type(value) is int and not self.arrays:
             return _plan_address(value, name)
         address = self._viewed(value, &self.pd.tensor, True, output)
         return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
@@ -3121,13 +3369,20 @@ cdef object _alignment(uintptr_t addresses):
     return (addresses | 16) & (~(addresses | 16) + 1)
 
 
-cdef int _no_activation(object algorithm, tuple act) except -1:
-    """Checks a call's algorithm as far as the cache of plans needs it; the rest is checked when the plan is made."""
-    if not isinstance(algorithm, str):
+cdef object _named(object algorithm):
+    """A call's algorithm as far as the cache of plans needs it; the rest is checked when the plan is made."""
+    if algorithm is not None and not isinstance(algorithm, str):
         raise errors.ArgumentTypeError("algorithm", algorithm, "a string or None")
-    if act[0] != PBN_ACTIVATION_NONE:
-        raise errors.ArgumentError("algorithm", algorithm, "None where an activation is fused")
-    return 0
+    return algorithm
+
+
+cdef object _mode(object mode):
+    return mode if type(mode) is Mode else _arguments.mode(mode)
+
+
+cdef object _number(object value, str name):
+    """As a key; its range is checked when the plan is made."""
+    return value if type(value) is float else _arguments.scalar(value, name)
 
 
 cdef inline uintptr_t _plan_address(object value, str name) except 0:
@@ -3170,7 +3425,7 @@ cdef object _tuned(Handle handle, int operation, object x, object algorithm, dic
 
 cdef object _plan_forward_training(
     Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
-    object factor, object running, object saved, object activation, object z,
+    object factor, object running, object saved, tuple activation, object z,
 ):
     cdef ForwardTrainingPlan plan = ForwardTrainingPlan.__new__(ForwardTrainingPlan)
     cdef char here
@@ -3182,13 +3437,14 @@ cdef object _plan_forward_training(
         plan.xd, x_address = _planned(handle, x, "x", None)
         plan.yd, y_address = _planned(handle, y, "y", plan.xd)
         values = _arguments.forward_training(mode, alpha, beta, plan.xd, plan.yd, None, factor, epsilon, plan.running)
+        _check_capability(plan.table, PBN_OP_FORWARD_TRAINING, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
         plan.call.operation = PBN_OP_FORWARD_TRAINING
         plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.factor, plan.call.epsilon = values
         plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
         plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
-        plan.call.z = <void *>plan._fuse(activation, z)
+        plan.call.z = <void *>plan._fuse(activation, algorithm, z)
         if plan.zd is not None:
             plan.call.z_desc = &plan.zd.tensor
         if plan.running:
@@ -3201,7 +3457,7 @@ cdef object _plan_forward_training(
 
 cdef object _plan_forward_inference(
     Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
-    object activation, object z,
+    tuple activation, object z,
 ):
     cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
     with handle.lock:
@@ -3211,13 +3467,14 @@ cdef object _plan_forward_inference(
         plan.xd, x_address = _planned(handle, x, "x", None)
         plan.yd, y_address = _planned(handle, y, "y", plan.xd)
         values = _arguments.forward_inference(mode, alpha, beta, plan.xd, plan.yd, None, epsilon)
+        _check_capability(plan.table, PBN_OP_FORWARD_INFERENCE, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
         plan.call.operation = PBN_OP_FORWARD_INFERENCE
         plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.epsilon = values
         plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
         plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
-        plan.call.z = <void *>plan._fuse(activation, z)
+        plan.call.z = <void *>plan._fuse(activation, algorithm, z)
         if plan.zd is not None:
             plan.call.z_desc = &plan.zd.tensor
         plan._make(algorithm)
@@ -3226,7 +3483,7 @@ cdef object _plan_forward_inference(
 
 cdef object _plan_backward(
     Handle handle, object x, object dy, object dx, object mode, object algorithm, object alpha_data, object beta_data,
-    object alpha_param, object beta_param, object epsilon, object saved, object activation, object z,
+    object alpha_param, object beta_param, object epsilon, object saved, tuple activation, object z,
 ):
     cdef BackwardPlan plan = BackwardPlan.__new__(BackwardPlan)
     cdef char here
@@ -3241,6 +3498,7 @@ cdef object _plan_backward(
         values = _arguments.backward(
             mode, alpha_data, beta_data, alpha_param, beta_param, plan.xd, plan.yd, plan.dxd, None, epsilon
         )
+        _check_capability(plan.table, PBN_OP_BACKWARD, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
         plan.call.operation = PBN_OP_BACKWARD
@@ -3250,11 +3508,12 @@ cdef object _plan_backward(
         plan.call.param_desc = &plan.pd.tensor
         plan.call.x, plan.call.dy = <void *><uintptr_t>x_address, <void *><uintptr_t>dy_address
         plan.call.dx = <void *><uintptr_t>dx_address
-        plan.call.dz = <void *>plan._fuse(activation, z)
+        plan.call.dz = <void *>plan._fuse(activation, algorithm, z)
         if plan.zd is not None:
             plan.call.dz_desc = &plan.zd.tensor
         plan.activated = plan.call.activation != PBN_ACTIVATION_NONE
-        if plan.activated:
+        plan.masked = plan.activated and algorithm is not None  # entry points make the mask from x and the bias
+        if plan.masked:
             plan.call.y_desc = &plan.xd.tensor
         if plan.saved:
             plan.call.saved_mean = plan.call.saved_inv_variance = &here
@@ -3359,6 +3618,7 @@ cdef class BackwardPlan(Plan):
 
     cdef bint saved
     cdef bint activated
+    cdef bint masked  # by y, forward's result
 
     def __call__(
         self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, y=None,
@@ -3366,8 +3626,9 @@ cdef class BackwardPlan(Plan):
     ):
         """Run it: addresses, or arrays as planned; the saved statistics exactly where they were planned.
 
-        With an activation also y, the forward's result, and the bias; with z also dz, written, and where the plan's
-        `reserve_size` is not 0 the reserve that forward wrote: an array or (address, bytes), as `workspace` is.
+        With an activation also the bias and, but for algorithm None, y, the forward's result; with z also dz, written,
+        and where the plan's `reserve_size` is not 0 the reserve that forward wrote: an array or (address, bytes), as
+        `workspace` is.
 
         Raises
         ------
@@ -3400,7 +3661,7 @@ cdef class BackwardPlan(Plan):
                     )
                     self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
                     self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
-                if self._given(y, "y", self.activated):
+                if self._given(y, "y", self.masked):
                     self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
                     self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)
                 if self._given(bias, "bias", self.activated):

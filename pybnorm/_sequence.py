@@ -77,10 +77,7 @@ class Sequence:
 
     def check(self) -> int:
         """Check every step as the operations do, without touching memory; the bytes of workspace that a run needs."""
-        inner = 0
-        for name, arguments, options in self._placed(0):
-            inner = max(inner, operations.workspace_size(self.handle, name, *arguments, **options))
-        return self._scratch + inner
+        return self._scratch + max([prepared.nbytes for prepared, *_ in self._prepared(0)], default=0)
 
     def run(self, workspace: Any = None) -> None:
         """Perform the steps.
@@ -97,12 +94,14 @@ class Sequence:
         """
         address, given = self.handle.memory(workspace)
         if address == 0 and self.handle.library.device_type == CPU:
-            if len(self._steps) > 1:
-                self.check()  # a later step that is refused must not leave the earlier ones' writes behind
             memory = np.empty(self._scratch + _ALIGNMENT, np.uint8)
-            self._perform(memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT, None)
+            for prepared, addresses, _held, name in self._prepared(
+                memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
+            ):
+                prepared.execute(self.handle, name, addresses, None)
             return
-        need = self.check()
+        steps = self._prepared(address)
+        need = self._scratch + max([prepared.nbytes for prepared, *_ in steps], default=0)
         if given < need or (need and address % _ALIGNMENT):
             raise WorkspaceError(
                 "workspace",
@@ -110,11 +109,15 @@ class Sequence:
                 f"at least {need} bytes, aligned to {_ALIGNMENT}, on the handle's device",
             )
         rest = (address + self._scratch, given - self._scratch) if given > self._scratch else None
-        self._perform(address, rest)
+        for prepared, addresses, _held, name in steps:
+            prepared.execute(self.handle, name, addresses, rest)
 
-    def _perform(self, address: int, workspace: tuple[int, int] | None) -> None:
-        for name, arguments, options in self._placed(address):
-            getattr(operations, name)(self.handle, *arguments, workspace=workspace, **options)
+    def _prepared(self, address: int) -> list[tuple[operations.Prepared, tuple[int, ...], list[Any], str]]:
+        """Every step checked: one that is refused must not leave the earlier ones' writes behind."""
+        return [
+            (*operations.asked(self.handle, name, arguments, options), name)
+            for name, arguments, options in self._placed(address)
+        ]
 
     def _placed(self, address: int) -> list[tuple[str, list[Any], dict[str, Any]]]:
         def place(value: Any) -> Any:

@@ -25,10 +25,16 @@ length 1 are dropped, axes of one kind that are contiguous to each other in ever
 is given as (R, K, R...) in spatial mode if there is one kept group, or as (R, K, K...) in per-activation mode if there
 is one reduced group. Where no view serves, or the backend has no path for one, arrays are copied packed through axpby
 in the workspace. That is never silent: `plan` lists the copies and the logger ``pybnorm.operations`` tells of each.
+
+Host time. What the first call of a kind (operation, shapes, strides, dtypes, devices, scalars) has checked and worked
+out is kept by the handle, for the last `MOST_PREPARED` kinds; later ones take the addresses, see that memory is apart,
+and run the calls in C.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -43,11 +49,12 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import Handle, capability
+from pybnorm._core import CallList, Handle, capability
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError, WorkspaceError
 
 __all__ = [
+    "MOST_PREPARED",
     "Derived",
     "Plan",
     "axpby",
@@ -81,6 +88,7 @@ Dims: TypeAlias = tuple[int, ...]
 
 ALIGNMENT = 64  # what backends ask of a workspace; scratch arrays start at multiples of it
 CPU = 1  # DLPack's device type
+SLOT_BITS = 56  # an address in a program: slot << 56 | offset; slot 0 is the workspace, slot i + 1 the array argument i
 MAX_RANK = 5  # axes that every backend takes with any strides
 
 _log = logging.getLogger("pybnorm.operations")
@@ -965,7 +973,8 @@ def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Pla
     ArgumentError, UnsupportedError
         As the operation would.
     """
-    return _asked(handle, operation, arguments, options).plan(operation)
+    found = asked(handle, operation, arguments, options)[0]
+    return Plan(operation, found.nbytes, found.calls, found.copies)
 
 
 def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: Any) -> int:
@@ -986,7 +995,7 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
     ArgumentError, UnsupportedError
         As the operation would.
     """
-    return _asked(handle, operation, arguments, options).nbytes
+    return asked(handle, operation, arguments, options)[0].nbytes
 
 
 def kept_workspace_nbytes(handle: Handle) -> int:
@@ -1012,17 +1021,16 @@ class _Shape:
 
 
 class _Step(NamedTuple):
-    """One primitive call: a method of Handle and its arguments; addresses of scratch arrays are offsets still."""
+    """One primitive call."""
 
-    method: str
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    inner: int | None
-    """Bytes of workspace; None for fill and relu, which take none."""
+    operation: Operation
+    arrays: dict[str, Buffer]
+    values: dict[str, Any]
+    inner: int
+    """Bytes of workspace of its own."""
     text: str
 
 
-_SCRATCH = object()  # owner of scratch arrays
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 _OPERATIONS = {
@@ -1036,17 +1044,8 @@ class Program:
     """Checks an operation's arguments and collects its primitive calls and the scratch memory they need.
 
     Collecting executes nothing, so a refusal by any of the calls comes before the first, and the workspace query and
-    the execution are the same code. For use inside the package: made by `program`; the attributes below and `execute`
-    are what other modules may rely on.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of workspace that `execute` needs.
-    steps : list
-        The calls in order: named tuples whose `arguments` and `options` hold the arrays.
-    inputs, outputs : list of `_arguments.Region`
-        The caller's arrays, which `execute` checks for overlaps.
+    the execution are the same code. Where arrays lie does not count: they are given at made-up addresses, scratch
+    arrays begin at 0, and what `finish` makes runs wherever both are.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -1059,13 +1058,8 @@ class Program:
         self.inputs: list[_arguments.Region] = []
         self.outputs: list[_arguments.Region] = []
         self._constants: dict[tuple[float, int, DataType], Buffer] = {}
-        self._packed: dict[tuple[int, int, Dims], Buffer] = {}
+        self._packed: dict[tuple[int, Dims], Buffer] = {}
         self._pending: list[tuple[Buffer, Buffer]] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of workspace: the scratch arrays, then what the greediest call asks for."""
-        return self.used + self.inner
 
     # -------- arguments
 
@@ -1146,7 +1140,7 @@ class Program:
         nbytes = math.prod(dims) * dtype.itemsize
         self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         steps = _arguments.packed_strides(dims) if strides is None else strides
-        return Buffer(start, dims, steps, dtype, self.device_type, -1, True, _SCRATCH)
+        return Buffer(start, dims, steps, dtype, self.device_type, -1, True, None)
 
     def vector(self, shape: _Shape) -> Buffer:
         """An uninitialised parameter vector."""
@@ -1285,20 +1279,21 @@ class Program:
             inner = self.handle.workspace_size(
                 Operation.AXPBY, xd, y_desc=self.handle.descriptor(ys, "y"), alpha=a, beta=b
             )
-            self._step("axpby", (a, xs, b, ys), {}, inner, f"axpby {xs.dtype.short} {xs.dims}")
+            text = f"axpby {xs.dtype.short} {xs.dims}"
+            self._step(Operation.AXPBY, {"x": xs, "y": ys}, {"a": a, "b": b}, inner, text)
 
     def fill(self, value: float, y: Buffer) -> None:
         """``y = value``."""
         for ys, _ in _pieces(y, y):
             self._require(Operation.FILL, "fill", "y", ys)
-            self._step("fill", (value, ys), {}, None, f"fill {ys.dtype.short} {ys.dims}")
+            self._step(Operation.FILL, {"y": ys}, {"value": value}, 0, f"fill {ys.dtype.short} {ys.dims}")
 
     def relu(self, x: Buffer, y: Buffer) -> None:
         """``y = max(x, 0)``."""
         for xs, ys in _pieces(x, y):
             self._require(Operation.RELU, "relu", "x", xs)
             self._require(Operation.RELU, "relu", "y", ys)
-            self._step("relu", (xs, ys), {}, None, f"relu {xs.dtype.short} {xs.dims}")
+            self._step(Operation.RELU, {"x": xs, "y": ys}, {}, 0, f"relu {xs.dtype.short} {xs.dims}")
 
     def relu_backward(self, x: Buffer, dy: Buffer, dx: Buffer) -> None:
         """``dx = dy where x > 0, else 0``; cuDNN wants one memory order, so others are copied, whatever the backend."""
@@ -1311,7 +1306,8 @@ class Program:
         for xs, dys, dxs in _pieces(x, dy, dx):
             for name, array in (("x", xs), ("dy", dys), ("dx", dxs)):
                 self._require(Operation.RELU_BACKWARD, "relu_backward", name, array)
-            self._step("relu_backward", (xs, dys, dxs), {}, None, f"relu_backward {xs.dtype.short} {xs.dims}")
+            arrays = {"x": xs, "dy": dys, "dx": dxs}
+            self._step(Operation.RELU_BACKWARD, arrays, {}, 0, f"relu_backward {xs.dtype.short} {xs.dims}")
         if dx is not target:
             self.axpby(1.0, dx, 0.0, target)
 
@@ -1342,10 +1338,10 @@ class Program:
             )
 
     def _step(
-        self, method: str, arguments: tuple[Any, ...], options: dict[str, Any], inner: int | None, text: str
+        self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str
     ) -> None:
-        self.inner = max(self.inner, inner or 0)
-        self.steps.append(_Step(method, arguments, options, inner, text))
+        self.inner = max(self.inner, inner)
+        self.steps.append(_Step(operation, arrays, values, inner, text))
 
     def _call(
         self,
@@ -1408,7 +1404,7 @@ class Program:
             if buffer is None:
                 packed[name] = self.scratch(dims, x.dtype)
                 continue
-            key = buffer.pointer, id(buffer.owner), buffer.dims
+            key = buffer.pointer, buffer.dims
             if name not in written and key in self._packed:
                 packed[name] = self._packed[key]
                 continue
@@ -1462,54 +1458,99 @@ class Program:
         steps = _arguments.packed_strides(dims)
         shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
         text = f"{method} {mode.name} {x.dtype.short} {x.dims}"
-        self._step(method, (), {**data, **shaped, "mode": mode, **options}, inner, text)
+        self._step(_OPERATIONS[method], {**data, **shaped}, {"mode": mode, **options}, inner, text)
 
     # -------- the end
 
-    def finish(self) -> None:
-        """Round the results that were asked for in 16 bits."""
+    def finish(self) -> Prepared:
+        """Round the results that were asked for in 16 bits, and make it ready to run."""
         for wide, target in self._pending:
             self.narrow(wide, target)
         self._pending.clear()
+        return Prepared(self)
 
-    def plan(self, operation: str) -> Plan:
-        """The program in words."""
-        return Plan(operation, self.nbytes, tuple(s.text for s in self.steps), tuple(self.copies))
 
-    def execute(self, operation: str, workspace: Any) -> None:
-        """Check the workspace and overlaps, then make the calls."""
-        address, size = self.handle.memory(workspace)
-        regions = self.outputs
-        if self.nbytes and workspace is not None:
-            if size < self.nbytes or address % ALIGNMENT:
-                raise WorkspaceError("workspace", f"{size} bytes at {address:#x}", self._needed(operation))
-            regions = [*regions, _arguments.Region("workspace", address, (self.nbytes,), (1,), 1)]
-        _arguments.disjoint(regions, self.inputs)
+class Prepared:
+    """An operation, checked and ready to run any number of times, on arrays that lie anywhere.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of workspace: the scratch arrays, then what the greediest call asks for.
+    calls, copies : tuple of str
+        As in `Plan`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.nbytes = program.used + program.inner
+        self.calls = tuple([step.text for step in program.steps])
+        self.copies = tuple(program.copies)
+        self._regions = program.outputs, program.inputs
+        self._list = CallList(program.handle)
+        for step in program.steps:
+            inner = program.used, step.inner
+            self._list.append(program.handle, step.operation, step.arrays, inner, **step.values)
+        for regions, written in ((program.outputs, True), (program.inputs, False)):
+            for region in regions:
+                self._list.reach(region.pointer, region.end - region.pointer, region.itemsize, written)
+
+    def check(self, addresses: tuple[int, ...], workspace: int = 0) -> None:
+        """Refuse arrays that overlap where they must not.
+
+        Parameters
+        ----------
+        addresses : tuple of int
+            Of the workspace, then those of the array arguments.
+        workspace : int
+            Bytes of it that are held against the arrays too.
+        """
+        if self._list.apart(addresses, workspace):
+            return
+        outputs, inputs = ([_moved(r, addresses) for r in regions] for regions in self._regions)
+        for region in (*outputs, *inputs):
+            if region.pointer == 0:
+                raise ArgumentError(region.name, "address 0", "a non-NULL address of 64 bits")
+        if workspace:
+            outputs.append(_arguments.Region("workspace", addresses[0], (workspace,), (1,), 1))
+        _arguments.disjoint(outputs, inputs)
+
+    def execute(self, handle: Handle, operation: str, addresses: tuple[int, ...], workspace: Any) -> None:
+        """Check the workspace and overlaps, then make the calls.
+
+        Parameters
+        ----------
+        handle : Handle
+            The one that it was prepared for.
+        operation : str
+            Its name in errors and messages.
+        addresses : tuple of int
+            As in `check`.
+        workspace : array, (address, bytes) or None
+        """
+        address, size = (0, 0) if workspace is None else handle.memory(workspace)
+        given = workspace is not None
+        if self.nbytes and given and (size < self.nbytes or address % ALIGNMENT):
+            raise WorkspaceError("workspace", f"{size} bytes at {address:#x}", self._needed(operation))
+        addresses = (address, *addresses[1:])
+        self.check(addresses, self.nbytes if given else 0)
         for copy in self.copies:
             _log.info("%s: copied %s", operation, copy)
-        if not self.nbytes or workspace is not None:
-            self._run(address)
+        if given or not self.nbytes:
+            self._list.run(handle, addresses)
             return
-        if self.device_type != CPU:
+        if handle.library.device_type != CPU:
             raise WorkspaceError("workspace", "None", self._needed(operation))
-        kept = _kept_of(self.handle)
+        kept = _kept_of(handle)
         with kept.lock:
-            self._run(kept.at_least(self.nbytes))
+            self._list.run(handle, (kept.at_least(self.nbytes), *addresses[1:]))
 
     def _needed(self, operation: str) -> str:
         return f"at least {self.nbytes} bytes for {operation}, aligned to {ALIGNMENT}, on the handle's device"
 
-    def _run(self, base: int) -> None:
-        def place(value: Any) -> Any:
-            if type(value) is Buffer and value.owner is _SCRATCH:
-                return value._replace(pointer=base + value.pointer)
-            return value
 
-        for step in self.steps:
-            options = {name: place(value) for name, value in step.options.items()}
-            if step.inner is not None:
-                options["workspace"] = (base + self.used, step.inner) if step.inner else None
-            getattr(self.handle, step.method)(*[place(a) for a in step.arguments], **options)
+def _moved(region: _arguments.Region, addresses: tuple[int, ...]) -> _arguments.Region:
+    slot, offset = divmod(region.pointer, 1 << SLOT_BITS)
+    return region._replace(pointer=addresses[slot] + offset)
 
 
 class _Kept:
@@ -1518,13 +1559,17 @@ class _Kept:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.memory = np.empty(0, np.uint8)
+        self._usable = self._address = 0
 
     def at_least(self, nbytes: int) -> int:
         """Address of so many bytes."""
-        if self.memory.nbytes < nbytes + ALIGNMENT:
+        if self._usable < nbytes:
+            self._usable = 0
             self.memory = np.empty(0, np.uint8)  # before the next: both need not exist at once
             self.memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        return -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+            self._address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+            self._usable = nbytes
+        return self._address
 
 
 _kept: weakref.WeakKeyDictionary[Handle, _Kept] = weakref.WeakKeyDictionary()
@@ -2162,22 +2207,40 @@ _RECIPES: dict[str, Callable[..., None]] = {
 }
 
 
-def program(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> Program:
-    """An operation, checked and ready to be executed any number of times, for use inside the package.
+def _names_of(recipe: Callable[..., None]) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
+    """Of a recipe's arguments behind the program: the names, and the names of those that are arrays."""
+    parameters = list(inspect.signature(recipe).parameters.values())[1:]
+    names = tuple([p.name for p in parameters])
+    return names, tuple([p.name if p.annotation == "Any" else None for p in parameters])
+
+
+_NAMES = {operation: _names_of(recipe) for operation, recipe in _RECIPES.items()}
+MOST_PREPARED = 256
+"""Operations that a handle keeps ready, the latest."""
+
+
+def prepare(
+    handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Prepared, tuple[int, ...], list[Any]]:
+    """Check an operation, or find one alike that was checked before; for use inside the package.
 
     Parameters
     ----------
     handle : Handle
     operation : str
         Name of an operation of this module.
-    arguments : sequence
+    arguments : tuple
         Those of the operation behind `handle`.
     options : dict
-        The rest by name, all of them: defaults are not filled in, and `workspace` is an argument of `Program.execute`.
+        The rest by name, all of them: defaults are not filled in, and `workspace` is an argument of `Prepared.execute`.
 
     Returns
     -------
-    Program
+    Prepared
+    addresses : tuple of int
+        Those of the arrays, for `Prepared.execute`.
+    held : list
+        What has to live as long as these addresses are used.
 
     Raises
     ------
@@ -2188,24 +2251,63 @@ def program(handle: Handle, operation: str, arguments: Sequence[Any], options: d
         raise ArgumentTypeError("handle", handle, "a Handle")
     if handle.closed:
         raise ClosedError("handle")
+    names, arrays = _NAMES[operation]
+    values = (*arguments, *[options[name] for name in names[len(arguments) :]])
+    key, addresses, held = handle._look(arrays, values)
+    known = handle._prepared
+    try:
+        return known[operation, key], addresses, held
+    except (KeyError, TypeError):  # the latter of an argument without a hash, which is refused or not kept
+        pass
+    found = _prepare(handle, operation, arrays, values)
+    with contextlib.suppress(TypeError):
+        known[operation, key] = found
+    while len(known) > MOST_PREPARED:
+        with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
+            known.pop(next(iter(known)), None)
+    return found, addresses, held
+
+
+def _prepare(handle: Handle, operation: str, arrays: tuple[str | None, ...], values: tuple[Any, ...]) -> Prepared:
     made = Program(handle)
-    _RECIPES[operation](made, *arguments, **options)
-    made.finish()
-    return made
+    given: list[Any] = []
+    slot = 0
+    for name, value in zip(arrays, values, strict=True):
+        slot += name is not None
+        if name is not None and value is not None:
+            given.append(handle.buffer(value, name)._replace(pointer=slot << SLOT_BITS, owner=None))
+        else:
+            given.append(value)
+    _RECIPES[operation](made, *given)
+    return made.finish()
 
 
 def _perform(handle: Handle, workspace: Any, operation: str, *arguments: Any, **options: Any) -> None:
-    program(handle, operation, arguments, options).execute(operation, workspace)
+    prepared, addresses, _held = prepare(handle, operation, arguments, options)
+    prepared.execute(handle, operation, addresses, workspace)
 
 
-def _asked(handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]) -> Program:
-    """The program of an operation by name, with the defaults of its function."""
+@functools.cache
+def _signature_of(operation: str) -> tuple[inspect.Signature, list[str], int, dict[str, Any]]:
+    """Of an operation's function: its signature, and its arguments but handle and workspace, with the defaults."""
+    signature = inspect.signature(globals()[operation])
+    rest = [p for p in signature.parameters.values() if p.name not in ("handle", "workspace")]
+    positional = len([p for p in rest if p.kind is p.POSITIONAL_OR_KEYWORD])
+    return signature, [p.name for p in rest], positional, {p.name: p.default for p in rest if p.default is not p.empty}
+
+
+def asked(
+    handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]
+) -> tuple[Prepared, tuple[int, ...], list[Any]]:
+    """`prepare` of an operation by name, with the defaults of its function; for use inside the package."""
     if operation not in _RECIPES:
         kind = ArgumentError if isinstance(operation, str) else ArgumentTypeError
         raise kind("operation", operation, "one of " + ", ".join(_RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
-    bound = inspect.signature(globals()[operation]).bind(handle, *arguments, **options)
-    bound.apply_defaults()
-    named = {name: value for name, value in bound.arguments.items() if name not in ("handle", "workspace")}
-    return program(handle, operation, (), named)
+    signature, names, positional, defaults = _signature_of(operation)
+    by_place = dict(zip(names, arguments, strict=False))
+    named = {**defaults, **by_place, **options}
+    if len(arguments) > positional or len(named) != len(names) or not by_place.keys().isdisjoint(options):
+        signature.bind(handle, *arguments, **options)  # says what is wrong
+    return prepare(handle, operation, (), named)

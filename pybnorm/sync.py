@@ -25,7 +25,6 @@ time-out, if it has one, is what ends that.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import inspect
 import math
@@ -594,8 +593,8 @@ class SyncBatchNorm:
             self._check_workspace(workspace, plan)
             if plan.elements:
                 self._carry(FORWARD, plan.elements)
-                plan.program("stats").execute("stats", workspace)
-                plan.program("axpby").execute("axpby", self._room(plan.program("axpby").nbytes))
+                plan.program("stats").execute(workspace)
+                plan.program("axpby").execute(self._room(plan.program("axpby").nbytes))
         except Exception as error:  # whatever it is, the others wait in the collective
             failure = error
         row = self._failed if plan is None or failure else self._rows[FORWARD] if plan.elements else self._empty
@@ -607,8 +606,8 @@ class SyncBatchNorm:
                 raise ArgumentError("x", "1 element on all ranks", "more of them where running statistics are updated")
             merge = plan.merge(counts)
             self._counts = counts if sum(counts) > 1 else self._counts  # 1 is refused, if only sometimes
-        merge.execute("gather_stats", self._room(merge.nbytes))
-        elemt.execute("elemt", workspace)
+        merge.execute(self._room(merge.nbytes))
+        elemt.execute(workspace)
         return sum(counts)
 
     def backward(
@@ -682,7 +681,7 @@ class SyncBatchNorm:
             elemt = plan.elemt(self._total)
             self._check_workspace(workspace, plan)
             self._carry(BACKWARD, plan.elements)
-            plan.program("backward_reduce").execute("backward_reduce", workspace)
+            plan.program("backward_reduce").execute(workspace)
         except Exception as error:
             failure = error
         row = self._failed if failure else self._rows[BACKWARD]
@@ -693,10 +692,10 @@ class SyncBatchNorm:
         total = sum(self._outcome(BACKWARD, self._deterministic, failure))
         assert plan is not None
         if self._deterministic:
-            self._add_rows.execute("backward_reduce", self._room(self._add_rows.nbytes))
+            self._add_rows.execute(self._room(self._add_rows.nbytes))
         if total != self._total:
             elemt, self._total = plan.elemt(total), total
-        elemt.execute("backward_elemt", workspace)
+        elemt.execute(workspace)
         return total
 
     def workspace_size(self, call: str, *arguments: Any, **options: Any) -> int:
@@ -743,11 +742,14 @@ class SyncBatchNorm:
 
     def _plan(self, call: str, arrays: dict[str, Any], scalars: dict[str, Any]) -> _Placed:
         """Everything that may be refused, before anything is done; kept for the next call with such arrays."""
-        buffers = {n: None if a is None else self._handle.buffer(a, n) for n, a in arrays.items()}
-        # All but the address and the owner; NaN and other oddities are refused, so scalars compare as they should.
-        key = call, tuple(scalars.values()), tuple([None if b is None else b[1:7] for b in buffers.values()])
-        plan = self._plans.get(key)
+        names = (*arrays, *[None] * len(scalars))
+        kinds, addresses, held = self._handle._look(names, (*arrays.values(), *scalars.values()))
+        try:
+            plan = self._plans.get((call, kinds))
+        except TypeError:  # a scalar without a hash, which is refused or not kept
+            plan = None
         if plan is None:
+            buffers = {n: None if a is None else self._handle.buffer(a, n) for n, a in arrays.items()}
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             apart = {
@@ -755,9 +757,9 @@ class SyncBatchNorm:
                 for i, (n, b) in enumerate(buffers.items())
             }
             plan = _Plan(self, apart, scalars) if call == "forward" else _BackwardPlan(self, apart, scalars)
-            self._plans[key] = plan
-        addresses = tuple([0 if b is None else b.pointer for b in buffers.values()])
-        return _Placed(plan, addresses, buffers)
+            with contextlib.suppress(TypeError):
+                self._plans[call, kinds] = plan
+        return _Placed(plan, addresses[1:], held)
 
     def _examine(self, x: Any) -> tuple[int, tuple[int, ...]]:
         """Elements per statistic of the local x, and the derived shape."""
@@ -788,9 +790,10 @@ class SyncBatchNorm:
             raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", self._parameter_dtype.short)
         return buffer._replace(dims=(math.prod(derived),), strides=(1,))
 
-    def _program(self, operation: str, *arguments: Any, **options: Any) -> operations.Program:
-        # Collected now and executed later: all refusals come before the collective.
-        return operations.program(self._handle, operation, arguments, options)
+    def _program(self, operation: str, *arguments: Any, **options: Any) -> _Call:
+        # Checked now and executed later: all refusals come before the collective.
+        prepared, addresses, _ = operations.prepare(self._handle, operation, arguments, options)
+        return _Call(self._handle, operation, prepared, addresses)
 
     def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:
         width = (math.prod(self._channels),)
@@ -835,7 +838,7 @@ class SyncBatchNorm:
 
     def _heads(self, code: int, gathered: bool) -> list[int]:
         """Read the headers of the last messages."""
-        self._pack[gathered].execute("axpby", self._room(self._pack[gathered].nbytes))
+        self._pack[gathered].execute(self._room(self._pack[gathered].nbytes))
         self._communicator.read(self._headers, self._host, self._handle.stream)
         size, me = self._communicator.size, self._communicator.rank
         heads = self._host.reshape(size, _HEADER)
@@ -864,41 +867,45 @@ _PLANS = 64
 _SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor", "alpha_data", "beta_data")
 
 
-class _Movable:
-    """A program made for arrays at made-up addresses, and executed wherever they are."""
+class _Call(NamedTuple):
+    """An operation that has been checked, and where its arrays lie."""
 
-    def __init__(self, program: Any) -> None:
-        self._program = program
-        self._last: tuple[tuple[int, ...], Any] | None = None
+    handle: Handle
+    operation: str
+    prepared: operations.Prepared
+    addresses: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return int(self._program.nbytes)
+        return self.prepared.nbytes
 
-    def at(self, addresses: tuple[int, ...]) -> Any:
-        """The program for arrays at these addresses; arrays that overlap are refused here."""
+    def execute(self, workspace: Any) -> None:
+        self.prepared.execute(self.handle, self.operation, self.addresses, workspace)
+
+
+class _Movable:
+    """An operation checked for arrays at made-up addresses, and executed wherever they are."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self._last: tuple[tuple[int, ...], _Call] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._call.nbytes
+
+    def at(self, addresses: tuple[int, ...]) -> _Call:
+        """The call for arrays at these addresses; arrays that overlap are refused here."""
         if self._last is None or self._last[0] != addresses:
-            self._last = addresses, self._moved(addresses)
+            moved = tuple([_moved(address, addresses) for address in self._call.addresses])
+            self._call.prepared.check(moved)
+            self._last = addresses, self._call._replace(addresses=moved)
         return self._last[1]
 
-    def _moved(self, addresses: tuple[int, ...]) -> Any:
-        def move(value: Any) -> Any:
-            if isinstance(value, (Buffer, _arguments.Region)) and value.pointer >= _SLOT:
-                slot, offset = divmod(value.pointer, _SLOT)
-                return value._replace(pointer=addresses[slot - 1] + offset)
-            return value
 
-        program = copy.copy(self._program)
-        program.steps = [
-            step._replace(
-                arguments=tuple([move(value) for value in step.arguments]),
-                options={name: move(value) for name, value in step.options.items()},
-            )
-            for step in program.steps
-        ]
-        program.inputs, program.outputs = ([move(r) for r in regions] for regions in (program.inputs, program.outputs))
-        _arguments.disjoint(program.outputs, program.inputs)
-        return program
+def _moved(address: int, addresses: tuple[int, ...]) -> int:
+    slot, offset = divmod(address, _SLOT)
+    return addresses[slot - 1] + offset if slot else address
 
 
 class _Plan:

@@ -433,16 +433,15 @@ def test_one_plan_computes_on_the_memory_of_each_call(handle, word, layout, opti
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["quick", "", "plain:0", "plain:1", "auto:1", "split:3", "graph:x", "graph:12", "graph:", 3, None, [1]]
+    "algorithm", ["quick", "", "plain:0", "plain:1", "auto:1", "split:3", "graph:x", "graph:12", "graph:", 3, [1]]
 )
 def test_an_unknown_algorithm_is_refused(call, algorithm):
     kind = pybnorm.ArgumentError if isinstance(algorithm, str) else pybnorm.ArgumentTypeError
     with pytest.raises(kind, match=r"^algorithm: got "):
         call.handle.plan_forward_training(call.x, algorithm=algorithm)
-    if algorithm is not None:
-        data = (call.x, call.vectors["scale"], call.vectors["bias"], call.y)
-        with pytest.raises(kind, match=r"^algorithm: got "):
-            call.handle.forward_training(*data, algorithm=algorithm)
+    data = (call.x, call.vectors["scale"], call.vectors["bias"], call.y)
+    with pytest.raises(kind, match=r"^algorithm: got "):
+        call.handle.forward_training(*data, algorithm=algorithm)
 
 
 def test_arguments_are_validated_when_planned(handle):
@@ -516,6 +515,102 @@ def test_the_handle_keeps_plans_of_its_calls(handle):
         assert results[0].tobytes() == results[2].tobytes() != results[1].tobytes()
         with pytest.raises(pybnorm.ArgumentError, match="algorithm"):
             own.workspace_size(Operation.AXPBY, own.descriptor(call.x), algorithm="auto")
+
+
+class Entry:
+    """A call of each operation through its handle, on arrays, and what it wrote."""
+
+    def __init__(self, call, seed=0):
+        rng = np.random.default_rng(seed)
+        self.device, self.outputs = call.device, {}
+        self.data = {n: call.put(rng.standard_normal((4, 8, 3, 5))) for n in ("x", "dy", "out")}
+        self.vectors = {n: call.put(rng.uniform(1, 2, 8)) for n in (*call.vectors, "dscale", "dbias")}
+
+    def arguments(self, operation):
+        named = {"y" if operation != Operation.BACKWARD else "dx": self.data["out"], "x": self.data["x"]}
+        wanted = {
+            Operation.FORWARD_TRAINING: ("scale", "bias", "running_mean", "running_variance", "saved_mean",
+                                         "saved_inv_variance"),
+            Operation.FORWARD_INFERENCE: ("scale", "bias", "running_mean", "running_variance"),
+            Operation.BACKWARD: ("scale", "dscale", "dbias", "saved_mean", "saved_inv_variance"),
+        }[operation]  # fmt: skip
+        named |= {n: self.vectors[n] for n in wanted}
+        return named | ({"dy": self.data["dy"]} if operation == Operation.BACKWARD else {})
+
+    def written(self):
+        self.device.synchronize()
+        return [self.device.to_numpy(a).tobytes() for a in (*self.data.values(), *self.vectors.values())]
+
+
+CALLS = {
+    Operation.FORWARD_TRAINING: ("forward_training", "plan_forward_training"),
+    Operation.FORWARD_INFERENCE: ("forward_inference", "plan_forward_inference"),
+    Operation.BACKWARD: ("backward", "plan_backward"),
+}
+
+
+@pytest.mark.parametrize("operation", CALLS, ids=lambda o: o.name)
+def test_a_plan_without_an_algorithm_is_the_entry_point(handle, operation):
+    call = Call(handle)
+    method, planned = CALLS[operation]
+    results = []
+    for way in ("call", "plan", "call again"):
+        entry = Entry(call)
+        arguments = entry.arguments(operation)
+        if way == "plan":
+            plan = getattr(handle, planned)(arguments["x"], algorithm=None)
+            assert plan.algorithm == "plain"
+            plan(**arguments)
+        else:
+            getattr(handle, method)(**arguments)
+        results.append(entry.written())
+    assert results[0] == results[1] == results[2] != Entry(call).written()
+    with pytest.raises(pybnorm.ArgumentError, match="z: got True"):
+        handle.plan_backward(call.x, algorithm=None, activation="relu", z=True)
+
+
+@pytest.mark.parametrize("operation", CALLS, ids=lambda o: o.name)
+def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
+    call = Call(handle)
+    method = getattr(handle, CALLS[operation][0])
+    entry = Entry(call)
+    good = entry.arguments(operation)
+    epsilon = {"alpha_data": 1.0} if operation == Operation.BACKWARD else {"alpha": 1.0}
+    method(**good, mode=1, **epsilon)
+    before = entry.written()
+    out = "dx" if operation == Operation.BACKWARD else "y"
+    bad = [
+        ("mode", {"mode": True}),
+        (next(iter(epsilon)), dict.fromkeys(epsilon, True)),
+        ("x", {"x": good["x"].pointer}),
+        ("scale", {"scale": good["scale"].pointer}),
+        ("scale", {"scale": call.put(np.ones(7))}),
+        (out, {out: good[out]._replace(writable=False)}),
+        (out, {out: good["x"]}),
+        ("x", {"x": good["x"]._replace(pointer=good["x"].pointer + 1)}),
+        ("x", {"x": pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5))}),
+        ("algorithm", {"algorithm": 3}),
+    ]
+    for name, changes in bad:
+        with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError)) as caught:
+            method(**good | {"mode": 1} | epsilon | changes)
+        assert caught.value.argument in (name, "x" if name == out else name), (name, caught.value)
+    assert entry.written() == before
+    method(**good, mode=1, **epsilon)
+
+
+def test_many_kinds_of_call(handle):
+    """More than a handle keeps, each right, and the first right again."""
+    call = Call(handle)
+    entry = Entry(call)
+    arguments = entry.arguments(Operation.FORWARD_INFERENCE)
+    seen = []
+    for i in (*range(300), 0):
+        handle.forward_inference(**arguments, alpha=1.0 + i)
+        if i in (0, 299):
+            seen.append(entry.device.to_numpy(entry.data["out"]))
+    assert np.allclose(seen[1], 300.0 * seen[0], rtol=1e-5)
+    assert seen[2].tobytes() == seen[0].tobytes()
 
 
 def test_plans_are_made_by_handles_only():

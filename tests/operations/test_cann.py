@@ -1,6 +1,5 @@
 """CANN's batch normalization by parts on every backend that computes, against the reference, and its rules."""
 
-import functools
 import gc
 import itertools
 import threading
@@ -519,18 +518,17 @@ def test_the_given_stream_is_the_one_that_computes(bench, monkeypatch):
         bench.handle, *buffers, True, True, True, *outputs
     )
     _, address = bench.memory(size)
-    seen, backward_reduce = [], operations.backward_reduce
+    seen, execute = [], operations.Prepared.execute
 
-    @functools.wraps(backward_reduce)
-    def spy(handle, *arguments, **options):
-        seen.append(handle.stream)
-        backward_reduce(handle, *arguments, **options)
+    def spy(prepared, handle, operation, *arguments):
+        seen.append((operation, handle.stream))
+        execute(prepared, handle, operation, *arguments)
 
-    monkeypatch.setattr(operations, "backward_reduce", spy)
+    monkeypatch.setattr(operations.Prepared, "execute", spy)
     with pybnorm.Handle(bench.handle.backend) as other:
         cann.batch_norm_reduce_backward(address, size, executor, other.stream)
         bench.device.synchronize()
-        assert seen == [other.stream]
+        assert seen == [("backward_reduce", other.stream)]
 
 
 def test_the_executor_keeps_its_arrays_alive(bench):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm import ArgumentError, ArgumentTypeError, ClosedError, WorkspaceError, operations
+from pybnorm import ArgumentError, ArgumentTypeError, ClosedError, WorkspaceError, _core, operations
 from pybnorm._arrays import Buffer
 
 DIMS = (4, 3, 5, 2)
@@ -358,3 +358,135 @@ def test_derive():
     for bad in [((), "f32", 1), ((0, 2), "f32", 1), ((1,) * 9, "f32", 1), ((4, 3), "i8", 1), ((4, 3), "f32", 2)]:
         with pytest.raises(ArgumentError):
             operations.derive(*bad)
+
+
+# ---------------------------------------------------------------- what a handle keeps of its calls
+
+KEPT = {  # axes and dtypes with scratch arrays, packed copies and 16-bit parameters among what the call was made of
+    "plain": (1, None),
+    "copies": ((0, 2), None),
+    "16-bit parameters": (1, "f16"),
+}
+
+
+def variants(bench, operation, axis, narrow):
+    """Two sets of arguments of one kind, with other values at other addresses; the names of what is written."""
+    sets = []
+    for shift in (1.0, 1.5):
+        arguments = given(bench, operation, axis)
+        arrays = {n: bench.device.to_numpy(a) * shift for n, a in arguments.items() if isinstance(a, Buffer)}
+        if narrow:
+            arrays = {n: a.astype(np.float16) if n in PARAMETERS else a for n, a in arrays.items()}
+        sets.append(arguments | bench.put(arrays))
+    return sets
+
+
+def outcome(bench, handle, operation, arguments):
+    """Every byte of the arguments after the call on copies of them."""
+    placed = {n: bench.device.from_numpy(bench.device.to_numpy(a)) if isinstance(a, Buffer) else a
+              for n, a in arguments.items()}  # fmt: skip
+    size = operations.workspace_size(handle, operation, **placed)
+    buffer, address = bench.memory(size)
+    getattr(operations, operation)(handle, **placed, workspace=(address, size))
+    assert bench.intact(buffer, address, size)
+    return {n: bench.device.to_numpy(a).tobytes() for n, a in placed.items() if isinstance(a, Buffer)}
+
+
+@pytest.mark.parametrize(("axis", "narrow"), KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("operation", EVERY)
+def test_what_is_kept_of_a_call_serves_other_memory(bench, operation, axis, narrow):
+    if axis != 1 and bench.handle.backend == "miopen":
+        pytest.skip("miopen: no general copy")
+    first, second = variants(bench, operation, axis, narrow)
+    fresh = []
+    for arguments in (first, second):
+        with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
+            try:
+                fresh.append(outcome(bench, own, operation, arguments))
+            except (pybnorm.UnsupportedError, ArgumentTypeError) as error:
+                assert narrow, error  # of a vendor without 16-bit data, or an operation without such parameters
+                pytest.skip(f"{bench.handle.backend}: {error}".splitlines()[0])
+    assert fresh[0] != fresh[1] or operation == "fill"
+    with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
+        assert outcome(bench, own, operation, first) == fresh[0]
+        kept = dict(own._prepared)
+        assert kept
+        assert outcome(bench, own, operation, second) == fresh[1]
+        assert outcome(bench, own, operation, first) == fresh[0]
+        assert own._prepared == kept, "each was prepared again"
+    assert not own._prepared
+
+
+def test_what_was_allowed_does_not_allow_what_is_equal_to_it(bench):
+    """1, 1.0 and True are one key of a dictionary."""
+    arguments = given(bench, "backward_elemt")
+    for good, bad in [({"axis": 1}, {"axis": True}), ({"axis": 1}, {"axis": 1.0}), ({"axis": (1,)}, {"axis": (True,)}),
+                      ({"alpha": 1.0}, {"alpha": True}), ({"count": 1}, {"count": True})]:  # fmt: skip
+        operations.workspace_size(bench.handle, "backward_elemt", **arguments | good)
+        with pytest.raises(ArgumentTypeError):
+            operations.workspace_size(bench.handle, "backward_elemt", **arguments | bad)
+    merge = given(bench, "gather_stats")
+    operations.workspace_size(bench.handle, "gather_stats", **merge | {"counts": [1, 0, 3]})
+    with pytest.raises(ArgumentTypeError):
+        operations.workspace_size(bench.handle, "gather_stats", **merge | {"counts": [True, 0, 3]})
+
+
+def test_a_kept_call_is_as_careful_as_the_first(bench):
+    arguments = given(bench, "axpby")
+    call(bench, "axpby", arguments)
+    before = contents(bench)
+    y = arguments["y"]
+    for changes, text in [
+        ({"y": y._replace(writable=False)}, "y: got a read-only array"),
+        ({"y": arguments["x"]}, "y: got memory that overlaps x"),
+        ({"y": arguments["x"]._replace(pointer=arguments["x"].pointer + 4)}, "y: got memory that overlaps x"),
+        ({"y": y._replace(pointer=y.pointer + 2)}, "y: got address .*aligned to 4 bytes"),
+        ({"y": y._replace(device_type=77)}, "y: got memory of device type 77"),
+        ({"y": y._replace(pointer=0)}, "y: got address 0"),
+        ({"y": y._replace(pointer=None)}, "y: got address None"),
+        ({"x": y._replace(pointer=-8)}, "x: got address -8"),
+        ({"x": y._replace(pointer=2**64)}, "x: got address"),
+        ({"x": y._replace(pointer=2**64 - 4)}, "x: got address"),
+    ]:
+        with pytest.raises(ArgumentError, match=text):
+            call(bench, "axpby", arguments | changes)
+    assert contents(bench) == before
+    interleaved = bench.device.from_numpy(np.ones((4, 6), np.float32))
+    even = interleaved._replace(dims=(4, 3), strides=(6, 2))
+    odd = even._replace(pointer=even.pointer + 4)
+    for _ in range(2):  # their ranges overlap, their elements do not
+        operations.fill(bench.handle, 3.0, even)
+        operations.fill(bench.handle, 2.0, odd)
+    assert bench.device.to_numpy(interleaved).tolist() == [[3.0, 2.0] * 3] * 4
+
+
+def test_no_more_calls_are_kept_than_said(bench):
+    x, y = (bench.device.from_numpy(np.ones((2, 3), np.float32)) for _ in range(2))
+    with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
+        for i in range(operations.MOST_PREPARED + 20):
+            operations.axpby(own, float(i), x, 0.0, y)
+        assert len(own._prepared) == operations.MOST_PREPARED
+        operations.axpby(own, 0.0, x, 0.0, y)  # among those that had to go
+        assert bench.device.to_numpy(y).tolist() == [[0.0] * 3] * 2
+        with pytest.raises(TypeError, match="nonsense"):
+            operations.axpby(own, 1.0, x, 0.0, y, nonsense=1)
+        odd = type("Odd", (), {"__float__": lambda _: 4.0, "__hash__": None})()
+        operations.axpby(own, odd, x, 0.0, y)  # without a hash: done, not kept
+        assert bench.device.to_numpy(y).tolist() == [[4.0] * 3] * 2
+
+
+def test_a_list_of_calls_runs_on_its_backend_only(bench):
+    calls = _core.CallList(bench.handle)
+    y = bench.device.from_numpy(np.ones((2, 3), np.float32))
+    with pytest.raises(ValueError, match="slot 32"):
+        calls.append(bench.handle, pybnorm.Operation.FILL, {"y": y._replace(pointer=32 << 56)}, (0, 0), value=2.0)
+    assert len(calls) == 0
+    calls.append(bench.handle, pybnorm.Operation.FILL, {"y": y._replace(pointer=1 << 56)}, (0, 0), value=2.0)
+    with pytest.raises(ValueError, match="1 addresses for 2 slots"):
+        calls.run(bench.handle, (0,))
+    calls.run(bench.handle, (0, y.pointer))
+    assert bench.device.to_numpy(y).tolist() == [[2.0] * 3] * 2
+    closed = pybnorm.Handle(bench.handle.backend)
+    closed.close()
+    with pytest.raises(ClosedError):
+        calls.run(closed, (0, y.pointer))

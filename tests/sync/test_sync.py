@@ -443,15 +443,15 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deterministic):
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
-    whole = sync.operations.Program.execute
+    whole = sync.operations.Prepared.execute
     here = threading.local()
 
-    def execute(program, operation, workspace):
+    def execute(prepared, handle, operation, addresses, workspace):
         if operation == getattr(here, "fails", None):
             raise broken
-        whole(program, operation, workspace)
+        whole(prepared, handle, operation, addresses, workspace)
 
-    monkeypatch.setattr(sync.operations.Program, "execute", execute)
+    monkeypatch.setattr(sync.operations.Prepared, "execute", execute)
 
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)

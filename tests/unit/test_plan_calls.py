@@ -551,3 +551,58 @@ def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
     for result, name in zip(told[2:], ("reserve", *["workspace"] * 4, "y"), strict=True):
         assert "ArgumentError" in result["classes"], result
         assert name in result["text"], result
+
+
+def test_a_handles_call_fuses_what_a_plan_does(play: Any) -> None:
+    told = play(
+        """
+        def arrays(values):
+            made = {}
+            for name, value in values.items():
+                if isinstance(value, tuple):
+                    made[name] = space(value[0], count=value[1])
+                else:
+                    made[name] = (data if name in ("x", "y", "dy", "dx") else Memory)(value)
+            return made
+
+        told = {}
+        with pybnorm.Handle("cudnn") as handle:
+            x = last((2, 8, 3, 5))
+            calls = {"forward_training": FORWARD, "backward": BACKWARD, "forward_inference": INFERENCE}
+            for kind, values in calls.items():
+                algorithm = "pointwise" if kind == "forward_inference" else "ex"
+                options = {"algorithm": algorithm, "activation": "relu"}
+                values = values | {"workspace": (0x100000, 8192)}
+                getattr(handle, "plan_" + kind)(x, **options)(**values)
+                planned = [line for line in taken() if "@" in line]
+                lines = []
+                for _ in range(2):
+                    getattr(handle, kind)(**arrays(values), **options)
+                    lines.append([line for line in taken() if "@" in line])
+                told[kind] = [planned, *lines]
+            given = arrays(BACKWARD)
+            told["refused"] = [
+                attempt(lambda: handle.backward(**given | changes, **options))
+                for changes, options in [
+                    ({"y": None}, {"algorithm": "ex", "activation": "relu"}),
+                    ({"bias": None}, {"algorithm": "ex", "activation": "relu"}),
+                    ({"bias": None}, {"algorithm": "ex"}),
+                    ({}, {"algorithm": "ex", "activation": "clamp", "activation_low": 0.0, "activation_high": 1.0}),
+                    ({}, {"algorithm": "spatial", "activation": "relu"}),
+                ]
+            ]
+            told["workspace"] = handle.workspace_size("backward", x, algorithm="ex", activation="relu")
+        report(told)
+        """
+    )
+    refused = told.pop("refused")
+    assert told.pop("workspace") == 4096
+    for kind, (planned, first, second) in told.items():
+        one, other = ([w for w in line.split() if not w.startswith("#8@")] for (line,) in (planned, first))
+        assert one == other, kind  # but for the graph's own copy of epsilon
+        assert second == ([] if kind == "forward_inference" else first), kind  # a graph binds what is new to it
+    assert [(r["error"], r["text"].partition(":")[0]) for r in refused[:4]] == [
+        ("ArgumentError", "y"), ("ArgumentError", "bias"), ("ArgumentError", "y"), ("ArgumentError", "activation"),
+    ]  # fmt: skip
+    assert refused[4]["error"] == "UnsupportedError"
+    assert "only the Ex entry points" in refused[4]["text"]
