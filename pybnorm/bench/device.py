@@ -79,6 +79,7 @@ REPLAYS, QUICK_REPLAYS = 9, 3
 HOST_BATCHES, QUICK_HOST_BATCHES = 100, 20
 HOST_CALLS = 100
 """Between two synchronizations, so that the launch queue never fills."""
+HOST_ROUNDS = 10
 HOST_SHAPE = (2, 8, 4, 4)
 HOT_BYTES = 8 << 20
 LARGE_BYTES = 50 << 20
@@ -406,11 +407,11 @@ class _Bench:
                 (f"plan {plan.algorithm}, addresses", f"plan({addresses}, own)"),
                 (f"plan {plan.algorithm}, {kind}", f"plan({', '.join(order)}, own)"),
             ]
-        statements: list[tuple[str, str, contextlib.AbstractContextManager[object]]] = [
-            (name, statement, contextlib.nullcontext()) for name, statement in ways
+        statements: list[tuple[str, str, Callable[[], contextlib.AbstractContextManager[object]]]] = [
+            (name, statement, contextlib.nullcontext) for name, statement in ways
         ]
         more, why_not = self._returning(operation, kind, known)
-        statements += [(name, statement, contextlib.nullcontext()) for name, statement in more.items()]
+        statements += [(name, statement, contextlib.nullcontext) for name, statement in more.items()]
         rows += [{"operation": operation, "call": name, "failure": why} for name, why in why_not.items()]
         for name in self.rivals:
             if name == "raw":
@@ -421,31 +422,43 @@ class _Bench:
                 continue
             variable = f"rival_{len(statements)}"
             known[variable] = contender.bare or contender.calls[0]
-            statements.append((name, f"{variable}()", contender.context()))
-        for name, statement, context in statements:
-            with context:
-                timer = timeit.Timer(statement, globals=known)
-                if name in more:  # these choose handle, stream and memory themselves
+            statements.append((name, f"{variable}()", contender.context))
+        times: dict[str, list[float]] = {}
+        failed: dict[str, str] = {}
+        # In rounds, so that what slows the machine for a moment slows every way of calling alike.
+        rounds = min(HOST_ROUNDS, self.batches)
+        for turn in range(rounds):
+            for name, statement, context in statements:
+                if name in failed:
+                    continue
+                with context():
+                    timer = timeit.Timer(statement, globals=known)
                     try:
                         timer.timeit(1)
                     except Exception as error:
-                        rows.append({"operation": operation, "call": name, "failure": _one_line(error)})
+                        failed[name] = _one_line(error)
                         continue
-                for _ in range(self.batches // 5):  # until the processor's clock has risen
-                    timer.timeit(HOST_CALLS)
+                    for _ in range(0 if turn else self.batches // 5):  # until the processor's clock has risen
+                        timer.timeit(HOST_CALLS)
+                        machine.synchronize()
                     machine.synchronize()
-                times = []
-                machine.synchronize()
-                for _ in range(self.batches):
-                    times.append(timer.timeit(HOST_CALLS) / HOST_CALLS)
-                    machine.synchronize()
-            rows.append({"operation": operation, "call": name, "microseconds": statistics.median(times) * 1e6})
-        if self.raw is not None:
-            try:
-                answer = self.raw.host(operation, self.batches, HOST_CALLS)
-            except RuntimeError as error:
-                answer = {"failure": _one_line(error)}
-            rows.append({"operation": operation, "call": "raw C", **answer})
+                    for _ in range(self.batches // rounds):
+                        times.setdefault(name, []).append(timer.timeit(HOST_CALLS) / HOST_CALLS)
+                        machine.synchronize()
+            if self.raw is not None and "raw C" not in failed:
+                try:
+                    answer = self.raw.host(operation, self.batches // rounds, HOST_CALLS)
+                except RuntimeError as error:
+                    failed["raw C"] = _one_line(error)
+                else:
+                    times.setdefault("raw C", []).append(answer["microseconds"] * 1e-6)
+        for name in [*[name for name, *_ in statements], "raw C"]:
+            if name in failed:
+                rows.append({"operation": operation, "call": name, "failure": failed[name]})
+            elif name in times:
+                rows.append(
+                    {"operation": operation, "call": name, "microseconds": statistics.median(times[name]) * 1e6}
+                )
         return rows
 
     def _returning(self, operation: str, kind: str, known: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
