@@ -73,13 +73,15 @@ bench() {
     mv "$out/bench.svg" "$out/cuda-bench.svg"
 }
 
-# Every algorithm, on data small enough for the tools.
+# The entry points, then every algorithm.
 sanitize() {
     local status=0
-    for tool in memcheck initcheck racecheck; do
-        echo "-- $tool"
-        compute-sanitizer --tool "$tool" --target-processes all --print-limit 5 --error-exitcode 9 \
-            python3 -m pybnorm check --backend cudnn --suite smoke --jobs 4 --timeout 600 | tail -n 4 || status=$?
+    for suite in smoke algorithms; do
+        for tool in memcheck initcheck racecheck; do
+            echo "-- $tool, suite $suite"
+            compute-sanitizer --tool "$tool" --target-processes all --print-limit 5 --error-exitcode 9 \
+                python3 -m pybnorm check --backend cudnn --suite "$suite" --jobs 8 --timeout 600 | tail -n 4 || status=$?
+        done
     done
     return "$status"
 }
