@@ -21,6 +21,7 @@ __all__ = [
     "TensorLike",
     "activation",
     "activation_bias",
+    "activation_result",
     "algorithm",
     "axes",
     "axpby",
@@ -161,19 +162,18 @@ def activation(
     return found, bottom, top
 
 
-def activation_bias(value: Activation, bias: object) -> bool:
-    """Whether backward is given the bias: with an activation, whose mask is made from it, and only then."""
+def activation_bias(value: Activation, bias: object) -> None:
+    """Backward is given the bias with an activation, whose mask is made from it, and only then."""
     if (bias is not None) != (value != Activation.NONE):
         allowed = "None without an activation" if bias is not None else f"the bias with Activation.{value.name}"
         raise ArgumentError("bias", bias, allowed)
-    return bias is not None
 
 
-def activation_result(value: Activation, algorithm: object, y: object) -> None:
+def activation_result(masked: bool, y: object) -> None:
     """Backward is given forward's y where a named algorithm masks by it, and only there."""
-    if (y is not None) != (value != Activation.NONE and algorithm is not None):
-        allowed = "None without an activation of a named algorithm" if y is not None else "what forward wrote"
-        raise ArgumentError("y", y, allowed)
+    if (y is not None) != masked:
+        fused = "with an activation of a named algorithm"
+        raise ArgumentError("y", y, f"what forward wrote, {fused}" if masked else f"None; forward's y only {fused}")
 
 
 def plan_activation(value: object) -> Activation:

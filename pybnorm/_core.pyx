@@ -10,6 +10,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.math cimport copysign
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -1048,22 +1049,30 @@ cdef class Handle:
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
-    cdef object _kind(self, object array, str argument, bint output):
-        """What decides which plan serves an array; refuses what is none, or not where the handle computes."""
+    cdef tuple _kind(self, object array, str argument, bint output):
+        """(what decides which plan serves an array, what to call that with).
+
+        The second is the array itself, or, where only a protocol of its own describes it, the answer: it is asked once.
+        """
         cdef _DLTensor view
         cdef int64_t shape[_VIEW_RANK]
         cdef int64_t strides[_VIEW_RANK]
         if type(array) is _ndarray:
             if _of_numpy(array, output, &view, shape, strides):
-                return _signed(&view)
+                return _signed(&view), array
         elif _seen(array, _exchange_of(type(array), output), &view):
-            return _signed(&view)
+            return _signed(&view), array
         buffer = self._data(array, argument, output)
-        return buffer.device_type, buffer.device_id, *_key(buffer), _alignment(_address(buffer, argument))
+        address = _address(buffer, argument)
+        return (buffer.device_type, buffer.device_id, *_key(buffer), _alignment(address)), buffer
 
     cdef tuple _activation(self, object activation, object low, object high, object x):
         bounded = low is not None or high is not None  # by numbers that x's dtype limits
         return _arguments.activation(activation, low, high, self._data(x, "x").dtype if bounded else DataType.FLOAT32)
+
+    cdef object _scalar(self, object value, str name, object x):
+        """alpha or beta as a float, converted once; whether x's dtype can hold a float is checked when planned."""
+        return value if type(value) is float else _arguments.scalar(value, name, self._data(x, "x").dtype)
 
     def _look(self, tuple names, tuple arguments):
         """What decides which calls serve these arguments, and where their arrays are.
@@ -1076,26 +1085,38 @@ cdef class Handle:
 
         Returns
         -------
-        key : tuple
-            Of things that can be a dictionary's key if the arguments that are no arrays can.
+        key : tuple or None
+            None where an argument is of a type whose objects may change, or are equal to others that are not allowed.
         addresses : tuple of int
             Of the arrays in order, 0 for one that is None, behind a 0 for the workspace.
-        held : list
-            What has to live until the calls were made.
+        values : list
+            The arguments; those that were asked by a protocol of their own as what that said. They have to live until
+            the calls were made.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError, ClosedError
         """
         cdef _DLTensor view
         cdef int64_t shape[_VIEW_RANK]
         cdef int64_t strides[_VIEW_RANK]
         cdef Py_ssize_t i
-        cdef list key = [], addresses = [0], held = []
+        cdef list key = [], addresses = [0], values = list(arguments)
+        cdef bint keep = True
+        self._check()
         for i in range(len(arguments)):
             value = arguments[i]
             if names[i] is None:
-                # 1, 1.0 and True are equal, but not everywhere allowed.
-                if type(value) is list or type(value) is tuple:
-                    key.append((type(value), tuple(value), tuple(map(type, value))))
+                if isinstance(value, (_arrays.np.floating, _arrays.np.integer)):
+                    value = values[i] = value.item()
+                if type(value) is float:
+                    key.append(_keyed(value))
+                elif value is None or type(value) is int:
+                    key.append((value,))  # which is no 1.0
+                elif (type(value) is list or type(value) is tuple) and all([type(v) is int for v in value]):
+                    key.append((type(value), *value))
                 else:
-                    key.append(value if type(value) is float or value is None else (type(value), value))
+                    keep = False
                 continue
             if value is None:
                 key.append(None)
@@ -1110,11 +1131,13 @@ cdef class Handle:
                 key.append(_signed(&view))
                 addresses.append(<uintptr_t>view.data + view.byte_offset)
                 continue
-            buffer = self._buffer(value, names[i], False)
+            buffer = values[i] = self._buffer(value, names[i], False)
+            keep = keep and type(buffer.dtype) is DataType and all(
+                [type(n) is int for n in (*buffer.dims, *buffer.strides, buffer.device_type, buffer.device_id)]
+            )
             key.append(buffer[1:7])  # all but the address and what keeps it alive
-            addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # of no elements, or of a query
-            held.append(buffer)
-        return tuple(key), tuple(addresses), held
+            addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # 0: no elements, or a query
+        return tuple(key) if keep else None, tuple(addresses), values
 
     cdef object _cached(self, object key):
         """The plan of a call, the caller's until it takes the plan's handle away again; None where another has it.
@@ -1210,17 +1233,21 @@ cdef class Handle:
             self._check()
             has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+            x_kind, x = self._kind(x, "x", False)
+            y_kind, y = self._kind(y, "y", True)
+            mode, algorithm = _mode(mode), _named(algorithm)
+            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+            epsilon = _arguments.epsilon(epsilon)
+            factor = _arguments.factor(exponential_average_factor)
             act = self._activation(activation, activation_low, activation_high, x)
             key = (
-                PBN_OP_FORWARD_TRAINING, _named(algorithm), self._kind(x, "x", False), self._kind(y, "y", True),
-                _mode(mode), _number(alpha, "alpha"), _number(beta, "beta"), _number(epsilon, "epsilon"),
-                _number(exponential_average_factor, "exponential_average_factor"), has_running, has_saved, act,
+                PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+                _keyed(factor), has_running, has_saved, act,
             )
             plan = self._cached(key)
             if plan is None:
                 plan = _plan_forward_training(
-                    self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, has_running,
-                    has_saved, (activation, activation_low, activation_high), None,
+                    self, x, y, mode, algorithm, alpha, beta, epsilon, factor, has_running, has_saved, act, None
                 )
                 plan.arrays = True
                 self._keep(key, plan)
@@ -1277,17 +1304,19 @@ cdef class Handle:
         cdef Plan plan
         with self.lock:
             self._check()
+            x_kind, x = self._kind(x, "x", False)
+            y_kind, y = self._kind(y, "y", True)
+            mode, algorithm = _mode(mode), _named(algorithm)
+            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+            epsilon = _arguments.epsilon(epsilon)
             act = self._activation(activation, activation_low, activation_high, x)
             key = (
-                PBN_OP_FORWARD_INFERENCE, _named(algorithm), self._kind(x, "x", False), self._kind(y, "y", True),
-                _mode(mode), _number(alpha, "alpha"), _number(beta, "beta"), _number(epsilon, "epsilon"), act,
+                PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+                act,
             )
             plan = self._cached(key)
             if plan is None:
-                plan = _plan_forward_inference(
-                    self, x, y, mode, algorithm, alpha, beta, epsilon,
-                    (activation, activation_low, activation_high), None,
-                )
+                plan = _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, act, None)
                 plan.arrays = True
                 self._keep(key, plan)
             try:
@@ -1364,24 +1393,30 @@ cdef class Handle:
         with self.lock:
             self._check()
             has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+            x_kind, x = self._kind(x, "x", False)
+            dy_kind, dy = self._kind(dy, "dy", False)
+            dx_kind, dx = self._kind(dx, "dx", True)
+            mode, algorithm = _mode(mode), _named(algorithm)
+            alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
+            alpha_param = self._scalar(alpha_param, "alpha_param", x)
+            beta_param = self._scalar(beta_param, "beta_param", x)
+            epsilon = _arguments.epsilon(epsilon)
             act = self._activation(activation, activation_low, activation_high, x)
             _arguments.activation_bias(act[0], bias)
-            _arguments.activation_result(act[0], algorithm, y)
             key = (
-                PBN_OP_BACKWARD, _named(algorithm), self._kind(x, "x", False), self._kind(dy, "dy", False),
-                self._kind(dx, "dx", True), _mode(mode), _number(alpha_data, "alpha_data"),
-                _number(beta_data, "beta_data"), _number(alpha_param, "alpha_param"),
-                _number(beta_param, "beta_param"), _number(epsilon, "epsilon"), has_saved, act,
+                PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha_data), _keyed(beta_data),
+                _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
             )
             plan = self._cached(key)
             if plan is None:
                 plan = _plan_backward(
                     self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
-                    has_saved, (activation, activation_low, activation_high), None,
+                    has_saved, act, None,
                 )
                 plan.arrays = True
                 self._keep(key, plan)
             try:
+                _arguments.activation_result((<BackwardPlan>plan).masked, y)
                 plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
             finally:
                 plan.handle = None
@@ -1626,19 +1661,18 @@ cdef class Handle:
             raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
         call.activation, call.activation_low, call.activation_high = act
         if algorithm is not None:
-            fused = activation, activation_low, activation_high
             if op == Operation.FORWARD_TRAINING:
                 plan = _plan_forward_training(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, fused, None
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, act, None
                 )
             elif op == Operation.FORWARD_INFERENCE:
                 plan = _plan_forward_inference(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, fused, None
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, act, None
                 )
             elif op == Operation.BACKWARD:
                 plan = _plan_backward(
                     self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved,
-                    fused, None,
+                    act, None,
                 )
             else:
                 raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
@@ -1748,7 +1782,7 @@ cdef class Handle:
             )
         return _plan_forward_training(
             self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved,
-            (activation, None, None), z,
+            (_arguments.plan_activation(activation), 0.0, 0.0), z,
         )
 
     def plan_forward_inference(
@@ -1773,7 +1807,7 @@ cdef class Handle:
                 ),
             )
         return _plan_forward_inference(
-            self, x, y, mode, algorithm, alpha, beta, epsilon, (activation, None, None), z
+            self, x, y, mode, algorithm, alpha, beta, epsilon, (_arguments.plan_activation(activation), 0.0, 0.0), z
         )
 
     def plan_backward(
@@ -1819,7 +1853,7 @@ cdef class Handle:
             )
         return _plan_backward(
             self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
-            (activation, None, None), z,
+            (_arguments.plan_activation(activation), 0.0, 0.0), z,
         )
 
     cdef tuple _workspace(self, object workspace, list kept, str name="workspace"):
@@ -2168,6 +2202,7 @@ cdef enum:
     _MAX_SLOTS = 32
 
 
+SLOT_BITS = _SLOT_BITS
 cdef uint64_t _OFFSET = (<uint64_t>1 << _SLOT_BITS) - 1
 
 
@@ -2228,12 +2263,12 @@ cdef class CallList:
     cdef _Extent *extents
     cdef int extent_count
     cdef int slots
-    cdef list descriptors
+    cdef dict descriptors
 
     def __cinit__(self, Handle handle not None):
         handle._check()
         self.table = handle.table
-        self.descriptors = []
+        self.descriptors = {}
 
     def __dealloc__(self):
         free(self.calls)
@@ -2245,9 +2280,11 @@ cdef class CallList:
         return self.count
 
     cdef TensorDescriptor _own(self, Handle handle, object buffer):
-        """A descriptor that nobody else can change."""
-        found = TensorDescriptor(handle.backend, buffer.dtype, buffer.dims, buffer.strides)
-        self.descriptors.append(found)
+        """A descriptor that nobody else can change; the pieces of an array share theirs."""
+        key = _key(buffer)
+        found = self.descriptors.get(key)
+        if found is None:
+            found = self.descriptors[key] = TensorDescriptor(handle.backend, *key)
         return found
 
     def append(self, Handle handle, object operation, dict arrays, object workspace, **values):
@@ -2315,8 +2352,10 @@ cdef class CallList:
             _arguments.relu_backward(xd, dyd, dxd)
         _check_capability(self.table, op, call.mode, yd if xd is None else xd, _CALL_NAMES[op])
         if op in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD):
-            pd = derive_bn_tensor_descriptor(xd, Mode(call.mode))
-            self.descriptors.append(pd)
+            key = _key(arrays["x"]), call.mode
+            pd = self.descriptors.get(key)
+            if pd is None:
+                pd = self.descriptors[key] = derive_bn_tensor_descriptor(xd, Mode(call.mode))
             call.param_desc = &pd.tensor
         call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
         grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
@@ -2340,8 +2379,8 @@ cdef class CallList:
         self.count += 1
 
     cdef int _slot(self, object address) except -1:
-        cdef int slot = address >> _SLOT_BITS
-        if slot >= _MAX_SLOTS:
+        slot = address >> _SLOT_BITS
+        if not 0 <= slot < _MAX_SLOTS:
             raise ValueError(f"slot {slot} of {_MAX_SLOTS}")
         self.slots = max(self.slots, slot + 1)
         return slot
@@ -2879,11 +2918,23 @@ cdef bint _seen(object array, _DLExchange *table, _DLTensor *view):
     """Fills a view by the array type's table; False where the table is missing or does not take this array."""
     if table == NULL:
         return False
+    cdef int i
     try:
         table.view_of_object(<void *>array, view)
     except Exception:
         return False
-    return 0 <= view.ndim <= _VIEW_RANK
+    if not 0 <= view.ndim <= _VIEW_RANK:
+        return False
+    # PyTorch's tensors may be negated lazily, of which the view says nothing: imaginary parts of a conjugate, whose
+    # memory is every other number.
+    for i in range(view.ndim):
+        if view.strides == NULL or (view.shape[i] > 1 and view.strides[i] & 1):
+            return True
+    negated = getattr(array, "is_neg", None)
+    try:
+        return negated is None or not negated()
+    except Exception:
+        return False
 
 
 cdef object _ndarray = _arrays.np.ndarray
@@ -3115,7 +3166,8 @@ cdef class Plan:
             if algorithm is not None and self.call.activation != PBN_ACTIVATION_NONE:
                 raise _unsupported(
                     self.handle, self.name,
-                    "no plan of this backend has an activation; its calls have one where Capability.ACTIVATION is set",
+                    "no named algorithm of this backend has an activation; algorithm None has one where "
+                    "Capability.ACTIVATION is set",
                 )
             status = table.workspace_size(self.handle.handle, &self.call, &self.workspace_size)
             if status != 0:
@@ -3138,17 +3190,19 @@ cdef class Plan:
         return 0
 
     cdef uintptr_t _fuse(self, tuple activation, object algorithm, object z) except? 0:
-        """Sets the activation and what is added before it; the address of a residual that is an array, else 0."""
+        """Sets the activation, as `_arguments.activation` gives it, and what is added before it.
+
+        Returns the address of a residual that is an array, else 0.
+        """
         if algorithm is not None:
             _arguments.plan_activation(activation[0])
-        found = _arguments.activation(*activation, self.xd.dtype)
-        self.call.activation, self.call.activation_low, self.call.activation_high = found
+        self.call.activation, self.call.activation_low, self.call.activation_high = activation
         if z is None or z is False:
             return 0
         if algorithm is None:
             raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
         zd, address = _planned(self.handle, None if z is True else z, "z", self.xd)
-        _arguments.residual(found[0], zd, self.xd)
+        _arguments.residual(activation[0], zd, self.xd)
         self.zd = zd
         return address
 
@@ -3286,8 +3340,11 @@ cdef class Plan:
         elif type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
             size[0] = _arguments.byte_count((<tuple>given)[1], name)
             # (0, 0) is Handle.memory(None)
-            none = size[0] == 0 and (<tuple>given)[0] == 0
-            address[0] = NULL if none else <void *>_plan_address((<tuple>given)[0], name)
+            if (<tuple>given)[0] == 0:
+                _workspace_pair(0, size[0], name)
+                address[0] = NULL
+            else:
+                address[0] = <void *>_plan_address((<tuple>given)[0], name)
         else:
             start, count = self.handle._workspace(given, kept, name)
             address[0], size[0] = <void *><uintptr_t>start, count
@@ -3380,9 +3437,9 @@ cdef object _mode(object mode):
     return mode if type(mode) is Mode else _arguments.mode(mode)
 
 
-cdef object _number(object value, str name):
-    """As a key; its range is checked when the plan is made."""
-    return value if type(value) is float else _arguments.scalar(value, name)
+cdef object _keyed(object value):
+    """A float as part of a key: 0.0 and -0.0 are equal, but not the same to a vendor."""
+    return (value, copysign(1.0, value)) if <double>value == 0.0 else value
 
 
 cdef inline uintptr_t _plan_address(object value, str name) except 0:
@@ -3418,6 +3475,8 @@ cdef object _tuned(Handle handle, int operation, object x, object algorithm, dic
     """A plan that measurements chose. Who measures needs devices and the judge, storeys above this one: found late."""
     from pybnorm import tuning
 
+    if algorithm is None:
+        raise errors.ArgumentError("tune", True, "False with algorithm None: there is nothing to choose")
     plan, reason = tuning.choose(handle, Operation(operation), x, algorithm, options)
     (<Plan>plan).reason = reason
     return plan
@@ -3661,6 +3720,8 @@ cdef class BackwardPlan(Plan):
                     )
                     self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
                     self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
+                if y is not None and self.activated and not self.masked:
+                    raise errors.ArgumentError("y", y, "None: the entry point masks by x and the bias")
                 if self._given(y, "y", self.masked):
                     self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
                     self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)

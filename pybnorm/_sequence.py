@@ -95,13 +95,10 @@ class Sequence:
         address, given = self.handle.memory(workspace)
         if address == 0 and self.handle.library.device_type == CPU:
             memory = np.empty(self._scratch + _ALIGNMENT, np.uint8)
-            for prepared, addresses, _held, name in self._prepared(
-                memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
-            ):
-                prepared.execute(self.handle, name, addresses, None)
+            start = memory.ctypes.data
+            self._execute(start + -start % _ALIGNMENT, None)
             return
-        steps = self._prepared(address)
-        need = self._scratch + max([prepared.nbytes for prepared, *_ in steps], default=0)
+        need = self.check()
         if given < need or (need and address % _ALIGNMENT):
             raise WorkspaceError(
                 "workspace",
@@ -109,15 +106,22 @@ class Sequence:
                 f"at least {need} bytes, aligned to {_ALIGNMENT}, on the handle's device",
             )
         rest = (address + self._scratch, given - self._scratch) if given > self._scratch else None
-        for prepared, addresses, _held, name in steps:
-            prepared.execute(self.handle, name, addresses, rest)
+        self._execute(address, rest)
 
     def _prepared(self, address: int) -> list[tuple[operations.Prepared, tuple[int, ...], list[Any], str]]:
-        """Every step checked: one that is refused must not leave the earlier ones' writes behind."""
+        """Every step, checked."""
         return [
             (*operations.asked(self.handle, name, arguments, options), name)
             for name, arguments, options in self._placed(address)
         ]
+
+    def _execute(self, address: int, workspace: Any) -> None:
+        """Run the steps; one that is refused must not leave the earlier ones' writes behind."""
+        steps = self._prepared(address)
+        for prepared, addresses, *_ in steps:
+            prepared.check(addresses)
+        for prepared, addresses, _held, name in steps:
+            prepared.execute(self.handle, name, addresses, workspace)
 
     def _placed(self, address: int) -> list[tuple[str, list[Any], dict[str, Any]]]:
         def place(value: Any) -> Any:

@@ -27,8 +27,8 @@ is one reduced group. Where no view serves, or the backend has no path for one, 
 in the workspace. That is never silent: `plan` lists the copies and the logger ``pybnorm.operations`` tells of each.
 
 Host time. What the first call of a kind (operation, shapes, strides, dtypes, devices, scalars) has checked and worked
-out is kept by the handle, for the last `MOST_PREPARED` kinds; later ones take the addresses, see that memory is apart,
-and run the calls in C.
+out is kept by the handle, for `MOST_PREPARED` kinds; later ones take the addresses, see that memory is apart, and run
+the calls in C. Calls with scalars of other types than Python's and NumPy's numbers are worked out each time.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import CallList, Handle, capability
+from pybnorm._core import SLOT_BITS, CallList, Handle, capability
 from pybnorm.enums import DataType, Mode, Operation
-from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError, WorkspaceError
+from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 
 __all__ = [
     "MOST_PREPARED",
@@ -88,7 +88,6 @@ Dims: TypeAlias = tuple[int, ...]
 
 ALIGNMENT = 64  # what backends ask of a workspace; scratch arrays start at multiples of it
 CPU = 1  # DLPack's device type
-SLOT_BITS = 56  # an address in a program: slot << 56 | offset; slot 0 is the workspace, slot i + 1 the array argument i
 MAX_RANK = 5  # axes that every backend takes with any strides
 
 _log = logging.getLogger("pybnorm.operations")
@@ -1044,8 +1043,8 @@ class Program:
     """Checks an operation's arguments and collects its primitive calls and the scratch memory they need.
 
     Collecting executes nothing, so a refusal by any of the calls comes before the first, and the workspace query and
-    the execution are the same code. Where arrays lie does not count: they are given at made-up addresses, scratch
-    arrays begin at 0, and what `finish` makes runs wherever both are.
+    the execution are the same code. Where arrays lie does not count: they have made-up addresses as in `CallList`
+    (slot 0 is the workspace, slot i + 1 the array argument i), and what `finish` makes runs wherever they are.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -1540,9 +1539,8 @@ class Prepared:
             return
         if handle.library.device_type != CPU:
             raise WorkspaceError("workspace", "None", self._needed(operation))
-        kept = _kept_of(handle)
-        with kept.lock:
-            self._list.run(handle, (kept.at_least(self.nbytes), *addresses[1:]))
+        with _kept_of(handle).lent(self.nbytes) as start:
+            self._list.run(handle, (start, *addresses[1:]))
 
     def _needed(self, operation: str) -> str:
         return f"at least {self.nbytes} bytes for {operation}, aligned to {ALIGNMENT}, on the handle's device"
@@ -1557,28 +1555,46 @@ class _Kept:
     """Workspace that is kept for a handle of a CPU backend."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.memory = np.empty(0, np.uint8)
         self._usable = self._address = 0
+        self._in_use = False
 
-    def at_least(self, nbytes: int) -> int:
-        """Address of so many bytes."""
-        if self._usable < nbytes:
-            self._usable = 0
-            self.memory = np.empty(0, np.uint8)  # before the next: both need not exist at once
-            self.memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-            self._address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
-            self._usable = nbytes
-        return self._address
+    @contextlib.contextmanager
+    def lent(self, nbytes: int) -> Iterator[int]:
+        """Address of so many bytes; of other ones for a signal handler's call during a call of its thread."""
+        with self.lock:
+            if self._in_use:
+                other = np.empty(nbytes + ALIGNMENT, np.uint8)
+                yield _aligned(other)
+                return
+            self._in_use = True
+            try:
+                if self._usable < nbytes:
+                    self._usable = 0
+                    self.memory = np.empty(0, np.uint8)  # before the next: both need not exist at once
+                    self.memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+                    self._address = _aligned(self.memory)
+                    self._usable = nbytes
+                yield self._address
+            finally:
+                self._in_use = False
+
+
+def _aligned(memory: np.ndarray[Any, Any]) -> int:
+    return -(-int(memory.ctypes.data) // ALIGNMENT) * ALIGNMENT
 
 
 _kept: weakref.WeakKeyDictionary[Handle, _Kept] = weakref.WeakKeyDictionary()
-_kept_lock = threading.Lock()
+_kept_lock = threading.RLock()  # a signal handler may come here while its thread is here
 
 
 def _kept_of(handle: Handle) -> _Kept:
-    with _kept_lock:
-        return _kept.setdefault(handle, _Kept())
+    found = _kept.get(handle)
+    if found is None:
+        with _kept_lock:
+            found = _kept.setdefault(handle, _Kept())
+    return found
 
 
 # ---------------------------------------------------------------- views
@@ -2216,7 +2232,7 @@ def _names_of(recipe: Callable[..., None]) -> tuple[tuple[str, ...], tuple[str |
 
 _NAMES = {operation: _names_of(recipe) for operation, recipe in _RECIPES.items()}
 MOST_PREPARED = 256
-"""Operations that a handle keeps ready, the latest."""
+"""Kinds of operations that a handle keeps ready, those that came up last."""
 
 
 def prepare(
@@ -2240,7 +2256,7 @@ def prepare(
     addresses : tuple of int
         Those of the arrays, for `Prepared.execute`.
     held : list
-        What has to live as long as these addresses are used.
+        What has to live as long as these addresses are used: the arguments, or what they said of themselves.
 
     Raises
     ------
@@ -2249,26 +2265,24 @@ def prepare(
     """
     if not isinstance(handle, Handle):
         raise ArgumentTypeError("handle", handle, "a Handle")
-    if handle.closed:
-        raise ClosedError("handle")
     names, arrays = _NAMES[operation]
-    values = (*arguments, *[options[name] for name in names[len(arguments) :]])
-    key, addresses, held = handle._look(arrays, values)
+    key, addresses, held = handle._look(arrays, (*arguments, *[options[name] for name in names[len(arguments) :]]))
     known = handle._prepared
-    try:
-        return known[operation, key], addresses, held
-    except (KeyError, TypeError):  # the latter of an argument without a hash, which is refused or not kept
-        pass
-    found = _prepare(handle, operation, arrays, values)
-    with contextlib.suppress(TypeError):
+    found = None if key is None else known.get((operation, key))
+    if found is not None:
+        return found, addresses, held
+    found = _prepare(handle, operation, arrays, held)
+    if key is not None:
         known[operation, key] = found
-    while len(known) > MOST_PREPARED:
-        with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
-            known.pop(next(iter(known)), None)
+        while len(known) > MOST_PREPARED:
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
+                known.pop(next(iter(known)), None)
+        if handle.closed:  # by another thread, meanwhile
+            known.clear()
     return found, addresses, held
 
 
-def _prepare(handle: Handle, operation: str, arrays: tuple[str | None, ...], values: tuple[Any, ...]) -> Prepared:
+def _prepare(handle: Handle, operation: str, arrays: tuple[str | None, ...], values: Sequence[Any]) -> Prepared:
     made = Program(handle)
     given: list[Any] = []
     slot = 0
@@ -2288,12 +2302,13 @@ def _perform(handle: Handle, workspace: Any, operation: str, *arguments: Any, **
 
 
 @functools.cache
-def _signature_of(operation: str) -> tuple[inspect.Signature, list[str], int, dict[str, Any]]:
+def _signature_of(operation: str) -> tuple[inspect.Signature, dict[str, None], int, dict[str, Any]]:
     """Of an operation's function: its signature, and its arguments but handle and workspace, with the defaults."""
     signature = inspect.signature(globals()[operation])
     rest = [p for p in signature.parameters.values() if p.name not in ("handle", "workspace")]
     positional = len([p for p in rest if p.kind is p.POSITIONAL_OR_KEYWORD])
-    return signature, [p.name for p in rest], positional, {p.name: p.default for p in rest if p.default is not p.empty}
+    defaults = {p.name: p.default for p in rest if p.default is not p.empty}
+    return signature, dict.fromkeys(p.name for p in rest), positional, defaults
 
 
 def asked(
@@ -2308,6 +2323,6 @@ def asked(
     signature, names, positional, defaults = _signature_of(operation)
     by_place = dict(zip(names, arguments, strict=False))
     named = {**defaults, **by_place, **options}
-    if len(arguments) > positional or len(named) != len(names) or not by_place.keys().isdisjoint(options):
+    if len(arguments) > positional or named.keys() != names.keys() or not by_place.keys().isdisjoint(options):
         signature.bind(handle, *arguments, **options)  # says what is wrong
     return prepare(handle, operation, (), named)

@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, operations
 from pybnorm._arrays import CPU, CUDA, ROCM, Buffer
-from pybnorm._core import Handle, backends
+from pybnorm._core import SLOT_BITS, Handle, backends
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, RankError, WorkspaceError
 
@@ -744,12 +744,11 @@ class SyncBatchNorm:
         """Everything that may be refused, before anything is done; kept for the next call with such arrays."""
         names = (*arrays, *[None] * len(scalars))
         kinds, addresses, held = self._handle._look(names, (*arrays.values(), *scalars.values()))
-        try:
-            plan = self._plans.get((call, kinds))
-        except TypeError:  # a scalar without a hash, which is refused or not kept
-            plan = None
+        plan = None if kinds is None else self._plans.get((call, kinds))
         if plan is None:
-            buffers = {n: None if a is None else self._handle.buffer(a, n) for n, a in arrays.items()}
+            given = zip(arrays, held, strict=False)  # as they said once; the scalars are behind them
+            buffers = {n: None if a is None else self._handle.buffer(a, n) for n, a in given}
+            scalars = dict(zip(scalars, held[len(arrays) :], strict=True))
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             apart = {
@@ -757,7 +756,7 @@ class SyncBatchNorm:
                 for i, (n, b) in enumerate(buffers.items())
             }
             plan = _Plan(self, apart, scalars) if call == "forward" else _BackwardPlan(self, apart, scalars)
-            with contextlib.suppress(TypeError):
+            if kinds is not None:
                 self._plans[call, kinds] = plan
         return _Placed(plan, addresses[1:], held)
 
@@ -862,7 +861,8 @@ class SyncBatchNorm:
 
 # ---------------------------------------------------------------- calls, checked
 
-_SLOT = 1 << 56  # argument i is planned at address (i + 1) * _SLOT: beyond all memory, and far enough from the others
+# Argument i is planned at address (i + 1) * _SLOT: beyond all memory, and far enough from the others.
+_SLOT = 1 << SLOT_BITS
 _PLANS = 64
 _SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor", "alpha_data", "beta_data")
 

@@ -149,6 +149,18 @@ def test_arrays_with_the_c_table_go_by_it(call):
     assert call.result().tobytes() == right.tobytes()
 
 
+@pytest.mark.parametrize(("steps", "asked"), [((120, 15, 5, 1), False), ((480, 60, 10, 2), True), (None, False)])
+def test_a_lazily_negated_array_goes_by_no_table(call, steps, asked):
+    """Only an array of every other number can be one; of the others it is not asked."""
+    questions = []
+    array = exchanging()(call.x, steps=steps)
+    array.has_strides = steps is not None
+    type(array).is_neg = lambda _: questions.append(1) or True
+    assert (pybnorm._core.signature(array) is None) == asked == bool(questions)
+    type(array).is_neg = lambda _: questions.append(1) and False
+    assert pybnorm._core.signature(array) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -1,9 +1,17 @@
 """Workspace, plans, overlaps and bad arguments of the operations."""
 
+import contextlib
 import gc
 import inspect
 import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -495,3 +503,163 @@ def test_a_list_of_calls_runs_on_its_backend_only(bench):
     closed.close()
     with pytest.raises(ClosedError):
         calls.run(closed, (0, y.pointer))
+
+
+class Answers:
+    """A producer of DLPack that says something else each time."""
+
+    def __init__(self, *arrays):
+        self.arrays = list(arrays)
+
+    def _next(self):
+        return self.arrays.pop(0) if len(self.arrays) > 1 else self.arrays[0]
+
+    def __dlpack__(self, **options):
+        return self._next().__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.arrays[0].__dlpack_device__()
+
+
+def test_an_array_is_asked_once(bench):
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: the protocol is the CPU's here")
+    store = np.zeros((40, 5), np.float32)
+    with pybnorm.Handle(bench.handle.backend) as own:
+        operations.fill(own, 7.0, Answers(store[:2], store))
+        assert store.sum() == 70.0
+        operations.fill(own, 8.0, Answers(store[:2]))
+        assert store.sum() == 80.0
+        ones = np.ones(5, np.float32)
+        x, y = np.ones((4, 5), np.float32), np.zeros((4, 5), np.float32)
+        own.forward_inference(Answers(x[:2], x), ones, ones, ones, ones, Answers(y[:2], y))
+        assert np.allclose(y, [[1.0] * 5] * 2 + [[0.0] * 5] * 2)
+        own.forward_inference(Answers(x), ones, ones, ones, ones, Answers(y))
+        assert np.allclose(y, 1.0)
+
+
+class Changing:
+    """A number that counts how often it is asked, hashed by identity."""
+
+    def __init__(self, value, step):
+        self.value, self.step = value, step
+
+    def __float__(self):
+        self.value += self.step
+        return self.value - self.step
+
+
+def test_a_number_that_changes_is_read_at_every_call(bench):
+    x, y = (bench.device.from_numpy(np.ones((4, 5), np.float32)) for _ in range(2))
+    parameters = [bench.device.from_numpy(np.ones(5, np.float32)) for _ in range(4)]
+    number, memory = Changing(2.0, 1.0), Changing(0.0, 0.0)
+    memory.ballast = np.empty(8)
+    seen = weakref.ref(memory.ballast)
+    size = operations.workspace_size(bench.handle, "axpby", 1.0, x, 0.0, y)
+    _buffer, address = bench.memory(size)
+    space = (address, size)
+    with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
+        for value in (2.0, 3.0):
+            operations.axpby(own, number, x, 0.0, y, workspace=space)
+            assert bench.device.to_numpy(y)[0, 0] == value
+        operations.axpby(own, memory, x, 0.0, y, workspace=space)
+        del memory
+        gc.collect()
+        assert seen() is None, "a number is kept"
+        own.forward_inference(x, *parameters, y, epsilon=Changing(3.0, 5.0))
+        own.forward_inference(x, *parameters, y, epsilon=3.0)
+        first = bench.device.to_numpy(y)
+        with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as fresh:
+            fresh.forward_inference(x, *parameters, y, epsilon=3.0)
+            assert bench.device.to_numpy(y).tobytes() == first.tobytes()
+
+
+def test_zeros_of_either_sign_are_two_numbers(bench):
+    y = bench.device.from_numpy(np.ones((4, 5), np.float32))
+    signs = []
+    for count in (1, 2):
+        with contextlib.ExitStack() as stack:
+            made = [stack.enter_context(pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None))
+                    for _ in range(count)]  # fmt: skip
+            for handle, value in zip(made * 2, (0.0, -0.0), strict=False):
+                operations.fill(handle, value, y)
+                signs.append(bool(np.signbit(bench.device.to_numpy(y)[0, 0])))
+    assert signs[:2] == signs[2:]  # one handle for both, or one for each
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_refused_before_any_lock(bench):
+    """Also of what was prepared, and while another thread of the parent computes."""
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: a device's context does not survive a fork")
+    code = """
+        import os, sys, threading, numpy as np, pybnorm
+        from pybnorm import operations as op
+        handle = pybnorm.Handle(sys.argv[1])
+        x, mean, variance = np.ones((8, 3, 400), "f4"), np.empty(3, "f4"), np.empty(3, "f4")
+        op.stats(handle, x, mean=mean, variance=variance)
+        going = True
+        def work():
+            mine = np.empty((2, 3), "f4")
+            while going:
+                op.stats(handle, x, mean=mine[0], variance=mine[1])
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(6):
+            child = os.fork()
+            if child == 0:
+                try:
+                    op.workspace_size(handle, "stats", x, mean=mean, variance=variance)
+                    os._exit(1)
+                except pybnorm.ArgumentError as error:
+                    good = "fork" in str(error)
+                try:
+                    op.stats(handle, x, mean=mean, variance=variance)
+                    os._exit(2)
+                except pybnorm.ArgumentError as error:
+                    os._exit(0 if good and "fork" in str(error) else 3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        going = False
+        thread.join()
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), bench.handle.backend]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0"] * 6, "")
+
+
+def test_a_signal_handler_may_call_the_same_operation(bench):
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: keeps no workspace")
+    x = np.ones((8, 3, 40), np.float32)
+    mean, variance = np.empty((2, 3), np.float32)
+    calls = []
+    other = np.full((8, 3, 40), 2.0, np.float32)
+    theirs = np.empty((2, 3), np.float32)
+
+    def handler(*_):
+        operations.stats(bench.handle, other, mean=theirs[0], variance=theirs[1])
+        calls.append(theirs[0, 0])
+        signal.setitimer(signal.ITIMER_REAL, 0.002)  # none while this one is at work
+
+    lent = operations._kept_of(bench.handle).lent
+    with lent(64) as outer, lent(64) as inner:
+        assert abs(outer - inner) >= 64
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            operations.stats(bench.handle, x, mean=mean, variance=variance)
+            assert mean.tolist() == [1.0] * 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(calls) > 10
+    assert set(calls) == {2.0}
+
+
+def test_an_unknown_argument_is_a_type_error(bench):
+    x, y = (bench.device.from_numpy(np.ones((4, 5), np.float32)) for _ in range(2))
+    for arguments, options in [((1.0, x, 0.0), {"bogus": y}), ((1.0, x, 0.0, y, y), {}), ((1.0, x, 0.0, y), {"y": y})]:
+        with pytest.raises(TypeError, match="argument"):
+            operations.workspace_size(bench.handle, "axpby", *arguments, **options)

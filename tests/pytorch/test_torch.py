@@ -439,3 +439,36 @@ def test_a_compiler_takes_it_as_it_is(torch, ours, device):
 def test_nothing_else_imports_pytorch(tmp_path):
     code = "import sys, pybnorm, pybnorm.functional, pybnorm.operations; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("ours")
+def test_lazily_negated_tensors_are_refused_also_where_plain_ones_were_taken(torch, device):
+    """The imaginary part of a conjugate is negative only by a flag, beside the memory of its plain twin."""
+    from pybnorm import functional, operations
+
+    backend = "onednn" if device == "cpu" else "miopen" if torch.version.hip else "cudnn"
+    wide = torch.view_as_complex(tensor(torch, np.random.default_rng(1).normal(0, 1, (2, 3, 4, 5, 2)), device))
+    plain, negated = wide.imag, wide.conj().imag
+    assert negated.is_neg()
+    assert negated.stride() == plain.stride()
+    y = torch.empty_like(plain)
+    vectors = [torch.ones(3, device=device) for _ in range(4)]
+    with pybnorm.Handle(backend) as handle:
+        plan = handle.plan_forward_inference(plain, y)
+        space = torch.empty(max(plan.workspace_size, 1), dtype=torch.uint8, device=device)
+        calls = [
+            lambda x: handle.forward_inference(x, *vectors, y),
+            lambda x: operations.forward_inference(handle, x, *vectors, y),
+            lambda x: functional.batch_norm_inference(x, *vectors, out=y),
+            lambda x: plan(x, *vectors, y, space if plan.workspace_size and device != "cpu" else None),
+        ]
+        for call in calls:
+            call(plain)
+            for _ in range(2):
+                with pytest.raises(pybnorm.ArgumentError, match="lazily negated"):
+                    call(negated)
+        single = wide.conj().imag[:1, :1, :1, :1]
+        with pytest.raises(pybnorm.ArgumentError, match="lazily negated"):
+            operations.axpby(handle, 1.0, single, 0.0, y[:1, :1, :1, :1])
+    if device != "cpu":
+        torch.cuda.synchronize()
