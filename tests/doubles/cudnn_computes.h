@@ -27,12 +27,14 @@ void cudnnGetLastErrorString(char *text, size_t size) {
 /* ---- elements */
 
 #define EXTENT(t, axis) ((axis) < (t)->rank ? (t)->dims[axis] : 1)
-#define EACH(t) /* every index i of a tensor */                                                              \
-    for (int i[5] = {0, 0, 0, 0, 0}; i[0] < EXTENT(t, 0); i[0]++)                                             \
-        for (i[1] = 0; i[1] < EXTENT(t, 1); i[1]++)                                                           \
-            for (i[2] = 0; i[2] < EXTENT(t, 2); i[2]++)                                                       \
-                for (i[3] = 0; i[3] < EXTENT(t, 3); i[3]++)                                                   \
+#define LOOPS(t, from, to) /* every index i of a tensor with i[1] in a range */                               \
+    for (int i[5] = {0, 0, 0, 0, 0}; i[0] < EXTENT(t, 0); i[0]++)                                              \
+        for (i[1] = (from); i[1] < (to); i[1]++)                                                               \
+            for (i[2] = 0; i[2] < EXTENT(t, 2); i[2]++)                                                        \
+                for (i[3] = 0; i[3] < EXTENT(t, 3); i[3]++)                                                    \
                     for (i[4] = 0; i[4] < EXTENT(t, 4); i[4]++)
+#define EACH(t) LOOPS(t, 0, EXTENT(t, 1))
+#define EACH_OF(t, channel) LOOPS(t, channel, (channel) + 1)
 
 static size_t at(const tensor *t, const int *i) {
     size_t offset = 0;
@@ -106,8 +108,8 @@ int cudnnBatchNormalizationForwardTraining(
         return status;
     for (int c = 0; c < t->dims[1]; c++) {
         double mean = 0, squares = 0;
-        EACH(t) if (i[1] == c) mean += ((const float *)x)[at(t, i)] / count;
-        EACH(t) if (i[1] == c) squares += pow(((const float *)x)[at(t, i)] - mean, 2);
+        EACH_OF(t, c) mean += ((const float *)x)[at(t, i)] / count;
+        EACH_OF(t, c) squares += pow(((const float *)x)[at(t, i)] - mean, 2);
         if (running_mean != NULL) {
             float *m = (float *)running_mean + c, *v = (float *)running_variance + c;
             *m = (float)((1 - factor) * *m + factor * mean);
@@ -117,7 +119,7 @@ int cudnnBatchNormalizationForwardTraining(
             ((float *)saved_mean)[c] = (float)mean;
             ((float *)saved_inv_variance)[c] = (float)(1 / sqrt(squares / count + epsilon));
         }
-        EACH(t) if (i[1] == c)((float *)y)[at(to, i)] =
+        EACH_OF(t, c)((float *)y)[at(to, i)] =
             (float)((((const float *)x)[at(t, i)] - mean) / sqrt(squares / count + epsilon)) * ((const float *)scale)[c] +
             ((const float *)bias)[c];
     }
@@ -131,13 +133,13 @@ static void gradients(const float *data, const float *params, const tensor *x_de
     const double count = (double)EXTENT(x_desc, 0) * EXTENT(x_desc, 2) * EXTENT(x_desc, 3) * EXTENT(x_desc, 4);
     for (int c = 0; c < x_desc->dims[1]; c++) {
         double m = 0, v = 0, sum = 0, product = 0;
-        EACH(x_desc) if (i[1] == c) m += load(x_desc, x, i) / count;
-        EACH(x_desc) if (i[1] == c) v += pow(load(x_desc, x, i) - m, 2) / count;
+        EACH_OF(x_desc, c) m += load(x_desc, x, i) / count;
+        EACH_OF(x_desc, c) v += pow(load(x_desc, x, i) - m, 2) / count;
         m = mean != NULL ? mean[c] : m;
         v = inverse != NULL ? inverse[c] : 1 / sqrt(v + epsilon);
-        EACH(x_desc) if (i[1] == c) sum += load(dy_desc, dy, i);
-        EACH(x_desc) if (i[1] == c) product += load(dy_desc, dy, i) * (load(x_desc, x, i) - m) * v;
-        EACH(x_desc) if (i[1] == c) {
+        EACH_OF(x_desc, c) sum += load(dy_desc, dy, i);
+        EACH_OF(x_desc, c) product += load(dy_desc, dy, i) * (load(x_desc, x, i) - m) * v;
+        EACH_OF(x_desc, c) {
             const double g = load(dy_desc, dy, i) - (sum + (load(x_desc, x, i) - m) * v * product) / count;
             const double old = data[1] == 0 ? 0 : data[1] * load(dx_desc, dx, i);
             store(dx_desc, dx, i, (float)(data[0] * scale[c] * v * g + old));

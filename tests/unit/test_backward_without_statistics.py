@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from importlib.resources import files
 from typing import Any
 
 import pytest
+
+from pybnorm import DataType
+from pybnorm.check.problem import expand
 
 SCRIPT = """
     generator = np.random.default_rng(11)
@@ -189,6 +194,59 @@ def test_a_bad_channel_is_as_by_the_formulas_and_no_other_is_touched(compute: An
         assert error < 2e-5, line
         if name == "dx":
             assert finite == [epsilon > 0, False, False, True]
+
+
+def test_the_judge_passes_every_line_of_the_suite(compute: Any) -> None:
+    """Of those in float32 and bfloat16 that are not large, which on a device all are run."""
+    lines = [line.strip() for line in (files("pybnorm.check") / "suites" / "algorithms.txt").read_text().splitlines()]
+    problems = {
+        problem
+        for line in lines
+        if line.startswith("backward,") and "saved=0" in line
+        for problem in expand(line)
+        if problem.dtype in (DataType.FLOAT32, DataType.BFLOAT16) and math.prod(problem.dims) <= 150_000
+    }
+    ways = {
+        name: [str(p) for p in problems if p.algorithm.split(":")[0] == name]
+        for name in ("auto", "ex", "graph", "columns", "rows")
+    }
+    assert all(len(cases) >= 20 for cases in ways.values()), ways
+    told, live = compute(
+        """
+    from pybnorm.check import runner
+    from pybnorm.check.problem import Problem
+    from pybnorm.devices import cpu
+
+    class Posing(cpu.Device):
+        "Memory of the host that passes for a device's, where this cuDNN computes on it."
+        device_type = 2
+        def from_numpy(self, *arguments):
+            return super().from_numpy(*arguments)._replace(device_type=2)
+        def to_numpy(self, buffer):
+            return super().to_numpy(buffer._replace(device_type=1))
+
+    told = []
+    with pybnorm.Handle("cudnn") as handle:
+        session = runner.Session("cudnn", handle, Posing())
+        for line in values["lines"]:
+            result = runner.run_case(Problem.parse(line), session)
+            told.append([line, result.status.name, result.message, result.repeat])
+    del session, handle
+    gc.collect()
+    report([told, number("live").value])
+    """,
+        lines=sorted(str(p) for cases in ways.values() for p in cases),
+    )
+    assert live == 0
+    wrong = [
+        line for line in told if line[1] != "PASS" and not (line[1] == "UNSUPPORTED" and refused(line[0], line[2]))
+    ]
+    assert not wrong, wrong
+
+
+def refused(line: str, message: str) -> bool:
+    """Whether a refusal is that of a view of memory in the other layout."""
+    return ",nhwc," in line and "packed channels-first" in message
 
 
 FAILING = """
