@@ -39,18 +39,22 @@ SCRIPT = """
             axes = (0, len(self.shape) - 1, *range(1, len(self.shape) - 1))
             if self.layout == "nchw":
                 return memory(self.shape, fill, STORED[self.dtype])
-            array = memory((self.shape[0], *self.shape[2:], self.shape[1]), np.nan, STORED[self.dtype]).transpose(axes)
+            array = memory((self.shape[0], *self.shape[2:], self.shape[1] + 2), 7, STORED[self.dtype])
+            if self.layout == "nhwc":
+                array = memory((*array.shape[:-1], self.shape[1]), np.nan, STORED[self.dtype])
+            self.all = array  # of a slice of channels, the last time of dx
+            array = array[..., : self.shape[1]].transpose(axes)
             array[...] = fill
             return array
 
         def vector(self, fill=np.nan):
             return memory((self.shape[1],), fill)
 
-        def plan(self, handle, algorithm, **options):
+        def plan(self, handle, algorithm, saved=False):
             strides = [step // self.x.itemsize for step in self.x.strides]
             with pybnorm.TensorDescriptor("cudnn", self.dtype, self.shape, strides) as desc:
                 return handle.plan_backward(
-                    desc, algorithm=algorithm, epsilon=self.epsilon, saved=False, **self.options, **options)
+                    desc, algorithm=algorithm, epsilon=self.epsilon, saved=saved, **self.options)
 
         def run(self, plan, scale=None, workspace=None):
             "With a workspace of NaN of exactly the size that the plan says."
@@ -155,6 +159,26 @@ def test_ex_blends_all_the_same(compute: Any) -> None:
     for name, worst in told.items():
         for output, error in worst.items():
             assert error < (2.0**-8 if output == "dx" and name.startswith("bf16") else 2e-5), (name, worst)
+
+
+def test_packed_copies_of_a_view_have_their_own(compute: Any) -> None:
+    chosen, errors, gaps, whole, live, slow = compute(
+        SCRIPT
+        + """
+    with pybnorm.Handle("cudnn") as handle:
+        case = Case((8, 3, 16, 16), "slice")
+        plan = case.plan(handle, "dense")
+        case.run(plan)
+        chosen, errors = plan.algorithm, case.errors()
+        gaps = bool((case.all[..., 3:] == 7).all())
+        del plan
+    finish(chosen, errors, gaps)
+    """
+    )
+    assert (whole, live, slow) == (True, 0, 0)
+    assert chosen == "dense+ex"
+    assert gaps, "the other channels were written"
+    assert max(errors.values()) < 2e-5, errors
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
@@ -302,24 +326,27 @@ def test_a_vendor_call_that_fails_leaves_nothing_behind(compute: Any, layout: st
     assert ends.count(algorithm) == graphs
 
 
-def test_auto_goes_on_to_its_next_way(compute: Any) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_auto_goes_on_to_its_next_way(compute: Any, saved: bool) -> None:
+    """Which without any other is spatial, and with statistics not a way for those without."""
     plans, whole, live, slow = compute(
         SCRIPT
         + FAILING
         + """
     with pybnorm.Handle("cudnn") as handle:
         case = Case((8, 3, 16, 16))
-        plans = count(lambda: case.plan(handle, "auto"))
+        plans = count(lambda: case.plan(handle, "auto", values["saved"]))
     finish(plans)
-    """
+    """,
+        saved=saved,
     )
     assert (whole, live, slow) == (True, 0, 0)
     assert all(left == 0 for left, _ in plans), [i for i, (left, _) in enumerate(plans) if left]
     ends = [end for _, end in plans]
-    assert ends.count("ex") == 3
-    assert ends.count("spatial") > 100
+    assert ends.count("ex") == (0 if saved else 3)
+    assert ends.count("spatial") == 1 if saved else ends.count("spatial") > 100
     # what a plan of any way needs, the descriptors of x and the parameters among it
-    assert ends.count("InternalError") == len(ends) - 3 - ends.count("spatial") < 12
+    assert 0 < ends.count("InternalError") == len(ends) - ends.count("ex") - ends.count("spatial") < 12
 
 
 @pytest.mark.parametrize(
@@ -435,7 +462,8 @@ def test_where_the_statistics_cannot_be_computed(child: Any, computing: str, com
         pybnorm.load("cudnn", values["file"])
         told = []
         with pybnorm.Handle("cudnn") as handle:
-            for epsilon, shape in ((1e-5, (4, 8, 3, 5)), (1e-42, (4, 8, 3, 5)), (1e-5, (1, 8, 1, 1))):
+            cases = (1e-5, (4, 8, 3, 5)), (1e-42, (4, 8, 3, 5)), (1e-5, (1, 8, 1, 1)), (1e-5, (2, 1, 3, 5))
+            for epsilon, shape in cases:
                 last = shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]
                 with pybnorm.TensorDescriptor("cudnn", "f32", shape, last) as x:
                     for name in ("ex", "graph", "auto"):
@@ -447,10 +475,11 @@ def test_where_the_statistics_cannot_be_computed(child: Any, computing: str, com
         """
     told = child(script, file=computing)
     assert [result.get("value") for result in told] == [
-        "ex", "graph", "ex", None, None, "spatial", None, None, "spatial", 320,
+        "ex", "graph", "ex", None, None, "spatial", None, None, "spatial", None, None, "spatial", 320,
     ]  # fmt: skip
     assert all("epsilon as float32" in result["text"] for result in told[3:5]), told
     assert all("one value in a channel" in result["text"] for result in told[6:8]), told
+    assert all("matrix of 2 to" in result["text"] for result in told[9:11]), told  # one column is none to cuDNN
     told = child(script, file=computing_without("cudnnSetTensor"))
     assert all("cudnnSetTensor" in result["text"] for result in told[:2]), told
     assert told[2] == {"value": "spatial"}
@@ -474,3 +503,29 @@ def test_without_the_graph_api_cudnn_recomputes_them(run: Any) -> None:
     assert all("graph" in result["text"] for result in told[:2]), told
     assert len(lines) == 2
     assert " sm=0 si=0 ws=0x100000 " in lines[1]
+
+
+def test_what_may_be_measured(child: Any, computing: str) -> None:
+    """By tune=True: for auto nothing whose statistics are sums in any order, which those of rows are."""
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        told = []
+        with pybnorm.Handle("cudnn") as handle:
+            for shape, last in (((4, 8, 3, 5), True), ((4, 8, 3, 5), False), ((2, 32, 64, 128, 128), False)):
+                strides = (120, 1, 40, 8) if last else None
+                with pybnorm.TensorDescriptor("cudnn", "f32", shape, strides) as x:
+                    plan = handle.plan_backward(x, saved=False)
+                    told.append([plan._candidates(fast) for fast in (False, True)])
+        report(told)
+        """,
+        file=computing,
+    )
+    graphs = ["graph", "graph:1", "graph:2", "graph:3"]
+    columns, rows = ([f"{kind}{which}" for which in ("", ":1", ":2")] for kind in ("columns", "rows"))
+    assert told == [
+        [["spatial", "ex", *graphs], ["spatial", "ex", *graphs, "persistent"]],
+        [["spatial", *graphs, *columns], ["spatial", "ex", *graphs, *columns, *rows, "persistent"]],
+        [["spatial"], ["spatial", "ex", *graphs, *rows, "persistent"]],
+    ]
