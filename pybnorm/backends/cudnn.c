@@ -1689,6 +1689,10 @@ struct pbn_plan {
     pbn_tensor packed;              /* also of ex with an activation: every data tensor */
     pbn_call inner_call;
     size_t copy;                    /* bytes from one copy to the next */
+    pbn_plan *moments;              /* backward without saved statistics: the step that computes them */
+    size_t vectors;                 /* bytes of these two, in front of the rest of the workspace */
+    int moments_only;               /* of that step: columns or rows, as far as the channel's moments */
+    int last;                       /* and its columns are those of channels-last memory */
 };
 
 enum { VALUE_EPSILON, VALUE_FACTOR };
@@ -1898,7 +1902,9 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
  * mean is the average and whose running variance that of the means; then y = (x - mean) * g + bias with the three
  * vectors expanded to lines.
  * Backward: per line the sums of dy * (x - mean) and of dy, merged in the same way, then
- * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward.
+ * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward. Forward up to the statistics, which reads x
+ * and writes next to nothing, is also what a backward without saved ones does first; then over packed channels-last
+ * memory too, whose columns have a channel each as it is.
  * Only the row view has one kernel for two 16-bit sums as fast as one sum (161 us against 2 * 165 for 256x256x56x56),
  * short vectors in place of those of C * S numbers, and room for images of any size; only the column view serves rows
  * that are no whole number of 16 bytes well (H200, 9.19). */
@@ -1916,6 +1922,18 @@ static int64_t row_pieces(const pbn_tensor *x) {
     while (lines * pieces < ROWS_WANTED && size / pieces / 2 >= ROW_LEAST && size % (2 * pieces * elements) == 0)
         pieces *= 2;
     return pieces;
+}
+
+/* Channels-last memory is the matrix (N*S, C), few columns and long ones; P of its rows beside one another make it
+ * (N*S/P, P*C), which has P columns for each channel: enough of them to occupy the device, and shorter sums. */
+enum { COLUMNS_WANTED = 1 << 15, COLUMN_LEAST = 1 << 8 };
+
+static int64_t column_groups(const pbn_tensor *x) {
+    const int64_t rows = pbn_numel(x->rank, x->dims) / x->dims[1], wanted = COLUMNS_WANTED / x->dims[1];
+    int64_t groups = rows / COLUMN_LEAST < wanted ? rows / COLUMN_LEAST : wanted;
+    while (groups > 1 && rows % groups != 0)
+        groups--;
+    return groups > 1 ? groups : 1;
 }
 
 /* Vectors in the workspace: of lines without a gap between them, of channels without one. */
@@ -1946,7 +1964,8 @@ static int make_map(pbn_tensor *t, int dtype, int64_t rows, int64_t channels, in
     return cudnn_tensor_set(t, dtype, 4, dims, strides);
 }
 
-/* Descriptors of the small maps of the lines: (1, C, S, 1) of columns, (N, C, P, 1) of rows. */
+/* Descriptors of the small maps of the lines: (1, C, S, 1) of columns, (N, C, P, 1) of rows, (P, C, 1, 1) of columns of
+ * channels-last memory. */
 static int make_maps(pbn_plan *p, const pbn_tensor *x, int64_t size) {
     const int64_t rows = x->dims[0], channels = x->dims[1], pieces = p->merged / rows;
     const int64_t dims[4] = {rows, channels, pieces, 1}, strides[4] = {channels * size, size, p->depth, 1};
@@ -1954,6 +1973,8 @@ static int make_maps(pbn_plan *p, const pbn_tensor *x, int64_t size) {
     if ((status = make_map(&p->one, PBN_FLOAT32, 1, channels, 1)) != PBN_OK ||
         (status = make_map(&p->zeros, PBN_FLOAT32, 1, 8 * channels, 1)) != PBN_OK)
         return status;
+    if (p->last)
+        return make_map(&p->map, PBN_FLOAT32, p->merged, channels, 1);
     if (p->kind == COLUMNS) {
         if ((status = make_map(&p->map, PBN_FLOAT32, 1, channels, size)) != PBN_OK ||
             (status = make_map(&p->two, PBN_FLOAT32, 1, 2 * channels, 1)) != PBN_OK ||
@@ -1974,7 +1995,7 @@ static int make_lines(pbn_plan *p, const pbn_call *call) {
     const int64_t rows = x->dims[0], channels = x->dims[1], size = pbn_numel(x->rank, x->dims) / rows / channels;
     size_t *offset = p->scratch_offsets - SLOT_SCRATCH, vector = (size_t)channels * sizeof(float), line, lines;
     int fifth;
-    p->merged = p->kind == ROWS ? rows * row_pieces(x) : size;
+    p->merged = p->last ? column_groups(x) : p->kind == ROWS ? rows * row_pieces(x) : size;
     p->depth = rows * size / p->merged;
     p->lines = channels * p->merged;
     line = (size_t)p->lines * sizeof(float);
@@ -2095,20 +2116,27 @@ static int build_line_moments(pbn_plan *p, const pbn_call *call, void *vendor_ha
     return graph_build(g, vendor_handle, 0);
 }
 
-/* The channel's statistics, its factor g, and the running ones. */
+/* The channel's statistics from the merged ones of its lines, or from those of its one line; then its factor g, and the
+ * running ones. */
 static int build_channel_moments(pbn_plan *p, const pbn_call *call, void *vendor_handle) {
     graph *g = &p->graphs[3];
     const double merged = (double)p->merged, m = merged * (double)p->depth, f = call->factor;
-    const int saved = call->saved_mean != NULL;
-    void *mean = channel_tensor(call, g, CHANNEL_AVERAGE), *between = channel_tensor(call, g, SLOT_VIRTUAL), *kept, *added;
-    void *variance = channel_tensor(call, g, SLOT_VIRTUAL), *sum = channel_tensor(call, g, SLOT_VIRTUAL);
+    const int saved = call->saved_mean != NULL, one = p->merged == 1;
+    void *mean = channel_tensor(call, g, one ? LINE_2 : CHANNEL_AVERAGE), *between, *kept, *added;
+    void *variance = channel_tensor(call, g, one ? LINE_3 : SLOT_VIRTUAL), *sum = channel_tensor(call, g, SLOT_VIRTUAL);
     void *inverse = channel_tensor(call, g, saved ? SLOT_SAVED_INV_VARIANCE : CHANNEL_INVERSE);
-    /* The small batch norm's running variance is the unbiased one of the lines' means. */
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, CHANNEL_BETWEEN),
-                    number_tensor(p, g, 3, (merged - 1) / merged), between);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, channel_tensor(call, g, CHANNEL_AVERAGE_2), between, variance);
+    if (!one) { /* the small batch norm's running variance is the unbiased one of the lines' means */
+        between = channel_tensor(call, g, SLOT_VIRTUAL);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, CHANNEL_BETWEEN),
+                        number_tensor(p, g, 3, (merged - 1) / merged), between);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, channel_tensor(call, g, CHANNEL_AVERAGE_2), between, variance);
+    }
     graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, variance, number_tensor(p, g, VALUE_EPSILON, 0), sum);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_RSQRT, sum, NULL, inverse);
+    if (p->moments_only) {
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, SLOT_SAVED_MEAN));
+        return graph_build(g, vendor_handle, 0);
+    }
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, channel_tensor(call, g, SLOT_SCALE),
                     channel_tensor(call, g, CHANNEL_B));
     graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, CHANNEL_A));
@@ -2216,7 +2244,7 @@ static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, i
     } else if (status == PBN_OK) {
         status = build_channel_factor(p, call, vendor_handle);
     }
-    if (status == PBN_OK)
+    if (status == PBN_OK && !p->moments_only)
         status = call->operation == PBN_OP_BACKWARD ? build_backward_apply(p, call, vendor_handle, skip)
                                                     : build_forward_apply(p, call, vendor_handle, skip);
     for (size_t i = 0; i < sizeof p->graphs / sizeof p->graphs[0]; i++)
@@ -2377,10 +2405,69 @@ static const char *cannot_fuse(const pbn_call *call) {
     return NULL;
 }
 
+/* ---- backward without saved statistics, where the vendor's own way to them is slow ----------------------------------
+ *
+ * cuDNN recomputes them in the plain entry points' kernels: its Ex call takes 12269 us in place of 134 us for f16
+ * 256x256x28x28, persistent 5836 in place of 1456 us for f32 256x64x112x112 (H200, 9.19), and dscale errs by 4e-4 at
+ * mean/sigma = 1e4. So they are computed first, and the fast kernels are given them as saved ones. */
+
+static const char *unavailable(int kind, const pbn_call *call);
+
+/* Ex over other memory does not have the fused kernels with saved statistics either, and is left to itself. */
+static int computes_moments(int kind, const pbn_call *call) {
+    if (call->operation != PBN_OP_BACKWARD || call->saved_mean != NULL || fuses(call))
+        return 0;
+    return kind == GRAPH || kind == COLUMNS || kind == ROWS ||
+           (kind == EX && call->x_desc->dtype != PBN_FLOAT64 && all_channels_last(call));
+}
+
+/* The forward training whose statistics they are. */
+static pbn_call moments_call(const pbn_call *call, void *mean, void *inverse) {
+    pbn_call forward = *call;
+    forward.operation = PBN_OP_FORWARD_TRAINING;
+    forward.alpha = 1;
+    forward.beta = 0;
+    forward.y_desc = call->x_desc;
+    forward.saved_mean = mean;
+    forward.saved_inv_variance = inverse;
+    return forward;
+}
+
+/* Of which view they are computed, COLUMNS or ROWS, for a backward by `kind`; why not, or NULL. The sums of rows are
+ * added in any order, so what is not about rows takes columns where it can. */
+static const char *choose_moments(int kind, const pbn_call *call, int *view) {
+    const pbn_tensor *x = call->x_desc;
+    const pbn_call forward = moments_call(call, (void *)(uintptr_t)call, (void *)(uintptr_t)call);
+    const char *why;
+    int64_t values, groups;
+    *view = kind == ROWS ? ROWS : COLUMNS;
+    if (kind == COLUMNS || kind == ROWS)
+        return NULL; /* it has the same needs */
+    if (!all_channels_last(call)) {
+        why = unavailable(COLUMNS, &forward);
+        if (why != NULL && unavailable(ROWS, &forward) == NULL) {
+            *view = ROWS;
+            why = NULL;
+        }
+        return why;
+    }
+    values = pbn_numel(x->rank, x->dims) / x->dims[1];
+    groups = column_groups(x);
+    if (!is_single(call->epsilon))
+        return no_small_epsilon;
+    if (values < 2)
+        return "with one value in a channel there are no statistics to compute, and none are saved";
+    if (x->dims[1] * groups < 2 || x->dims[1] * groups > LINES_MOST || values / groups > ROWS_MOST)
+        return "without saved statistics channels-last memory is taken as a matrix of 2 to 65535 * 32 columns and up to "
+               "524288 rows, which this shape does not make";
+    return api.cudnnSetTensor == NULL ? no_fill : NULL;
+}
+
 /* Why `kind` cannot do `call`; NULL where it can be tried. */
 static const char *unavailable(int kind, const pbn_call *call) {
     const int64_t alignment = common_alignment(call);
     int64_t size, pieces;
+    int view;
     if (kind != EX && kind != POINTWISE && fuses(call))
         return who_fuses;
     switch (kind) {
@@ -2400,6 +2487,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return "this cuDNN library lacks the Ex entry points";
         if (alignment < WIDE_ALIGNMENT)
             return ex_alignment;
+        if (computes_moments(kind, call))
+            return choose_moments(kind, call, &view);
         return fuses(call) ? cannot_fuse(call) : NULL;
     case GRAPH:
     case POINTWISE:
@@ -2421,9 +2510,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
         if (!all_channels_last(call) && (kind == POINTWISE || !all_channels_first(call)))
             return kind == POINTWISE ? "the pointwise graph takes packed channels-last tensors"
                                      : "the graphs of batch norm take packed tensors, all in one layout";
-        if (call->operation == PBN_OP_BACKWARD && call->saved_mean == NULL)
-            return "the backward graph needs the saved statistics";
-        return NULL;
+        return computes_moments(kind, call) ? choose_moments(kind, call, &view) : NULL;
     case SPLIT:
         if (call->operation != PBN_OP_FORWARD_INFERENCE || call->mode == PBN_PER_ACTIVATION)
             return "only spatial inference can be split along N";
@@ -2440,8 +2527,6 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return no_small_epsilon;
         if (!all_channels_first(call))
             return "the matrix views are those of packed channels-first tensors";
-        if (call->operation == PBN_OP_BACKWARD && call->saved_mean == NULL)
-            return "the backward of the matrix views needs the saved statistics";
         size = pbn_numel(call->x_desc->rank, call->x_desc->dims) / call->x_desc->dims[0] / call->x_desc->dims[1];
         if (size < 2)
             return "with one position in a channel there is nothing to merge";
@@ -2514,7 +2599,31 @@ static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
                                                                     &p->reserve);
 }
 
-static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
+static int build_moments(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    const pbn_call forward = moments_call(call, p, p); /* its saved statistics are there; where, a run says */
+    const char *why;
+    pbn_plan *m = calloc(1, sizeof *m);
+    int status;
+    if (m == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no host memory for a plan");
+    p->moments = m;
+    if ((status = graph_ready()) != PBN_OK)
+        return status;
+    why = choose_moments(p->kind, call, &m->kind);
+    if (why != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, why);
+    m->moments_only = 1;
+    m->last = p->kind != COLUMNS && p->kind != ROWS && all_channels_last(call);
+    m->alignment = p->alignment;
+    m->values[VALUE_EPSILON] = (float)call->epsilon;
+    status = build_lines(m, &forward, handle->vendor, 0);
+    p->vectors = 2 * rounded((size_t)call->x_desc->dims[1] * sizeof(float));
+    p->workspace = p->vectors + (m->workspace > p->workspace ? m->workspace : p->workspace);
+    return status;
+}
+
+/* The way itself, which is given saved statistics whoever has them. */
+static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
     void *x, *y, *dy, *dx, *param;
     int64_t rows;
     int status = PBN_OK;
@@ -2578,6 +2687,11 @@ static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip
     }
 }
 
+static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
+    const int status = build_way(p, handle, call, skip);
+    return status == PBN_OK && computes_moments(p->kind, call) ? build_moments(p, handle, call) : status;
+}
+
 static void cudnn_plan_destroy(pbn_plan *plan);
 
 static void drop_built(pbn_plan *p) {
@@ -2589,6 +2703,8 @@ static void drop_built(pbn_plan *p) {
         cudnn_tensor_destroy(tensors[i]);
     cudnn_plan_destroy(p->inner);
     p->inner = NULL;
+    cudnn_plan_destroy(p->moments);
+    p->moments = NULL;
     if (p->activation != NULL)
         api.cudnnDestroyActivationDescriptor(p->activation);
     p->activation = NULL;
@@ -2603,7 +2719,8 @@ static void cudnn_plan_destroy(pbn_plan *plan) {
 
 /* What "auto" takes, the first row that fits and can be built; figures: H200, cuDNN 9.19, medians over the shapes
  * of networks. Every row's results but those for "fast" stay within the stable class of the error bound, and none of
- * them was seen to differ from call to call. */
+ * them was seen to differ from call to call. The rows of backward without saved statistics are not measured: they have
+ * the thresholds of the same ways with them, because either side reads x once more for what is not saved. */
 #define HALVES (1u << PBN_FLOAT16 | 1u << PBN_BFLOAT16)
 #define SINGLE (1u << PBN_FLOAT32)
 #define ANY_DTYPE (HALVES | SINGLE | 1u << PBN_FLOAT64)
@@ -2612,7 +2729,7 @@ typedef struct rule {
     int operation;
     uint32_t dtypes;
     int layout; /* pbn_layout of all tensors, ANY_LAYOUT, SLOW_VIEW, or WHOLE_ROWS: FIRST, S of 16 bytes, rows enough */
-    int saved;  /* 1: with saved statistics only */
+    int saved;  /* 1: with saved statistics only, -1: without only */
     int fast;   /* 1: for "fast" only */
     int64_t rows_from, channels_from, channels_to, size_from; /* N, C, positions of a channel in one image */
     int64_t megabytes_from, megabytes_to;                     /* of x */
@@ -2628,6 +2745,15 @@ static const char persistent_why[] =
 static const char rows_why[] =
     "up to 1.2 times faster than columns or persistent, without the latter's limits of range; but its sums are added in "
     "another order every time, so that the last digits differ from call to call";
+static const char moments_last_why[] =
+    "computes the statistics that are not saved first, by sums that write no y, for kernels made for channels-last; "
+    "cuDNN by itself leaves those without saved statistics: f16 256x256x28x28 in 12269 us in place of 134 us";
+static const char moments_first_why[] =
+    "computes the statistics that are not saved first, as in forward; without saved ones cuDNN's own kernels behave like "
+    "one block for each channel: f32 256x64x112x112 in 5836 us, f16 in 5639 us";
+static const char moments_rows_why[] =
+    "computes the statistics that are not saved first, as in forward, where cuDNN's own kernels behave like one block for "
+    "each channel; but its sums are added in another order every time, so that the last digits differ from call to call";
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
@@ -2658,6 +2784,9 @@ static const rule rules[] = {
      "16 to 76 times faster than the plain entry point, whose channels-last kernels are the channels-first ones"},
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, MOST, "graph",
      "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
+    {PBN_OP_BACKWARD, SINGLE, LAST, -1, 0, 0, 512, MOST, 0, 0, MOST, "graph", moments_last_why},
+    {PBN_OP_BACKWARD, HALVES, LAST, -1, 0, 0, 128, MOST, 0, 0, MOST, "graph", moments_last_why},
+    {PBN_OP_BACKWARD, HALVES | SINGLE, LAST, -1, 0, 0, 0, MOST, 0, 0, MOST, "ex", moments_last_why},
     /* channels-first */
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, FIRST, 0, 1, 0, 0, MOST, 0, 0, MOST, "persistent", persistent_why},
     {PBN_OP_BACKWARD, SINGLE, WHOLE_ROWS, 1, 1, 0, 0, MOST, 2048, 64, MOST, "rows:1", rows_why},
@@ -2672,6 +2801,9 @@ static const rule rules[] = {
     {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 0, 0, 0, 0, MOST, 512, 128, MOST, "columns:1", "1.2 to 1.5 times faster"},
     {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, 1, 0, 0, 0, MOST, 2048, 64, MOST, "columns:1",
      "1.2 to 6 times faster than spatial on large maps"},
+    {PBN_OP_BACKWARD, SINGLE, WHOLE_ROWS, -1, 1, 0, 0, MOST, 2048, 64, MOST, "rows:1", moments_rows_why},
+    {PBN_OP_BACKWARD, HALVES, WHOLE_ROWS, -1, 1, 0, 0, MOST, 8192, 64, MOST, "rows:1", moments_rows_why},
+    {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, -1, 0, 0, 0, MOST, 2048, 64, MOST, "columns:1", moments_first_why},
     {PBN_OP_BACKWARD, SINGLE, FIRST, 1, 1, 0, 0, 96, 16384, 32, MOST, "persistent", persistent_why},
     {PBN_OP_FORWARD_TRAINING, HALVES, FIRST, 1, 0, 0, 0, 96, 16384, 32, MOST, "graph",
      "images too large for columns: through a channels-last copy 1.9 times faster than spatial"},
@@ -2704,9 +2836,9 @@ static int fits(const rule *r, const pbn_call *call, int fast) {
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
     return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
-           (!r->saved || call->saved_mean != NULL) && x->dims[0] >= r->rows_from && x->dims[1] >= r->channels_from &&
-           x->dims[1] <= r->channels_to && size >= r->size_from && megabytes >= r->megabytes_from &&
-           megabytes < r->megabytes_to;
+           (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && x->dims[0] >= r->rows_from &&
+           x->dims[1] >= r->channels_from && x->dims[1] <= r->channels_to && size >= r->size_from &&
+           megabytes >= r->megabytes_from && megabytes < r->megabytes_to;
 }
 
 /* "graph:2" is the third plan that compiles, in the heuristic's order. */
@@ -2801,11 +2933,14 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
 
 /* Whether the way's results stay in the stable class of the error bound for this call and were not seen to differ from
  * call to call. The persistent kernels sum in fixed point, those of rows in any order; Ex runs those of the plain entry
- * point, except over channels-last memory with saved statistics. */
+ * point, except over channels-last memory with saved statistics, which backward has computed where there are none. */
 static int is_stable(int kind, const pbn_call *call) {
+    int view;
     if (kind == EX)
-        return all_channels_last(call) && call->saved_mean != NULL &&
+        return all_channels_last(call) && (call->saved_mean != NULL || call->operation == PBN_OP_BACKWARD) &&
                ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
+    if (kind == GRAPH && computes_moments(kind, call))
+        return choose_moments(kind, call, &view) == NULL && view == COLUMNS;
     return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
 }
 
@@ -2986,7 +3121,7 @@ static int run_merge(pbn_handle *handle, const pbn_plan *p, void *const *slots, 
     int status = api.cudnnSetTensor(handle->vendor, p->zeros.compute, zeros, &zero);
     if (status != PBN_OK)
         return status;
-    if (p->kind == COLUMNS)
+    if (p->kind == COLUMNS && !p->last)
         return run_average(handle, &p->maps, &p->two, slots[LINE_2], slots[LINE_0], zeros, variance,
                            slots[CHANNEL_AVERAGE], slots[CHANNEL_INVERSE]);
     status = run_average(handle, &p->map, &p->one, slots[LINE_2], slots[LINE_0], zeros + 3 * vector, variance,
@@ -3015,12 +3150,30 @@ static int run_lines(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     for (int i = 0; i < 3; i++)
         if (p->graphs[i].plan != NULL && (status = graph_run(&p->graphs[i], handle->vendor, slots, last)) != PBN_OK)
             return status;
-    if ((forward || backward) && (status = run_merge(handle, p, slots, forward)) != PBN_OK)
+    if ((forward || backward) && p->merged > 1 && (status = run_merge(handle, p, slots, forward)) != PBN_OK)
         return status;
-    if ((status = graph_run(&p->graphs[3], handle->vendor, slots, last)) != PBN_OK ||
-        (status = run_expand(handle, p, slots)) != PBN_OK)
+    status = graph_run(&p->graphs[3], handle->vendor, slots, last);
+    if (status != PBN_OK || p->moments_only || (status = run_expand(handle, p, slots)) != PBN_OK)
         return status;
     return graph_run(&p->graphs[4], handle->vendor, slots, last);
+}
+
+/* The statistics that `call` does not have, to the front of its workspace; `with` is the call that has them. */
+static int run_moments(pbn_handle *handle, const pbn_plan *p, const pbn_call *call, pbn_call *with) {
+    char *space = call->workspace;
+    pbn_call forward;
+    /* What the way itself would refuse, before anything is enqueued. */
+    if (p->kind == EX && ((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
+    if (p->kind == GRAPH && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0)
+        return pbn_refuse(PBN_E_UNSUPPORTED, graph_alignment);
+    *with = *call;
+    with->saved_mean = space;
+    with->saved_inv_variance = space + p->vectors / 2;
+    with->workspace = space + p->vectors;
+    with->workspace_size = call->workspace_size - p->vectors;
+    forward = moments_call(with, with->saved_mean, with->saved_inv_variance);
+    return run_lines(handle, p->moments, &forward);
 }
 
 static int run_split(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
@@ -3040,8 +3193,8 @@ static int run_split(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
 }
 
 static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
-    pbn_call plain;
-    int kind;
+    pbn_call plain, with;
+    int kind, status;
     if (handle == NULL || plan == NULL || call == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (plan->workspace > call->workspace_size ||
@@ -3057,6 +3210,12 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     if (plan->any && !plan->fused && (kind == EX || kind == GRAPH) && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0) {
         plain.mode = PBN_SPATIAL;
         kind = PLAIN;
+    }
+    if (plan->moments != NULL && kind != PLAIN) {
+        status = run_moments(handle, plan, call, &with);
+        if (status != PBN_OK)
+            return status;
+        call = &with;
     }
     switch (kind) {
     case EX:

@@ -87,17 +87,25 @@ def test_what_auto_takes_on_cudnn(handle):
         "train,f16,nchw,256x256x56x56": "columns:1",
         "backward,f32,nchw,64x64x112x112": "columns:1",
         "train,f32,nchw,256x256x56x56": "spatial",
+        "backward,f32,nhwc,256x64x56x56,saved=0": "ex",
+        "backward,f32,nhwc,64x512x28x28,saved=0": "graph",
+        "backward,bf16,nhwc,64x64x56x56,saved=0": "ex",
+        "backward,f16,nhwc,256x256x28x28,saved=0": "graph",
+        "backward,f32,nchw,64x64x112x112,saved=0": "columns:1",
+        "backward,f16,nchw,256x256x56x56,saved=0": "columns:1",
+        "backward,f32,nchw,256x512x14x14,saved=0": "spatial",
+        "backward,f64,nhwc,64x64x56x56,saved=0": "dense+spatial",
         "infer,f64,nchw,70000x3x1x1": "split",
         "train,f64,nhwc,64x64x56x56": "dense+spatial",
     }.items():
         (problem,) = expand(line.replace(",", ",spatial,", 1))
         with pybnorm.TensorDescriptor("cudnn", problem.dtype, problem.dims, problem.strides) as x:
-            plan = getattr(
-                handle,
-                {"train": "plan_forward_training", "infer": "plan_forward_inference", "backward": "plan_backward"}[
-                    problem.word
-                ],
-            )(x)
+            if problem.word == "infer":
+                plan = handle.plan_forward_inference(x)
+            elif problem.word == "train":
+                plan = handle.plan_forward_training(x, saved=problem.saved)
+            else:
+                plan = handle.plan_backward(x, saved=problem.saved)
         chosen[line] = (plan.algorithm, algorithm)
         assert plan.reason
     assert {line: got for line, (got, _) in chosen.items()} == {line: want for line, (_, want) in chosen.items()}

@@ -1,8 +1,9 @@
-/* The part of the double that computes, on the host's memory: graphs of pointwise operations and sums, and the legacy
- * calls that the matrix views are made of; float32, rank 4. Part of cudnn.c.
+/* The part of the double that computes, on the host's memory: graphs of pointwise operations, sums and the gradient of a
+ * norm, and the legacy calls that plans are made of; float32 and bfloat16, rank 4, of gradients also 5. Part of cudnn.c.
  *
- * Its graphs have the limits that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only, and no
- * pointwise operation whose result is a vector that lies down, (R, 1, 1, 1), with R above 1.
+ * Its graphs have the limits that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only, but for
+ * the gradient, and no pointwise operation whose result is a vector that lies down, (R, 1, 1, 1), with R above 1.
+ * Whoever asks for a workspace writes all of it, before and after it computes.
  */
 #include <math.h>
 #include <stdint.h>
@@ -11,7 +12,9 @@
 
 #include "cudnn_tensors.h"
 
-enum { not_supported = 3000, most = 64 };
+enum { not_supported = 3000, most = 64, graph_workspace = 192, ex_workspace = 320 };
+
+int double_slow = 0; /* gradients by the kernels that are slow: the plain entry point's, and Ex without what it wants */
 
 int cudnnCreate(void **handle) { return (*handle = malloc(1)) == NULL; }
 int cudnnDestroy(void *handle) { free(handle); return 0; }
@@ -21,45 +24,74 @@ void cudnnGetLastErrorString(char *text, size_t size) {
         *text = 0;
 }
 
-/* ---- the legacy calls */
+/* ---- elements */
 
-#define EACH(t) /* every index i of a tensor of rank 4 */                                                    \
-    for (int i[4] = {0, 0, 0, 0}; i[0] < (t)->dims[0]; i[0]++)                                                \
-        for (i[1] = 0; i[1] < (t)->dims[1]; i[1]++)                                                           \
-            for (i[2] = 0; i[2] < (t)->dims[2]; i[2]++)                                                       \
-                for (i[3] = 0; i[3] < (t)->dims[3]; i[3]++)
+#define EXTENT(t, axis) ((axis) < (t)->rank ? (t)->dims[axis] : 1)
+#define LOOPS(t, from, to) /* every index i of a tensor with i[1] in a range */                               \
+    for (int i[5] = {0, 0, 0, 0, 0}; i[0] < EXTENT(t, 0); i[0]++)                                              \
+        for (i[1] = (from); i[1] < (to); i[1]++)                                                               \
+            for (i[2] = 0; i[2] < EXTENT(t, 2); i[2]++)                                                        \
+                for (i[3] = 0; i[3] < EXTENT(t, 3); i[3]++)                                                    \
+                    for (i[4] = 0; i[4] < EXTENT(t, 4); i[4]++)
+#define EACH(t) LOOPS(t, 0, EXTENT(t, 1))
+#define EACH_OF(t, channel) LOOPS(t, channel, (channel) + 1)
 
 static size_t at(const tensor *t, const int *i) {
     size_t offset = 0;
-    for (int axis = 0; axis < 4; axis++)
+    for (int axis = 0; axis < t->rank; axis++)
         offset += t->dims[axis] == 1 ? 0 : (size_t)i[axis] * (size_t)t->strides[axis];
     return offset;
 }
+static float load(const tensor *t, const void *memory, const int *i) {
+    uint32_t wide;
+    float value;
+    if (t->dtype != PBN_CUDNN_DATA_BFLOAT16)
+        return ((const float *)memory)[at(t, i)];
+    wide = (uint32_t)((const uint16_t *)memory)[at(t, i)] << 16;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+static void store(const tensor *t, void *memory, const int *i, float value) {
+    uint32_t wide;
+    if (t->dtype != PBN_CUDNN_DATA_BFLOAT16) {
+        ((float *)memory)[at(t, i)] = value;
+        return;
+    }
+    memcpy(&wide, &value, sizeof wide);
+    wide += value != value ? 0 : 0x7fff + (wide >> 16 & 1); /* to nearest, ties to even */
+    ((uint16_t *)memory)[at(t, i)] = (uint16_t)(wide >> 16);
+}
+static int same_dims(const tensor *a, const tensor *b) {
+    return a->rank == b->rank && memcmp(a->dims, b->dims, (size_t)a->rank * sizeof(int)) == 0;
+}
+
+/* ---- the legacy calls */
 
 int cudnnAddTensor(void *handle, const void *alpha, const void *a_desc, const void *a, const void *beta,
                    const void *c_desc, void *c) {
     const tensor *from = a_desc, *to = c_desc;
     const float factor = *(const float *)alpha, keep = *(const float *)beta;
+    const int status = fails();
     (void)handle;
     for (int axis = 0; axis < 4; axis++)
         if (from->dims[axis] != 1 && from->dims[axis] != to->dims[axis])
             return not_supported;
-    EACH(to) {
-        float *out = (float *)c + at(to, i);
-        *out = factor * ((const float *)a)[at(from, i)] + (keep == 0 ? 0 : keep * *out);
-    }
+    if (status != 0)
+        return status;
+    EACH(to) store(to, c, i, factor * load(from, a, i) + (keep == 0 ? 0 : keep * load(to, c, i)));
     return 0;
 }
 int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,
                          const void *y_desc, void *y) {
-    return memcmp(((const tensor *)x_desc)->dims, ((const tensor *)y_desc)->dims, 4 * sizeof(int)) != 0
-               ? not_supported
-               : cudnnAddTensor(handle, alpha, x_desc, x, beta, y_desc, y);
+    return same_dims(x_desc, y_desc) ? cudnnAddTensor(handle, alpha, x_desc, x, beta, y_desc, y) : not_supported;
 }
 int cudnnSetTensor(void *handle, const void *desc, void *y, const void *value) {
     const tensor *t = desc;
+    const int status = fails();
     (void)handle;
-    EACH(t)((float *)y)[at(t, i)] = *(const float *)value;
+    if (status != 0)
+        return status;
+    EACH(t) store(t, y, i, *(const float *)value);
     return 0;
 }
 int cudnnBatchNormalizationForwardTraining(
@@ -69,12 +101,15 @@ int cudnnBatchNormalizationForwardTraining(
     const tensor *t = x_desc, *to = y_desc;
     const double count = (double)t->dims[0] * t->dims[2] * t->dims[3];
     (void)handle, (void)alpha, (void)beta, (void)param_desc;
-    if (mode != PBN_CUDNN_BATCHNORM_SPATIAL || t->rank != 4)
+    const int status = fails();
+    if (mode != PBN_CUDNN_BATCHNORM_SPATIAL || t->rank != 4 || t->dtype != PBN_CUDNN_DATA_FLOAT)
         return not_supported;
+    if (status != 0)
+        return status;
     for (int c = 0; c < t->dims[1]; c++) {
         double mean = 0, squares = 0;
-        EACH(t) if (i[1] == c) mean += ((const float *)x)[at(t, i)] / count;
-        EACH(t) if (i[1] == c) squares += pow(((const float *)x)[at(t, i)] - mean, 2);
+        EACH_OF(t, c) mean += ((const float *)x)[at(t, i)] / count;
+        EACH_OF(t, c) squares += pow(((const float *)x)[at(t, i)] - mean, 2);
         if (running_mean != NULL) {
             float *m = (float *)running_mean + c, *v = (float *)running_variance + c;
             *m = (float)((1 - factor) * *m + factor * mean);
@@ -84,10 +119,86 @@ int cudnnBatchNormalizationForwardTraining(
             ((float *)saved_mean)[c] = (float)mean;
             ((float *)saved_inv_variance)[c] = (float)(1 / sqrt(squares / count + epsilon));
         }
-        EACH(t) if (i[1] == c)((float *)y)[at(to, i)] =
+        EACH_OF(t, c)((float *)y)[at(to, i)] =
             (float)((((const float *)x)[at(t, i)] - mean) / sqrt(squares / count + epsilon)) * ((const float *)scale)[c] +
             ((const float *)bias)[c];
     }
+    return 0;
+}
+
+/* The gradients by their formulas, from the statistics given or from x; blended by data[2] and params[2]. */
+static void gradients(const float *data, const float *params, const tensor *x_desc, const void *x, const tensor *dy_desc,
+                      const void *dy, const tensor *dx_desc, void *dx, const float *scale, float *dscale, float *dbias,
+                      double epsilon, const float *mean, const float *inverse) {
+    const double count = (double)EXTENT(x_desc, 0) * EXTENT(x_desc, 2) * EXTENT(x_desc, 3) * EXTENT(x_desc, 4);
+    for (int c = 0; c < x_desc->dims[1]; c++) {
+        double m = 0, v = 0, sum = 0, product = 0;
+        EACH_OF(x_desc, c) m += load(x_desc, x, i) / count;
+        EACH_OF(x_desc, c) v += pow(load(x_desc, x, i) - m, 2) / count;
+        m = mean != NULL ? mean[c] : m;
+        v = inverse != NULL ? inverse[c] : 1 / sqrt(v + epsilon);
+        EACH_OF(x_desc, c) sum += load(dy_desc, dy, i);
+        EACH_OF(x_desc, c) product += load(dy_desc, dy, i) * (load(x_desc, x, i) - m) * v;
+        EACH_OF(x_desc, c) {
+            const double g = load(dy_desc, dy, i) - (sum + (load(x_desc, x, i) - m) * v * product) / count;
+            const double old = data[1] == 0 ? 0 : data[1] * load(dx_desc, dx, i);
+            store(dx_desc, dx, i, (float)(data[0] * scale[c] * v * g + old));
+        }
+        dscale[c] = (float)(params[0] * product + (params[1] == 0 ? 0 : params[1] * dscale[c]));
+        dbias[c] = (float)(params[0] * sum + (params[1] == 0 ? 0 : params[1] * dbias[c]));
+    }
+}
+int cudnnBatchNormalizationBackward(
+    void *handle, int mode, const void *alpha, const void *beta, const void *alpha_param, const void *beta_param,
+    const void *x_desc, const void *x, const void *dy_desc, const void *dy, const void *dx_desc, void *dx,
+    const void *param_desc, const void *scale, void *dscale, void *dbias, double epsilon, const void *saved_mean,
+    const void *saved_inv_variance) {
+    const float data[2] = {*(const float *)alpha, *(const float *)beta};
+    const float params[2] = {*(const float *)alpha_param, *(const float *)beta_param};
+    const int status = fails();
+    (void)handle, (void)param_desc;
+    if (mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION)
+        return not_supported;
+    if (status != 0)
+        return status;
+    double_slow++;
+    gradients(data, params, x_desc, x, dy_desc, dy, dx_desc, dx, scale, dscale, dbias, epsilon, saved_mean,
+              saved_inv_variance);
+    return 0;
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,
+    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *activation, size_t *bytes) {
+    (void)handle, (void)mode, (void)ops, (void)x_desc, (void)y_desc, (void)dy_desc, (void)dz_desc, (void)dx_desc;
+    (void)param_desc, (void)activation;
+    *bytes = ex_workspace;
+    return fails();
+}
+int cudnnBatchNormalizationBackwardEx(
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param,
+    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, const void *dy_desc,
+    const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, const void *param_desc,
+    const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,
+    const void *saved_inv_variance, void *activation, void *workspace, size_t workspace_size, void *reserve,
+    size_t reserve_size) {
+    const float data[2] = {*(const float *)alpha, *(const float *)beta};
+    const float params[2] = {*(const float *)alpha_param, *(const float *)beta_param};
+    const int status = fails();
+    (void)handle, (void)y_desc, (void)y, (void)dz_desc, (void)dz, (void)param_desc, (void)bias, (void)activation;
+    (void)reserve, (void)reserve_size;
+    if (ops != PBN_CUDNN_BATCHNORM_OPS_BN)
+        return not_supported;
+    if (status != 0)
+        return status;
+    if (mode != PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT || workspace == NULL || workspace_size < ex_workspace ||
+        saved_mean == NULL || ((const tensor *)x_desc)->strides[1] != 1)
+        double_slow++;
+    if (workspace != NULL)
+        memset(workspace, 0xff, ex_workspace);
+    gradients(data, params, x_desc, x, dy_desc, dy, dx_desc, dx, scale, dscale, dbias, epsilon, saved_mean,
+              saved_inv_variance);
+    if (workspace != NULL)
+        memset(workspace, 0xff, ex_workspace);
     return 0;
 }
 
@@ -98,15 +209,18 @@ typedef struct node {
     int64_t uid, count;
     tensor shape;
     struct node *how, *x, *b, *y, *graph; /* of an operation; the operation graph of whatever is made from it */
+    struct node *scale, *mean, *inverse, *dscale, *dbias; /* of a norm's gradient, whose b is dy and whose y is dx */
     void *many[most];                     /* operations of a graph; addresses of a variant pack */
     int64_t uids[most];
-    float *memory; /* of a virtual tensor */
+    void *memory; /* of a virtual tensor */
+    void *workspace;
 } node;
 
 int cudnnBackendCreateDescriptor(int type, void **desc) {
-    node *n = calloc(1, sizeof *n);
+    const int status = fails();
+    node *n = status == 0 ? calloc(1, sizeof *n) : NULL;
     if (n == NULL)
-        return 1;
+        return status;
     n->type = type;
     *desc = n;
     double_live++;
@@ -120,11 +234,17 @@ int cudnnBackendDestroyDescriptor(void *desc) {
 }
 int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count, const void *values) {
     node *n = desc, *one = type == PBN_CUDNN_TYPE_BACKEND_DESCRIPTOR ? *(node *const *)values : NULL;
+    const int status = fails();
     if (count > most)
         return not_supported;
+    if (status != 0)
+        return status;
     switch (attribute) {
     case PBN_CUDNN_ATTR_TENSOR_UNIQUE_ID:
         n->uid = *(const int64_t *)values;
+        break;
+    case PBN_CUDNN_ATTR_TENSOR_DATA_TYPE:
+        n->shape.dtype = *(const int *)values;
         break;
     case PBN_CUDNN_ATTR_TENSOR_DIMENSIONS:
     case PBN_CUDNN_ATTR_TENSOR_STRIDES:
@@ -145,14 +265,32 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC:
     case PBN_CUDNN_ATTR_OPERATION_REDUCTION_XDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC:
         n->x = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC:
         n->b = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
     case PBN_CUDNN_ATTR_OPERATION_REDUCTION_YDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC:
         n->y = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC:
+        n->scale = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC:
+        n->mean = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC:
+        n->inverse = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC:
+        n->dscale = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC:
+        n->dbias = one;
         break;
     case PBN_CUDNN_ATTR_OPERATIONGRAPH_OPS:
     case PBN_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS:
@@ -161,6 +299,9 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
         break;
     case PBN_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS:
         memcpy(n->uids, values, (size_t)count * sizeof *n->uids);
+        break;
+    case PBN_CUDNN_ATTR_VARIANT_PACK_WORKSPACE:
+        n->workspace = *(void *const *)values;
         break;
     case PBN_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH:
         n->graph = one;
@@ -175,40 +316,51 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
 }
 int cudnnBackendGetAttribute(const void *desc, int attribute, int type, int64_t requested, int64_t *count,
                              void *values) {
+    const int status = fails();
     (void)type, (void)requested;
+    if (status != 0)
+        return status;
     *count = 1;
     if (attribute == PBN_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
-        *(int64_t *)values = 0;
+        *(int64_t *)values = graph_workspace;
     else /* the one engine configuration, in a descriptor of the caller's */
         (*(node **)values)->graph = ((const node *)desc)->graph;
     return 0;
 }
 
-static int is_packed(const tensor *t) {
-    static const int order[4] = {1, 3, 2, 0};
+static int is_packed(const tensor *t, int channels_first) {
     int64_t step = 1;
-    for (int i = 0; i < 4; i++) {
-        if (t->dims[order[i]] != 1 && t->strides[order[i]] != step)
+    for (int i = 0; i < t->rank; i++) {
+        const int axis = channels_first ? t->rank - 1 - i : i == 0 ? 1 : i == t->rank - 1 ? 0 : t->rank - i;
+        if (t->dims[axis] != 1 && t->strides[axis] != step)
             return 0;
-        step *= t->dims[order[i]];
+        step *= t->dims[axis];
     }
-    return t->rank == 4;
+    return 1;
 }
+static int is_last(const node *t) { return t == NULL || is_packed(&t->shape, 0); }
+static int is_first(const node *t) { return is_packed(&t->shape, 1); }
 int cudnnBackendFinalize(void *desc) {
     const node *n = desc;
-    if (n->type != PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
-        return 0;
+    const int status = fails();
+    if (status != 0 || n->type != PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+        return status;
     for (int64_t k = 0; k < n->graph->count; k++) {
         const node *op = n->graph->many[k];
-        if (!is_packed(&op->x->shape) || !is_packed(&op->y->shape) || (op->b != NULL && !is_packed(&op->b->shape)) ||
-            (op->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR && op->y->shape.dims[0] > 1 &&
-             op->y->shape.dims[1] == 1))
+        const int last = is_last(op->x) && is_last(op->b) && is_last(op->y);
+        if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR) {
+            if (!last && !(is_first(op->x) && is_first(op->b) && is_first(op->y)))
+                return not_supported;
+        } else if (!last || op->x->shape.rank != 4 ||
+                   (op->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR && op->y->shape.dims[0] > 1 &&
+                    op->y->shape.dims[1] == 1)) {
             return not_supported;
+        }
     }
     return 0;
 }
 
-static float *memory_of(node *t, const node *pack) {
+static void *memory_of(node *t, const node *pack) {
     if (t->is_virtual) {
         if (t->memory == NULL)
             t->memory = calloc((size_t)t->shape.dims[0] * t->shape.dims[1] * t->shape.dims[2] * t->shape.dims[3],
@@ -221,31 +373,44 @@ static float *memory_of(node *t, const node *pack) {
     return NULL;
 }
 int cudnnBackendExecute(void *handle, void *plan, void *pack) {
+    static const float whole[2] = {1, 0};
     const node *graph = ((const node *)plan)->graph;
+    void *workspace = ((const node *)pack)->workspace;
+    const int status = fails();
     (void)handle;
+    if (status != 0)
+        return status;
+    memset(workspace, 0xff, graph_workspace);
     for (int64_t k = 0; k < graph->count; k++) {
         const node *op = graph->many[k];
-        const float *x = memory_of(op->x, pack), *b = op->b == NULL ? NULL : memory_of(op->b, pack);
-        float *y = memory_of(op->y, pack);
+        const tensor *from = &op->x->shape, *to = &op->y->shape;
+        const void *x = memory_of(op->x, pack), *b = op->b == NULL ? NULL : memory_of(op->b, pack);
+        void *y = memory_of(op->y, pack);
         if (x == NULL || y == NULL || (op->b != NULL && b == NULL))
             return 1;
-        if (op->type == PBN_CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
-            EACH(&op->y->shape) y[at(&op->y->shape, i)] = 0;
-            EACH(&op->x->shape) y[at(&op->y->shape, i)] += x[at(&op->x->shape, i)];
+        if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR) {
+            gradients(whole, whole, from, x, &op->b->shape, b, to, y, memory_of(op->scale, pack),
+                      memory_of(op->dscale, pack), memory_of(op->dbias, pack), NAN, memory_of(op->mean, pack),
+                      memory_of(op->inverse, pack));
             continue;
         }
-        EACH(&op->y->shape) {
-            const float left = x[at(&op->x->shape, i)], right = b == NULL ? 0 : b[at(&op->b->shape, i)];
-            float *out = &y[at(&op->y->shape, i)];
+        if (op->type == PBN_CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
+            EACH(to) store(to, y, i, 0);
+            EACH(from) store(to, y, i, load(to, y, i) + load(from, x, i));
+            continue;
+        }
+        EACH(to) {
+            const float left = load(from, x, i), right = b == NULL ? 0 : load(&op->b->shape, b, i);
             switch (op->how->mode) {
-            case PBN_CUDNN_POINTWISE_ADD: *out = left + right; break;
-            case PBN_CUDNN_POINTWISE_SUB: *out = left - right; break;
-            case PBN_CUDNN_POINTWISE_MUL: *out = left * right; break;
-            case PBN_CUDNN_POINTWISE_RSQRT: *out = 1 / sqrtf(left); break;
-            case PBN_CUDNN_POINTWISE_IDENTITY: *out = left; break;
+            case PBN_CUDNN_POINTWISE_ADD: store(to, y, i, left + right); break;
+            case PBN_CUDNN_POINTWISE_SUB: store(to, y, i, left - right); break;
+            case PBN_CUDNN_POINTWISE_MUL: store(to, y, i, left * right); break;
+            case PBN_CUDNN_POINTWISE_RSQRT: store(to, y, i, 1 / sqrtf(left)); break;
+            case PBN_CUDNN_POINTWISE_IDENTITY: store(to, y, i, left); break;
             default: return not_supported;
             }
         }
     }
+    memset(workspace, 0xff, graph_workspace);
     return 0;
 }

@@ -5,11 +5,24 @@
 typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
 
 int double_live = 0; /* descriptors and handles made and not destroyed */
+int double_calls = 0; /* calls that can fail, up to now */
+int double_fail = 0;  /* the number of the one that does */
 
-int cudnnCreateTensorDescriptor(void **desc) { double_live++; return (*desc = calloc(1, sizeof(tensor))) == NULL; }
+static int fails(void) { return ++double_calls == double_fail ? 4000 : 0; }
+
+int cudnnCreateTensorDescriptor(void **desc) {
+    const int status = fails();
+    if (status != 0)
+        return status;
+    double_live++;
+    return (*desc = calloc(1, sizeof(tensor))) == NULL;
+}
 int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return 0; }
 int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
     tensor *t = desc;
+    const int status = fails();
+    if (status != 0)
+        return status;
     t->dtype = dtype, t->rank = rank;
     memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
     memcpy(t->strides, strides, (size_t)rank * sizeof *strides);

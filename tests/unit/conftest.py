@@ -174,10 +174,75 @@ def run(child: Any, recorder: str) -> Any:
     return behind
 
 
-@pytest.fixture(scope="session")
-def grapher(doubles: Any) -> str:
-    """The double with the parts that cuDNN's graph API is looked for in."""
-    file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",))
+def beside_the_parts(doubles: Any, file: Path) -> str:
+    """The parts that cuDNN's graph API is looked for in, put beside a double."""
     for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
         shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
     return str(file)
+
+
+@pytest.fixture(scope="session")
+def grapher(doubles: Any) -> str:
+    """The double with the parts that cuDNN's graph API is looked for in."""
+    return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
+
+
+# ---------------------------------------------------------------- cuDNN's double that computes
+
+COMPUTER = """
+    import ctypes, gc
+    import ml_dtypes
+    import numpy as np
+    import pybnorm
+
+    pybnorm.load("cudnn", values["file"])
+    library = ctypes.CDLL(values["file"])
+    GUARD = 4096
+    kept = []
+
+    def number(name):
+        return ctypes.c_int.in_dll(library, f"double_{name}")
+
+    def memory(shape, fill=np.nan, dtype=np.float32):
+        "Aligned to 64 bytes; bytes of 0xa5 around it."
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.full(size + 2 * GUARD + 64, 0xa5, np.uint8)
+        start = GUARD + -(raw.ctypes.data + GUARD) % 64
+        array = raw[start : start + size].view(dtype).reshape(shape)
+        array[...] = fill
+        kept.append((raw, start, size))
+        return array
+
+    def whole():
+        "Whether nothing was written around any of it."
+        return all((raw[:start] == 0xa5).all() and (raw[start + size :] == 0xa5).all() for raw, start, size in kept)
+
+    def far(got, want, scale=1.0):
+        return float(np.max(np.abs(got.astype("f8") - want) / (scale + np.abs(want))))
+    """
+
+
+@pytest.fixture(scope="session")
+def computing_without(doubles: Any) -> Callable[..., str]:
+    """Builds the double that computes, without some symbols."""
+
+    def build(*symbols: str) -> str:
+        return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_COMPUTES",), without=symbols))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def computing(computing_without: Callable[..., str]) -> str:
+    """The double that computes."""
+    return computing_without()
+
+
+@pytest.fixture
+def compute(child: Any, computing: str) -> Any:
+    """Runs a script behind `COMPUTER`, on that double."""
+
+    def behind(script: str, file: str = computing, **values: Any) -> Any:
+        return child(textwrap.dedent(COMPUTER) + textwrap.dedent(script), file=file, **values)
+
+    return behind
