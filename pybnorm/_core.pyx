@@ -1733,10 +1733,12 @@ cdef class Handle:
         mode : Mode
         algorithm : str or None
             ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
-            range is limited (cuDNN's persistent sums in fixed point) or that were seen to add in another order at every
-            call (``"rows"`` in training and backward); a name of `algorithms`: that one and nothing else.
+            range is limited (cuDNN's persistent sums in fixed point) or that are less exact where a channel begins with
+            a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else.
             ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
-            mode, as `forward_training` calls it.
+            mode, as `forward_training` calls it. The same bits at every call: inference, ``"spatial"``, and ``"ex"``
+            and ``"graph"`` with saved statistics, as far as was seen on one device; the sums of ``"columns"`` and
+            ``"rows"``, and backward's of statistics that are not saved, differ in their last digits on large maps.
         alpha, beta, epsilon, exponential_average_factor
             As in `forward_training`.
         running, saved : bool

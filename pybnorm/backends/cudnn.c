@@ -2718,9 +2718,10 @@ static void cudnn_plan_destroy(pbn_plan *plan) {
 }
 
 /* What "auto" takes, the first row that fits and can be built; figures: H200, cuDNN 9.19, medians over the shapes
- * of networks. Every row's results but those for "fast" stay within the stable class of the error bound, and none of
- * them was seen to differ from call to call. The rows of backward without saved statistics are not measured: they have
- * the thresholds of the same ways with them, because either side reads x once more for what is not saved. */
+ * of networks. Every row's results but those for "fast" stay within the stable class of the error bound. The same bits at
+ * every call were seen of inference, spatial, and ex and graph with saved statistics; sums of matrices, which columns,
+ * rows and backward without saved statistics go by, differ in their last digits on large maps. The rows of backward
+ * without saved statistics have the thresholds of the same ways with them, because either side reads x once more. */
 #define HALVES (1u << PBN_FLOAT16 | 1u << PBN_BFLOAT16)
 #define SINGLE (1u << PBN_FLOAT32)
 #define ANY_DTYPE (HALVES | SINGLE | 1u << PBN_FLOAT64)
@@ -2743,17 +2744,17 @@ static const char persistent_why[] =
     "up to 7 times faster than spatial, but sums in fixed point: the absolute error of a gradient is about 2e-6 for "
     "800000 values, and values below 1e-5 or above 1e10 lose their digits";
 static const char rows_why[] =
-    "up to 1.2 times faster than columns or persistent, without the latter's limits of range; but its sums are added in "
-    "another order every time, so that the last digits differ from call to call";
+    "up to 1.2 times faster than columns or persistent, without the latter's limits of range; but less exact than "
+    "columns where a channel begins with a value far from its others";
 static const char moments_last_why[] =
-    "computes the statistics that are not saved first, by sums that write no y, for kernels made for channels-last; "
-    "cuDNN by itself leaves those without saved statistics: f16 256x256x28x28 in 12269 us in place of 134 us";
+    "computes the statistics that are not saved first, by sums that write no y, for kernels made for channels-last: 3 to "
+    "60 times faster than the plain entry point, f16 256x256x28x28 in 244 us in place of 12442";
 static const char moments_first_why[] =
-    "computes the statistics that are not saved first, as in forward; without saved ones cuDNN's own kernels behave like "
-    "one block for each channel: f32 256x64x112x112 in 5836 us, f16 in 5639 us";
+    "computes the statistics that are not saved first, as in forward: 1.1 to 5 times faster than the plain entry point, "
+    "256x64x112x112 in 1669 us in place of 5675 in f32, 1111 in place of 5445 in f16";
 static const char moments_rows_why[] =
-    "computes the statistics that are not saved first, as in forward, where cuDNN's own kernels behave like one block for "
-    "each channel; but its sums are added in another order every time, so that the last digits differ from call to call";
+    "computes the statistics that are not saved first, as in forward: 1.2 to 1.4 times faster than columns; but less "
+    "exact where a channel begins with a value far from its others";
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
@@ -2931,9 +2932,10 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     return PBN_OK;
 }
 
-/* Whether the way's results stay in the stable class of the error bound for this call and were not seen to differ from
- * call to call. The persistent kernels sum in fixed point, those of rows in any order; Ex runs those of the plain entry
- * point, except over channels-last memory with saved statistics, which backward has computed where there are none. */
+/* Whether the way's results stay in the stable class of the error bound for this call. The persistent kernels sum in
+ * fixed point, those of rows lose digits where a channel begins with a value far from its others; Ex runs those of the
+ * plain entry point, except over channels-last memory with saved statistics, which backward has computed where there
+ * are none. */
 static int is_stable(int kind, const pbn_call *call) {
     int view;
     if (kind == EX)

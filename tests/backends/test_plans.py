@@ -449,7 +449,10 @@ def test_one_plan_computes_on_the_memory_of_each_call(handle, word, layout, opti
                 assert verdict.status == Status.PASS or handle.backend == "miopen", (algorithm, problem, name, verdict)
             seen.append({n: v.tobytes() for n, v in got.outputs.items()})
         if seen:
-            assert seen[0] == seen[2] != seen[1], algorithm
+            assert seen[1] not in (seen[0], seen[2]), algorithm
+            # cuDNN's sums of matrices, which the statistics are made of, are added in any order.
+            any_order = handle.backend == "cudnn" and word == "backward" and options
+            assert seen[0] == seen[2] or (any_order and algorithm not in ("plain", "spatial", "persistent")), algorithm
 
 
 @pytest.mark.parametrize(
