@@ -57,8 +57,8 @@ compare() {
     local folder status=0
     folder=$(mktemp -d)
     for backend in cudnn onednn; do
-        PYBNORM_REQUIRE=$backend check --backend "$backend" --suite smoke --save "$folder/run-$backend" \
-            >"$folder/text" || status=$?
+        PYBNORM_REQUIRE=$backend PYBNORM_REQUIRE_DEVICE=$backend check --backend "$backend" --suite smoke \
+            --save "$folder/run-$backend" >"$folder/text" || status=$?
         tail -n 2 "$folder/text"
     done
     (cd "$folder" && python3 -m pybnorm compare run-cudnn run-onednn) || status=$?
