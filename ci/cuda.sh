@@ -81,7 +81,7 @@ sanitize() {
         for tool in memcheck initcheck racecheck; do
             echo "-- $tool, suite $suite"
             compute-sanitizer --tool "$tool" --target-processes all --print-limit 5 --error-exitcode 9 \
-                python3 -m pybnorm check --backend cudnn --suite "$suite" --jobs 8 --timeout 600 | tail -n 4 || status=$?
+                python3 -m pybnorm check --backend cudnn --suite "$suite" --jobs 4 --timeout 600 | tail -n 4 || status=$?
         done
     done
     return "$status"

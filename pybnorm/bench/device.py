@@ -79,7 +79,7 @@ REPLAYS, QUICK_REPLAYS = 9, 3
 HOST_BATCHES, QUICK_HOST_BATCHES = 100, 20
 HOST_CALLS = 100
 """Between two synchronizations, so that the launch queue never fills."""
-HOST_ROUNDS = 10
+HOST_ROUNDS = 3
 HOST_SHAPE = (2, 8, 4, 4)
 HOT_BYTES = 8 << 20
 LARGE_BYTES = 50 << 20
@@ -427,7 +427,7 @@ class _Bench:
         failed: dict[str, str] = {}
         # In rounds, so that what slows the machine for a moment slows every way of calling alike.
         rounds = min(HOST_ROUNDS, self.batches)
-        for turn in range(rounds):
+        for _turn in range(rounds):
             for name, statement, context in statements:
                 if name in failed:
                     continue
@@ -438,7 +438,7 @@ class _Bench:
                     except Exception as error:
                         failed[name] = _one_line(error)
                         continue
-                    for _ in range(0 if turn else self.batches // 5):  # until the processor's clock has risen
+                    for _ in range(self.batches // 5):  # until the processor's clock has risen
                         timer.timeit(HOST_CALLS)
                         machine.synchronize()
                     machine.synchronize()
