@@ -530,12 +530,25 @@ def test_an_array_is_asked_once(bench):
         assert store.sum() == 70.0
         operations.fill(own, 8.0, Answers(store[:2]))
         assert store.sum() == 80.0
+        store.flags.writeable = False
+        with pytest.raises(ArgumentError, match="y: got a read-only array"):
+            operations.fill(own, 7.0, Answers(store[:2]))
         ones = np.ones(5, np.float32)
         x, y = np.ones((4, 5), np.float32), np.zeros((4, 5), np.float32)
         own.forward_inference(Answers(x[:2], x), ones, ones, ones, ones, Answers(y[:2], y))
         assert np.allclose(y, [[1.0] * 5] * 2 + [[0.0] * 5] * 2)
         own.forward_inference(Answers(x), ones, ones, ones, ones, Answers(y))
         assert np.allclose(y, 1.0)
+
+
+def test_a_numpy_array_that_became_read_only_is_not_written(bench):
+    if bench.handle.library.device_type != 1:
+        pytest.skip(f"{bench.handle.backend}: arrays of the CPU")
+    y = np.zeros((4, 5), np.float32)
+    operations.fill(bench.handle, 7.0, y)
+    y.flags.writeable = False
+    with pytest.raises(ArgumentError, match="y: got a read-only array"):
+        operations.fill(bench.handle, 7.0, y)
 
 
 class Changing:

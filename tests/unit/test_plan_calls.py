@@ -606,3 +606,35 @@ def test_a_handles_call_fuses_what_a_plan_does(play: Any) -> None:
     ]  # fmt: skip
     assert refused[4]["error"] == "UnsupportedError"
     assert "only the Ex entry points" in refused[4]["text"]
+
+
+def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play: Any) -> None:
+    told = play(
+        """
+        parts = lambda names, values: {n: values[n] for n in names}
+        vectors = ("scale", "bias", "running_mean", "running_variance")
+        calls = {
+            "forward_training": parts(("x", "y", *vectors, "saved_mean", "saved_inv_variance"), FORWARD),
+            "forward_inference": parts(("x", "y", *vectors), FORWARD),
+        }
+        told = {}
+        with pybnorm.Handle("cudnn") as handle:
+            for kind, values in calls.items():
+                plan = getattr(handle, "plan_" + kind)(last((2, 8, 3, 5)), algorithm=None)
+                taken()
+                plan(**values)
+                lines = [taken()]
+                given = {n: (data if n in ("x", "y") else Memory)(v) for n, v in values.items()}
+                for _ in range(2):
+                    getattr(handle, kind)(**given)
+                    lines.append(taken())
+                told[kind] = [plan.algorithm, plan.reason, *lines]
+        report(told)
+        """
+    )
+    assert set(told) == {"forward_training", "forward_inference"}
+    for kind, (algorithm, reason, planned, first, second) in told.items():
+        assert (algorithm, reason) == ("plain", "the entry point, and nothing else"), kind
+        assert planned == first == second, kind
+        assert len(planned) == 1, planned
+        assert planned[0].startswith("plain"), planned
