@@ -221,14 +221,14 @@ def test_a_bad_channel_is_as_by_the_formulas_and_no_other_is_touched(compute: An
 
 
 def test_the_judge_passes_every_line_of_the_suite(compute: Any) -> None:
-    """Of those in float32 and bfloat16 that are not large, which on a device all are run."""
+    """Of those in float32 and bfloat16 that are small: a device runs all."""
     lines = [line.strip() for line in (files("pybnorm.check") / "suites" / "algorithms.txt").read_text().splitlines()]
     problems = {
         problem
         for line in lines
         if line.startswith("backward,") and "saved=0" in line
         for problem in expand(line)
-        if problem.dtype in (DataType.FLOAT32, DataType.BFLOAT16) and math.prod(problem.dims) <= 150_000
+        if problem.dtype in (DataType.FLOAT32, DataType.BFLOAT16) and math.prod(problem.dims) <= 30_000
     }
     ways = {
         name: [str(p) for p in problems if p.algorithm.split(":")[0] == name]
