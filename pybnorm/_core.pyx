@@ -1211,7 +1211,7 @@ cdef class Handle:
             The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
         algorithm : str, optional
             Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes
-            it. What a kind of call needs is made at its first call and kept by the handle, for the last 256 kinds.
+            it. What a kind of call needs is made at its first call and kept by the handle, for the 256 newest kinds.
         workspace : array or (int, int), optional
             Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
 
