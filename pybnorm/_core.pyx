@@ -1132,8 +1132,10 @@ cdef class Handle:
                 addresses.append(<uintptr_t>view.data + view.byte_offset)
                 continue
             buffer = values[i] = self._buffer(value, names[i], False)
-            keep = keep and type(buffer.dtype) is DataType and all(
-                [type(n) is int for n in (*buffer.dims, *buffer.strides, buffer.device_type, buffer.device_id)]
+            keep = (
+                keep and type(buffer.dtype) is DataType and type(buffer.dims) is tuple and type(buffer.strides) is tuple
+                and type(buffer.writable) is bool
+                and all([type(n) is int for n in (*buffer.dims, *buffer.strides, buffer.device_type, buffer.device_id)])
             )
             key.append(buffer[1:7])  # all but the address and what keeps it alive
             addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # 0: no elements, or a query

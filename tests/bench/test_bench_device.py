@@ -213,6 +213,14 @@ def test_a_value_returning_call_that_fails_is_named(monkeypatch):
     assert "NoneType" in shown(result)
 
 
+def test_a_call_of_ours_that_fails_fails_the_run(monkeypatch):
+    monkeypatch.setattr(device, "HOST_CALLS", 3)
+    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
+    monkeypatch.setitem(device._HOST_CALLS, "infer", (*device._HOST_CALLS["infer"][:2], "closed"))
+    with pytest.raises(AttributeError, match="closed"):
+        device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
+
+
 def test_what_is_left_out_is_named():
     result = device.run("onednn", **(TINY | {"seconds": 0, "rivals": []}))
     assert [left["case"] for left in result["left_out"]] == ["2x8x5x6 f32 nchw", "2x8x5x6 f32 nhwc"]

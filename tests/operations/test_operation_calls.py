@@ -461,6 +461,14 @@ def test_a_kept_call_is_as_careful_as_the_first(bench):
     assert contents(bench) == before
 
 
+def test_a_description_with_lists_is_as_good(bench):
+    """It makes no key, but a call."""
+    x, y = (bench.device.from_numpy(np.full((4, 5), v, np.float32)) for v in (3.0, 0.0))
+    for array in (x, x._replace(dims=[4, 5], strides=[5, 1]), x):
+        operations.axpby(bench.handle, 2.0, array, 0.0, y)
+        assert bench.device.to_numpy(y).tolist() == [[6.0] * 5] * 4
+
+
 def test_interleaved_views_are_apart(bench):
     if bench.handle.backend == "miopen":
         pytest.skip("miopen: fills packed tensors only")
