@@ -1787,6 +1787,28 @@ def _need(buffer: Buffer | None) -> Buffer:
 # ---------------------------------------------------------------- recipes: an operation in terms of the program's steps
 
 
+_RECIPES: dict[str, Callable[..., None]] = {}
+_NAMES: dict[str, tuple[tuple[str, ...], tuple[str | None, ...]]] = {}
+"""Of each operation: the names of its arguments, and of those that are arrays."""
+
+
+def _recipe(arrays: str, *, also: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a recipe under its own name and `also`; `arrays` says which of its arguments are arrays."""
+    declared = set(arrays.split())
+
+    def register(recipe: Callable[..., None]) -> Callable[..., None]:
+        names = tuple(inspect.signature(recipe).parameters)[1:]  # the first is the program
+        if not declared <= set(names):
+            raise TypeError(f"{recipe.__name__} has no argument {', '.join(sorted(declared - set(names)))}")
+        for operation in (recipe.__name__.removeprefix("_do_"), *also.split()):
+            _RECIPES[operation] = recipe
+            _NAMES[operation] = names, tuple([name if name in declared else None for name in names])
+        return recipe
+
+    return register
+
+
+@_recipe("x mean variance inv_variance")
 def _do_stats(p: Program, x: Any, mean: Any, variance: Any, inv_variance: Any, epsilon: float, axis: Axis) -> None:
     xb = p.data("x", x)
     shape = _Shape(xb, axis)
@@ -1806,6 +1828,7 @@ def _do_stats(p: Program, x: Any, mean: Any, variance: Any, inv_variance: Any, e
         p.product(saved[0], zeros, target)  # 0, and NaN where the one element is not finite
 
 
+@_recipe("x scale bias y running_mean running_variance saved_mean saved_inv_variance")
 def _do_forward_training(
     p: Program,
     x: Any,
@@ -1854,6 +1877,7 @@ def _do_forward_training(
     )  # fmt: skip
 
 
+@_recipe("x scale bias mean variance y")
 def _do_forward_inference(
     p: Program,
     x: Any,
@@ -1877,6 +1901,7 @@ def _do_forward_inference(
     p.inference(shape.kept, xb, gain, offset, centre, spread, yb, alpha=alpha, beta=beta, epsilon=epsilon)
 
 
+@_recipe("x scale bias mean inv_variance y", also="elemt")
 def _do_forward_inference_inv_variance(
     p: Program,
     x: Any,
@@ -1900,6 +1925,7 @@ def _do_forward_inference_inv_variance(
     p.inference(shape.kept, xb, gain, offset, centre, p.constant(1.0, shape), yb, alpha=alpha, beta=beta)
 
 
+@_recipe("x dy scale dx dscale dbias saved_mean saved_inv_variance")
 def _do_backward(
     p: Program,
     x: Any,
@@ -1929,6 +1955,7 @@ def _do_backward(
     p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
 
 
+@_recipe("x dy mean variance scale dx dscale dbias")
 def _do_backward_frozen(
     p: Program,
     x: Any,
@@ -1962,6 +1989,7 @@ def _do_backward_frozen(
         )
 
 
+@_recipe("x dy mean variance scale dx dscale dbias")
 def _do_training_grad(
     p: Program,
     x: Any,
@@ -1989,6 +2017,7 @@ def _do_training_grad(
     p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=0.0, saved=saved)
 
 
+@_recipe("dy x mean inv_variance sum_dy sum_dy_xmu dscale dbias")
 def _do_backward_reduce(
     p: Program,
     dy: Any,
@@ -2027,6 +2056,7 @@ def _do_backward_reduce(
         p.axpby(1.0, total, 0.0, other)
 
 
+@_recipe("means m2s variances mean variance inv_variance running_mean running_variance")
 def _do_gather_stats(
     p: Program,
     means: Any,
@@ -2106,6 +2136,7 @@ def _do_gather_stats(
         p.axpby(factor * (n / (n - 1)), spread, 1.0 - factor, running[1])
 
 
+@_recipe("dy x mean inv_variance scale sum_dy sum_dy_xmu dx")
 def _do_backward_elemt(
     p: Program,
     dy: Any,
@@ -2144,6 +2175,7 @@ def _vectors(p: Program, first: str, array: Any) -> _Shape:
     return _Shape(buffer, tuple(range(len(buffer.dims))))
 
 
+@_recipe("a b out")
 def _do_multiply(p: Program, a: Any, b: Any, out: Any, alpha: float, beta: float) -> None:
     shape = _vectors(p, "a", a)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
@@ -2151,12 +2183,14 @@ def _do_multiply(p: Program, a: Any, b: Any, out: Any, alpha: float, beta: float
     p.product(left, right, p.result("out", out, shape, prior=beta != 0), alpha=alpha, beta=beta)
 
 
+@_recipe("variance inv_variance")
 def _do_inverse_deviation(p: Program, variance: Any, inv_variance: Any, epsilon: float) -> None:
     shape = _vectors(p, "variance", variance)
     spread = p.parameter("variance", variance, shape)
     p.inverse(spread, _arguments.epsilon(epsilon), p.result("inv_variance", inv_variance, shape))
 
 
+@_recipe("inv_variance variance")
 def _do_variance_from_inverse(p: Program, inv_variance: Any, variance: Any, epsilon: float) -> None:
     shape = _vectors(p, "inv_variance", inv_variance)
     inv, target = p.parameter("inv_variance", inv_variance, shape), p.result("variance", variance, shape)
@@ -2166,6 +2200,7 @@ def _do_variance_from_inverse(p: Program, inv_variance: Any, variance: Any, epsi
     p.inference((0,), deviation, deviation, shift, zeros, ones, target)
 
 
+@_recipe("source target")
 def _do_convert(p: Program, source: Any, target: Any) -> None:
     shape = _vectors(p, "source", source)
     value, result = p.flat("source", source, shape.derived), p.flat("target", target, shape.derived, True)
@@ -2178,6 +2213,7 @@ def _do_convert(p: Program, source: Any, target: Any) -> None:
         p.narrow(value if value.dtype == shape.dtype else p.widen(value), result)
 
 
+@_recipe("x y")
 def _do_axpby(p: Program, a: float, x: Any, b: float, y: Any) -> None:
     xb = p.data("x", x)
     yb = p.data("y", y, xb, output=True)
@@ -2185,52 +2221,24 @@ def _do_axpby(p: Program, a: float, x: Any, b: float, y: Any) -> None:
     p.axpby(a, xb, b, yb)
 
 
+@_recipe("y")
 def _do_fill(p: Program, value: float, y: Any) -> None:
     yb = p.data("y", y, output=True)
     p.fill(_arguments.fill(value, yb), yb)
 
 
+@_recipe("x y")
 def _do_relu(p: Program, x: Any, y: Any) -> None:
     xb = p.data("x", x)
     p.relu(xb, p.data("y", y, xb, output=True))
 
 
+@_recipe("x dy dx")
 def _do_relu_backward(p: Program, x: Any, dy: Any, dx: Any) -> None:
     xb = p.data("x", x)
     p.relu_backward(xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))
 
 
-_RECIPES: dict[str, Callable[..., None]] = {
-    "stats": _do_stats,
-    "forward_training": _do_forward_training,
-    "forward_inference": _do_forward_inference,
-    "forward_inference_inv_variance": _do_forward_inference_inv_variance,
-    "backward": _do_backward,
-    "backward_frozen": _do_backward_frozen,
-    "training_grad": _do_training_grad,
-    "backward_reduce": _do_backward_reduce,
-    "elemt": _do_forward_inference_inv_variance,
-    "gather_stats": _do_gather_stats,
-    "backward_elemt": _do_backward_elemt,
-    "multiply": _do_multiply,
-    "inverse_deviation": _do_inverse_deviation,
-    "variance_from_inverse": _do_variance_from_inverse,
-    "convert": _do_convert,
-    "axpby": _do_axpby,
-    "fill": _do_fill,
-    "relu": _do_relu,
-    "relu_backward": _do_relu_backward,
-}
-
-
-def _names_of(recipe: Callable[..., None]) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
-    """Of a recipe's arguments behind the program: the names, and the names of those that are arrays."""
-    parameters = list(inspect.signature(recipe).parameters.values())[1:]
-    names = tuple([p.name for p in parameters])
-    return names, tuple([p.name if p.annotation == "Any" else None for p in parameters])
-
-
-_NAMES = {operation: _names_of(recipe) for operation, recipe in _RECIPES.items()}
 MOST_PREPARED = 256
 """Kinds of operations that a handle keeps ready, those that came up last."""
 

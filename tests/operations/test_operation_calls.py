@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 import weakref
 
 import numpy as np
@@ -684,3 +685,22 @@ def test_an_unknown_argument_is_a_type_error(bench):
     for arguments, options in [((1.0, x, 0.0), {"bogus": y}), ((1.0, x, 0.0, y, y), {}), ((1.0, x, 0.0, y), {"y": y})]:
         with pytest.raises(TypeError, match="argument"):
             operations.workspace_size(bench.handle, "axpby", *arguments, **options)
+
+
+def test_roles_of_arguments_are_declared_not_read_from_their_hints(monkeypatch):
+    source = inspect.getsource(operations)
+    changed = types.ModuleType("pybnorm._with_other_hints")
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)  # where dataclasses look their module up
+    assert source.count(": Any") > 50
+    exec(compile(source.replace(": Any", ": object").replace(": float", ": Any"), "other hints", "exec"), vars(changed))
+    assert changed._NAMES == operations._NAMES
+
+
+def test_a_recipe_that_declares_an_argument_it_has_not_is_refused():
+    with pytest.raises(TypeError, match="_do_nothing has no argument dx"):
+        operations._recipe("x dx")(_do_nothing)
+    assert "nothing" not in operations._RECIPES
+
+
+def _do_nothing(program, x):
+    pass
