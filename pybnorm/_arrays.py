@@ -186,7 +186,23 @@ _NUMPY_DTYPES = {
 }
 
 
-def _numpy_dtype(dtype: np.dtype[Any]) -> DataType | None:
+def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
+    """The NumPy dtype of `dtype`; bfloat16 is ml_dtypes'.
+
+    Raises
+    ------
+    ImportError
+        bfloat16 without the ml_dtypes package.
+    """
+    if dtype == DataType.BFLOAT16:
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(dtype.name.lower())
+
+
+def _data_type(dtype: np.dtype[Any]) -> DataType | None:
     found = _NUMPY_DTYPES.get(dtype)  # other byte orders are other keys
     if found is None and dtype.name == "bfloat16" and dtype.isnative and dtype.itemsize == 2:
         return DataType.BFLOAT16  # ml_dtypes', which need not be importable here
@@ -197,7 +213,7 @@ def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask, such as its filled()")
     dtype = array.dtype
-    found = _numpy_dtype(dtype)
+    found = _data_type(dtype)
     return _View(
         array.__array_interface__["data"][0],
         array.shape,

@@ -23,12 +23,11 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, devices
 from pybnorm._arrays import CUDA, Buffer
-from pybnorm.bench.device import buffer_sets
-from pybnorm.bench.machine import Call, Plain
 from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.devices.cpu import Allocation
+from pybnorm.devices.timing import Call, Plain, buffer_sets
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError, LibraryError, PybnormError
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 import pybnorm
 from pybnorm import reference
-from pybnorm.bench.machine import Array64, Call, Machine
+from pybnorm.bench.machine import Machine
+from pybnorm.devices.timing import Array64, Call
 from pybnorm.enums import DataType, Layout
 
 __all__ = [

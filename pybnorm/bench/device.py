@@ -26,6 +26,7 @@ from pybnorm.bench import case as cases
 from pybnorm.bench import rivals as others
 from pybnorm.bench.case import EPSILON, FACTOR, TOLERANCE, Case, Contender
 from pybnorm.bench.machine import Machine, TorchCuda, open_machine, parse_shape
+from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import ArgumentError, BackendError, PybnormError, UnsupportedError
 
@@ -81,12 +82,10 @@ HOST_CALLS = 100
 """Between two synchronizations, so that the launch queue never fills."""
 HOST_ROUNDS = 3
 HOST_SHAPE = (2, 8, 4, 4)
-HOT_BYTES = 8 << 20
 LARGE_BYTES = 50 << 20
 """From here on a tensor's percent of the ceiling goes into the summary."""
 LOW_RATIO = 0.97
 """A row whose ratio is below this is listed."""
-_MOST_SETS = 8
 
 Row = dict[str, Any]
 
@@ -523,15 +522,6 @@ _HOST_CALLS = {
         "epsilon=EPSILON, workspace=workspace)",
     ),
 }
-
-
-def buffer_sets(tensor_bytes: int, cache_bytes: int) -> int:
-    """How many sets rotate, so that none is still in the cache when its turn comes: their x and y alone hold four times
-    the cache. One where the tensor is meant to stay in it, or where there is none to avoid.
-    """
-    if not cache_bytes or tensor_bytes < HOT_BYTES:
-        return 1
-    return min(max(math.ceil(4 * cache_bytes / (2 * tensor_bytes)), 1), _MOST_SETS)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,56 +1,37 @@
-"""What `pybnorm.bench.device` measures on: arrays with random values, a stream, times, and the speed of a copy."""
+"""What `pybnorm.bench.device` measures on: a device through PyTorch where it is installed, else one of pybnorm."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import ctypes
 import gc
 import importlib
-import math
-import os
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, devices
-from pybnorm._arrays import CPU, CUDA
-from pybnorm.devices.cpu import allocation_of, rebuilt
+from pybnorm._arrays import CUDA
+from pybnorm.devices.timing import (
+    COPY_BYTES,
+    DEVIATION,
+    MEAN,
+    Array64,
+    Call,
+    Plain,
+    Timing,
+    in_turn,
+    no_device,
+    no_garbage_collection,
+    rounds_of,
+    timing_of,
+)
 from pybnorm.enums import DataType, Layout
-from pybnorm.errors import ArgumentError, NotInitializedError
+from pybnorm.errors import ArgumentError
 
-__all__ = ["Machine", "Plain", "Timing", "TorchCuda", "open_machine"]
-
-MEAN, DEVIATION = 0.5, 2.0
-"""Of the random values."""
-_TILE = 4_000_037  # values drawn on the host before they repeat; prime, so that no shape divides it
-_MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement, short of _MOST_CALLS
-_MOST_CALLS = 50
-_SLOW, _VERY_SLOW = 3e-3, 20e-3  # seconds per call from which 5 and 3 measurements do
-_COPY_BYTES = 1 << 30
-_CPU_COPY_BYTES = 256 << 20
-
-Array64 = npt.NDArray[np.float64]
-Call = Callable[[], object]
-
-
-class Timing(NamedTuple):
-    """One measured time."""
-
-    seconds: float
-    """Per call: the median of the measurements, on the CPU the best."""
-    spread: float
-    """Slowest less fastest measurement, over `seconds`."""
-    calls: int
-    """Back to back in a measurement."""
-    replays: int
-    """Measurements."""
-    method: str
-    """``"graph replay"``, ``"events around calls"`` or ``"wall clock"``."""
+__all__ = ["Machine", "TorchCuda", "open_machine"]
 
 
 class Machine(Protocol):
@@ -132,11 +113,6 @@ def open_machine(device_type: int) -> Machine:
         raise no_device(str(error)) from error
 
 
-def no_device(reason: str) -> NotInitializedError:
-    """The error of a machine without a device."""
-    return NotInitializedError(backend="cudnn", function="cuInit", status=0, status_name="no device", text=reason)
-
-
 def optional(name: str) -> Any:
     """A module, or None where it is not installed or cannot be loaded."""
     try:
@@ -202,18 +178,18 @@ class TorchCuda:
         """Median of replays of a captured graph between events; of plain calls where they cannot be captured."""
         for call in (*calls, *calls):
             call()
-        once = self._elapsed([lambda: _in_turn(calls, 2)])[0] / (2 * len(calls))
-        count, replays = _plan(once, len(calls), replays)
+        once = self._elapsed([lambda: in_turn(calls, 2)])[0] / (2 * len(calls))
+        count, replays = rounds_of(once, len(calls), replays)
         graph = self._captured(calls, count)
         if graph is None:
-            seconds = self._elapsed([lambda: _in_turn(calls, count)] * replays)
+            seconds = self._elapsed([lambda: in_turn(calls, count)] * replays)
             method = "events around calls"
         else:
             graph.replay()  # the first uploads it
             seconds, method = self._elapsed([graph.replay] * replays), "graph replay"
             graph.reset()
         total = count * len(calls)
-        return _timing([s / total for s in seconds], total, method)
+        return timing_of([s / total for s in seconds], total, method)
 
     def _elapsed(self, works: Sequence[Call]) -> list[float]:
         """Seconds of each, all queued before the first wait."""
@@ -228,12 +204,12 @@ class TorchCuda:
     def _captured(self, calls: Sequence[Call], count: int) -> Any:
         graph = self.torch.cuda.CUDAGraph()
         self.synchronize()
-        with _no_garbage_collection():  # what it frees may not be freed during a capture
+        with no_garbage_collection():  # what it frees may not be freed during a capture
             try:
                 # torch.cuda.graph() would empty the allocator's cache each time, which costs more than the measurement.
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    _in_turn(calls, count)
+                    in_turn(calls, count)
                 finally:
                     graph.capture_end()
             except Exception:  # whatever cannot be captured is measured without; a broken call shows itself there
@@ -244,7 +220,7 @@ class TorchCuda:
     def copy_speed(self) -> tuple[float, str]:
         """Of a device-to-device copy between two tensors."""
         free = self.torch.cuda.mem_get_info()[0]
-        nbytes = min(_COPY_BYTES, free // 4)
+        nbytes = min(COPY_BYTES, free // 4)
         source, target = self.empty_bytes(nbytes).fill_(1), self.empty_bytes(nbytes)
         self._elapsed([lambda: target.copy_(source)] * 3)
         seconds = statistics.median(self._elapsed([lambda: target.copy_(source)] * 11))
@@ -261,217 +237,6 @@ class TorchCuda:
         self.synchronize()
         gc.collect()
         self.torch.cuda.empty_cache()
-
-
-class Plain:
-    """A device of `pybnorm.devices`: CUDA without PyTorch, or the CPU."""
-
-    def __init__(self, device: devices.Device) -> None:
-        self.device = device
-        self.name = device.name
-        self.gpu = device.device_type != CPU
-        self.stream = device.stream
-        self._driver = _Driver(device) if device.device_type == CUDA else None
-        self.cache_bytes = self._driver.cache_bytes() if self._driver is not None else 0
-
-    def current(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing: no framework is concerned."""
-        return contextlib.nullcontext()
-
-    def tensor(self, dims: tuple[int, ...], dtype: DataType, layout: Layout, seed: int) -> Any:
-        """A `Buffer` of normal random values, drawn on the host and repeated after some millions."""
-        size = math.prod(dims)
-        drawn = np.random.default_rng(seed).standard_normal(min(size, _TILE), np.float32)
-        values = np.resize((drawn * DEVIATION + MEAN).astype(numpy_dtype(dtype)), size)
-        strides = _arguments.packed_strides(dims, layout)
-        order = sorted(range(len(dims)), key=lambda axis: -strides[axis])
-        array = values.reshape([dims[axis] for axis in order]).transpose(np.argsort(order))
-        return self.device.from_numpy(array)
-
-    def vector(self, values: npt.NDArray[np.float32]) -> Any:
-        """A float32 `Buffer` of rank 1."""
-        return self.device.from_numpy(values)
-
-    def empty_bytes(self, nbytes: int) -> Any:
-        """A `Memory`."""
-        return self.device.empty_bytes(nbytes)
-
-    def address(self, array: Any) -> int:
-        """Of the first element."""
-        return int(array.pointer)
-
-    def sample(self, array: Any, channels: Sequence[int]) -> Array64:
-        """Channels in float64 on the host; also of a NumPy array, as rivals on the CPU return them."""
-        host = array if isinstance(array, np.ndarray) else self.device.to_numpy(array)
-        rows = host.reshape(1, -1) if host.ndim == 1 else host
-        chosen: Array64 = rows[:, list(channels)].astype(np.float64)
-        return chosen.reshape(*chosen.shape[:2], -1)
-
-    def view(self, array: Any) -> npt.NDArray[Any]:
-        """On the CPU, the NumPy array over the memory of a `tensor` or a `vector`."""
-        memory: Any = allocation_of(array).memory
-        view: npt.NDArray[Any] = rebuilt(memory, array)
-        return view
-
-    def synchronize(self) -> None:
-        """Wait for the stream."""
-        self.device.synchronize()
-
-    def time(self, calls: Sequence[Call], replays: int) -> Timing:
-        """On CUDA as `TorchCuda.time`; on the CPU the best of the measurements by the wall clock."""
-        device = self.device
-        _in_turn(calls, 2 if self.gpu else 1)
-        once = device.time(lambda: _in_turn(calls, 1), calls=2)[0] / len(calls)
-        count, replays = _plan(once, len(calls), replays)
-        total = count * len(calls)
-        if not self.gpu:
-            seconds = device.time(lambda: _in_turn(calls, count), repeats=replays)
-            return _timing([s / total for s in seconds], total, "wall clock")
-        executable = None
-        if self._driver is not None:
-            device.synchronize()
-            with _no_garbage_collection():
-                executable = self._driver.captured(lambda: _in_turn(calls, count))
-        if executable is None or self._driver is None:
-            seconds = device.time(lambda: _in_turn(calls, count), repeats=replays)
-            return _timing([s / total for s in seconds], total, "events around calls")
-        driver = self._driver
-        seconds = device.time(lambda: driver.launch(executable), repeats=replays, warmup=1)
-        driver.destroy(executable)
-        return _timing([s / total for s in seconds], total, "graph replay")
-
-    def copy_speed(self) -> tuple[float, str]:
-        """Of a device-to-device copy by the driver; on the CPU of a copy by as many threads as there are processors."""
-        if self._driver is None:
-            return _cpu_copy_speed()
-        nbytes = min(_COPY_BYTES, self._driver.free_bytes() // 4)
-        source, target = (self.device.empty_bytes(nbytes) for _ in range(2))
-        driver = self._driver
-        copy = lambda: driver.copy(target.pointer, source.pointer, nbytes)  # noqa: E731
-        seconds = statistics.median(self.device.time(copy, repeats=11, warmup=3))
-        return 2 * nbytes / seconds, f"device-to-device copy of {nbytes >> 20} MiB by the driver"
-
-    def free_bytes(self) -> int | None:
-        """Of the device, or of the host."""
-        if self._driver is not None:
-            return self._driver.free_bytes()
-        try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):
-            return None
-
-    def release(self) -> None:
-        """Arrays are freed with their last reference."""
-        self.synchronize()
-        gc.collect()
-
-
-class _Driver:
-    """The few functions of the CUDA driver that ``cuda.core`` names differently from release to release."""
-
-    _L2_CACHE_SIZE = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
-    _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-
-    def __init__(self, device: devices.Device) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._stream = ctypes.c_void_p(device.stream)
-        self._ordinal = device.device_id
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*arguments)
-        if status:
-            raise no_device(f"{name}: CUresult {status}")
-
-    def cache_bytes(self) -> int:
-        value = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), self._L2_CACHE_SIZE, self._ordinal)
-        return value.value
-
-    def free_bytes(self) -> int:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        size = ctypes.c_size_t(nbytes)
-        self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), size, self._stream)
-
-    def captured(self, work: Call) -> ctypes.c_void_p | None:
-        """A graph of what the work enqueues, ready to launch; None where it cannot be captured."""
-        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
-        if self._library.cuStreamBeginCapture_v2(self._stream, self._THREAD_LOCAL):
-            return None
-        good = True
-        try:
-            work()
-        except Exception:  # shows itself when it is measured without
-            good = False
-        if self._library.cuStreamEndCapture(self._stream, ctypes.byref(graph)) or not good or not graph:
-            return None
-        failed = self._library.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0))
-        self._library.cuGraphDestroy(graph)
-        return None if failed else executable
-
-    def launch(self, executable: ctypes.c_void_p) -> None:
-        self._call("cuGraphLaunch", executable, self._stream)
-
-    def destroy(self, executable: ctypes.c_void_p) -> None:
-        self._call("cuGraphExecDestroy", executable)
-
-
-def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
-    """NumPy's dtype, of ml_dtypes for bfloat16."""
-    if dtype == DataType.BFLOAT16:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype.name.lower())
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _in_turn(calls: Sequence[Call], rounds: int) -> None:
-    for _ in range(rounds):
-        for call in calls:
-            call()
-
-
-def _plan(once: float, sets: int, replays: int) -> tuple[int, int]:
-    """(rounds over the buffer sets in a measurement, measurements) for calls of `once` seconds."""
-    calls = min(max(int(_MEASUREMENT / max(once, 1e-9)), 3), _MOST_CALLS)
-    if once > _SLOW:
-        replays = min(replays, 5)
-    if once > _VERY_SLOW:
-        replays = min(replays, 3)
-    return max(-(-calls // sets), 1), replays
-
-
-def _timing(seconds: Sequence[float], calls: int, method: str) -> Timing:
-    value = min(seconds) if method == "wall clock" else statistics.median(seconds)
-    return Timing(value, (max(seconds) - min(seconds)) / value, calls, len(seconds), method)
-
-
-def _cpu_copy_speed() -> tuple[float, str]:
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    source, target = np.ones(_CPU_COPY_BYTES, np.uint8), np.zeros(_CPU_COPY_BYTES, np.uint8)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
-    best = math.inf
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        for _ in range(6):
-            start = time.perf_counter()
-            list(pool.map(lambda part: np.copyto(*part), parts))  # without the GIL
-            best = min(best, time.perf_counter() - start)
-    text = f"copy of {_CPU_COPY_BYTES >> 20} MiB by {threads} thread{'s' if threads > 1 else ''} of NumPy, best of 6"
-    return 2 * _CPU_COPY_BYTES / best, text
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

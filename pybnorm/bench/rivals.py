@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from pybnorm.bench.case import EPSILON, FACTOR, Case, Contender
-from pybnorm.bench.machine import Call, Machine, TorchCuda, optional
+from pybnorm.bench.machine import Machine, TorchCuda, optional
+from pybnorm.devices.timing import Call
 from pybnorm.enums import DataType, Layout
 
 __all__ = ["CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula", "torch_calls"]

@@ -56,6 +56,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import reference
+from pybnorm._arrays import numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 
@@ -89,22 +90,6 @@ _STREAMS = {
         ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special"), 1
     )
 }
-
-
-def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`; bfloat16 is ml_dtypes'.
-
-    Raises
-    ------
-    ImportError
-        bfloat16 without the ml_dtypes package.
-    """
-    if dtype == DataType.BFLOAT16:
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(dtype.name.lower())
 
 
 def round_to(values: Array, dtype: DataType) -> Array:

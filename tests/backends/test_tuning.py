@@ -11,8 +11,8 @@ from place import device_of
 import pybnorm
 from pybnorm import DataType, Mode, Operation, _trials, tuning
 from pybnorm._trials import METHODS, NotMeasuredError, Task, Tensor
-from pybnorm.bench.machine import Plain
 from pybnorm.check.bounds import Status
+from pybnorm.devices.timing import Plain
 
 DIMS = (4, 8, 6, 5)
 NCHW, NHWC = (240, 30, 5, 1), (240, 1, 40, 8)

@@ -14,6 +14,7 @@ import pybnorm
 from pybnorm import DataType, Layout
 from pybnorm.bench import case as cases
 from pybnorm.bench import device, machine, rivals
+from pybnorm.devices import timing
 
 TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
 
@@ -35,7 +36,7 @@ def onednn():
 @pytest.fixture(autouse=True)
 def slow_copy(monkeypatch):
     """A ceiling of 1 GB/s, so that percents are known without a quarter of a second per test."""
-    monkeypatch.setattr(machine, "_cpu_copy_speed", lambda: (1e9, "made up"))
+    monkeypatch.setattr(timing, "_cpu_copy_speed", lambda: (1e9, "made up"))
 
 
 def run(*arguments, **variables):
@@ -230,7 +231,7 @@ def test_what_is_left_out_is_named():
 
 
 def test_a_shape_that_does_not_fit_is_left_out(monkeypatch):
-    monkeypatch.setattr(machine.Plain, "free_bytes", lambda self: 1000)
+    monkeypatch.setattr(timing.Plain, "free_bytes", lambda self: 1000)
     result = device.run("onednn", **(TINY | {"layouts": ["nchw"]}))
     assert "are free" in result["left_out"][0]["reason"]
 

@@ -10,7 +10,8 @@ import pytest
 import pybnorm
 from pybnorm import DataType, Layout
 from pybnorm.bench import case as cases
-from pybnorm.bench import device, machine, plot
+from pybnorm.bench import device, plot
+from pybnorm.devices import timing
 
 # ---------------------------------------------------------------- arithmetic
 
@@ -66,16 +67,16 @@ def test_buffer_sets_leave_nothing_in_the_cache():
 
 
 def test_measurements_of_a_slow_call_are_few():
-    assert machine._plan(2e-6, 1, 9) == (50, 9)
-    assert machine._plan(2e-6, 8, 9) == (7, 9)
-    assert machine._plan(1e-3, 1, 9) == (8, 9)
-    assert machine._plan(4e-3, 1, 9) == (3, 5)
-    assert machine._plan(40e-3, 1, 9) == (3, 3)
+    assert timing.rounds_of(2e-6, 1, 9) == (50, 9)
+    assert timing.rounds_of(2e-6, 8, 9) == (7, 9)
+    assert timing.rounds_of(1e-3, 1, 9) == (8, 9)
+    assert timing.rounds_of(4e-3, 1, 9) == (3, 5)
+    assert timing.rounds_of(40e-3, 1, 9) == (3, 3)
 
 
 def test_the_time_of_a_gpu_is_the_median_and_of_a_cpu_the_best():
-    assert machine._timing([4.0, 1.0, 2.0], 7, "graph replay") == (2.0, 1.5, 7, 3, "graph replay")
-    assert machine._timing([4.0, 1.0, 2.0], 7, "wall clock") == (1.0, 3.0, 7, 3, "wall clock")
+    assert timing.timing_of([4.0, 1.0, 2.0], 7, "graph replay") == (2.0, 1.5, 7, 3, "graph replay")
+    assert timing.timing_of([4.0, 1.0, 2.0], 7, "wall clock") == (1.0, 3.0, 7, 3, "wall clock")
 
 
 def test_a_result_that_is_not_a_number_is_infinitely_wrong():

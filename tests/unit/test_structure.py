@@ -20,9 +20,9 @@ SOURCE = ROOT / "pybnorm"
 STOREYS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
-    {"tuning"},
+    {"tuning", "bench"},
     {"_trials"},
-    {"check", "bench"},
+    {"check"},
     {"layer", "graph", "sync", "miopen", "directml", "cann", "torch"},
     {"_sequence"},
     {"operations", "functional"},
