@@ -1,7 +1,8 @@
 """A check's JSON from standard input to standard output, short enough to keep.
 
 Counts, the worst ratio of every output with its case by operation, mode, dtype and layout, whether repeated calls gave
-the same bits by operation and algorithm, the cases that are neither PASS nor UNSUPPORTED, and the reasons of refusal.
+the same bits by operation and algorithm, the cases that are neither PASS nor UNSUPPORTED (of known defects their lines
+only), and the reasons of refusal.
 """
 
 import collections
@@ -14,6 +15,7 @@ groups: dict[tuple[str, ...], dict] = {}
 refusals: collections.Counter[str] = collections.Counter()
 repeats: collections.Counter[str] = collections.Counter()
 open_cases = []
+known: dict[str, dict[str, list[str]]] = {}
 for case in cases:
     operation, mode, dtype, layout = case["case"].split(",")[:4]
     layout = layout.partition("=")[0]
@@ -31,13 +33,15 @@ for case in cases:
             group["worst"][verdict["output"]] = {"ratio": round(ratio, 4), "case": case["case"]}
     if case["status"] == "UNSUPPORTED":
         refusals[f"{case['backend']}: {case['message'].splitlines()[0]}"] += 1
+    elif case["known"]:
+        known.setdefault(f"{case['backend']} {case['status']}", {}).setdefault(case["known"], []).append(case["case"])
     elif case["status"] != "PASS":
         outputs = {}
         for verdict in case["verdicts"]:
             if verdict["status"] != "PASS":
                 names = ("status", "tier", "ratio", "over", "elements", "note")
                 outputs[verdict["output"]] = {n: verdict[n] for n in names} | {"worst": verdict["worst"][:1]}
-        kept = {k: case[k] for k in ("backend", "case", "status", "known", "claim", "message", "repeat")}
+        kept = {k: case[k] for k in ("backend", "case", "status", "claim", "message", "repeat")}
         open_cases.append(kept | {"outputs": outputs})
 names = ("backend", "operation", "mode", "dtype", "layout")
 report |= {
@@ -47,11 +51,12 @@ report |= {
     "groups": [dict(zip(names, key, strict=True)) | group for key, group in sorted(groups.items())],
     "refusals": dict(refusals.most_common()),
     "repeats": dict(sorted(repeats.items())),
+    "known_cases": known,
     "cases": open_cases,
 }
 for group in report["groups"]:
     group["worst"] = {name: worst for name, worst in group["worst"].items() if worst["ratio"] >= 0}
-rows = {name: report.pop(name) for name in ("groups", "cases")}
+rows = {name: report.pop(name) for name in ("groups", "cases")}  # a line each
 print(json.dumps(report, indent=1)[:-2] + ",")
 for i, (name, values) in enumerate(rows.items()):
     print(f' "{name}": [')
