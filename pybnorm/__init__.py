@@ -1,7 +1,12 @@
 """Every vendor's batch normalization behind one Python API.
 
-``import pybnorm`` loads no vendor library; the first use of a backend loads its own, once.
+``import pybnorm`` loads no vendor library; the first use of a backend loads its own, once. Submodules, such as
+``pybnorm.functional``, are imported when they are first used.
 """
+
+import importlib
+from pathlib import Path
+from typing import Any
 
 from pybnorm._core import (
     BackwardPlan,
@@ -103,6 +108,7 @@ __all__ = [
     "capability",
     "derive_bn_tensor_descriptor",
     "fill",
+    "get_include",
     "has_symbol",
     "load",
     "loaded",
@@ -110,3 +116,57 @@ __all__ = [
     "relu_backward",
     "vendor_stderr",
 ]
+
+_SUBMODULES = frozenset(
+    {
+        "cann",
+        "check",
+        "devices",
+        "diagnostics",
+        "directml",
+        "enums",
+        "errors",
+        "functional",
+        "graph",
+        "layer",
+        "miopen",
+        "operations",
+        "reference",
+        "sync",
+        "torch",
+        "tuning",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SUBMODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ImportError as error:  # of an optional package; hasattr and inspect expect an AttributeError
+        raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _SUBMODULES)
+
+
+def get_include() -> str:
+    """Folder of the C headers, for compilers.
+
+    With it and ``from pybnorm._shim cimport ...`` a Cython module sees the structures and enumerations of
+    ``pybnorm/shim.h``.
+
+    Returns
+    -------
+    str
+        To be named with ``-I``.
+
+    Examples
+    --------
+    >>> Extension("mine", ["mine.pyx"], include_dirs=[pybnorm.get_include()])  # doctest: +SKIP
+    """
+    here = Path(__file__).parent
+    installed = here / "include"
+    return str(installed if installed.is_dir() else here.parent / "include")

@@ -17,7 +17,6 @@ from libc.string cimport memset
 
 from pybnorm._shim cimport (
     PBN_ACTIVATION_NONE,
-    PBN_BACKEND_COUNT,
     PBN_CLASS_ALLOCATION,
     PBN_CLASS_BAD_PARAMETER,
     PBN_CLASS_EXECUTION,
@@ -45,7 +44,6 @@ from pybnorm._shim cimport (
     PBN_SPATIAL,
     PBN_TEXT_MAX,
     pbn_backend,
-    pbn_backends,
     pbn_call,
     pbn_handle,
     pbn_library,
@@ -63,6 +61,17 @@ import weakref
 
 from pybnorm import _arguments, _arrays, _find, errors
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
+
+cdef extern from *:
+    """
+    #include "pybnorm/shim.h"
+    #define PBN_ADDRESS(name) &pbn_backend_##name,
+    static const pbn_backend *const pbn_backends[] = { PBN_BACKENDS(PBN_ADDRESS) };
+    enum { PBN_BACKEND_COUNT = sizeof pbn_backends / sizeof pbn_backends[0] };
+    """
+    const pbn_backend *pbn_backends[]
+    enum:
+        PBN_BACKEND_COUNT
 
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **pointer, size_t alignment, size_t size)

@@ -165,14 +165,3 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
         const char *(*plan_candidate)(const pbn_call *call, int fast, int index) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
-
-cdef extern from *:
-    """
-    #include "pybnorm/shim.h"
-    #define PBN_ADDRESS(name) &pbn_backend_##name,
-    static const pbn_backend *const pbn_backends[] = { PBN_BACKENDS(PBN_ADDRESS) };
-    enum { PBN_BACKEND_COUNT = sizeof pbn_backends / sizeof pbn_backends[0] };
-    """
-    const pbn_backend *pbn_backends[]
-    enum:
-        PBN_BACKEND_COUNT

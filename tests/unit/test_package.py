@@ -1,0 +1,102 @@
+"""The package as others use it: submodules on first use, headers for compilers."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import pybnorm
+
+FOLDER = Path(pybnorm.__file__).parent
+INTERNAL = {"cli", "pytest_plugin", "backends", "bench", "include"}  # reached by a command, an option or get_include()
+
+MODULE = """
+from pybnorm._shim cimport PBN_FLOAT16, PBN_MAX_RANK, pbn_tensor
+
+def facts():
+    cdef pbn_tensor tensor
+    tensor.rank = PBN_MAX_RANK
+    return PBN_FLOAT16, tensor.rank
+"""
+
+
+def child(code):
+    """In a process of its own, in a folder without a package."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_submodules_are_imported_when_they_are_used():
+    code = (
+        "import sys, pybnorm\n"
+        "names = [n for n in sys.modules if n.startswith('pybnorm.')]\n"
+        "pybnorm.functional.batch_norm_training\n"
+        "pybnorm.reference, pybnorm.check.problem\n"
+        "print(*sorted(names))\n"
+    )
+    loaded = set(child(code).split())
+    assert loaded == {
+        f"pybnorm.{n}" for n in ("_arguments", "_arrays", "_core", "_find", "diagnostics", "enums", "errors")
+    }
+
+
+def test_every_public_submodule_is_listed():
+    there = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    public = {name for name in there if not name.startswith("_")} - INTERNAL
+    assert public == pybnorm._SUBMODULES
+    assert public <= set(dir(pybnorm))
+    assert set(pybnorm.__all__) <= set(dir(pybnorm))
+
+
+def test_an_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'pybnorm' has no attribute 'functionnal'"):
+        _ = pybnorm.functionnal
+    inspect.getmembers(pybnorm)
+
+
+def test_a_submodule_whose_package_is_missing_is_an_attribute_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "pybnorm.torch", raising=False)
+    monkeypatch.delattr(pybnorm, "torch", raising=False)
+    with pytest.raises(AttributeError, match=r"pybnorm\.torch cannot be imported: .*torch"):
+        _ = pybnorm.torch
+
+
+def test_a_cython_module_compiles_against_the_headers(tmp_path):
+    include = Path(pybnorm.get_include())
+    assert (include / "pybnorm" / "shim.h").is_file()
+    (tmp_path / "mine.pyx").write_text(MODULE)
+    library = tmp_path / ("mine" + sysconfig.get_config_var("EXT_SUFFIX"))
+    compiler = sysconfig.get_config_var("CC").split()
+    for command in (
+        [sys.executable, "-m", "cython", "-3", "mine.pyx"],
+        [
+            *compiler,
+            "-shared",
+            "-fPIC",
+            "-O0",
+            f"-I{include}",
+            f"-I{sysconfig.get_path('include')}",
+            "mine.c",
+            "-o",
+            library,
+        ],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    spec = importlib.util.spec_from_file_location("mine", library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.facts() == (int(pybnorm.DataType.FLOAT16), 8)
