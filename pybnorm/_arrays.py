@@ -101,12 +101,14 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
         address, or the object's own protocol failed (the cause is chained).
     """
     if type(obj) is Buffer:
+        _check_fields(obj, argument)
         return obj
     view = _view(obj, argument)
     if view.dtype is None:
         raise ArgumentTypeError(argument, f"an array of dtype {view.dtype_name}", _DTYPES)
     if view.pointer == 0 and 0 not in view.dims:
         raise ArgumentError(argument, "an array at address 0", "an array with memory")
+    _check_address(view.pointer, argument)
     if view.pointer % view.itemsize:
         raise ArgumentError(argument, f"address {view.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
     return Buffer(
@@ -144,7 +146,10 @@ def as_memory(obj: Any, argument: str) -> Memory:
         Not contiguous, a NULL address, or the object's own protocol failed.
     """
     if type(obj) is Memory:
+        _check_fields(obj, argument)
         return obj
+    if type(obj) is Buffer:
+        _check_fields(obj, argument)
     view = _of_buffer(obj) if type(obj) is Buffer else _view(obj, argument)
     count = math.prod(view.dims)
     packed = _packed(view.dims)
@@ -155,7 +160,31 @@ def as_memory(obj: Any, argument: str) -> Memory:
     nbytes = count * view.itemsize
     if view.pointer == 0 and nbytes:
         raise ArgumentError(argument, "an array at address 0", "an array with memory")
+    _check_address(view.pointer, argument)
     return Memory(view.pointer, nbytes, view.device_type, view.device_id, view.writable, view.owner)
+
+
+def _check_address(pointer: int, argument: str) -> None:
+    if not 0 <= pointer < 1 << 64:
+        raise ArgumentError(argument, f"address {pointer}", "an address of 64 bits")
+
+
+def _check_fields(said: Buffer | Memory, argument: str) -> None:
+    """A `Buffer` or `Memory` may have been made of anything; its numbers are looked at where they are used."""
+    numbers: tuple[Any, ...] = (said.pointer, said.device_type, said.device_id)
+    if type(said) is Buffer:
+        dims, strides = said.dims, said.strides
+        if not isinstance(dims, (tuple, list)) or not isinstance(strides, (tuple, list)) or len(dims) != len(strides):
+            raise ArgumentError(argument, f"a Buffer of dims {dims!r} and strides {strides!r}", "tuples of one length")
+        if type(said.dtype) is not DataType:
+            raise ArgumentTypeError(argument, f"a Buffer of dtype {said.dtype!r}", "a DataType")
+        numbers = (*numbers, *dims, *strides)
+    else:
+        numbers += (said.nbytes,)  # type: ignore[union-attr]
+    for number in numbers:
+        if type(number) is not int and (isinstance(number, bool) or not hasattr(type(number), "__index__")):
+            what = "address" if number is said.pointer else f"a {type(said).__name__} with"
+            raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
 
 
 def _of_buffer(buffer: Buffer) -> _View:
@@ -213,6 +242,8 @@ def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask, such as its filled()")
     dtype = array.dtype
+    if dtype.hasobject:
+        raise ArgumentTypeError(argument, f"an array of dtype {dtype}, references to Python objects", _DTYPES)
     found = _data_type(dtype)
     return _View(
         array.__array_interface__["data"][0],
@@ -366,6 +397,7 @@ class _DLManagedTensorVersioned(ctypes.Structure):
     ]
 
 
+_DL_MAX_RANK = 64  # as NumPy's; what lies, lies with more
 _DL_READ_ONLY = 1
 _DL_IS_COPIED = 2
 _DL_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -412,11 +444,16 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
         writable = True  # this form cannot say otherwise
     else:
         raise ArgumentError(argument, f"a __dlpack__ that returns {capsule!r}", "an unused DLPack capsule")
+    if not 0 <= tensor.ndim <= _DL_MAX_RANK or (tensor.ndim and not tensor.shape):
+        said = f"a tensor of DLPack with ndim {tensor.ndim}{'' if tensor.shape else ' and shape NULL'}"
+        raise ArgumentError(argument, said, f"0 to {_DL_MAX_RANK} axes, and their sizes")
     dims = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+    if any(dim < 0 for dim in dims):
+        raise ArgumentError(argument, f"a tensor of DLPack with shape {dims}", "sizes of 0 or more")
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.ndim and tensor.strides else _packed(dims)
     lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
     return _View(
-        (tensor.data or 0) + tensor.byte_offset,
+        tensor.data + tensor.byte_offset if tensor.data else 0,
         dims,
         strides,
         _DL_DTYPES.get((tensor.code, tensor.bits, tensor.lanes)),

@@ -903,6 +903,7 @@ cdef class Handle:
         cdef uintptr_t current = 0
         cdef void *mine = NULL
         cdef int status
+        self._check()
         if not _current_stream(array, self.table.device_type, &current):
             return False
         if self.table.device_type == 1:
@@ -987,9 +988,14 @@ cdef class Handle:
             # The driver may have shut down already: destroying then crashes in some vendors.
             self.handle = NULL
             return
-        if not self.borrowed and not self.forked:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._release()
+        text = None
+        try:
+            if not self.borrowed and not self.forked:
+                text = repr(self)
+        finally:
+            self._release()  # before the warning, which may be an exception
+        if text is not None:
+            warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self):
         raise TypeError("a Handle belongs to its process and cannot be pickled")
@@ -1138,7 +1144,7 @@ cdef class Handle:
                     continue
             elif _seen(value, _exchange_of(type(value), True), &view):
                 key.append(_signed(&view))
-                addresses.append(<uintptr_t>view.data + view.byte_offset)
+                addresses.append(0 if view.data == NULL else <uintptr_t>view.data + view.byte_offset)
                 continue
             buffer = values[i] = self._buffer(value, names[i], False)
             keep = (
@@ -1784,6 +1790,7 @@ cdef class Handle:
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
         ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
         """
+        self._check()
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_FORWARD_TRAINING, x, algorithm,
@@ -1812,6 +1819,7 @@ cdef class Handle:
         ForwardInferencePlan
             Its calls take `z` if planned.
         """
+        self._check()
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_FORWARD_INFERENCE, x, algorithm,
@@ -1860,6 +1868,7 @@ cdef class Handle:
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
         """
+        self._check()
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_BACKWARD, x, algorithm,
@@ -2258,6 +2267,16 @@ cdef dict _CALL_NAMES = {
     PBN_OP_RELU: "relu",
     PBN_OP_RELU_BACKWARD: "relu_backward",
 }
+# The tensors that each has a descriptor of.
+cdef dict _DESCRIBED = {
+    PBN_OP_FORWARD_TRAINING: ("x", "y"),
+    PBN_OP_FORWARD_INFERENCE: ("x", "y"),
+    PBN_OP_BACKWARD: ("x", "dy", "dx"),
+    PBN_OP_AXPBY: ("x", "y"),
+    PBN_OP_FILL: ("y",),
+    PBN_OP_RELU: ("x", "y"),
+    PBN_OP_RELU_BACKWARD: ("x", "dy", "dx"),
+}
 
 
 cdef class CallList:
@@ -2304,7 +2323,7 @@ cdef class CallList:
             found = self.descriptors[key] = TensorDescriptor(handle.backend, *key)
         return found
 
-    def append(self, Handle handle, object operation, dict arrays, object workspace, **values):
+    def append(self, Handle handle not None, object operation, dict arrays not None, object workspace, **values):
         """One call more.
 
         Parameters
@@ -2329,6 +2348,11 @@ cdef class CallList:
         cdef void *grown
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
+        if handle.table != self.table:
+            raise ValueError("a handle of another backend")
+        for name in _DESCRIBED[op]:
+            if name not in arrays:
+                raise ValueError(f"{_CALL_NAMES[op]} without {name}")
         memset(&call, 0, sizeof(call))
         call.operation = op
         call.alpha_param = 1.0
@@ -2375,6 +2399,7 @@ cdef class CallList:
                 pd = self.descriptors[key] = derive_bn_tensor_descriptor(xd, Mode(call.mode))
             call.param_desc = &pd.tensor
         call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+        self.slots = max(self.slots, 1)  # slot 0 is the workspace's
         grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
         if grown == NULL:
             raise MemoryError
@@ -2940,7 +2965,7 @@ cdef bint _seen(object array, _DLExchange *table, _DLTensor *view):
         table.view_of_object(<void *>array, view)
     except Exception:
         return False
-    if not 0 <= view.ndim <= _VIEW_RANK:
+    if not 0 <= view.ndim <= _VIEW_RANK or (view.shape == NULL and view.ndim != 0):
         return False
     # PyTorch's tensors may be negated lazily, of which the view says nothing: imaginary parts of a conjugate, whose
     # memory is every other number.
@@ -3139,6 +3164,10 @@ cdef class Plan:
                 break
             names.append(found.decode())
         return tuple(names)
+
+    def _no_addresses(self):
+        """Its calls take arrays only from now on: for callers whose own arguments are arrays."""
+        self.arrays = True
 
     cdef Handle _owner(self):
         if self.handle is None:
@@ -3479,7 +3508,7 @@ cdef size_t _span_bytes(TensorDescriptor t):
 
 cdef tuple _planned(Handle handle, object tensor, str name, TensorDescriptor like):
     """A private descriptor of what `tensor` describes, which nobody else can change, and an address or 0."""
-    if tensor is None:
+    if tensor is None and like is not None:
         return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), 0
     if isinstance(tensor, TensorDescriptor):
         _descriptor(tensor, name, handle.table)

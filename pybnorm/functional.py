@@ -468,6 +468,12 @@ def _prepare(
     x = data["x"]
     waiting = False
     buffer = as_buffer(x, "x")
+    for name in inputs:
+        as_buffer(data[name], name)
+    names = ("out",) if operation == "inference" else ("out[0]", "out[1]", "out[2]")
+    for name, array in (*vectors.items(), *zip(names, out or (), strict=False)):
+        if array is not None:
+            as_buffer(array, name)
     home = _home_of(x)
     if array_api_compat.is_jax_array(x):
         if buffer.device_type == _CPU:
@@ -485,8 +491,6 @@ def _prepare(
     with around:
         used = _default_handle(buffer, on_gpu) if handle is None else handle
         used.buffer(x, "x")
-        for name in inputs:
-            as_buffer(data[name], name)
         like = _maker(x, "x", data[result])
         constants = {name: None for name in ("scale", "bias") if vectors.get(name, 0) is None}
         if constants:
@@ -503,6 +507,7 @@ def _prepare(
             arrays = [*(data[name] for name in inputs), target]
             method = {"training": "forward_training", "inference": "forward_inference"}.get(operation, operation)
             plan = getattr(used, f"plan_{method}")(*arrays, **options)
+            plan._no_addresses()
     memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None
     call: Call = _CALLS[operation](plan, like, like_scale, memory, follow, constants)
@@ -665,12 +670,15 @@ def _training_call(
             y = like(x) if y is None else y
             mean = like_scale(scale) if mean is None else mean
             inv = like_scale(scale) if inv is None else inv
-        if memory is None:
-            plan(x, scale, bias, y, running_mean, running_variance, mean, inv)
-        else:
-            kept, workspace = memory()
-            plan(x, scale, bias, y, running_mean, running_variance, mean, inv, workspace)
-            del kept  # goes back to the stream's pool, behind the call
+        try:
+            if memory is None:
+                plan(x, scale, bias, y, running_mean, running_variance, mean, inv)
+            else:
+                kept, workspace = memory()
+                plan(x, scale, bias, y, running_mean, running_variance, mean, inv, workspace)
+                del kept  # goes back to the stream's pool, behind the call
+        except ArgumentError as error:
+            raise _renamed(error, ("y", "saved_mean", "saved_inv_variance")) from error.__cause__
         return y, mean, inv
 
     return call
@@ -686,12 +694,15 @@ def _inference_call(
             follow(x)
         y = like(x) if out is None else out
         scale, bias = ones if scale is None else scale, zeros if bias is None else bias
-        if memory is None:
-            plan(x, scale, bias, mean, variance, y)
-        else:
-            kept, workspace = memory()
-            plan(x, scale, bias, mean, variance, y, workspace)
-            del kept
+        try:
+            if memory is None:
+                plan(x, scale, bias, mean, variance, y)
+            else:
+                kept, workspace = memory()
+                plan(x, scale, bias, mean, variance, y, workspace)
+                del kept
+        except ArgumentError as error:
+            raise _renamed(error, (), y="out", running_mean="mean", running_variance="variance") from error.__cause__
         return y
 
     return call
@@ -714,15 +725,25 @@ def _backward_call(
             dx = like(x) if dx is None else dx
             dscale = like_scale(scale) if dscale is None else dscale
             dbias = like_scale(scale) if dbias is None else dbias
-        if memory is None:
-            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv)
-        else:
-            kept, workspace = memory()
-            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv, workspace)
-            del kept
+        try:
+            if memory is None:
+                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv)
+            else:
+                kept, workspace = memory()
+                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv, workspace)
+                del kept
+        except ArgumentError as error:
+            raise _renamed(error, ("dx", "dscale", "dbias")) from error.__cause__
         return dx, dscale, dbias
 
     return call
+
+
+def _renamed(error: ArgumentError, results: tuple[str, ...], **names: str) -> ArgumentError:
+    """A plan's error with the names that arguments have here."""
+    names |= {name: f"out[{i}]" for i, name in enumerate(results)}
+    name = names.get(error.argument)
+    return error if name is None else type(error)(name, error.value, error.allowed)
 
 
 _CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}

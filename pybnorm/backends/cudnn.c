@@ -1673,7 +1673,7 @@ struct pbn_plan {
     int fused;                      /* made for calls with an activation */
     int any;                        /* chosen by "auto" or "fast" */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
-    size_t scratch_offsets[14];
+    size_t offsets[SLOT_COUNT];
     float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
     int64_t alignment;
     graph graphs[5];
@@ -1812,8 +1812,8 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
     norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
                    param_tensor(g, saved ? SLOT_SAVED_INV_VARIANCE : SLOT_SCRATCH + 1, &v));
     if (!saved) {
-        p->scratch_offsets[1] = rounded((size_t)v.dims[1] * sizeof(float));
-        p->scratch = 2 * p->scratch_offsets[1];
+        p->offsets[SLOT_SCRATCH + 1] = rounded((size_t)v.dims[1] * sizeof(float));
+        p->scratch = 2 * p->offsets[SLOT_SCRATCH + 1];
     }
     if (call->running_mean != NULL) {
         norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
@@ -1993,7 +1993,7 @@ static int make_maps(pbn_plan *p, const pbn_tensor *x, int64_t size) {
 static int make_lines(pbn_plan *p, const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
     const int64_t rows = x->dims[0], channels = x->dims[1], size = pbn_numel(x->rank, x->dims) / rows / channels;
-    size_t *offset = p->scratch_offsets - SLOT_SCRATCH, vector = (size_t)channels * sizeof(float), line, lines;
+    size_t *offset = p->offsets, vector = (size_t)channels * sizeof(float), line, lines;
     int fifth;
     p->merged = p->last ? column_groups(x) : p->kind == ROWS ? rows * row_pieces(x) : size;
     p->depth = rows * size / p->merged;
@@ -3068,7 +3068,7 @@ static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
     for (int i = SLOT_VALUE; i < SLOT_SCRATCH; i++)
         slots[i] = &p->values[i - SLOT_VALUE];
     for (int i = SLOT_SCRATCH; call->workspace != NULL && i < SLOT_COUNT; i++)
-        slots[i] = (char *)call->workspace + p->scratch_offsets[i - SLOT_SCRATCH];
+        slots[i] = (char *)call->workspace + p->offsets[i];
 }
 
 static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
