@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
+import io
 import json
 import os
-import shutil
+import stat
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, cast
 
@@ -22,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pybnorm
+from pybnorm import _files
 from pybnorm.check import executors, report, runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem, select
@@ -54,7 +54,7 @@ class _WriteError(click.ClickException):
 
     exit_code = 2
 
-    def __init__(self, target: str, error: OSError | str) -> None:
+    def __init__(self, target: str, error: Exception | str) -> None:
         super().__init__(f"{target} cannot be written: {error}")
 
 
@@ -123,21 +123,37 @@ def _write_json(value: Any, stream: IO[str]) -> None:
     stream.flush()
 
 
+def _kinds(document: str) -> dict[str, _files.Kind]:
+    """By option, what the reports of one command look like at their beginning; only such are replaced."""
+    from pybnorm.bench import plot
+
+    return {
+        "--json": _files.Kind(f"an earlier JSON of pybnorm {document}", rf'\s*\{{\s*"schema":\s*"pybnorm\.{document}/'),
+        "--junit": _files.Kind("an earlier JUnit report of pybnorm", r'<\?xml[^>]*>\s*<testsuites name="pybnorm '),
+        "--html": _files.Kind(
+            f"an earlier page of pybnorm {document}",
+            rf'<!DOCTYPE html>.*?<meta name="generator" content="pybnorm {document}"',
+        ),
+        "--plot": plot.KIND,
+    }
+
+
 class _Target:
-    """Where a report goes; opened before a long run whose result it could not take.
+    """Where a report goes; tried before a long run whose result it could not take.
 
     A file is written as a hidden neighbour that takes its place once it is whole: whatever ends the run, what was there
-    stays. Devices and pipes are written to as they are.
+    stays, and nothing lies beside it. Character devices and pipes are written to as they are.
 
     Raises
     ------
     ArgumentError
-        It cannot be written.
+        It cannot be written, or is a file that pybnorm did not make.
     """
 
-    def __init__(self, option: str, target: str) -> None:
+    def __init__(self, option: str, target: str, kind: _files.Kind) -> None:
+        self.option, self.target, self._kind = option, target, kind
         self._name = f"{option} {target}"
-        self._neighbour: str | None = None
+        self._stream: IO[str] | None = None
         if target == "-":
             if option != "--json":
                 raise ArgumentError(option, target, "a file; --json alone writes to standard output")
@@ -145,17 +161,16 @@ class _Target:
             self._stream = _output()
             return
         try:
-            self._place = os.path.realpath(target)
-            if os.path.exists(self._place) and not os.path.isfile(self._place):
-                self._stream = open(self._place, "w", encoding="utf-8")  # noqa: SIM115 (__exit__)
+            if _is_stream(target):
+                # a pipe that nobody reads is refused in place of waited for
+                number = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                os.set_blocking(number, True)
+                self._stream = open(number, "w", encoding="utf-8")  # noqa: SIM115 (__exit__)
                 return
-            if os.path.exists(self._place) and not os.access(self._place, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            folder, file = os.path.split(self._place)
-            neighbour = os.path.join(folder, f".{file[:200]}.{uuid.uuid4().hex}")
-            self._stream = open(neighbour, "x", encoding="utf-8")  # noqa: SIM115 (__exit__)
-            self._neighbour = neighbour
+            _files.try_to_write(option, target, kind)
         except (OSError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
 
@@ -168,33 +183,54 @@ class _Target:
             The target does not take it.
         """
         try:
-            write(self._stream)
-            self._stream.flush()
-            if self._neighbour is not None:
-                with contextlib.suppress(OSError):  # there is none before, or it is another's
-                    shutil.copymode(self._place, self._neighbour)
-                os.replace(self._neighbour, self._place)
-                self._neighbour = None
-        except OSError as error:
+            if self._stream is not None:
+                write(self._stream)
+                self._stream.flush()
+                return
+            with _files.replaced(self.option, self.target, self._kind) as file:
+                text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="\n")
+                write(text)
+                text.flush()
+                text.detach()
+        except (OSError, ArgumentError) as error:
             raise _WriteError(self._name, error) from None
 
     def __enter__(self) -> _Target:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._stream, _Output):
-            return
-        with contextlib.suppress(OSError):  # once more what the write has said
-            self._stream.close()
-        if self._neighbour is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._neighbour)
+        if self._stream is not None and not isinstance(self._stream, _Output):
+            with contextlib.suppress(OSError):  # once more what the write has said
+                self._stream.close()
 
 
-def _targets(context: click.Context, **options: str | None) -> dict[str, _Target]:
-    """The targets of the options that were given, open until the command ends."""
+def _is_stream(target: str) -> bool:
+    try:
+        mode = os.stat(target).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _targets(
+    context: click.Context, document: str, folder: str | None = None, **options: str | None
+) -> dict[str, _Target]:
+    """The targets of the options that were given, until the command ends; `folder` is that of --save.
+
+    Raises
+    ------
+    ArgumentError
+        As `_Target`; two name one file, of which one report would be lost.
+    """
     named = {f"--{name}": target for name, target in options.items() if target is not None}
-    return {option: context.with_resource(_Target(option, target)) for option, target in named.items()}
+    taken = {} if folder is None else {os.path.join(folder, name): "--save" for name in ("run.json", "journal.jsonl")}
+    for option, target in named.items():
+        for other, its in taken.items():
+            if target != "-" and not _is_stream(target) and _files.same(target, other):
+                raise ArgumentError(option, target, f"another file than {other} of {its}")
+        taken[target] = option
+    kinds = _kinds(document)
+    return {option: context.with_resource(_Target(option, target, kinds[option])) for option, target in named.items()}
 
 
 # ---------------------------------------------------------------- info
@@ -392,6 +428,8 @@ def check(
         required[REQUIRE_DEVICE] += _backends(needed, "--require")
         if resume and folder is None:
             raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
+        if folder == "":
+            raise ArgumentError("--save", folder, "the name of a folder")
         executors.check_timeout("--timeout", timeout)
         if timeout is not None and executor == "process":
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
@@ -402,8 +440,8 @@ def check(
         if farm is None:  # a rank that has served its first one
             return
         console = _console(stderr=json_target == "-")
+        targets = _targets(context, "check", folder, json=json_target, junit=junit_target, html=html_target)
         journal = _journal(context, folder, resume)
-        targets = _targets(context, json=json_target, junit=junit_target, html=html_target)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     started = time.monotonic()
@@ -444,7 +482,7 @@ def check(
 
         try:
             archive.write_run(journal.folder, document)
-        except OSError as error:
+        except (OSError, ArgumentError) as error:
             trouble = trouble or _WriteError(f"--save {folder}", error)
     if json_target != "-":
         report.print_results(console, results, verbose)
@@ -730,7 +768,7 @@ def bench_device(
         if plot_target is not None:
             plot.check(plot_target)
         console = _console(stderr=json_target == "-")
-        targets = _targets(context, json=json_target)
+        targets = _targets(context, "bench", json=json_target, plot=plot_target)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("bench", total=None, completed=-1)
@@ -752,14 +790,15 @@ def bench_device(
         raise click.UsageError(str(error)) from None
     except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:
         raise _NothingToMeasure(str(error)) from None
-    for target in targets.values():
-        target.put(functools.partial(_write_json, {"environment": report.environment()} | result))
+    if "--json" in targets:
+        document = {"schema": "pybnorm.bench/1", "environment": report.environment()} | result
+        targets["--json"].put(functools.partial(_write_json, document))
     if json_target != "-":
         device.render(result, console)
     if plot_target is not None:
         try:
             plot.draw(result, plot_target)
-        except OSError as error:
+        except (OSError, ArgumentError) as error:
             raise _WriteError(f"--plot {plot_target}", error) from None
     context.exit(_INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
 
@@ -846,7 +885,7 @@ def compare_runs(
         for option, target in (("--json", json_target), ("--html", html_target)):
             if target is not None and compare.is_run(target, runs):
                 raise ArgumentError(option, target, f"not a run, which it would destroy; {option}=FILE is unmistakable")
-        targets = _targets(context, json=json_target, html=html_target)
+        targets = _targets(context, "compare", json=json_target, html=html_target)
         columns = (TextColumn("compare"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("compare")
@@ -888,7 +927,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
     from pybnorm.check import detection
 
     try:
-        targets = _targets(context, json=json_target)
+        targets = _targets(context, "selftest", json=json_target)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     console = _console(stderr=json_target == "-")
@@ -901,5 +940,9 @@ def selftest(context: click.Context, json_target: str | None) -> None:
     if json_target != "-":
         click.echo(detection.render(found), file=_output())
     for target in targets.values():
-        target.put(functools.partial(_write_json, {"environment": report.environment()} | found.to_json()))
+        target.put(
+            functools.partial(
+                _write_json, {"schema": "pybnorm.selftest/1", "environment": report.environment()} | found.to_json()
+            )
+        )
     context.exit(0 if found.good else 1)

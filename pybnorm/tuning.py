@@ -6,9 +6,9 @@ measures nothing. The choice of the backend's own rules stays unless another is 
 right on ordinary data (the stable class of `pybnorm.check.bounds`) can take its place.
 
 The file is that of ``PYBNORM_TUNE_CACHE``, else ``pybnorm/tuning.json`` in ``XDG_CACHE_HOME`` or ``~/.cache``. It is
-JSON and replaced as a whole, under a lock, so that processes may share it. Where it cannot be read or written a warning
-is logged and what was measured lives as long as the process. A file that is no JSON is renamed to ``*.corrupt-*``
-before another takes its place; JSON that is not of this format is left alone.
+JSON and replaced as a whole, under a lock on its folder, so that processes may share it. Where it cannot be read or
+written a warning is logged and what was measured lives as long as the process. A file that begins as one of this module
+and is damaged is renamed to ``*.corrupt-*`` before another takes its place; any other file is left alone.
 
 While a graph is captured nothing can be measured: where the handle's own stream is captured `choose` refuses. It does
 not see captures on other streams; one that forbids allocation in other threads (mode *global*) is broken by measuring.
@@ -24,15 +24,13 @@ import json
 import logging
 import math
 import os
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pybnorm
-from pybnorm import _arguments, _core, _trials, devices
+from pybnorm import _arguments, _core, _files, _text, _trials, devices
 from pybnorm._arrays import CUDA
 from pybnorm._trials import METHODS, NotMeasuredError, Task, Tensor, Trial
 from pybnorm.enums import Operation
@@ -56,6 +54,9 @@ _NUMBERS = (
     *("epsilon", "exponential_average_factor"),
 )
 _MARK = "pybnorm tuning"  # key of the format's number in the file
+_KIND = _files.Kind("a file of remembered choices that pybnorm made", rf'\s*\{{\s*"{_MARK}"\s*:')
+_LARGEST = 1 << 28
+"""Bytes of the file; an entry has some hundreds."""
 _log = logging.getLogger("pybnorm.tuning")
 Entry = dict[str, Any]
 
@@ -310,11 +311,12 @@ def clear() -> int:
     path = cache_file()
     if path is None or not os.path.lexists(path):
         return 0
-    found, state = _read(path)
-    if state == "foreign":
-        raise ArgumentError(VARIABLE, path, "a file that pybnorm made, which alone is cleared")
-    with _locked(path), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    _files.check(VARIABLE, path, _KIND)
+    with _locked(path):
+        found, state = _read(path)
+        if state == "foreign":
+            raise ArgumentError(VARIABLE, path, "a file of this version of pybnorm, which alone is cleared")
+        _files.remove(VARIABLE, path, _KIND)
     return len(found)
 
 
@@ -370,10 +372,10 @@ class _Store:
                         return
                     if state == "corrupt":
                         aside = f"{path}.corrupt-{time.time_ns()}"
-                        os.replace(os.path.realpath(path), aside)
+                        os.rename(_files.check(VARIABLE, path, _KIND), aside)
                         _log.warning("%s was corrupt and is now %s", path, aside)
                     _write(path, found | {key: entry})
-            except OSError as error:
+            except (OSError, ArgumentError) as error:
                 self.warn(path, f"{path} cannot be written ({error}): choices are not kept beyond this process")
 
     def warn(self, path: str, text: str) -> None:
@@ -393,24 +395,23 @@ def _signature(path: str) -> object:
 
 
 def _read(path: str) -> tuple[dict[str, Entry], str]:
-    """(valid entries, ``"good"``, ``"corrupt"`` or ``"foreign"``); an absent or empty file is good."""
+    """(valid entries, ``"good"``, ``"corrupt"`` or ``"foreign"``); an absent file is good."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return {}, "foreign"
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        if not text:
-            return {}, "good"
-        content = json.loads(text)
+        text = _files.read(path, _LARGEST)
     except FileNotFoundError:
         return {}, "good"
-    except OSError:
+    except (OSError, ValueError):
         return {}, "foreign"
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError):  # no UTF-8, no JSON
-        return {}, "corrupt"
+        return {}, "corrupt" if _KIND.made(path) else "foreign"
     if not isinstance(content, dict) or content.get(_MARK) != FORMAT or not isinstance(content.get("entries"), dict):
         return {}, "foreign"
-    return {key: entry for key, entry in content["entries"].items() if _is_entry(entry)}, "good"
+    if not _KIND.made(path):  # it may have the key, but not in front
+        return {}, "foreign"
+    good = {k: e for k, e in content["entries"].items() if k == _text.one_line(k) and _is_entry(e)}
+    return good, "good"
 
 
 def _is_entry(entry: object) -> bool:
@@ -427,33 +428,33 @@ def _is_entry(entry: object) -> bool:
 
 
 def _write(path: str, content: Mapping[str, Entry]) -> None:
-    target = os.path.realpath(path)  # a link stays one
-    handle, temporary = tempfile.mkstemp(prefix=".tuning-", suffix=".json", dir=os.path.dirname(target))
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump({_MARK: FORMAT, "entries": content}, file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with _files.replaced(VARIABLE, path, _KIND) as file:
+        file.write(json.dumps({_MARK: FORMAT, "entries": content}, indent=1, allow_nan=False).encode() + b"\n")
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Alone among the processes that write; the lock lies beside the file, which is replaced."""
-    with open(f"{os.path.realpath(path)}.lock", "a", encoding="utf-8") as file:
+    """Alone among the processes that write.
+
+    The lock is on the folder, because the file is replaced and a file beside it would stay there. Where the file system
+    has none, two processes that write at once may lose an entry, which is then measured again.
+    """
+    folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         end = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise OSError(f"its lock is held for more than {LOCK_SECONDS:g} s") from None
                 time.sleep(0.01)
+            except OSError:
+                break
         yield
+    finally:
+        os.close(folder)
 
 
 _store = _Store()

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pybnorm import _files
 from pybnorm.bench.case import TOUCHED
 from pybnorm.errors import ArgumentError
 
-__all__ = ["SUFFIXES", "check", "draw"]
+__all__ = ["KIND", "SUFFIXES", "check", "draw"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
+KIND = _files.Kind("an earlier plot of pybnorm", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench")
+"""What alone a plot replaces."""
 _MARKERS = {"f32": "o", "f16": "^", "bf16": "s"}
 
 
@@ -54,7 +57,7 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     Raises
     ------
     ArgumentError
-        As `check`.
+        As `check`, or the file is not a plot of pybnorm.
     OSError
         It cannot be written.
     """
@@ -105,4 +108,7 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     figure.legend(handles=keys, loc="outside right upper", fontsize="small")
     version = ".".join(map(str, result["library"]["version"]))
     figure.suptitle(f"{result['library']['label']} {version}, {result['device']}", fontsize="medium")
-    figure.savefig(path, dpi=150)
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    with _files.replaced("plot", path, KIND) as file:
+        maker = {"Software" if suffix == "png" else "Creator": "pybnorm bench"}
+        figure.savefig(file, format=suffix, dpi=150, metadata=maker)

@@ -38,7 +38,8 @@ from typing import Any
 import numpy as np
 
 import pybnorm
-from pybnorm import reference
+from pybnorm import _files, reference
+from pybnorm.errors import ArgumentError
 from pybnorm.sync import SyncBatchNorm
 
 __all__ = ["SHAPES", "SMALL_SHAPES", "main", "measure", "render", "verify"]
@@ -49,6 +50,11 @@ SMALL_SHAPES = ((4, 64, 14, 14), (2, 256, 7, 7))
 """For CPUs."""
 OURS = ("reads", "promised", "fixed")
 TIMEOUT_SECONDS = 120
+_KINDS = {
+    "sync-bench.json": _files.Kind("an earlier sync-bench.json", r'\{\s*"ranks": \d'),
+    "sync-bench.txt": _files.Kind("an earlier sync-bench.txt", r"\d+ ranks, .*, PyTorch "),
+}
+"""What alone is replaced."""
 
 
 class _Rank:
@@ -374,11 +380,10 @@ def _work(options: argparse.Namespace) -> int:
             "left_out": left_out,
             "wall_seconds": time.monotonic() - start,
         }
-        folder = pathlib.Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sync-bench.json").write_text(json.dumps(result, indent=1))
         text = render(result)
-        (folder / "sync-bench.txt").write_text(text + "\n")
+        for name, content in (("sync-bench.json", json.dumps(result, indent=1)), ("sync-bench.txt", text)):
+            with _files.replaced("--out", pathlib.Path(options.out, name), _KINDS[name]) as file:
+                file.write(content.encode() + b"\n")
         print(text)
         if left_out:
             print(f"left out for time: {', '.join(left_out)}")
@@ -407,6 +412,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")
     parser.add_argument("--seconds", type=float, default=120, help="start no further measurement after this time")
     options = parser.parse_args(arguments)
+    pathlib.Path(options.out).mkdir(parents=True, exist_ok=True)
+    try:
+        for name, kind in _KINDS.items():
+            _files.check("--out", pathlib.Path(options.out, name), kind)
+    except ArgumentError as error:
+        parser.error(str(error))
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _work(options)
     given = sys.argv[1:] if arguments is None else list(arguments)

@@ -8,10 +8,10 @@
 
 Inputs are not kept: they are a function of the problem's line (`pybnorm.check.data`).
 
-An output file is an ordinary ``.npz``, which `numpy.load` opens. Its member ``header`` is JSON with the backend, the
-case, and dtype, shape and digest of each array, so that equal outputs are seen without unpacking them. The other
-members hold the arrays' bytes as planes, the first byte of every element, then the second, and so on: the planes of
-exponents compress, which interleaved with mantissas they do not.
+An output file is an ordinary ``.npz``, which `numpy.load` opens. Its first member, ``header``, is JSON with the
+backend, the case, and dtype, shape and digest of each array, so that equal outputs are seen without unpacking them. The
+other members hold the arrays' bytes as planes, the first byte of every element, then the second, and so on: the planes
+of exponents compress, which interleaved with mantissas they do not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
-import uuid
+import re
+import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,12 +33,13 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from pybnorm import _files
 from pybnorm.check import report
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
-from pybnorm.enums import DataType
+from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError
 
 __all__ = ["Journal", "digest", "output_digests", "read_outputs", "read_run", "settings", "write_outputs", "write_run"]
@@ -47,6 +50,14 @@ DOCUMENT = "run.json"
 JOURNAL = "journal.jsonl"
 OUTPUTS = "outputs"
 JOURNAL_SCHEMA = "pybnorm.journal/1"
+LARGEST = 1 << 29
+"""Bytes of a document or journal that is read: some hundred thousand cases."""
+_RUN_KIND = _files.Kind("the run.json of a saved run", r'\s*\{\s*"schema":\s*"pybnorm\.check/')
+_JOURNAL_KIND = _files.Kind("a journal of pybnorm", r'\{"schema": "pybnorm\.journal/')
+_OUTPUTS_SCHEMA = "pybnorm.outputs/1"
+_OUTPUTS_KIND = _files.Kind("outputs that pybnorm saved", r'PK\x03\x04.{26}header\.npy.*?"schema": "pybnorm\.outputs/')
+_SAVED = re.compile(rf"{OUTPUTS}/[0-9a-f]{{32}}\.npz")
+_HEADER_LARGEST = 1 << 16
 AGAIN = (Status.RESOURCE, Status.TIMEOUT)
 """Statuses with which a case of an interrupted run is run again: they are the machine's at that time, its memory, disk
 and load, or the option's. A crash is the library's, and stays."""
@@ -87,8 +98,10 @@ def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem
     ------
     OSError
         It cannot be written.
+    ArgumentError
+        Another file has its name.
     """
-    header: dict[str, Any] = {"backend": backend, "case": str(problem), "arrays": {}}
+    header: dict[str, Any] = {"schema": _OUTPUTS_SCHEMA, "backend": backend, "case": str(problem), "arrays": {}}
     members: dict[str, Array] = {}
     for name, array in outputs.items():
         if array.dtype.name not in _DTYPES:
@@ -100,10 +113,16 @@ def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem
     file = f"{hashlib.blake2b(f'{backend} {problem}'.encode(), digest_size=16).hexdigest()}.npz"
     place = Path(folder) / OUTPUTS
     place.mkdir(parents=True, exist_ok=True)
-    with _whole(place / file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with (
+        _files.replaced("--save", place / file, _OUTPUTS_KIND) as stream,
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        for name, member in {"header": text, **members}.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as target:
+        # the header is stored as it is, so that the file's first bytes say what it is
+        named: list[tuple[str | zipfile.ZipInfo, Array]]
+        named = [(zipfile.ZipInfo("header.npy"), text), *((f"{name}.npy", m) for name, m in members.items())]
+        for title, member in named:
+            with archive.open(title, "w", force_zip64=True) as target:
                 np.lib.format.write_array(target, member, allow_pickle=False)
     return f"{OUTPUTS}/{file}"
 
@@ -116,13 +135,13 @@ def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]
     ArgumentError
         There is no such file, or it is damaged.
     """
-    file = Path(folder) / saved
-    with _opened(file) as archive:
-        header = _header(archive)
+    with _opened(folder, saved) as (archive, members):
+        header = _header(archive, members)
         arrays = {}
         for name, about in header["arrays"].items():
-            planes = archive[name]
             native = numpy_dtype(_DTYPES[about["dtype"]])
+            _bounded(members[f"{name}.npy"], math.prod(about["shape"]) * native.itemsize + _HEADER_LARGEST)
+            planes = archive[name]
             flat = np.ascontiguousarray(planes.T).reshape(-1).view(native.newbyteorder("<"))
             arrays[name] = flat.astype(native, copy=False).reshape(about["shape"])
             if digest(arrays[name]) != about["digest"]:
@@ -130,45 +149,83 @@ def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]
         return arrays
 
 
-def output_digests(folder: str | os.PathLike[str], saved: str) -> dict[str, str]:
+def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = "", case: str = "") -> dict[str, str]:
     """Digest of each array in a file of `write_outputs`, without unpacking the arrays.
+
+    Parameters
+    ----------
+    folder : str or path-like
+    saved : str
+    backend, case : str, optional
+        Whose outputs they must be, and all of them.
 
     Raises
     ------
     ArgumentError
-        There is no such file, or it is damaged.
+        There is no such file, it is damaged, or of another backend or case.
     """
-    file = Path(folder) / saved
-    with _opened(file) as archive:
-        return {name: str(about["digest"]) for name, about in _header(archive)["arrays"].items()}
+    with _opened(folder, saved) as (archive, members):
+        header = _header(archive, members)
+        if case:
+            _check_owner(header, backend, case)
+        return {name: str(about["digest"]) for name, about in header["arrays"].items()}
 
 
-def _header(archive: Any) -> dict[str, Any]:
+def whole(folder: str | os.PathLike[str], result: CaseResult) -> bool:
+    """Whether the outputs of a result are there with every byte, and are its own."""
+    try:
+        with _opened(folder, result.saved) as (archive, members):
+            _check_owner(_header(archive, members), result.backend, result.case)
+            damaged = archive.zip.testzip()  # by checksums, in pieces
+    except ArgumentError:
+        return False
+    return damaged is None
+
+
+def _header(archive: Any, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, Any]:
+    _bounded(members["header.npy"], _HEADER_LARGEST)
     header: dict[str, Any] = json.loads(archive["header"].tobytes())
+    if {f"{name}.npy" for name in header["arrays"]} != members.keys() - {"header.npy"}:
+        raise ValueError("its arrays are not those of its header")
     return header
 
 
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _bounded(member: zipfile.ZipInfo, largest: int) -> None:
+    if member.file_size > largest:  # it may unpack to a thousand times its size
+        raise ValueError(f"{member.filename} has {member.file_size} bytes, more than {largest}")
+
+
+def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
+    if (header["backend"], header["case"]) != (backend, case):
+        raise ValueError(f"it is of {header['backend']}, {header['case']}, not of {backend}, {case}")
     try:
+        problem = Problem.parse(case)
+    except ArgumentError:  # of a version whose language knows more
+        return
+    names = {"y"} if problem.operation != Operation.BACKWARD else {"dx", "dscale", "dbias"}
+    if problem.operation == Operation.FORWARD_TRAINING:
+        names |= {"running_mean", "running_variance"} if problem.running else set()
+        names |= {"saved_mean", "saved_inv_variance"} if problem.saved else set()
+    if header["arrays"].keys() != names:
+        raise ValueError(f"it has {', '.join(header['arrays'])}, not {', '.join(sorted(names))}")
+    for name, about in header["arrays"].items():
+        dims = problem.dims if name in ("y", "dx") else problem.parameter_dims
+        if math.prod(about["shape"]) != math.prod(dims):
+            raise ValueError(f"its {name} has the shape {about['shape']}, not {list(dims)}")
+
+
+@contextlib.contextmanager
+def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[tuple[Any, dict[str, zipfile.ZipInfo]]]:
+    """NumPy's view of a file of outputs, and its members by name."""
+    file = Path(folder) / saved
+    try:
+        if not _SAVED.fullmatch(saved):  # of another's journal: it may name any file
+            raise ValueError("a run has no such file")
         # a stream of our own, because numpy.load leaves its own open where the file is damaged
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            yield archive
+        with _files.opened(file) as stream, np.load(stream, allow_pickle=False) as archive:
+            yield archive, {member.filename: member for member in archive.zip.infolist()}
     except Exception as error:  # whatever zipfile, zlib and NumPy make of damage: a dozen kinds, and not documented
         raise ArgumentError("outputs", str(file), f"a whole file of pybnorm check --save ({error})") from None
-
-
-@contextlib.contextmanager
-def _whole(file: Path) -> Iterator[IO[bytes]]:
-    """A stream to a temporary neighbour of `file`, renamed to it once everything is written."""
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")  # not of tempfile, whose mode bars others
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 # ---------------------------------------------------------------- run.json
@@ -181,8 +238,10 @@ def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> No
     ------
     OSError
         It cannot be written.
+    ArgumentError
+        Another file has its name.
     """
-    with _whole(Path(folder) / DOCUMENT) as stream:
+    with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
         stream.write(json.dumps(report.to_json(document), indent=1, allow_nan=False).encode() + b"\n")
 
 
@@ -205,11 +264,16 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _journal_document(place)
     file = place / DOCUMENT if place.is_dir() else place
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(_files.read(file, LARGEST))
         if document.get("schema") != report.SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {report.SCHEMA!r}")
         _check_environment(document["environment"])
         document["cases"] = [report.result_from_json(case) for case in document["cases"]]
+        seen: set[tuple[str, str]] = set()
+        for case in document["cases"]:
+            if (case.backend, case.case) in seen:
+                raise ValueError(f"it has a case twice: {case.backend} {case.case}")
+            seen.add((case.backend, case.case))
         document["backends"] = [report.backend_from_json(info) for info in document["backends"]]
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
@@ -263,8 +327,13 @@ class Journal:
         self._starts: list[_Start] = []
         try:
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
+            _files.check("--save", self.folder / DOCUMENT, _RUN_KIND)
+            if _size(self.folder / JOURNAL):  # an empty one is of a run that ended before it began
+                _files.check("--save", self.folder / JOURNAL, _JOURNAL_KIND)
             self._stream: IO[bytes] = open(self.folder / JOURNAL, "a+b", buffering=0)  # noqa: SIM115 (close())
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
             raise ArgumentError("--save", str(folder), f"a folder that can be written ({error})") from None
         try:
             self._open(resume)
@@ -288,10 +357,22 @@ class Journal:
         for line in lines:
             if isinstance(line, _Start):
                 self._starts.append(line)
-            elif line.status in AGAIN or (line.saved and not (self.folder / line.saved).is_file()):
+            elif line.status in AGAIN:
                 self._finished.pop((line.backend, line.case), None)
             else:
                 self._finished[line.backend, line.case] = line
+        for key, line in list(self._finished.items()):
+            if line.saved and not whole(self.folder, line):
+                del self._finished[key]
+                self._discard(line.saved)
+
+    def _discard(self, saved: str) -> None:
+        """Remove what is left of outputs that the journal says were made here: too little may be left to say so."""
+        if _SAVED.fullmatch(saved):
+            file = self.folder / saved
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(file.lstat().st_mode):
+                    file.unlink()
 
     def begin(self, backends: Iterable[BackendInfo]) -> None:
         """Note which libraries run, once they are known and before the first `append`.
@@ -328,7 +409,7 @@ class Journal:
     def finished(self) -> dict[tuple[str, str], CaseResult]:
         """Finished cases by (backend, case), of earlier runs too.
 
-        Not those whose output file is gone, nor of an earlier run those of a status of `AGAIN`.
+        Not those whose output file is gone or not whole, nor of an earlier run those of a status of `AGAIN`.
         """
         return dict(self._finished)
 
@@ -363,7 +444,7 @@ def _check_environment(environment: Any) -> None:
 
 def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
     """Whole lines of a journal, and how many bytes they are; an unfinished last line is left out."""
-    data = file.read_bytes()
+    data = _files.read(file, LARGEST)
     end = data.rfind(b"\n") + 1
     lines: list[_Start | CaseResult] = []
     for number, text in enumerate(data[:end].splitlines(), 1):
@@ -380,6 +461,15 @@ def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
             reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
             raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
     return lines, end
+
+
+def _size(file: Path) -> int:
+    """Bytes of what is there, whatever it is: more than none for what is no file."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 1
 
 
 def _identity(info: BackendInfo) -> str:

@@ -447,7 +447,7 @@ class _Outputs:
         self.digests: dict[Side, dict[str, str]] = {}
         for side, result in present.items():
             if side.run.folder is not None and result.saved:
-                self.digests[side] = archive.output_digests(side.run.folder, result.saved)
+                self.digests[side] = archive.output_digests(side.run.folder, result.saved, result.backend, result.case)
         self._arrays: dict[Side, dict[str, Array]] = {}
         self._expected: Expected | None = None
         self.problem: Problem | None

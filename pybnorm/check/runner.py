@@ -405,7 +405,7 @@ def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[st
 
     try:
         result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
-    except OSError as error:  # no fault of the library
+    except (OSError, errors.ArgumentError) as error:  # no fault of the library
         if result.status.good:
             result.status = Status.RESOURCE
         result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{error}"]))

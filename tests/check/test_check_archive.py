@@ -86,6 +86,8 @@ def test_a_damaged_or_absent_output_file_is_named(tmp_path):
         (tmp_path / saved).write_bytes(damage)
         with pytest.raises(ArgumentError, match=saved):
             archive.read_outputs(tmp_path, saved)
+    with pytest.raises(ArgumentError, match=r"0\.npz.*No such file"):
+        archive.output_digests(tmp_path, f"outputs/{'0' * 32}.npz")
     with pytest.raises(ArgumentError, match=r"absent\.npz"):
         archive.output_digests(tmp_path, "outputs/absent.npz")
 
@@ -225,16 +227,100 @@ def test_cases_noted_before_a_kill_are_there_after_it(tmp_path):
     assert set(range(noted[-1] + 1)) <= {int(case.rpartition("=")[2]) for _, case in finished}
 
 
-def test_a_case_whose_outputs_are_gone_is_not_finished(tmp_path):
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(3, np.float32)})
+def outputs(problem=PROBLEM):
+    """Of the shapes that the problem's own have."""
+    statistics = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+    rng = np.random.default_rng(5)
+    made = {name: rng.standard_normal(problem.parameter_dims).astype(np.float32) for name in statistics}
+    return {"y": rng.standard_normal(problem.dims).astype(numpy_dtype(problem.dtype))} | made
+
+
+OTHER = LINE + ",seed=1"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole, other: None,
+        *(lambda whole, other, left=left: whole[:left] for left in (0, 20, 100, 700, -1)),
+        lambda whole, other: whole[:-900] + bytes(16) + whole[-884:],
+        lambda whole, other: other,
+    ],
+    ids=["gone", "empty", "20 bytes", "100 bytes", "700 bytes", "all but one", "a hole", "another case's"],
+)
+def test_a_case_whose_outputs_are_not_whole_is_not_finished_and_is_written_anew(tmp_path, damage):
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
+    other = archive.write_outputs(tmp_path, "onednn", Problem.parse(OTHER), outputs())
     with archive.Journal(tmp_path) as journal:
         journal.begin([INFO])
         journal.append(result(saved=saved))
+        journal.append(result(OTHER, saved=other))
     with archive.Journal(tmp_path, resume=True) as journal:
-        assert journal.finished()
-    (tmp_path / saved).unlink()
+        assert len(journal.finished()) == 2
+    content = damage((tmp_path / saved).read_bytes(), (tmp_path / other).read_bytes())
+    (tmp_path / saved).unlink() if content is None else (tmp_path / saved).write_bytes(content)
     with archive.Journal(tmp_path, resume=True) as journal:
+        assert list(journal.finished()) == [("onednn", OTHER)]
+        assert archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs()) == saved
+    with archive.Journal(tmp_path, resume=True) as journal:
+        assert len(journal.finished()) == 2
+
+
+def test_a_journal_that_names_other_files_has_none_of_them_removed(tmp_path):
+    mine = tmp_path / "thesis"
+    mine.write_text("of years")
+    folder = tmp_path / "run"
+    with archive.Journal(folder) as journal:
+        journal.begin([INFO])
+        for number, saved in enumerate(("../thesis", str(mine), "journal.jsonl", "outputs/../../thesis")):
+            journal.append(result(f"{LINE},seed={number + 1}", saved=saved))
+    with archive.Journal(folder, resume=True) as journal:
         assert not journal.finished()
+    assert mine.read_text() == "of years"
+    with pytest.raises(ArgumentError, match="a run has no such file"):
+        archive.read_outputs(folder, "../thesis")
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "run.json", "outputs", "a link"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(tmp_path, name, resume):
+    """A journal without a newline was cut to nothing, and a run.json without a journal replaced."""
+    folder, thesis = tmp_path / "run", tmp_path / "thesis"
+    folder.mkdir()
+    thesis.write_text("no newline")
+    if name == "a link":
+        (folder / "journal.jsonl").symlink_to(thesis)
+    else:
+        (folder / name).write_text("no newline")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArgumentError, match="--save"):
+        archive.Journal(folder, resume=resume)
+    assert thesis.read_text() == "no newline"
+    assert {file.read_text() for file in folder.iterdir() if file.is_file()} == {"no newline"}
+    assert set(sorted(tmp_path.rglob("*"))) - set(before) <= {folder / "outputs"}
+
+
+def test_outputs_do_not_replace_a_file_of_somebody_else(tmp_path):
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
+    for content in (b"", b"notes", b"PK\x03\x04 of another archive"):
+        (tmp_path / saved).write_bytes(content)
+        with pytest.raises(ArgumentError, match="outputs that pybnorm saved"):
+            archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
+        assert (tmp_path / saved).read_bytes() == content
+    assert len(list((tmp_path / "outputs").iterdir())) == 1
+
+
+def test_what_would_unpack_without_end_is_refused(tmp_path):
+    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(3, np.float32)})
+    with np.load(tmp_path / saved) as members:
+        header, y = members["header"], members["y"]
+    for change in (
+        {"header": np.zeros(1 << 24, np.uint8), "y": y},
+        {"header": header, "y": np.zeros(1 << 24, np.uint8)},
+    ):
+        np.savez_compressed(tmp_path / saved, **change)
+        with pytest.raises(ArgumentError, match="bytes, more than"):
+            archive.read_outputs(tmp_path, saved)
 
 
 @pytest.mark.parametrize("status", list(Status), ids=lambda s: s.value)

@@ -218,11 +218,10 @@ def test_a_named_file_that_cannot_be_used_fails_a_run_in_which_others_pass(onedn
 # ---------------------------------------------------------------- targets that take nothing
 
 
-@pytest.mark.parametrize("target", ["/nonexistent/x.json", os.path.dirname(__file__)])
-def test_a_json_target_that_cannot_be_opened_is_refused_before_the_run(target):
-    done = run(*ONE_CASE, "--json", target)
+def test_a_json_target_that_cannot_be_opened_is_refused_before_the_run():
+    done = run(*ONE_CASE, "--json", "/nonexistent/x.json")
     assert done.returncode == 2
-    assert f"--json: got {target}, allowed: a file that can be written" in done.stderr
+    assert "--json: got /nonexistent/x.json, allowed: a file that can be written" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -258,7 +257,8 @@ def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, 
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     file = tmp_path / "report"
-    file.write_text("of yesterday")
+    assert run(*ONE_CASE, option, str(file)).returncode == 0
+    yesterday = file.read_text()
     suite, folder = tmp_path / "long.txt", tmp_path / "run"
     suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 5001)))
     arguments = ("check", "--backend", "onednn", "--suite", str(suite), "--save", str(folder), option, str(file))
@@ -271,20 +271,20 @@ def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, 
         text=True,
     ) as process:
         wait_for(process, folder / "journal.jsonl", 3)
-        meanwhile = file.read_text()
+        meanwhile = file.read_text(), sorted(tmp_path.iterdir())
         process.kill()
         process.communicate(timeout=60)
-    assert meanwhile == "of yesterday"
-    assert file.read_text() == "of yesterday"
+    assert meanwhile == (yesterday, sorted((file, suite, folder)))  # nothing hidden that the kill would have left
+    assert file.read_text() == yesterday
     # refused after the target was opened: the journal is of another environment
     arguments = (*arguments, "--resume")
     before = sorted(tmp_path.iterdir())
     assert run(*arguments, ONEDNN_MAX_CPU_ISA="SSE41").returncode == 2
-    assert file.read_text() == "of yesterday"
+    assert file.read_text() == yesterday
     assert sorted(tmp_path.iterdir()) == before
     file.chmod(0o600)
-    assert run(*ONE_CASE, option, str(file)).returncode == 0
-    assert "infer,spatial" in file.read_text()
+    assert run(*ONE_CASE, "--case", "infer,spatial,f32,nchw,9x3x4x4", option, str(file)).returncode == 0
+    assert "infer,spatial,f32,nchw,9x3x4x4" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     assert sorted(tmp_path.iterdir()) == before
 
@@ -295,6 +295,111 @@ def test_a_target_behind_a_link_is_written_where_it_points(onednn, tmp_path):
     assert run(*ONE_CASE, "--json", str(link)).returncode == 0
     assert link.is_symlink()
     assert json.loads(file.read_text())["exit_status"] == 0
+
+
+def refusals(folder):
+    """Options that would lose a file, and what is said of them; made in `folder`."""
+    thesis, empty, link = (folder / name for name in ("thesis", "empty", "link"))
+    thesis.write_text("of years")
+    empty.touch()
+    link.symlink_to(thesis)
+    os.mkfifo(folder / "pipe")
+    (folder / "sub").mkdir()
+    (folder / "loop").symlink_to("loop")
+    (folder / "spelling").symlink_to(folder)
+    page, data = folder / "old.html", folder / "old.json"
+    page.write_text('<!DOCTYPE html>\n<meta name="generator" content="pybnorm check">')
+    data.write_text('{"schema": "pybnorm.check/1"}')
+    os.link(data, folder / "hard")
+    new = "allowed: a new file or an earlier"
+    for option in ("--json", "--junit", "--html"):
+        for name in ("thesis", "empty", "link"):
+            yield [option, name], new
+        for name in ("sub", "loop", "/dev/fd"):
+            yield [option, name], "this is no regular file"
+        yield [option, "pipe"], "No such device or address"  # nobody reads it
+        yield [option, ""], "allowed: the name of a file"
+        yield [option, "no/where"], "No such file or directory"
+        yield [option, "x" * 300], "File name too long"
+    yield ["--json", "old.html"], new
+    yield ["--html", "old.json"], new
+    yield ["--junit", "old.json"], new
+    for first, second in (("both", "both"), ("both", "./both"), ("both", "spelling/both"), ("old.json", "hard")):
+        yield ["--json", first, "--html", second], f"another file than {first} of --json"
+    yield ["--junit", "both", "--html", str(folder / "both")], "another file than both of --junit"
+    for name in ("run.json", "journal.jsonl"):
+        yield ["--save", "kept", "--html", f"spelling/kept/{name}"], f"another file than kept/{name} of --save"
+    yield ["--save", ""], "--save: got , allowed: the name of a folder"
+    yield ["--save", "thesis"], "--save: got thesis"
+    yield ["--save", "sub", "--json", "thesis"], new
+
+
+def test_what_pybnorm_did_not_make_is_never_replaced(tmp_path, monkeypatch):
+    """Refused by name, with 2, before the run; nothing changes and nothing is left beside it."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    from click.testing import CliRunner
+
+    from pybnorm import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def state():
+        return {f: f.read_bytes() if f.is_file() and not f.is_symlink() else None for f in sorted(tmp_path.rglob("*"))}
+
+    cases = list(refusals(tmp_path))
+    before = state()
+    for options, text in cases:
+        done = CliRunner().invoke(cli.main, ["check", "--case", "infer,spatial,f32,nchw,2x3", *options])
+        assert (done.exit_code, text in done.output) == (2, True), (options, done.output)
+        assert f"{options[-2]}: got {options[-1]}" in done.output
+        assert state() == before, options
+    for command in (["compare", "."], ["selftest"], ["bench", "device", "--backend", "onednn"]):
+        done = CliRunner().invoke(cli.main, [*command, "--json", "old.json"])
+        assert done.exit_code == 2, done.output
+        assert state() == before, command
+    (tmp_path / "mine.svg").write_text("<svg/>")
+    done = CliRunner().invoke(cli.main, ["bench", "device", "--backend", "onednn", "--plot", "mine.svg"])
+    assert (done.exit_code, "an earlier plot of pybnorm" in done.output) == (2, True)
+    assert (tmp_path / "mine.svg").read_text() == "<svg/>"
+
+
+def test_a_report_that_appears_during_the_run_is_not_lost(tmp_path):
+    from pybnorm import _files
+    from pybnorm.errors import ArgumentError
+
+    kind, file = _files.Kind("a file of tests", "made here"), tmp_path / "file"
+
+    def write(meanwhile):
+        with _files.replaced("--x", file, kind) as stream:
+            stream.write(b"made here")
+            meanwhile()
+
+    with pytest.raises(ArgumentError, match="another file"):
+        write(lambda: file.write_text("thesis"))
+    assert [f.read_text() for f in tmp_path.iterdir()] == ["thesis"]
+    file.write_text("made here before")
+    with pytest.raises(ZeroDivisionError):
+        write(lambda: 1 / 0)
+    assert [f.read_text() for f in tmp_path.iterdir()] == ["made here before"]
+    with _files.replaced("--x", file, kind) as stream:
+        stream.write(b"made here now")
+    assert [f.read_text() for f in tmp_path.iterdir()] == ["made here now"]
+
+
+def test_a_link_to_the_report_of_another_user_is_not_followed(tmp_path, monkeypatch):
+    from pybnorm import _files
+    from pybnorm.errors import ArgumentError
+
+    kind, file, link = _files.Kind("a file of tests", "made here"), tmp_path / "file", tmp_path / "link"
+    file.write_text("made here")
+    link.symlink_to(file)
+    assert _files.check("--x", link, kind) == str(file)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ArgumentError, match="no link to another user's file"):
+        _files.check("--x", link, kind)
+    assert _files.check("--x", file, kind) == str(file)
 
 
 @pytest.mark.parametrize("redirection", ["", "2>&1"])

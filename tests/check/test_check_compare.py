@@ -444,9 +444,9 @@ def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
             done.stderr
         )
         assert (tmp_path / target).read_bytes() == before
-    (tmp_path / "old").write_text("{}")
-    done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # an earlier comparison is replaced
+        done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
+        assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "old").read_text())["schema"] == compare.SCHEMA
 
 

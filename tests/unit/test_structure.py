@@ -30,8 +30,9 @@ STOREYS = [
     {"devices", "reference"},
     {"__init__"},
     {"_core"},
-    {"_arguments", "_arrays", "_find", "diagnostics"},
+    {"_arguments", "_arrays", "_files", "_find", "diagnostics"},
     {"enums", "errors"},
+    {"_text"},
 ]
 # The one import that points up, inside a function: tune=True of a Handle's methods needs the judge and devices.
 UPWARD = {("_core", "tuning")}

@@ -308,7 +308,10 @@ def entry(algorithm: str = "graph") -> dict[str, Any]:
     return {"algorithm": algorithm, "seconds": 1e-5, "rule": "spatial", "rule_seconds": 2e-5}
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"pybnorm tuning": 1, "entries": {'])
+OURS = b'{"pybnorm tuning": 1, "entries": {'
+
+
+@pytest.mark.parametrize("content", [OURS, OURS + b"\xff\xfe", OURS + b'"a":' + b"[" * 100_000])
 def test_a_corrupt_file_is_set_aside(handle, x, file, measured, caplog, content):
     file.parent.mkdir()
     file.write_bytes(content)
@@ -320,7 +323,12 @@ def test_a_corrupt_file_is_set_aside(handle, x, file, measured, caplog, content)
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", '"notes"', "{}", '{"pybnorm tuning": 2, "entries": {}}', '{"pybnorm tuning": 1, "entries": []}']
+    "content",
+    [
+        *("", "thesis", "{", "[" * 100_000, "[]", '"notes"', "{}", '{"pybnorm tuning": 2, "entries": {}}'),
+        *('{"pybnorm tuning": 1, "entries": []}', '{"a": 1, "pybnorm tuning": 1, "entries": {}}'),
+    ],
+    ids=range(10),
 )
 def test_a_file_of_somebody_else_is_left_alone(handle, x, file, measured, caplog, content):
     file.parent.mkdir()
@@ -333,6 +341,7 @@ def test_a_file_of_somebody_else_is_left_alone(handle, x, file, measured, caplog
     with pytest.raises(pybnorm.ArgumentError, match=tuning.VARIABLE):
         tuning.clear()
     assert file.read_text() == content
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_what_is_no_file_is_left_alone(handle, x, measured, monkeypatch, tmp_path):
@@ -358,15 +367,20 @@ def test_bad_entries_are_as_absent(handle, x, file, measured, monkeypatch):
         assert len(measured.calls) == i + 2, value
 
 
-def test_an_empty_file_and_a_link_are_written_to(handle, x, file, measured):
+def test_a_link_is_written_and_cleared_where_it_points(handle, x, file, measured):
     file.parent.mkdir()
     real = file.parent / "real.json"
-    real.touch()
     file.symlink_to(real)
     choose(handle, x)
     assert file.is_symlink()
     assert len(json.loads(real.read_text())["entries"]) == 1
-    assert not list(file.parent.glob("*corrupt*"))
+    assert tuning.clear() == 1
+    assert sorted(file.parent.iterdir()) == [file]
+    assert file.is_symlink()
+    real.write_text("thesis")
+    with pytest.raises(pybnorm.ArgumentError, match="which alone is replaced or removed"):
+        tuning.clear()
+    assert real.read_text() == "thesis"
 
 
 def test_a_folder_that_cannot_be_written(handle, x, measured, monkeypatch, tmp_path, caplog):
@@ -391,7 +405,7 @@ def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch, caplog):
     tuning._store.put("two", entry())
     assert "disk full" in caplog.text
     assert file.read_text() == before
-    assert sorted(p.name for p in file.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
+    assert sorted(p.name for p in file.parent.iterdir()) == ["tuning.json"]
     assert tuning._store.get("two") == entry()
 
 
@@ -407,7 +421,7 @@ def test_processes_that_write_at_once_lose_nothing(file, tmp_path):
     jobs = [subprocess.Popen([sys.executable, "-c", WRITER, str(n)], cwd=tmp_path) for n in range(4)]
     assert [job.wait(60) for job in jobs] == [0] * 4
     assert set(tuning.entries()) == {f"{n} {i}" for n in range(4) for i in range(15)}
-    assert sorted(p.name for p in file.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
+    assert sorted(p.name for p in file.parent.iterdir()) == ["tuning.json"]
 
 
 def test_what_another_process_has_added_is_seen(file):
@@ -422,9 +436,12 @@ def test_what_another_process_has_added_is_seen(file):
 def test_a_lock_that_is_not_given_back(file, monkeypatch, caplog):
     monkeypatch.setattr(tuning, "LOCK_SECONDS", 0.05)
     file.parent.mkdir()
-    with open(f"{file}.lock", "a", encoding="utf-8") as held:
+    held = os.open(file.parent, os.O_RDONLY)
+    try:
         fcntl.flock(held, fcntl.LOCK_EX)
         tuning._store.put("one", entry())
+    finally:
+        os.close(held)
     assert "lock is held" in caplog.text
     assert not file.exists()
     assert tuning._store.get("one") == entry()
@@ -479,13 +496,31 @@ def test_the_command_shows_and_clears(handle, x, file, measured):
     assert len(measured.calls) == 2  # forgotten by the process too
 
 
-def test_the_command_clears_nothing_of_somebody_else(file):
+@pytest.mark.parametrize("content", ["thesis", "", "[]"])
+def test_the_command_clears_nothing_of_somebody_else(file, content):
     file.parent.mkdir()
-    file.write_text("[]")
+    file.write_text(content)
     done = command("--clear")
     assert done.exit_code == 2
-    assert tuning.VARIABLE in done.output
-    assert file.read_text() == "[]"
+    assert f"{tuning.VARIABLE}: got {file}, allowed: a new file or a file of remembered choices" in done.output
+    assert file.read_text() == content
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device"])
+def test_the_command_clears_nothing_but_files(file, monkeypatch, kind):
+    file.parent.mkdir()
+    if kind == "a device":
+        monkeypatch.setenv(tuning.VARIABLE, "/dev/zero")
+    elif kind == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
+    before = list(file.parent.iterdir())
+    done = command("--clear")
+    assert done.exit_code == 2
+    assert "this is no regular file" in done.output
+    assert list(file.parent.iterdir()) == before
 
 
 # ---------------------------------------------------------------- what it asks CUDA

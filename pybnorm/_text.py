@@ -1,0 +1,35 @@
+"""Text that came from outside, as it may be shown: on a terminal, in a log, in XML.
+
+A suite file, another machine's run, a remembered choice, an environment variable or a vendor's message may hold
+characters that a terminal obeys or that do not show: escape sequences, C1 controls, overrides of the writing
+direction, line separators. `visible` writes them out as Python's literals do.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["one_line", "visible"]
+
+# All of Unicode's Cc, Cf, Cs, Zl, Zp but tab and newline, and what is no character of XML.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000110bd\U000110cd"
+    "\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001-\U000e007f"
+)
+_ANY = re.compile(f"[{_HIDDEN}]")
+_ANY_OR_NEWLINE = re.compile(f"[\n{_HIDDEN}]")
+
+
+def visible(text: str) -> str:
+    """`text` with the characters written out that a terminal obeys or that do not show; tabs and newlines stay."""
+    return _ANY.sub(_written, text)
+
+
+def one_line(text: str) -> str:
+    """As `visible`, newlines too: of a name, a value, a path or a case, which could otherwise fake a line of ours."""
+    return _ANY_OR_NEWLINE.sub(_written, text)
+
+
+def _written(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
