@@ -24,6 +24,7 @@ from pybnorm._shim cimport (
     PBN_CLASS_NOT_SUPPORTED,
     PBN_CLASS_VERSION,
     PBN_E_ARGUMENT,
+    PBN_E_DEVICE,
     PBN_E_INTERNAL,
     PBN_E_LIBRARY,
     PBN_E_MEMORY,
@@ -116,6 +117,7 @@ cdef dict _OWN_STATUS = {
     PBN_E_WORKSPACE: "PBN_E_WORKSPACE",
     PBN_E_MEMORY: "PBN_E_MEMORY",
     PBN_E_INTERNAL: "PBN_E_INTERNAL",
+    PBN_E_DEVICE: "PBN_E_DEVICE",
 }
 cdef dict _VENDOR_CLASSES = {
     PBN_CLASS_BAD_PARAMETER: errors.BadParameterError,
@@ -374,6 +376,8 @@ cdef object _error(const pbn_backend *table, int status, str function, tuple des
         cls = errors.AllocationError
     elif status == PBN_E_ARGUMENT:
         cls = errors.BadParameterError
+    elif status == PBN_E_DEVICE:
+        cls = errors.ExecutionError
     else:
         cls = errors.InternalError
     return cls(status_name=name, **details)
@@ -681,7 +685,8 @@ cdef class Handle:
     backend : str
     library : Library
     device : int or None
-        Ordinal of the device that was current when the handle was made, where that can be known.
+        Ordinal of the device that was current when the handle was made, where that can be known. Its calls go there,
+        whichever device is current then, and leave that one current.
     pointer : int
         The vendor's handle (``cudnnHandle_t``, ``miopenHandle_t``, ``dnnl_stream_t``).
 
@@ -705,6 +710,8 @@ cdef class Handle:
     cdef pbn_handle *handle
     cdef bint borrowed
     cdef bint forked
+    cdef int device_id  # -1 where it is not known
+    cdef bint several  # whether there are other devices, whose memory may be given
     cdef object lock
     cdef dict descriptors
     cdef dict plans
@@ -722,6 +729,7 @@ cdef class Handle:
         self.scratch = NULL
         self.scratch_size = 0
         self.forked = False
+        self.device_id = -1
         self.lock = threading.RLock()
         self.descriptors = {}
         self.plans = {}
@@ -751,14 +759,15 @@ cdef class Handle:
                 raise
 
     cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed) except -1:
-        cdef int ordinal = -1
         self.table = table
         self.handle = handle
         self.borrowed = borrowed
         self.library = library
         self.backend = library.backend
-        if table.current_device(&ordinal) == 0 and ordinal >= 0:
-            self.device = ordinal
+        self.device_id = table.handle_device(handle)
+        if self.device_id >= 0:
+            self.device = self.device_id
+        self.several = self.device_id >= 0 and table.memory_device != NULL and table.device_count() > 1
         _handles.add(self)
         return 0
 
@@ -893,6 +902,8 @@ cdef class Handle:
 
         Raises
         ------
+        ArgumentError
+            An array of another device.
         ClosedError, VendorError
 
         Notes
@@ -901,15 +912,17 @@ cdef class Handle:
         ``miopenSetStream``.
         """
         cdef uintptr_t current = 0
+        cdef int32_t device = -1
         cdef void *mine = NULL
         cdef int status
         self._check()
-        if not _current_stream(array, self.table.device_type, &current):
+        if not _current_stream(array, self.table.device_type, &device, &current):
             return False
         if self.table.device_type == 1:
             return True
         with self.lock:
             self._check()
+            self._same_device(device, "array")
             status = self.table.stream_get(self.handle, &mine)
             if status != 0:
                 raise _error(self.table, status, "get_stream", ())
@@ -1017,13 +1030,36 @@ cdef class Handle:
                 f"memory of device type {_DEVICE_NAMES.get(buffer.device_type, buffer.device_type)}",
                 f"{_DEVICE_NAMES[self.table.device_type]} memory, which backend {self.backend} computes on",
             )
-        if self.device is not None and buffer.device_id not in (self.device, -1):
-            raise errors.ArgumentError(
-                argument, f"memory of device {buffer.device_id}", f"device {self.device}, the handle's"
-            )
+        buffer = self._placed(buffer, argument)
         if output and not buffer.writable:
             raise errors.ArgumentError(argument, "a read-only array", "a writable one")
         return buffer
+
+    cdef int _same_device(self, object device_id, str argument) except -1:
+        if self.device is not None and device_id not in (self.device, -1):
+            raise errors.ArgumentError(
+                argument, f"memory of device {device_id}", f"memory of device {self.device}, the handle's"
+            )
+        return 0
+
+    cdef object _placed(self, object memory, str argument):
+        """A Buffer or Memory, whose protocol may not have said its device: the driver does."""
+        if memory.device_id == -1 and self.table.memory_device != NULL and type(memory.pointer) is int:
+            if 0 < memory.pointer < 1 << 64:
+                memory = memory._replace(device_id=self.table.memory_device(<void *><uintptr_t>memory.pointer))
+        self._same_device(memory.device_id, argument)
+        return memory
+
+    cdef int _here(self, uintptr_t address, str argument) except -1:
+        """Refuses a bare address of another device; asks the driver only where there is another one."""
+        if self.several and address != 0:
+            self._same_device(self.table.memory_device(<void *>address), argument)
+        return 0
+
+    cdef object _pointer(self, object value, str argument, bint optional=False):
+        address = (_arguments.optional_pointer if optional else _arguments.pointer)(value, argument)
+        self._here(address, argument)
+        return address
 
     cdef object _data(self, object array, str argument, bint output=False):
         buffer = self._buffer(array, argument, output)
@@ -1887,7 +1923,7 @@ cdef class Handle:
         if workspace is None:
             return 0, 0
         if isinstance(workspace, tuple) and len(workspace) == 2:
-            return _workspace_pair(workspace[0], workspace[1], name)
+            return _workspace_pair(self, workspace[0], workspace[1], name)
         memory = _arrays.as_memory(workspace, name)
         device_type = memory.device_type
         if not memory.writable:
@@ -1898,6 +1934,7 @@ cdef class Handle:
                 f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
                 f"{_DEVICE_NAMES[self.table.device_type]} memory",
             )
+        memory = self._placed(memory, name)
         kept.append(memory)
         return memory.pointer, memory.nbytes
 
@@ -1963,11 +2000,12 @@ cdef object _stream(object stream):
     return _arguments.optional_pointer(stream, "stream")
 
 
-cdef tuple _workspace_pair(object address, object size, str name="workspace"):
+cdef tuple _workspace_pair(Handle handle, object address, object size, str name="workspace"):
     a = _arguments.optional_pointer(address, name)
     n = _arguments.byte_count(size, f"{name}_size")
     if a == 0 and n != 0:
         raise errors.ArgumentError(name, address, f"a non-NULL address for {name}_size {n}")
+    handle._here(a, name)
     return a, n
 
 
@@ -2586,16 +2624,16 @@ def batch_normalization_forward_training(
         mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running
     )
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-    ws = _workspace_pair(workspace, workspace_size)
+    ws = _workspace_pair(h, workspace, workspace_size)
     with h.lock:
         h._check()
         _forward_training(
-            h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
-            _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
-            _arguments.optional_pointer(running_mean, "running_mean"),
-            _arguments.optional_pointer(running_variance, "running_variance"),
-            _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws,
+            h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), pd,
+            h._pointer(scale, "scale"), h._pointer(bias, "bias"),
+            h._pointer(running_mean, "running_mean", True),
+            h._pointer(running_variance, "running_variance", True),
+            h._pointer(saved_mean, "saved_mean", True),
+            h._pointer(saved_inv_variance, "saved_inv_variance", True), act, ws,
         )
 
 
@@ -2649,14 +2687,14 @@ activation_high, workspace, workspace_size
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     values = _arguments.forward_inference(mode, alpha, beta, xd, yd, pd, epsilon)
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-    ws = _workspace_pair(workspace, workspace_size)
+    ws = _workspace_pair(h, workspace, workspace_size)
     with h.lock:
         h._check()
         _forward_inference(
-            h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), pd,
-            _arguments.pointer(scale, "scale"), _arguments.pointer(bias, "bias"),
-            _arguments.pointer(running_mean, "running_mean"),
-            _arguments.pointer(running_variance, "running_variance"), act, ws,
+            h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), pd,
+            h._pointer(scale, "scale"), h._pointer(bias, "bias"),
+            h._pointer(running_mean, "running_mean"),
+            h._pointer(running_variance, "running_variance"), act, ws,
         )
 
 
@@ -2726,16 +2764,16 @@ def batch_normalization_backward(
     values = _arguments.backward(mode, alpha_data, beta_data, alpha_param, beta_param, xd, dyd, dxd, pd, epsilon)
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
     _arguments.activation_bias(act[0], bias or None)
-    ws = _workspace_pair(workspace, workspace_size)
+    ws = _workspace_pair(h, workspace, workspace_size)
     with h.lock:
         h._check()
         _backward(
-            h, values, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd,
-            _arguments.pointer(dx, "dx"), pd, _arguments.pointer(scale, "scale"),
-            _arguments.optional_pointer(bias, "bias"),
-            _arguments.pointer(dscale, "dscale"), _arguments.pointer(dbias, "dbias"),
-            _arguments.optional_pointer(saved_mean, "saved_mean"),
-            _arguments.optional_pointer(saved_inv_variance, "saved_inv_variance"), act, ws,
+            h, values, xd, h._pointer(x, "x"), dyd, h._pointer(dy, "dy"), dxd,
+            h._pointer(dx, "dx"), pd, h._pointer(scale, "scale"),
+            h._pointer(bias, "bias", True),
+            h._pointer(dscale, "dscale"), h._pointer(dbias, "dbias"),
+            h._pointer(saved_mean, "saved_mean", True),
+            h._pointer(saved_inv_variance, "saved_inv_variance", True), act, ws,
         )
 
 
@@ -2764,10 +2802,10 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     values = _arguments.axpby(a, b, xd, yd)
-    ws = _workspace_pair(workspace, workspace_size)
+    ws = _workspace_pair(h, workspace, workspace_size)
     with h.lock:
         h._check()
-        _axpby(h, values, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"), ws, False)
+        _axpby(h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), ws, False)
 
 
 def fill(handle, value, y_desc, y):
@@ -2795,7 +2833,7 @@ def fill(handle, value, y_desc, y):
     number = _arguments.fill(value, yd)
     with h.lock:
         h._check()
-        _fill(h, number, yd, _arguments.pointer(y, "y"))
+        _fill(h, number, yd, h._pointer(y, "y"))
 
 
 def relu(handle, x_desc, x, y_desc, y):
@@ -2824,7 +2862,7 @@ def relu(handle, x_desc, x, y_desc, y):
     _arguments.relu(xd, yd)
     with h.lock:
         h._check()
-        _relu(h, xd, _arguments.pointer(x, "x"), yd, _arguments.pointer(y, "y"))
+        _relu(h, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"))
 
 
 def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
@@ -2858,7 +2896,7 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     with h.lock:
         h._check()
         _relu_backward(
-            h, xd, _arguments.pointer(x, "x"), dyd, _arguments.pointer(dy, "dy"), dxd, _arguments.pointer(dx, "dx")
+            h, xd, h._pointer(x, "x"), dyd, h._pointer(dy, "dy"), dxd, h._pointer(dx, "dx")
         )
 
 
@@ -3011,7 +3049,7 @@ cdef bint _of_numpy(object array, bint output, _DLTensor *view, int64_t *shape, 
     return good
 
 
-cdef bint _current_stream(object array, int device_type, uintptr_t *stream) except -1:
+cdef bint _current_stream(object array, int device_type, int32_t *device, uintptr_t *stream) except -1:
     """Whether the array is of such a device and its framework says in C which stream is current there."""
     cdef _DLTensor view
     cdef _DLExchange *table = _exchange_of(type(array), False)
@@ -3022,7 +3060,7 @@ cdef bint _current_stream(object array, int device_type, uintptr_t *stream) exce
         return False
     if table.current_stream(view.device_type, view.device_id, &found) != 0:
         return False
-    stream[0] = <uintptr_t>found
+    device[0], stream[0] = view.device_id, <uintptr_t>found
     return True
 
 
@@ -3039,7 +3077,8 @@ def current_stream(array):
         None where the framework's type has no DLPack table of C functions, or the array is not on a GPU.
     """
     cdef uintptr_t stream = 0
-    if _current_stream(array, 2, &stream) or _current_stream(array, 10, &stream):
+    cdef int32_t device
+    if _current_stream(array, 2, &device, &stream) or _current_stream(array, 10, &device, &stream):
         return stream
     return None
 
@@ -3255,7 +3294,7 @@ cdef class Plan:
     cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
         cdef uintptr_t address
         if type(value) is int and not self.arrays:
-            return _plan_address(value, name)
+            return _plan_address(self.handle, value, name)
         address = self._viewed(value, &planned.tensor, False, output)
         if address != 0:
             return address
@@ -3274,7 +3313,7 @@ cdef class Plan:
     cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
         cdef uintptr_t address
         if type(value) is int and not self.arrays:
-            return _plan_address(value, name)
+            return _plan_address(self.handle, value, name)
         address = self._viewed(value, &self.pd.tensor, True, output)
         return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
 
@@ -3387,10 +3426,10 @@ cdef class Plan:
             size[0] = _arguments.byte_count((<tuple>given)[1], name)
             # (0, 0) is Handle.memory(None)
             if (<tuple>given)[0] == 0:
-                _workspace_pair(0, size[0], name)
+                _workspace_pair(self.handle, 0, size[0], name)
                 address[0] = NULL
             else:
-                address[0] = <void *>_plan_address((<tuple>given)[0], name)
+                address[0] = <void *>_plan_address(self.handle, (<tuple>given)[0], name)
         else:
             start, count = self.handle._workspace(given, kept, name)
             address[0], size[0] = <void *><uintptr_t>start, count
@@ -3488,7 +3527,7 @@ cdef object _keyed(object value):
     return (value, copysign(1.0, value)) if <double>value == 0.0 else value
 
 
-cdef inline uintptr_t _plan_address(object value, str name) except 0:
+cdef inline uintptr_t _plan_address(Handle handle, object value, str name) except 0:
     cdef uintptr_t address
     try:
         address = value
@@ -3496,6 +3535,8 @@ cdef inline uintptr_t _plan_address(object value, str name) except 0:
         raise errors.ArgumentError(name, value, "an address from 1 to 2**64 - 1") from None
     if address == 0:
         raise errors.ArgumentError(name, value, "an address other than NULL")
+    if handle.several:
+        handle._here(address, name)
     return address
 
 

@@ -45,6 +45,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_E_WORKSPACE
         PBN_E_MEMORY
         PBN_E_INTERNAL
+        PBN_E_DEVICE
         PBN_CLASS_SUCCESS
         PBN_CLASS_BAD_PARAMETER
         PBN_CLASS_NOT_SUPPORTED
@@ -123,7 +124,9 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*status_class)(int status) noexcept nogil
         void (*last_error)(int status, char *text, size_t size) noexcept nogil
         int (*context_lost)(int status, char *text, size_t size) noexcept nogil
-        int (*current_device)(int *ordinal) noexcept nogil
+        int (*handle_device)(const pbn_handle *handle) noexcept nogil
+        int (*device_count)() noexcept nogil
+        int (*memory_device)(const void *address) noexcept nogil
         int (*handle_create)(pbn_handle **handle) noexcept nogil
         int (*handle_borrow)(void *vendor, pbn_handle **handle) noexcept nogil
         int (*handle_destroy)(pbn_handle *handle) noexcept nogil

@@ -29,6 +29,25 @@ static inline void pbn_copy_text(char *text, size_t size, const char *source) {
         snprintf(text, size, "%s", source != NULL ? source : "");
 }
 
+/* A vendor that has devices takes the one that is current on the calling thread, whatever device the handle is of. Its
+ * adapter defines, before it uses this,
+ *     int enter(const pbn_handle *handle, int *before)               makes the handle's device current if it is not
+ *     void leave(const pbn_handle *handle, int before, int status)   gives back the one that was
+ * and has NAME_there in its table for each NAME that takes a handle to the device. */
+#define PBN_THERE(name, parameters, arguments)       \
+    static int name##_there parameters {             \
+        int before, status = enter(handle, &before); \
+        if (status == PBN_OK) {                      \
+            status = name arguments;                 \
+            leave(handle, before, status);           \
+        }                                            \
+        return status;                               \
+    }
+#define PBN_CALL_THERE(name) PBN_THERE(name, (pbn_handle * handle, const pbn_call *call), (handle, call))
+
+static const char pbn_no_place[] PBN_UNUSED =
+    "the handle's device cannot be made current: its context was destroyed or is lost; a new handle is needed";
+
 /* A backend without such a path must refuse the call: dropping z would give a wrong y. */
 static inline int pbn_has_residual(const pbn_call *call) {
     return call->z_desc != NULL || call->z != NULL || call->dz_desc != NULL || call->dz != NULL;

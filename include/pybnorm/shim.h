@@ -95,7 +95,8 @@ typedef enum pbn_error {
     PBN_E_ARGUMENT = -6,    /* a bad argument reached the shim (validation above should have caught it) */
     PBN_E_WORKSPACE = -7,   /* workspace missing or too small */
     PBN_E_MEMORY = -8,      /* host memory for a descriptor or handle could not be had */
-    PBN_E_INTERNAL = -9     /* the adapter's own invariant failed */
+    PBN_E_INTERNAL = -9,    /* the adapter's own invariant failed */
+    PBN_E_DEVICE = -10      /* the handle's device cannot be made current */
 } pbn_error;
 
 /* Families of vendor statuses; the core maps them to Python exception classes. */
@@ -204,9 +205,14 @@ typedef struct pbn_backend {
      * run on it in this process; else 0. Asks the driver: only after a failure. NULL where that cannot be known. */
     int (*context_lost)(int status, char *text, size_t size);
 
-    int (*current_device)(int *ordinal); /* -1 where it cannot be known */
+    /* Calls go to the handle's device, whichever is current on the calling thread, and leave that one current: all that
+     * are given a handle, and plan_destroy. NULL where there are no devices: memory_device.
+     * memory_device: the one whose memory this is; -1 where every device reaches it, or the driver does not know it. */
+    int (*handle_device)(const pbn_handle *handle); /* the ordinal; -1 where it cannot be known */
+    int (*device_count)(void);                      /* 0 where it cannot be known */
+    int (*memory_device)(const void *address);
 
-    int (*handle_create)(pbn_handle **handle);
+    int (*handle_create)(pbn_handle **handle); /* of the device that is current */
     int (*handle_borrow)(void *vendor, pbn_handle **handle); /* wraps, never destroys, a vendor handle */
     int (*handle_destroy)(pbn_handle *handle);
     void *(*handle_pointer)(const pbn_handle *handle);

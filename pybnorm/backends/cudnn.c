@@ -169,9 +169,16 @@
     C(CUDA_ERROR_INVALID_PC, 718)            \
     C(CUDA_ERROR_LAUNCH_FAILED, 719)
 
+#define PBN_CUDA_CONSTANTS(C)                   \
+    C(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)      \
+    C(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)       \
+    C(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)   \
+    C(CU_MEMORYTYPE_DEVICE, 2)
+
 #define PBN_CONSTANT(name, value) PBN_##name = value,
 #define PBN_CONSTANT8(name, value) PBN_V8_##name = value,
-enum { PBN_CUDNN_CONSTANTS(PBN_CONSTANT) PBN_CUDNN9_STATUSES(PBN_CONSTANT) PBN_CUDA_LOST(PBN_CONSTANT) };
+enum { PBN_CUDNN_CONSTANTS(PBN_CONSTANT) PBN_CUDNN9_STATUSES(PBN_CONSTANT) PBN_CUDA_LOST(PBN_CONSTANT)
+       PBN_CUDA_CONSTANTS(PBN_CONSTANT) };
 enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
 #undef PBN_CONSTANT
 #undef PBN_CONSTANT8
@@ -258,11 +265,18 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,              \
               const void *dx_desc, void *dx))
 
-/* From the driver, libcuda.so.1: of the context that is current on the calling thread. */
-#define PBN_CUDA_DRIVER_SYMBOLS(X)                               \
-    X(int, cuCtxGetDevice, (int *device))                        \
-    X(int, cuMemGetInfo_v2, (size_t *unused, size_t *total))     \
-    X(int, cuStreamQuery, (void *stream))                        \
+/* From the driver, libcuda.so.1. */
+#define PBN_CUDA_DRIVER_SYMBOLS(X)                                                                    \
+    X(int, cuCtxGetCurrent, (void **context))                                                         \
+    X(int, cuCtxPushCurrent_v2, (void *context))                                                      \
+    X(int, cuCtxPopCurrent_v2, (void **context))                                                      \
+    X(int, cuCtxGetDevice, (int *device))                                                             \
+    X(int, cuStreamGetCtx, (void *stream, void **context))                                            \
+    X(int, cuDeviceGetCount, (int *count))                                                            \
+    X(int, cuPointerGetAttributes,                                                                    \
+      (unsigned count, int *attributes, void **values, unsigned long long address))                   \
+    X(int, cuMemGetInfo_v2, (size_t *unused, size_t *total))                                          \
+    X(int, cuStreamQuery, (void *stream))                                                             \
     X(int, cuGetErrorName, (int error, const char **name))
 
 #define PBN_PROTOTYPE(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
@@ -285,6 +299,8 @@ PBN_CUDA_DRIVER_SYMBOLS(PBN_PROTOTYPE)
 struct pbn_handle {
     void *vendor;
     int owned;
+    void *context; /* CUDA's, of the device that the vendor's handle was made for; NULL where it is not known */
+    int device;
 };
 
 typedef struct cudnn_api {
@@ -525,10 +541,63 @@ static void cudnn_last_error(int status, char *text, size_t size) {
 
 /* ---- device, handle, stream --------------------------------------------------------------------- */
 
-/* A function of the driver, if that is in the process: cuDNN, or whoever has a context, has loaded it. */
-static void *driver_symbol(const char *name) {
-    pbn_library driver;
-    return pbn_dl_open(&driver, "libcuda.so.1", 1) == PBN_OK ? pbn_dl_symbol(driver.handle, name) : NULL;
+static struct {
+    int found;
+#define PBN_MEMBER(result, name, parameters) pbn_##name##_fn name;
+    PBN_CUDA_DRIVER_SYMBOLS(PBN_MEMBER)
+#undef PBN_MEMBER
+} driver; /* written once, by find_driver; read behind a call of it, so also by all who have a handle */
+
+/* The driver, if it is in the process: cuDNN, or whoever has a context, has loaded it. It may come later. */
+static int find_driver(void) {
+    static atomic_flag taken = ATOMIC_FLAG_INIT;
+    pbn_library library;
+    int found;
+    while (atomic_flag_test_and_set(&taken))
+        ; /* another thread is looking for it */
+    if (!driver.found && pbn_dl_open(&library, "libcuda.so.1", 1) == PBN_OK) {
+        void *symbol;
+#define PBN_PROBE(result, name, parameters)           \
+        symbol = pbn_dl_symbol(library.handle, #name); \
+        memcpy(&driver.name, &symbol, sizeof driver.name);
+        PBN_CUDA_DRIVER_SYMBOLS(PBN_PROBE)
+#undef PBN_PROBE
+        driver.found = 1;
+    }
+    found = driver.found;
+    atomic_flag_clear(&taken);
+    return found;
+}
+
+/* The context of the last call that the vendor refused, on this thread. */
+static _Thread_local void *failed_in;
+
+/* Asking for the current context takes some 10 ns. A context pushed on the thread's stack is the runtime's, too. */
+static int go_to(void *context, int *before) {
+    void *current = NULL;
+    *before = 0;
+    if (context == NULL || (driver.cuCtxGetCurrent(&current) == 0 && current == context))
+        return PBN_OK;
+    if (driver.cuCtxPushCurrent_v2(context) != 0)
+        return pbn_refuse(PBN_E_DEVICE, pbn_no_place);
+    *before = 1;
+    return PBN_OK;
+}
+
+static void come_back(int before) {
+    void *context;
+    if (before)
+        driver.cuCtxPopCurrent_v2(&context);
+}
+
+static int enter(const pbn_handle *handle, int *before) {
+    return go_to(handle != NULL ? handle->context : NULL, before);
+}
+
+static void leave(const pbn_handle *handle, int before, int status) {
+    if (status > 0)
+        failed_in = handle->context;
+    come_back(before);
 }
 
 static int is_lost(int result) {
@@ -542,13 +611,9 @@ static int is_lost(int result) {
  * the second asks the thread's own default stream, which does not touch a capture of another one. */
 static int cudnn_context_lost(int status, char *text, size_t size) {
     void *const per_thread_stream = (void *)(uintptr_t)2; /* CU_STREAM_PER_THREAD */
-    pbn_cuMemGetInfo_v2_fn memory_info;
-    pbn_cuStreamQuery_fn query;
-    pbn_cuGetErrorName_fn error_name;
     const char *name = NULL;
-    void *symbols[3];
     size_t unused, total;
-    int result = 0;
+    int before, result = 0;
     if (text == NULL || size == 0 || status <= 0)
         return 0;
     text[0] = '\0';
@@ -561,19 +626,16 @@ static int cudnn_context_lost(int status, char *text, size_t size) {
     default:
         return 0;
     }
-    symbols[0] = driver_symbol("cuMemGetInfo_v2");
-    symbols[1] = driver_symbol("cuStreamQuery");
-    symbols[2] = driver_symbol("cuGetErrorName");
-    memcpy(&memory_info, &symbols[0], sizeof memory_info);
-    memcpy(&query, &symbols[1], sizeof query);
-    memcpy(&error_name, &symbols[2], sizeof error_name);
-    if (memory_info != NULL)
-        result = memory_info(&unused, &total);
-    if (!is_lost(result) && query != NULL)
-        result = query(per_thread_stream);
+    if (!find_driver() || go_to(failed_in, &before) != PBN_OK)
+        return 0;
+    if (driver.cuMemGetInfo_v2 != NULL)
+        result = driver.cuMemGetInfo_v2(&unused, &total);
+    if (!is_lost(result) && driver.cuStreamQuery != NULL)
+        result = driver.cuStreamQuery(per_thread_stream);
+    come_back(before);
     if (!is_lost(result))
         return 0;
-    if (error_name == NULL || error_name(result, &name) != 0 || name == NULL)
+    if (driver.cuGetErrorName == NULL || driver.cuGetErrorName(result, &name) != 0 || name == NULL)
         name = "an error of the driver";
     snprintf(text, size,
              "the CUDA context is lost (%s, %d): a kernel of this call or of an earlier one, of whatever library, "
@@ -582,22 +644,49 @@ static int cudnn_context_lost(int status, char *text, size_t size) {
     return 1;
 }
 
-static int cudnn_current_device(int *ordinal) {
-    static _Atomic(pbn_cuCtxGetDevice_fn) found;
-    if (ordinal == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    *ordinal = -1;
-    pbn_cuCtxGetDevice_fn get_device = atomic_load(&found);
-    if (get_device == NULL) { /* asked anew each time: the driver may come later, with the first handle */
-        void *symbol = driver_symbol("cuCtxGetDevice");
-        if (symbol == NULL)
-            return PBN_OK;
-        memcpy(&get_device, &symbol, sizeof get_device);
-        atomic_store(&found, get_device);
+static int cudnn_handle_device(const pbn_handle *handle) {
+    return handle != NULL ? handle->device : -1;
+}
+
+static int cudnn_device_count(void) {
+    int count = 0;
+    return find_driver() && driver.cuDeviceGetCount != NULL && driver.cuDeviceGetCount(&count) == 0 ? count : 0;
+}
+
+/* Managed and pinned memory is every device's. The driver answers for what it does not know, too: with zeros. */
+static int cudnn_memory_device(const void *address) {
+    int attributes[] = {PBN_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, PBN_CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                        PBN_CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1;
+    void *values[] = {&type, &managed, &ordinal};
+    if (!driver.found || driver.cuPointerGetAttributes == NULL ||
+        driver.cuPointerGetAttributes(3, attributes, values, (uintptr_t)address) != 0 ||
+        type != PBN_CU_MEMORYTYPE_DEVICE || managed)
+        return -1;
+    return ordinal;
+}
+
+/* Where a handle is: of one made by somebody else its stream says it, unless that is the default one. */
+static void place(pbn_handle *handle) {
+    void *stream = NULL;
+    int before;
+    handle->context = NULL;
+    handle->device = -1;
+    if (!find_driver() || driver.cuCtxGetDevice == NULL)
+        return;
+    if (driver.cuCtxGetCurrent != NULL && driver.cuCtxPushCurrent_v2 != NULL && driver.cuCtxPopCurrent_v2 != NULL) {
+        if (!handle->owned && driver.cuStreamGetCtx != NULL && api.cudnnGetStream(handle->vendor, &stream) == 0 &&
+            stream != NULL && driver.cuStreamGetCtx(stream, &handle->context) != 0)
+            handle->context = NULL;
+        if (handle->context == NULL && driver.cuCtxGetCurrent(&handle->context) != 0)
+            handle->context = NULL;
     }
-    if (get_device(ordinal) != 0)
-        *ordinal = -1;
-    return PBN_OK;
+    if (go_to(handle->context, &before) != PBN_OK)
+        return;
+    if (driver.cuCtxGetDevice(&handle->device) != 0)
+        handle->device = -1;
+    come_back(before);
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
@@ -606,6 +695,7 @@ static int make_handle(void *vendor, int owned, pbn_handle **handle) {
         return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
     (*handle)->vendor = vendor;
     (*handle)->owned = owned;
+    place(*handle);
     return PBN_OK;
 }
 
@@ -617,6 +707,7 @@ static int cudnn_handle_create(pbn_handle **handle) {
     *handle = NULL;
     if (api.major == 0)
         return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
+    failed_in = NULL;
     forget_vendor_text();
     status = api.cudnnCreate(&vendor);
     if (status != PBN_CUDNN_STATUS_SUCCESS)
@@ -639,12 +730,14 @@ static int cudnn_handle_borrow(void *vendor, pbn_handle **handle) {
 }
 
 static int cudnn_handle_destroy(pbn_handle *handle) {
-    int status = PBN_OK;
+    int before, status = PBN_OK;
     if (handle == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (handle->owned) {
+        enter(handle, &before); /* whether or not its context is still there */
         forget_vendor_text();
         status = api.cudnnDestroy(handle->vendor);
+        leave(handle, before, status);
     }
     free(handle); /* whatever cuDNN says: after a lost context it can only refuse */
     return status;
@@ -1666,6 +1759,7 @@ struct pbn_plan {
     int kind; /* index into algorithm_names */
     char name[2 * PLAN_NAME];
     const char *why;
+    void *context; /* the handle's */
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
     size_t reserve;                 /* ex with an activation: bytes that backward is given as forward left them */
@@ -2908,6 +3002,7 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     p = calloc(1, sizeof *p);
     if (p == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no host memory for a plan");
+    p->context = handle->context;
     p->alignment = common_alignment(call);
     forget_vendor_text();
     if (!any) {
@@ -3247,6 +3342,27 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     }
 }
 
+PBN_CALL_THERE(cudnn_forward_training)
+PBN_CALL_THERE(cudnn_forward_inference)
+PBN_CALL_THERE(cudnn_backward)
+PBN_CALL_THERE(cudnn_axpby)
+PBN_CALL_THERE(cudnn_fill)
+PBN_CALL_THERE(cudnn_relu)
+PBN_CALL_THERE(cudnn_relu_backward)
+PBN_THERE(cudnn_stream_set, (pbn_handle * handle, void *stream), (handle, stream))
+PBN_THERE(cudnn_stream_get, (pbn_handle * handle, void **stream), (handle, stream))
+PBN_THERE(cudnn_runtime_error, (pbn_handle * handle, int query, int *recorded), (handle, query, recorded))
+PBN_THERE(cudnn_plan_create, (pbn_handle * handle, const pbn_call *call, const char *algorithm, pbn_plan **plan),
+          (handle, call, algorithm, plan))
+PBN_THERE(cudnn_plan_run, (pbn_handle * handle, pbn_plan *plan, const pbn_call *call), (handle, plan, call))
+
+static void cudnn_plan_destroy_there(pbn_plan *plan) {
+    int before;
+    go_to(plan != NULL ? plan->context : NULL, &before); /* whether or not it is still there */
+    cudnn_plan_destroy(plan);
+    come_back(before);
+}
+
 const pbn_backend pbn_backend_cudnn = {
     .name = "cudnn",
     .label = "cuDNN",
@@ -3256,13 +3372,15 @@ const pbn_backend pbn_backend_cudnn = {
     .status_class = cudnn_status_class,
     .last_error = cudnn_last_error,
     .context_lost = cudnn_context_lost,
-    .current_device = cudnn_current_device,
+    .handle_device = cudnn_handle_device,
+    .device_count = cudnn_device_count,
+    .memory_device = cudnn_memory_device,
     .handle_create = cudnn_handle_create,
     .handle_borrow = cudnn_handle_borrow,
     .handle_destroy = cudnn_handle_destroy,
     .handle_pointer = cudnn_handle_pointer,
-    .stream_set = cudnn_stream_set,
-    .stream_get = cudnn_stream_get,
+    .stream_set = cudnn_stream_set_there,
+    .stream_get = cudnn_stream_get_there,
     .tensor_create = cudnn_tensor_create,
     .tensor_borrow = cudnn_tensor_borrow,
     .tensor_set = cudnn_tensor_set,
@@ -3272,20 +3390,20 @@ const pbn_backend pbn_backend_cudnn = {
     .derive = cudnn_derive,
     .capability = cudnn_capability,
     .workspace_size = cudnn_workspace_size,
-    .forward_training = cudnn_forward_training,
-    .forward_inference = cudnn_forward_inference,
-    .backward = cudnn_backward,
-    .axpby = cudnn_axpby,
-    .fill = cudnn_fill,
-    .relu = cudnn_relu,
-    .relu_backward = cudnn_relu_backward,
+    .forward_training = cudnn_forward_training_there,
+    .forward_inference = cudnn_forward_inference_there,
+    .backward = cudnn_backward_there,
+    .axpby = cudnn_axpby_there,
+    .fill = cudnn_fill_there,
+    .relu = cudnn_relu_there,
+    .relu_backward = cudnn_relu_backward_there,
     .algorithms = algorithm_names,
     .numbered = numbered_names,
-    .plan_create = cudnn_plan_create,
+    .plan_create = cudnn_plan_create_there,
     .plan_info = cudnn_plan_info,
-    .plan_run = cudnn_plan_run,
-    .plan_destroy = cudnn_plan_destroy,
-    .runtime_error = cudnn_runtime_error,
+    .plan_run = cudnn_plan_run_there,
+    .plan_destroy = cudnn_plan_destroy_there,
+    .runtime_error = cudnn_runtime_error_there,
     .plan_candidate = cudnn_plan_candidate,
     .has_symbol = cudnn_has_symbol,
 };

@@ -37,8 +37,8 @@
 
 /* S(result, name, parameters). Handles, descriptors and streams are opaque pointers, enums are int.
  * The adapter cannot work without a REQUIRED symbol. Of the OPTIONAL ones, the _V2 calls take the
- * plain calls' parameter descriptor four times and are preferred; hipGetDevice belongs to
- * libamdhip64 and is found in libMIOpen's own dependencies. */
+ * plain calls' parameter descriptor four times and are preferred; those of HIP belong to
+ * libamdhip64 and are found in libMIOpen's own dependencies. */
 #define PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)     \
     PBN_MIOPEN_SYMBOLS_2_0(REQUIRED, OPTIONAL)     \
     PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)
@@ -96,7 +96,11 @@
               const void *beta_param, void *x_desc, const void *x, void *dy_desc, const void *dy, void *dx_desc,    \
               void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
               void *dscale, void *dbias, double epsilon, const void *saved_mean, const void *saved_inv_variance))   \
-    OPTIONAL(int, hipGetDevice, (int *ordinal))
+    OPTIONAL(int, hipGetDevice, (int *ordinal))                                                                     \
+    OPTIONAL(int, hipSetDevice, (int ordinal))                                                                      \
+    OPTIONAL(int, hipGetDeviceCount, (int *count))                                                                  \
+    OPTIONAL(int, hipPointerGetAttributes, (struct pbn_hip_pointer * attributes, const void *address))              \
+    OPTIONAL(int, hipGetLastError, (void))
 /* The calls with a fused activation: those of _V2 and an activation descriptor, which is last. CLIPPEDRELU's upper
  * bound is its alpha; CLAMP's lower bound is alpha and its upper one beta. Backward takes the bias, too. */
 #define PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)                                                                            \
@@ -115,6 +119,14 @@
               void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
               const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,                  \
               const void *saved_inv_variance, void *activation))
+
+/* HIP's hipPointerAttribute_t; the numbers of `type` changed with ROCm 6. */
+struct pbn_hip_pointer {
+    int type, device;
+    void *device_pointer, *host_pointer;
+    int managed;
+    unsigned flags;
+};
 
 #define PBN_MIOPEN_CONSTANT(name, value) PBN_##name = value,
 enum { PBN_MIOPEN_CONSTANTS(PBN_MIOPEN_CONSTANT) PBN_MIOPEN_CONSTANTS_3_5(PBN_MIOPEN_CONSTANT) };
@@ -204,10 +216,28 @@ static int has_symbol(const char *name) {
     return -1;
 }
 
-static int current_device(int *ordinal) {
-    if (api.hipGetDevice == NULL || api.hipGetDevice(ordinal) != 0)
-        *ordinal = -1;
-    return PBN_OK;
+static int current_device(void) {
+    int ordinal;
+    return api.hipGetDevice != NULL && api.hipGetDevice(&ordinal) == 0 ? ordinal : -1;
+}
+
+static int device_count(void) {
+    int count;
+    return api.hipGetDeviceCount != NULL && api.hipGetDeviceCount(&count) == 0 ? count : 0;
+}
+
+/* Pinned memory has an address on the host, too. What HIP does not know is an error, which the thread keeps: nobody who
+ * asks for his own last error is to find it. */
+static int memory_device(const void *address) {
+    struct pbn_hip_pointer found = {0};
+    if (api.hipPointerGetAttributes == NULL)
+        return -1;
+    if (api.hipPointerGetAttributes(&found, address) != 0) {
+        if (api.hipGetLastError != NULL)
+            api.hipGetLastError();
+        return -1;
+    }
+    return found.managed || found.host_pointer != NULL ? -1 : found.device;
 }
 
 static int no_device(void) {
@@ -286,7 +316,30 @@ static void last_error(int status, char *text, size_t size) {
 struct pbn_handle {
     void *vendor;
     int owned;
+    int device; /* -1 where it is not known */
 };
+
+static int enter(const pbn_handle *handle, int *before) {
+    const int current = handle != NULL && handle->device >= 0 && api.hipSetDevice != NULL ? current_device() : -1;
+    *before = -1;
+    if (current < 0 || current == handle->device)
+        return PBN_OK;
+    if (api.hipSetDevice(handle->device) != 0)
+        return pbn_refuse(PBN_E_DEVICE, pbn_no_place);
+    *before = current;
+    return PBN_OK;
+}
+
+static void leave(const pbn_handle *handle, int before, int status) {
+    (void)handle;
+    (void)status;
+    if (before >= 0)
+        api.hipSetDevice(before);
+}
+
+static int handle_device(const pbn_handle *handle) {
+    return handle != NULL ? handle->device : -1;
+}
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
     pbn_handle *h = malloc(sizeof *h);
@@ -294,6 +347,7 @@ static int make_handle(void *vendor, int owned, pbn_handle **handle) {
         return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
     h->vendor = vendor;
     h->owned = owned;
+    h->device = current_device();
     *handle = h;
     return PBN_OK;
 }
@@ -327,8 +381,12 @@ static int handle_destroy(pbn_handle *handle) {
     int status = PBN_OK;
     if (handle == NULL)
         return PBN_OK;
-    if (handle->owned)
+    if (handle->owned) {
+        int before;
+        enter(handle, &before); /* whether or not its context is still there */
         status = api.miopenDestroy(handle->vendor);
+        leave(handle, before, status);
+    }
     free(handle);
     return status;
 }
@@ -1188,6 +1246,16 @@ static int relu_backward(pbn_handle *handle, const pbn_call *call) {
     return run_relu(handle, call, PBN_OP_RELU_BACKWARD);
 }
 
+PBN_CALL_THERE(forward_training)
+PBN_CALL_THERE(forward_inference)
+PBN_CALL_THERE(backward)
+PBN_CALL_THERE(axpby)
+PBN_CALL_THERE(fill)
+PBN_CALL_THERE(relu)
+PBN_CALL_THERE(relu_backward)
+PBN_THERE(stream_set, (pbn_handle * handle, void *stream), (handle, stream))
+PBN_THERE(stream_get, (pbn_handle * handle, void **stream), (handle, stream))
+
 const pbn_backend pbn_backend_miopen = {
     .name = "miopen",
     .label = "MIOpen",
@@ -1196,13 +1264,15 @@ const pbn_backend pbn_backend_miopen = {
     .status_name = status_name,
     .status_class = status_class,
     .last_error = last_error,
-    .current_device = current_device,
+    .handle_device = handle_device,
+    .device_count = device_count,
+    .memory_device = memory_device,
     .handle_create = handle_create,
     .handle_borrow = handle_borrow,
     .handle_destroy = handle_destroy,
     .handle_pointer = handle_pointer,
-    .stream_set = stream_set,
-    .stream_get = stream_get,
+    .stream_set = stream_set_there,
+    .stream_get = stream_get_there,
     .tensor_create = tensor_create,
     .tensor_borrow = tensor_borrow,
     .tensor_set = tensor_set,
@@ -1212,13 +1282,13 @@ const pbn_backend pbn_backend_miopen = {
     .derive = derive,
     .capability = capability,
     .workspace_size = workspace_size,
-    .forward_training = forward_training,
-    .forward_inference = forward_inference,
-    .backward = backward,
-    .axpby = axpby,
-    .fill = fill,
-    .relu = relu,
-    .relu_backward = relu_backward,
+    .forward_training = forward_training_there,
+    .forward_inference = forward_inference_there,
+    .backward = backward_there,
+    .axpby = axpby_there,
+    .fill = fill_there,
+    .relu = relu_there,
+    .relu_backward = relu_backward_there,
     .has_symbol = has_symbol,
 };
 

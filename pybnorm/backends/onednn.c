@@ -319,9 +319,13 @@ static void last_error(int status, char *text, size_t size) {
     pbn_copy_text(text, size, status != PBN_OK ? pbn_reason : NULL);
 }
 
-static int current_device(int *ordinal) {
-    *ordinal = 0;
-    return PBN_OK;
+static int handle_device(const pbn_handle *handle) {
+    (void)handle;
+    return 0;
+}
+
+static int device_count(void) {
+    return 1;
 }
 
 static int has_symbol(const char *name) {
@@ -1465,7 +1469,8 @@ const pbn_backend pbn_backend_onednn = {
     .status_name = status_name,
     .status_class = status_class,
     .last_error = last_error,
-    .current_device = current_device,
+    .handle_device = handle_device,
+    .device_count = device_count,
     .handle_create = handle_create,
     .handle_borrow = handle_borrow,
     .handle_destroy = handle_destroy,

@@ -14,6 +14,7 @@ extern "C" void cudnnGetLastErrorString(char *, size_t);
 #define SAME_VALUE(name, value) PBN_ABI_SAME_VALUE(name, PBN_##name);
 PBN_CUDNN_CONSTANTS(SAME_VALUE)
 PBN_CUDA_LOST(SAME_VALUE)
+PBN_CUDA_CONSTANTS(SAME_VALUE)
 #if CUDNN_MAJOR >= 9
 PBN_CUDNN9_STATUSES(SAME_VALUE)
 #else

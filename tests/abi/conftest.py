@@ -25,6 +25,32 @@ def site_directories(*parts: str) -> list[Path]:
     return [Path(entry, *parts) for entry in sys.path if entry]
 
 
+def from_environment(*names: str) -> list[Path]:
+    """The include folders of the installations that these variables name."""
+    return [Path(os.environ[name], "include") for name in names if os.environ.get(name)]
+
+
+def cudnn_headers() -> dict[str, list[Path]]:
+    """cudnn.h and all that it includes: where each is looked for."""
+    toolkit = [
+        *from_environment("CUDA_HOME", "CUDA_PATH"),
+        *site_directories("nvidia", "cu13", "include"),
+        *site_directories("nvidia", "cuda_runtime", "include"),
+        Path("/usr/local/cuda/include"),
+    ]
+    crt = [
+        *toolkit,
+        *site_directories("nvidia", "cuda_nvcc", "include"),
+        *site_directories("nvidia", "cuda_crt", "include"),
+    ]
+    return {
+        "cudnn.h": [*from_environment("CUDNN_PATH"), *site_directories("nvidia", "cudnn", "include")],
+        "cuda_runtime_api.h": toolkit,
+        "cuda.h": toolkit,
+        "crt/host_defines.h": crt,
+    }
+
+
 class AbiCheck:
     """The compiler and the headers of one backend's check."""
 
@@ -96,3 +122,9 @@ def abi():
 def site():
     """`site("nvidia", "cudnn", "include")`: that folder below every entry of sys.path."""
     return site_directories
+
+
+@pytest.fixture
+def cudnn_places():
+    """Where the headers of cuDNN are looked for."""
+    return cudnn_headers()

@@ -6,7 +6,6 @@ it includes, and nvidia-cuda-nvcc-cu12 for the crt/ folder those include in turn
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,33 +15,14 @@ SOURCE = HERE / "abi_cudnn.cpp"
 BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn.c"
 
 
-def from_environment(*names: str) -> list[Path]:
-    """The include folders of the installations that these variables name."""
-    return [Path(os.environ[name], "include") for name in names if os.environ.get(name)]
-
-
 @pytest.fixture
 def check(abi):
     return abi("cudnn")
 
 
 @pytest.fixture
-def flags(check, site):
-    toolkit = [
-        *from_environment("CUDA_HOME", "CUDA_PATH"),
-        *site("nvidia", "cu13", "include"),
-        *site("nvidia", "cuda_runtime", "include"),
-        Path("/usr/local/cuda/include"),
-    ]
-    compiler_part = [*site("nvidia", "cuda_nvcc", "include"), *site("nvidia", "cuda_crt", "include")]
-    return check.includes(
-        {
-            "cudnn.h": [*from_environment("CUDNN_PATH"), *site("nvidia", "cudnn", "include")],
-            "cuda_runtime_api.h": toolkit,
-            "cuda.h": toolkit,
-            "crt/host_defines.h": [*toolkit, *compiler_part],
-        }
-    )
+def flags(check, cudnn_places):
+    return check.includes(cudnn_places)
 
 
 def test_declarations_are_the_vendors(check, flags):

@@ -1,6 +1,7 @@
 """Compile a vendor library's double: the same soname, the same symbols, no vendor.
 
-The prototypes come from the adapter's own file, so a double cannot drift from what the adapter calls.
+The prototypes come from the adapter's own file, so a double cannot drift from what the adapter calls; those of
+cudnn_vendor.c come from NVIDIA's headers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Doubles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.compiler = shlex.split(os.environ.get("CC", "cc"))
-        self._objects: dict[tuple[str, tuple[str, ...]], Path] = {}
+        self._objects: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Path] = {}
         self._count = 0
 
     def build(
@@ -60,6 +61,8 @@ class Doubles:
         without: Sequence[str] = (),
         soname: str | None = None,
         defines: Sequence[str] = (),
+        headers: Sequence[str] = (),
+        place: str = "",
     ) -> Path:
         """Build one double in a folder of its own.
 
@@ -75,6 +78,10 @@ class Doubles:
             Other than the usual one.
         defines : sequence of str
             More macros, ``NAME=VALUE``.
+        headers : sequence of str
+            Compiler flags that find the vendor's headers: the double that is compiled against them, BACKEND_vendor.c.
+        place : str
+            The function that says which device is current: the double notes it with each call, see places.c.
 
         Returns
         -------
@@ -90,10 +97,17 @@ class Doubles:
         folder.mkdir(parents=True)
         library = folder / (soname or vendor.soname)
         version = vendor.version if version is None else version
-        objects = [
-            self._object(backend, "defaults.c", ()),
-            self._object(backend, f"{backend}.c", (f"DOUBLE_VERSION={version}", *defines)),
-        ]
+        noted = ("-finstrument-functions",) if place else ()
+        macros = (f"DOUBLE_VERSION={version}", *defines)
+        if headers:
+            objects = [self._object(backend, f"{backend}_vendor.c", macros, (*headers, *noted))]
+        else:
+            objects = [
+                self._object(backend, "defaults.c", ()),
+                self._object(backend, f"{backend}.c", macros, noted),
+            ]
+        if place:
+            objects.append(self._object(backend, "places.c", (f'DOUBLE_PLACE="{place}"',)))
         flags = ["-shared", f"-Wl,-soname,{library.name}"]
         if without:
             script = folder / "exports.map"
@@ -128,8 +142,8 @@ class Doubles:
             raise RuntimeError(f"no symbols in {VENDORS[backend].symbols}")
         return tuple(name for which, name in found if kind in ("", which))
 
-    def _object(self, backend: str, source: str, defines: tuple[str, ...]) -> Path:
-        key = (f"{backend}/{source}", defines)
+    def _object(self, backend: str, source: str, defines: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
+        key = (f"{backend}/{source}", defines, flags)
         if key not in self._objects:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{backend}-object-{len(self._objects)}.o"
@@ -145,6 +159,7 @@ class Doubles:
                 f'-DDOUBLE_BACKEND="{ADAPTERS / f"{backend}.c"}"',
                 f"-DDOUBLE_SYMBOLS={VENDORS[backend].symbols}",
                 *(f"-D{define}" for define in defines),
+                *flags,
                 "-o",
                 str(path),
                 str(HERE / source),

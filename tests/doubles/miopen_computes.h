@@ -26,9 +26,41 @@ enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
 
 static char handle_object;
 
+/* HIP: the devices, the one that is current, and memory: from, to, device, whether managed, whether pinned. */
+int double_devices = 1, double_switches = 0, double_questions = 0, double_last_error = 0, double_gone = -1;
+unsigned long long double_memory[8][5];
+static _Thread_local int current;
+
 int hipGetDevice(int *ordinal) {
-    *ordinal = 0;
+    *ordinal = current;
     return success;
+}
+int hipSetDevice(int ordinal) {
+    if (ordinal == double_gone || ordinal < 0 || ordinal >= double_devices)
+        return 101; /* hipErrorInvalidDevice */
+    double_switches++;
+    current = ordinal;
+    return success;
+}
+int hipGetDeviceCount(int *count) {
+    *count = double_devices;
+    return success;
+}
+int hipPointerGetAttributes(struct pbn_hip_pointer *attributes, const void *address) {
+    double_questions++;
+    for (int i = 0; i < 8; i++)
+        if (double_memory[i][0] <= (size_t)address && (size_t)address < double_memory[i][1]) {
+            *attributes = (struct pbn_hip_pointer){
+                .type = 2, .device = (int)double_memory[i][2], .device_pointer = (void *)(size_t)address,
+                .host_pointer = double_memory[i][4] ? (void *)(size_t)address : NULL, .managed = (int)double_memory[i][3]};
+            return success;
+        }
+    return double_last_error = 1; /* hipErrorInvalidValue */
+}
+int hipGetLastError(void) {
+    const int last = double_last_error;
+    double_last_error = success;
+    return last;
 }
 int miopenCreate(void **handle) {
     *handle = &handle_object;

@@ -24,9 +24,12 @@ _PACKAGE_PARENT = Path(pybnorm.__file__).resolve().parents[1]
 
 
 def _load_build() -> ModuleType:
-    name = "pybnorm_test_doubles"  # "build" is also the name of a well-known package
+    return _load("pybnorm_test_doubles", _BUILD)  # "build" is also the name of a well-known package
+
+
+def _load(name: str, file: Path) -> ModuleType:
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _BUILD)
+        spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -48,6 +51,19 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def vendors() -> Any:
     """The builder's table of vendors."""
     return _load_build().VENDORS
+
+
+@pytest.fixture(scope="session")
+def nvidia() -> list[str]:
+    """Compiler flags that find NVIDIA's headers of cuDNN, which come with its packages."""
+    abi = _load("pybnorm_test_abi", _BUILD.parents[1] / "abi" / "conftest.py")
+    return abi.AbiCheck("cudnn").includes(abi.cudnn_headers())
+
+
+@pytest.fixture(scope="session")
+def driver(doubles: Any) -> str:
+    """A double of libcuda with three devices."""
+    return str(doubles.plain("libcuda.so.1", (_BUILD.parent / "cuda.c").read_text()))
 
 
 @pytest.fixture(scope="session")
