@@ -155,8 +155,9 @@ def read(path: str | os.PathLike[str], largest: int) -> bytes:
         No file can have the name.
     """
     with opened(path) as file:
-        data = file.read(largest + 1)
-    if len(data) > largest:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(largest + 1) if size <= largest else b""
+    if max(size, len(data)) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest} bytes", os.fspath(path))
     return data
 

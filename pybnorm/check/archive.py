@@ -50,7 +50,7 @@ DOCUMENT = "run.json"
 JOURNAL = "journal.jsonl"
 OUTPUTS = "outputs"
 JOURNAL_SCHEMA = "pybnorm.journal/1"
-LARGEST = 1 << 29
+LARGEST = 1 << 31
 """Bytes of a document or journal that is read: some hundred thousand cases."""
 _RUN_KIND = _files.Kind("the run.json of a saved run", r'\s*\{\s*"schema":\s*"pybnorm\.check/')
 _JOURNAL_KIND = _files.Kind("a journal of pybnorm", r'\{"schema": "pybnorm\.journal/')
@@ -268,12 +268,12 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         if document.get("schema") != report.SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {report.SCHEMA!r}")
         _check_environment(document["environment"])
-        document["cases"] = [report.result_from_json(case) for case in document["cases"]]
-        seen: set[tuple[str, str]] = set()
+        results: dict[tuple[str, str], CaseResult] = {}
         for case in document["cases"]:
-            if (case.backend, case.case) in seen:
-                raise ValueError(f"it has a case twice: {case.backend} {case.case}")
-            seen.add((case.backend, case.case))
+            result = report.result_from_json(case)
+            if results.setdefault((result.backend, result.case), result) is not result:
+                raise ValueError(f"it has a case twice: {result.backend} {result.case}")
+        document["cases"] = list(results.values())
         document["backends"] = [report.backend_from_json(info) for info in document["backends"]]
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None

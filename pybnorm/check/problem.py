@@ -17,12 +17,13 @@ import dataclasses
 import functools
 import importlib.resources
 import itertools
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm import _arguments, _core
+from pybnorm import _arguments, _core, _files
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -63,6 +64,12 @@ OPTIONS = {
 SEED_MAX = 2**64 - 1
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
+CASES_MAX = 200_000
+"""Problems of a run: as many are read in seconds and kept in some hundred megabytes."""
+INCLUDES_MAX = 20
+"""Suites that include one another in a row."""
+SUITE_LARGEST = 1 << 25
+"""Bytes of a suite file."""
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
     *("params", "algorithm", "repeats", "streams", "seed"),
@@ -442,22 +449,44 @@ def _format(value: object) -> str:
 
 
 def expand(line: str) -> Iterator[Problem]:
-    """Every problem of a line whose tokens may hold alternatives separated by ``/``, the last token varying fastest."""
+    """Every problem of a line whose tokens may hold alternatives separated by ``/``, the last token varying fastest.
+
+    Raises
+    ------
+    ArgumentError
+        As for `Problem.parse`; more than `CASES_MAX` problems, before the first.
+    """
     choices = []
     for token in line.strip().split(","):
         first, *rest = (part.strip() for part in token.split("/"))
         name, equals, _ = first.partition("=")
         choices.append([first, *(f"{name}={part}" if equals else part for part in rest)])
+    _count(math.prod(map(len, choices)), line)
     for tokens in itertools.product(*choices):
         yield Problem.parse(",".join(tokens))
 
 
+def _count(cases: int, source: str) -> None:
+    if cases > CASES_MAX:
+        raise ArgumentError(
+            "case", source, f"at most {CASES_MAX} cases, alternatives multiplied out; these are {cases}"
+        )
+
+
 def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
-    """The problems of lines (as `expand`) and of suites (as `load_suite`), each once; of the suite smoke if neither."""
-    problems = [problem for case in cases for problem in expand(case)]
+    """The problems of lines (as `expand`) and of suites (as `load_suite`), each once; of the suite smoke if neither.
+
+    Raises
+    ------
+    ArgumentError
+        As for `expand` and `load_suite`; more than `CASES_MAX` problems in all.
+    """
+    reader = _Reader()
+    for case in cases:
+        reader.take(case)
     for suite in suites or (() if cases else ("smoke",)):
-        problems += load_suite(suite)
-    return list(dict.fromkeys(problems))
+        reader.load(os.fspath(suite), None, ())
+    return list(reader.problems)
 
 
 def packaged_suites() -> tuple[str, ...]:
@@ -473,7 +502,9 @@ def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
     ArgumentError
         No such suite or file; or as for `read_suite`.
     """
-    return list(_load(os.fspath(name_or_path), None, ()))
+    reader = _Reader()
+    reader.load(os.fspath(name_or_path), None, ())
+    return list(reader.problems)
 
 
 def read_suite(text: str, name: str = "suite") -> list[Problem]:
@@ -487,51 +518,78 @@ def read_suite(text: str, name: str = "suite") -> list[Problem]:
     ------
     ArgumentError
         With the file's name and line number in front of the bad token, also for a problem on two lines of one file and
-        for suites that include each other in a circle.
+        for suites that include each other in a circle, in a chain of more than `INCLUDES_MAX`, or have more than
+        `CASES_MAX` problems.
     """
-    return list(_read(text, name, pathlib.Path(), (name,)))
+    reader = _Reader()
+    reader.read(text, name, pathlib.Path(), (name,))
+    return list(reader.problems)
 
 
 def _packaged() -> importlib.resources.abc.Traversable:
     return importlib.resources.files("pybnorm.check") / "suites"
 
 
-def _load(name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> dict[Problem, None]:
-    """Read the suite `name`; `folder` is that of the file which includes it."""
-    path = pathlib.Path(name) if folder is None else folder / name
-    if name in packaged_suites() and not (folder is not None and path.is_file()):
-        source: pathlib.Path | None = None
-        label = name
-    else:
-        source, label = path, str(path)
-    key = label if source is None else str(source.resolve())
-    if key in chain:
-        raise ArgumentError("suite", " -> ".join((*chain, key)), "suites that do not include each other in a circle")
-    try:
-        file = _packaged() / f"{name}.txt" if source is None else source
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError("suite", name, f"{' | '.join(packaged_suites())} | a readable file ({error})") from None
-    return _read(text, label, None if source is None else source.parent, (*chain, key))
+class _Reader:
+    """The problems of lines and suite files, each once and each file once."""
 
+    def __init__(self) -> None:
+        self.problems: dict[Problem, None] = {}
+        self._seen: set[str] = set()
+        self._lines = 0
 
-def _read(text: str, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> dict[Problem, None]:
-    problems: dict[Problem, None] = {}
-    lines: dict[Problem, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        body = line.partition("#")[0].strip()
-        if not body:
-            continue
+    def take(self, line: str) -> list[Problem]:
+        """The problems of one line, which are added."""
+        found = []
+        for problem in expand(line):
+            self._lines += 1  # also of what came before: it takes its time too
+            _count(self._lines, line)
+            found.append(problem)
+            self.problems[problem] = None
+        return found
+
+    def load(self, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> None:
+        """Read the suite `name`; `folder` is that of the file which includes it."""
+        path = pathlib.Path(name) if folder is None else folder / name
         try:
-            if body.startswith("@"):
-                problems |= _load(body.removeprefix("@").strip(), folder, chain)
+            if name in packaged_suites() and not (folder is not None and path.is_file()):
+                source: pathlib.Path | None = None
+                label = key = name
+            else:
+                source, label, key = path, str(path), os.path.realpath(path)
+            if key in chain:
+                circle = " -> ".join((*chain, key))
+                raise ArgumentError("suite", circle, "suites that do not include each other in a circle")
+            if len(chain) > INCLUDES_MAX:
+                raise ArgumentError("suite", label, f"includes at most {INCLUDES_MAX} deep")
+            if key in self._seen:  # it would add nothing
+                return
+            self._seen.add(key)
+            file = _packaged() / f"{name}.txt" if source is None else source
+            text = file.read_text("utf-8") if source is None else _files.read(source, SUITE_LARGEST).decode()
+        except ArgumentError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ArgumentError("suite", name, f"{' | '.join(packaged_suites())} | a readable file ({error})") from None
+        self.read(text, label, None if source is None else source.parent, (*chain, key))
+
+    def read(self, text: str, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> None:
+        """Read a suite's lines."""
+        empty = True
+        lines: dict[Problem, int] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            body = line.partition("#")[0].strip()
+            if not body:
                 continue
-            for problem in expand(body):
-                if lines.setdefault(problem, number) != number:
-                    raise ArgumentError("case", str(problem), f"each case once; it is on line {lines[problem]} too")
-                problems[problem] = None
-        except ArgumentError as error:
-            raise ArgumentError(f"{name}:{number}: {error.argument}", error.value, error.allowed) from None
-    if not problems:
-        raise ArgumentError(name, "no case", "at least one case")
-    return problems
+            empty = False
+            try:
+                if body.startswith("@"):
+                    self.load(body.removeprefix("@").strip(), folder, chain)
+                    continue
+                for problem in self.take(body):
+                    if lines.setdefault(problem, number) != number:
+                        raise ArgumentError("case", str(problem), f"each case once; it is on line {lines[problem]} too")
+            except ArgumentError as error:
+                raise ArgumentError(f"{name}:{number}: {error.argument}", error.value, error.allowed) from None
+        if empty:
+            raise ArgumentError(name, "no case", "at least one case")

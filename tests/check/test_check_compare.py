@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from made_runs import made_document, made_result, make_run, nudged, right_outputs
 
 import pybnorm
+from pybnorm import cli
 from pybnorm.check import archive, compare, report
 from pybnorm.check.bounds import Status, tiers
 from pybnorm.check.compare import Change, Outcome
@@ -448,6 +450,61 @@ def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
         done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "old").read_text())["schema"] == compare.SCHEMA
+
+
+def test_what_is_no_run_is_refused_by_name_before_memory_or_time_run_out(tmp_path):
+    make_run(tmp_path / "good", "cudnn", LINES[:1])
+    document = json.loads((tmp_path / "good" / "run.json").read_text())
+    document["cases"] = [{"backend": "cudnn", "case": LINES[0], "status": "PASS"}] * 120_000
+    (tmp_path / "many").write_text(json.dumps(document))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "journal").mkdir()
+    os.mkfifo(tmp_path / "journal" / "journal.jsonl")
+    for name in ("sparse", "deep"):
+        (tmp_path / name).touch()
+    os.truncate(tmp_path / "sparse", 1 << 40)
+    (tmp_path / "deep").write_text("[" * 1_000_000)
+    for path, reason in {
+        "/dev/zero": "no regular file",
+        "pipe": "no regular file",
+        "journal": "no regular file",
+        "sparse": "larger than 2147483648 bytes",
+        "loop": "Too many levels of symbolic links",
+        "many": f"it has a case twice: cudnn {LINES[0]}",
+        "deep": "recursion",
+    }.items():
+        done = CliRunner().invoke(cli.main, ["compare", str(tmp_path / "good"), str(tmp_path / path)])
+        assert (done.exit_code, reason in done.output) == (2, True), done.output
+        assert f"RUN: got {tmp_path / path}" in done.output
+
+
+def test_outputs_of_another_case_or_backend_are_refused(tmp_path):
+    """They were compared as if they were of the case whose name they have, and the exit status was 0."""
+    lines = ["infer,spatial,f32,nchw,2x3,fill=randn", "infer,spatial,f32,nchw,2x3,fill=randn,seed=1"]
+    for name, backend in (("a", "cudnn"), ("b", "cudnn"), ("c", "miopen")):
+        make_run(tmp_path / name, backend, lines)
+    first, second = (sorted((tmp_path / name / "outputs").iterdir()) for name in "ab")
+    other = sorted((tmp_path / "c" / "outputs").iterdir())
+    mine = first[0].read_bytes()
+    header = "a whole file of pybnorm check --save (it is of"
+    for content, text in (
+        (first[1].read_bytes(), header),
+        (other[0].read_bytes(), header),
+        (mine[:-1], "File is not a zip file"),
+        (b"", "a whole file"),
+    ):
+        second[0].write_bytes(content)
+        done = CliRunner().invoke(cli.main, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+        assert (done.exit_code, text in done.output) == (2, True), done.output
+        assert str(second[0]) in done.output
+    second[0].write_bytes(mine)
+    assert CliRunner().invoke(cli.main, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).exit_code == 0
+    # whole by every checksum, and without what the case has written
+    for arrays in ({}, {"y": np.ones(5, np.float32)}):
+        archive.write_outputs(tmp_path / "b", "cudnn", Problem.parse(lines[0]), arrays)
+        done = CliRunner().invoke(cli.main, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+        assert done.exit_code == 2, done.output
 
 
 # ---------------------------------------------------------------- what a later run lost

@@ -1,7 +1,9 @@
 """The problem language: exact round trips, defaults left out, errors that name the token."""
 
 import math
+import os
 import pickle
+import re
 import shlex
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import pybnorm
-from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite
+from pybnorm.check import problem as language
+from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite, select
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -274,6 +277,48 @@ def test_a_suite_that_is_not_there_names_the_packaged_ones(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ArgumentError, match="a readable file"):
         load_suite(tmp_path / "binary")
+
+
+HUGE = f"{CASE},seed={'/'.join(map(str, range(1000)))},alpha={'/'.join(map(str, range(1, 1000)))}"
+
+
+def hostile_suites(folder):
+    """Names of suites that went on for long, for ever or into a traceback, and what is said of them now."""
+    for i in range(500):
+        write(folder, **{f"chain{i}": f"@chain{i + 1}\n", f"twice{i}": f"@twice{i + 1}\n@./twice{i + 1}\n"})
+    write(folder, chain500=CASE, twice18=CASE, huge=HUGE, many=f"{CASE}\n@huge\n", name="@a\0b", surrogate="@a\u2028b")
+    (folder / "loop").symlink_to("pool")
+    (folder / "pool").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    yield "chain0", "allowed: includes at most 20 deep"
+    yield "loop", "Too many levels of symbolic links"
+    yield "/dev/zero", "no regular file"
+    yield "pipe", "no regular file"
+    yield "sparse", "larger than 33554432 bytes"
+    yield "huge", "allowed: at most 200000 cases, alternatives multiplied out; these are 999000"
+    yield "many", "these are 999000"
+    yield "name", "embedded null byte"
+    yield "surrogate", "No such file"
+    yield "x" * 5000, "File name too long"
+
+
+def test_suites_that_would_go_on_for_ever_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in hostile_suites(tmp_path):
+        with pytest.raises(ArgumentError, match=re.escape(text)):
+            load_suite(name)
+    assert [str(p) for p in load_suite("twice0")] == [CASE]  # 2**18 ways to one leaf
+    with pytest.raises(ArgumentError, match="at most 200000 cases"):
+        select([HUGE], [])
+    monkeypatch.setattr(language, "CASES_MAX", 1000)
+    line = f"{CASE},seed={'/'.join(map(str, range(400)))}"
+    assert len(select([line, line], [])) == 400
+    write(tmp_path, rows="".join(f"{line},alpha={i}\n" for i in range(3)))
+    for cases, suites in (([line] * 3, []), ([line], [tmp_path / "rows"]), ([], ["rows"])):
+        with pytest.raises(ArgumentError, match="these are 1001"):
+            select(cases, suites)
 
 
 def test_the_smoke_suite_covers_every_operation_mode_dtype_layout_and_option():
