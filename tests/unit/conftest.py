@@ -85,7 +85,9 @@ def child(tmp_path: Path) -> Child:
 
     def run(script: str, env: Mapping[str, object] | None = None, **values: object) -> Any:
         steering = ("PYBNORM_", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME")
-        steering += ("ROCM_PATH", "ROCM_HOME", "HIP_PATH", "DNNLROOT", "LD_PRELOAD")
+        steering += ("ROCM_PATH", "ROCM_HOME", "HIP_PATH", "DNNLROOT")
+        if "PBN_SANITIZE" not in os.environ:  # or it names the sanitizer's runtime, which ci/sanitize.sh has put there
+            steering += ("LD_PRELOAD",)
         environment = {k: v for k, v in os.environ.items() if not k.startswith(steering)}
         environment["PYTHONPATH"] = str(_PACKAGE_PARENT)
         environment.update({key: str(value) for key, value in (env or {}).items()})
