@@ -166,7 +166,7 @@ def handle(backend):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Backends that no test was made for; and what was skipped, by reason: a line each, however many tests share it."""
+    """Backends no test was made for; what was skipped, a line per reason; and what a test that passed has to say."""
     for name in pybnorm.backends():
         if name not in backends_made_for(True):
             terminalreporter.write_line(f"no tests that compute on {name}: {missing(name, True)}")
@@ -174,3 +174,7 @@ def pytest_terminal_summary(terminalreporter):
     reasons = collections.Counter(r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+    for report in terminalreporter.stats.get("passed", []):
+        for name, text in report.user_properties:
+            if name == "notice":
+                terminalreporter.write_line(f"NOTICE: {text}")

@@ -1,8 +1,8 @@
 """Known defects of vendor libraries, as data: what fails, in which versions, for exactly which problems.
 
 A known defect explains a verdict and does not excuse it: the case stays FAIL and only names the defect. The table also
-serves the tests, which run each entry's case on its library and fail when the defect no longer shows, so that no entry
-outlives what it describes.
+serves the tests, which run each entry's case on its library and fail when the defect no longer shows in a version that
+the entry names, so that no entry outlives what it describes; of other versions they say whether it was seen.
 """
 
 from __future__ import annotations
