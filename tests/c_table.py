@@ -2,6 +2,8 @@
 
 import ctypes
 
+from pybnorm._arrays import _DLManagedTensor
+
 
 class View(ctypes.Structure):
     _fields_ = [
@@ -51,6 +53,19 @@ def current(device_type, device_id, out):
 new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
+
+
+def managed_tensor(array):
+    """What DLPack's capsule points to; it lives as long as the array keeps it."""
+    managed = _DLManagedTensor()
+    tensor = managed.tensor
+    tensor.data, tensor.ndim, (tensor.device_type, tensor.device_id) = array.address, len(array.shape), array.device
+    tensor.code, tensor.bits, tensor.lanes = array.dtype
+    managed.arrays = tuple((ctypes.c_int64 * tensor.ndim)(*values) for values in (array.shape, array.steps))
+    tensor.shape, tensor.strides = (ctypes.cast(a, ctypes.POINTER(ctypes.c_int64)) for a in managed.arrays)
+    return managed
+
+
 NAME = b"dlpack_exchange_api"  # a capsule keeps the pointer only
 
 
