@@ -4,13 +4,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 start=$SECONDS
-say() { printf '\n== %s (%d s)\n' "$1" "$((SECONDS - start))"; }
+step='' temporary=''
+say() {
+    step=$1
+    printf '\n== %s (%d s)\n' "$1" "$((SECONDS - start))"
+}
+ended() { # STATUS: of whatever ended this script; the last line names the step, of whose output the last lines are there
+    [ -z "$temporary" ] || rm -rf "$temporary"
+    [ "$1" = 0 ] || printf '\nci/cpu.sh: FAILED (exit status %d) after %d s in the step: %s\n' "$1" "$((SECONDS - start))" "$step"
+}
+trap 'ended $?' EXIT
 
 if [ $# -gt 0 ]; then
     venv=$1
 else
-    venv=$(mktemp -d)/venv
-    trap 'rm -rf "$(dirname "$venv")"' EXIT
+    temporary=$(mktemp -d)
+    venv=$temporary/venv
 fi
 
 say "environment: $(python3 --version), $(nproc) cores"

@@ -1,21 +1,32 @@
 #!/usr/bin/env bash
-# Tests and the check on a machine with an NVIDIA GPU and cuDNN; writes the reports into DIR.
-#   ci/cuda.sh DIR             uses the python3 that is active, with its CUDA packages; builds the extension in place
+# Tests and the check on a machine with an NVIDIA GPU; writes the reports into DIR.
+#   ci/cuda.sh DIR             builds the extension in place and runs the parts up to examples
 #   ci/cuda.sh DIR PART...     those parts only, in this order: info, plans, tests, smoke, full, examples; and what is not
 #                              run by itself: compare (against oneDNN), bench, soak (a million calls), sanitize
+# Needs Python 3.10 or newer with its headers and venv, a C compiler, and NVIDIA's driver. VENV as in ci/venv.sh; EXTRAS:
+# those of pybnorm to install, default test, report and cuda12 or cuda13 as the driver is. Tests with PyTorch or CuPy run
+# where those are installed (VENV=DIR or none); bench needs PyTorch, sanitize NVIDIA's compute-sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. ci/venv.sh
 out=${1:?usage: ci/cuda.sh DIR [PART...]}
 shift
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(info plans tests smoke full examples)
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+trap '[ -z "$temporary_venv" ] || rm -rf "$temporary_venv"' EXIT
+if [ "${VENV:-}" != none ] && [ -z "${EXTRAS:-}" ]; then
+    cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p') || true
+    [ -n "$cuda" ] || lacks "nvidia-smi finds no driver of NVIDIA"
+    EXTRAS=test,report,cuda$((cuda >= 13 ? 13 : 12))
+fi
+environment "${EXTRAS:-}"
 site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # Reports say which library, not where this machine keeps it.
 public() { sed -e "s#$site#<site-packages>#g" -e "s#$PWD#<checkout>#g" -e "s#${PYBNORM_LIB_ONEDNN:-\$none}#<libdnnl>#g"; }
-python3 setup.py -q build_ext --inplace >"$out/build.txt" 2>&1 || { cat "$out/build.txt"; exit 1; }
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=cudnn PYBNORM_REQUIRE_DEVICE=cudnn
+device cudnn
 failed=()
 
 part() { # NAME COMMAND...: its output to cuda-NAME.txt too
@@ -111,6 +122,6 @@ for name in "${parts[@]}"; do
     esac
 done
 if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}"
+    printf 'ci/cuda.sh: FAILED: %s\n' "${failed[@]}"
     exit 1
 fi

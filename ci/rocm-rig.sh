@@ -2,7 +2,8 @@
 # The real MIOpen on a machine without an AMD GPU: builds the rig, tests its stand-ins, runs MIOpen's part of the suite.
 #   ci/rocm-rig.sh [DIR]      DIR: where the reports go, default none are kept
 # Variables: CACHE, MIRROR, SUITE as in ci/miopen-on-cpu/run.sh; RIG_ROOT keeps the root between runs.
-# Needs root. Where Debian's packages cannot be had, it says so and ends with 0 (with RIG_REQUIRED=1: with 75).
+# Needs root. Exit status: 0 all of it ran and is right; 1 something is not, named at the end; 64, 70, 77 the rig cannot run
+# and 75 Debian's archive cannot be had, both of ci/miopen-on-cpu/run.sh: nothing was tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rig=ci/miopen-on-cpu/run.sh
@@ -31,21 +32,29 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     done
     shift
     printf '\n== MIOpen on the CPU: %s (%d s)\n' "$name" "$SECONDS"
+    local shown writer
+    exec {shown}> >(exec tee "$root/part")
+    writer=$!
     env PYBNORM_REQUIRE=miopen PYBNORM_REQUIRE_DEVICE=miopen "${variables[@]}" \
-        "$rig" --root "$root" --out "$out" "${options[@]}" -- "$@" &
+        "$rig" --root "$root" --out "$out" ${options[@]+"${options[@]}"} -- "$@" >&"$shown" 2>&1 &
     child=$! # in the background, so that a signal is handled at once
+    exec {shown}>&-
     wait "$child" || status=$?
     child='' options=()
+    wait "$writer" || true
     case $status in
         0) ;;
         75)
-            echo "ci/rocm-rig.sh: REPORTED, NOT FAILED: Debian's packages could not be had, MIOpen was not tested"
-            [ "${RIG_REQUIRED:-0}" != 1 ] || exit 75
-            exit 0
+            echo "ci/rocm-rig.sh: MIOpen NOT TESTED: $(cat "$root/unavailable")"
+            exit "$status"
+            ;;
+        64 | 70 | 77)
+            echo "ci/rocm-rig.sh: FAILED: the rig cannot run (exit status $status of $rig), so that MIOpen was not tested"
+            exit "$status"
             ;;
         *)
-            echo "ci/rocm-rig.sh: $name: exit status $status"
-            failed+=("$name")
+            failed+=("$name (exit status $status)")
+            while IFS= read -r line; do failed+=("    $line"); done < <(grep -E '^(FAILED|ERROR) ' "$root/part" | cut -c 1-300 | head -n 10)
             ;;
     esac
 }
@@ -62,6 +71,7 @@ part 'no device' HIPCPU_NO_DEVICE=1 PYBNORM_REQUIRE_DEVICE= -- \
 
 printf '\n== MIOpen on the CPU: %d s\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}"
+    printf 'ci/rocm-rig.sh: FAILED:\n'
+    printf '    %s\n' "${failed[@]}"
     exit 1
 fi

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Tests and the check on a machine with an AMD GPU and MIOpen; writes the reports into DIR.
-#   ci/rocm.sh DIR        uses the python3 that is active; builds the extension in place
+#   ci/rocm.sh DIR
+# Needs Python 3.10 or newer with its headers and venv, a C compiler, and MIOpen with a device where `pybnorm info` finds
+# them. VENV as in ci/venv.sh, with the extra test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. ci/venv.sh
 results=${1:?usage: ci/rocm.sh DIR}
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
-python3 setup.py -q build_ext --inplace >"$results/build.txt" 2>&1
+trap '[ -z "$temporary_venv" ] || rm -rf "$temporary_venv"' EXIT
+environment test
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=miopen PYBNORM_REQUIRE_DEVICE=miopen
+device miopen
 failed=() parallel=() # one GPU
 
 part() { # NAME VARIABLE=VALUE... -- COMMAND...
@@ -19,7 +24,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     done
     shift
     printf '\n== MIOpen: %s (%d s)\n' "$name" "$SECONDS"
-    env "${variables[@]}" "$@" 2>&1 | tee -a "$results/rocm-tests.txt" || failed+=("$name")
+    env ${variables[@]+"${variables[@]}"} "$@" 2>&1 | tee -a "$results/rocm-tests.txt" || failed+=("$name")
 }
 
 . ci/rocm-parts.sh
@@ -27,6 +32,7 @@ miopen_parts
 
 printf '\n== MIOpen: %d s\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}"
+    grep -E '^(FAILED|ERROR) ' "$results/rocm-tests.txt" | cut -c 1-300 | head -n 30 || true
+    printf 'ci/rocm.sh: FAILED: %s\n' "${failed[@]}"
     exit 1
 fi

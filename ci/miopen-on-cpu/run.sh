@@ -5,7 +5,7 @@
 #
 #   --root DIR     keep the root here and go on where an earlier run ended; else a temporary one, removed at the end
 #   --cache DIR    keep the root with its packages here as a tarball, and use it if it is there (or variable CACHE)
-#   --mirror URL   Debian mirror, for example a snapshot for a fixed state (or variable MIRROR; else debootstrap's own)
+#   --mirror URL   Debian mirror, for example a dated snapshot (or variable MIRROR; else Debian's own, which has none)
 #   --suite NAME   Debian suite, default sid (or variable SUITE)
 #   --out DIR      this folder is /out for the command
 #   --bare         do not build pybnorm in the root
@@ -15,8 +15,9 @@
 # pybnorm installed from it, and sees the variables PYBNORM_*, HIPCPU_*, MIOPEN_*, POCL_*, CLSTUB_*, PYTEST_*.
 # Needs root and Linux's unshare; installs debootstrap (and Debian's keys) with apt-get where they are absent.
 #
-# Exit status: the command's own; 64 wrong usage; 70 a stand-in or pybnorm does not build, or the self-test fails;
-# 75 Debian's packages cannot be had or installed now (a command's own 75 is turned into 1); 77 not permitted here.
+# Exit status: the command's own; 64 wrong usage; 70 the rig cannot run: packages that do not install, a MIOpen that it
+# does not know, a stand-in or pybnorm that does not build, a self-test that fails; 75 Debian's archive cannot be had, and
+# the root's file "unavailable" says what of it (a command's own 75 is turned into 1); 77 not permitted here.
 # Every mount is in a mount namespace of its own: whatever ends this script, none is left.
 set -euo pipefail
 
@@ -27,8 +28,11 @@ readonly USAGE=64 FAULT=70 UNAVAILABLE=75 NOT_PERMITTED=77
 readonly PACKAGES=(
     libmiopen1 libmiopen-dev pocl-opencl-icd
     python3 python3-dev python3-setuptools python3-pip python3-wheel cython3 g++
-    python3-numpy python3-ml-dtypes python3-click python3-rich python3-pytest python3-pytest-xdist python3-hypothesis
+    python3-numpy python3-ml-dtypes python3-click python3-rich python3-array-api-compat python3-pytest python3-pytest-xdist python3-hypothesis
 )
+# Versions of libmiopen1, without Debian's revision, that the stand-ins have been seen to run. Debian sid moves, and its
+# archive keeps no older state: with another version the rig is a failure, which says what to do.
+readonly KNOWN_MIOPEN=(6.4.3+dfsg)
 readonly REVISION=1 # of the stages "base" and "packages": change it when a cached root must not be used any more
 
 say() { printf 'miopen-on-cpu: %s (%d s)\n' "$*" "$SECONDS" >&2; }
@@ -40,10 +44,19 @@ unavailable() {
     {
         printf '\n'
         tail -n 15 "$log" | sed 's/^/    /'
-        printf '\n%s\n' "miopen-on-cpu: ******** DEBIAN PACKAGES UNAVAILABLE: $1"
+        printf '\n%s\n' "miopen-on-cpu: ******** DEBIAN'S ARCHIVE UNAVAILABLE: $1"
         printf '%s\n\n' "miopen-on-cpu: ******** nothing was tested; exit status $UNAVAILABLE"
     } >&2
+    printf '%s\n' "Debian's archive cannot be had: $1" >"$root/unavailable"
     exit "$UNAVAILABLE"
+}
+# not_had TEXT: a command that takes from the archive has failed. What cannot be reached is nobody's fault here; that
+# what was reached does not install is one.
+not_had() {
+    # what apt-get and debootstrap say of it in the locale C, at the end
+    ! tail -n 50 "$log" | grep -qE '^[EW]: (Failed to fetch|Failed getting release|Unable to fetch|Couldn.t download)' ||
+        unavailable "$1"
+    fault "$1, though the archive answers"
 }
 fault() {
     tail -n 40 "$log" | sed 's/^/    /' >&2
@@ -141,7 +154,7 @@ finish() {
     mv "$stamps/$1.new" "$stamps/$1"
 }
 
-root_key=$(printf '%s\n' "$REVISION" "$suite" "$mirror" "$(uname -m)" "${PACKAGES[@]}" | sha256sum | cut -c1-16)
+root_key=$(printf '%s\n' "$REVISION" "$suite" "$mirror" "$(uname -m)" "${PACKAGES[@]}" "${KNOWN_MIOPEN[@]}" | sha256sum | cut -c1-16)
 tarball=${cache:+$cache/miopen-on-cpu-$root_key.tar.zst}
 
 tools() { # what this machine must have to make a root
@@ -154,7 +167,15 @@ tools() { # what this machine must have to make a root
         die "$NOT_PERMITTED" "this machine lacks ${missing[*]}, and apt-get to install them"
     say "installing ${missing[*]} on this machine with apt-get"
     { apt-get -q update && apt-get -q -y install --no-install-recommends "${missing[@]}"; } >>"$log" 2>&1 </dev/null ||
-        unavailable "${missing[*]} for this machine"
+        not_had "${missing[*]} for this machine"
+}
+
+readonly OLDER="name a state of Debian with an older one (--mirror with the address of a dated snapshot)"
+known_miopen() { # VERSION
+    local known
+    for known in "${KNOWN_MIOPEN[@]}"; do [ "${1%-*}" != "$known" ] || return 0; done
+    fault "libmiopen1 of Debian $suite is of version '${1:-none}', and the rig is known to run ${KNOWN_MIOPEN[*]}. Add it \
+to KNOWN_MIOPEN in ci/miopen-on-cpu/run.sh and run ci/rocm-rig.sh: if all is green with it, it stays there; else $OLDER"
 }
 
 base() {
@@ -176,7 +197,7 @@ base() {
     fi
     say "debootstrap of Debian $suite"
     debootstrap --variant=minbase --include=ca-certificates "$suite" "$fs.partial" ${mirror:+"$mirror"} \
-        >>"$log" 2>&1 </dev/null || unavailable "debootstrap of $suite${mirror:+ from $mirror} failed"
+        >>"$log" 2>&1 </dev/null || not_had "debootstrap of $suite${mirror:+ from $mirror} failed"
     mv "$fs.partial" "$fs"
     finish base "$root_key"
 }
@@ -197,15 +218,16 @@ packages() {
     say "packages: ${PACKAGES[*]}"
     printf 'path-exclude=%s\n' '/usr/share/doc/*' '/usr/share/man/*' '/usr/share/locale/*' \
         >"$fs/etc/dpkg/dpkg.cfg.d/small"
-    apt update || unavailable "the lists of packages"
+    apt -o APT::Update::Error-Mode=any update || not_had "the lists of packages"
+    known_miopen "$(inside apt-cache show --no-all-versions libmiopen1 2>>"$log" | sed -n 's/^Version: //p')"
     # Empty packages stand for AMD's runtime and for rocBLAS (4 GB); the stage "stand_ins" brings the files.
     local needed=$root/needed package version made=()
-    inside apt-cache depends libmiopen1 >"$needed" 2>>"$log" || unavailable "Debian $suite has no libmiopen1"
+    inside apt-cache depends libmiopen1 >"$needed" 2>>"$log" || fault "Debian $suite has no libmiopen1"
     for package in libamdhip64-6 librocblas4; do
-        grep -qw -- "$package" "$needed" || unavailable "libmiopen1 of Debian $suite does not depend on $package, \
-which hipcpu stands for: it is of another ROCm; name an older state of Debian with --mirror"
+        grep -qw -- "$package" "$needed" || fault "libmiopen1 of Debian $suite does not depend on $package, \
+which hipcpu stands for: it is of another ROCm; $OLDER"
         version=$(inside apt-cache show --no-all-versions "$package" 2>>"$log" | sed -n 's/^Version: //p')
-        [ -n "$version" ] || unavailable "Debian $suite has no $package"
+        [ -n "$version" ] || fault "Debian $suite has no $package"
         mkdir -p "$fs/tmp/$package/DEBIAN"
         printf '%s\n' "Package: $package" "Version: $version" "Architecture: $(inside dpkg --print-architecture)" \
             'Maintainer: nobody <nobody@example.org>' 'Description: stand-in for tests without a GPU' \
@@ -217,11 +239,11 @@ which hipcpu stands for: it is of another ROCm; name an older state of Debian wi
     inside dpkg -i "${made[@]}" >>"$log" 2>&1 || fault "installing the empty packages"
     inside apt-mark hold libamdhip64-6 librocblas4 >>"$log" 2>&1
     apt install gcc libc6-dev ocl-icd-opencl-dev opencl-c-headers "${PACKAGES[@]}" ||
-        unavailable "installing the packages"
+        not_had "installing the packages (where two states of Debian mix, a later day or --mirror with another helps)"
     # HIP's headers alone: their package wants the real runtime.
     inside sh -c 'mkdir -p /tmp/headers && chmod 777 /tmp/headers'
     inside sh -c 'cd /tmp/headers && apt-get -q -o Acquire::Retries=3 download libamdhip64-dev' \
-        >>"$log" 2>&1 </dev/null || unavailable "libamdhip64-dev (its headers)"
+        >>"$log" 2>&1 </dev/null || not_had "libamdhip64-dev (its headers)"
     inside sh -c 'dpkg-deb --fsys-tarfile /tmp/headers/libamdhip64-dev_*.deb | tar -x -C / ./usr/include/hip' \
         >>"$log" 2>&1 || fault "the headers of libamdhip64-dev"
     inside apt-get clean >>"$log" 2>&1
@@ -303,13 +325,16 @@ pybnorm() {
         "$files" | xargs -0 sha256sum | sha256sum | cut -c1-16)
     if done_with pybnorm "$key"; then return; fi
     say "building pybnorm"
-    inside sh -c 'cd /srv/pybnorm && python3 -m pip install --quiet --break-system-packages --root-user-action ignore \
-        --no-index --no-deps --no-build-isolation --editable .' \
+    # Not optimized, which takes a tenth of the time: the CPU part of CI runs what is shipped. No --no-deps: what pybnorm
+    # declares to need and the packages above lack is an error.
+    inside PBN_OPTIMIZE=0 sh -c 'cd /srv/pybnorm && python3 -m pip install --quiet --break-system-packages \
+        --root-user-action ignore --no-index --no-build-isolation --editable .' \
         >>"$log" 2>&1 </dev/null || fault "pybnorm does not build"
     finish pybnorm "$key"
 }
 
 : >"$log"
+rm -f "$root/unavailable"
 [ -z "$tarball" ] || say "tarball: $tarball"
 tools
 base

@@ -30,9 +30,12 @@ gives 64 'no command given'
 gives 64 'option --new is not known' --new
 gives 64 'needs a value' --root
 gives 0 'Exit status' --help
-gives 75 'DEBIAN PACKAGES UNAVAILABLE: debootstrap' --mirror "$nowhere" --bare -- true
+gives 75 'ARCHIVE UNAVAILABLE: debootstrap' --mirror "$nowhere" --bare -- true
 gives 75 'nothing was tested; exit status 75' --mirror "$nowhere" --root "$work/fresh" --bare -- true
 [ ! -e "$work/fresh/fs" ] || fail "a failed debootstrap counts as done"
+grep -q 'cannot be had: debootstrap' "$work/fresh/unavailable" || fail "what cannot be had is not told"
+gives 70 'No such script' --root "$work/suite" --suite no-such-suite --bare -- true
+[ ! -e "$work/suite/unavailable" ] || fail "a suite that there is not counts as an archive that cannot be had"
 
 gives 0 'running: true' --root "$root" --bare -- true
 ! grep -q debootstrap "$work/out" || fail "a finished stage ran again"
@@ -50,6 +53,17 @@ name=$(sed -n 's/^miopen-on-cpu: tarball: \(.*\) (.*/\1/p' "$work/out")
 head -c 1000 /dev/urandom >"$name"
 gives 75 'is damaged: removed' --mirror "$nowhere" --cache "$work/cache" --bare -- true
 [ ! -e "$name" ] || fail "the damaged tarball stays"
+
+# A MIOpen that the rig does not know: 70, what to do, and nothing of the archive.
+mkdir -p "$work/unknown/ci"
+cp -r "$here" "$work/unknown/ci/"
+sed -i 's/^readonly KNOWN_MIOPEN=.*/readonly KNOWN_MIOPEN=(0.0.1)/' "$work/unknown/ci/miopen-on-cpu/run.sh"
+status=0
+"$work/unknown/ci/miopen-on-cpu/run.sh" --root "$work/other" --bare -- true >"$work/out" 2>&1 || status=$?
+[ "$status" = 70 ] || fail "an unknown MIOpen: status $status, expected 70"
+grep -q 'Add it to KNOWN_MIOPEN' "$work/out" || fail "an unknown MIOpen: does not say what to do"
+[ ! -e "$work/other/unavailable" ] || fail "an unknown MIOpen counts as an archive that cannot be had"
+rm -rf --one-file-system "$work/other"
 
 # A stand-in that does not build: 70, and not a word of packages.
 mkdir -p "$work/project/ci"

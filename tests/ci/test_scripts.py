@@ -1,0 +1,196 @@
+"""The scripts of ci/ over stand-ins for what they call: what fails is told in the last line, nothing passes unrun."""
+
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REASON = "Debian's archive cannot be had: the test says so"
+RIG = f"""#!/bin/bash
+[ "$1" = --root ] && echo "$*" >>"$CALLS"
+[ "$STATUS" != 75 ] || echo "{REASON}" >"$2/unavailable"
+[ "$STATUS" != nothing ] || exit 75
+[ "$STATUS" != 1 ] || echo 'FAILED tests/a/test_b.py::test_c - no'
+exit "$STATUS"
+"""
+# A Python that makes environments of further stand-ins, logs what it is asked and fails where FAIL says so.
+PYTHON = """#!/bin/bash
+echo "${0##*/} $*" >>"$CALLS"
+case "$*" in
+    "-m venv "*) mkdir -p "${@: -1}/bin"; cp "$BIN"/* "${@: -1}/bin" ;;
+    *getwidth* | *get_path*) echo . ;;
+esac
+case "${0##*/} $*" in *$FAIL*) echo 'it broke here' >&2; exit 3 ;; esac
+"""
+
+
+class Tree:
+    """A copy of the scripts, with stand-ins first in the path."""
+
+    def __init__(self, folder):
+        self.root, self.bin, self.calls = folder / "tree", folder / "bin", folder / "calls"
+        shutil.copytree(ROOT / "ci", self.root / "ci")
+        shutil.copytree(ROOT / ".ci", self.root / ".ci")
+        (self.root / "pybnorm").mkdir()
+        self.bin.mkdir()
+        self.stand_in(self.bin / "id", "#!/bin/sh\necho 0\n")
+
+    @staticmethod
+    def stand_in(path, text):
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def run(self, script, *arguments, **variables):
+        """The exit status and the lines of both outputs."""
+        self.calls.write_text("")
+        environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "TMPDIR": str(self.root.parent), "CALLS": str(self.calls)}
+        environment |= {"BIN": str(self.bin), "HOME": str(self.root)} | variables
+        done = subprocess.run(
+            ["bash", str(self.root / script), *arguments], env=environment, cwd=self.root.parent, timeout=120,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout.splitlines()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+# ---------------------------------------------------------------- MIOpen's rig
+
+
+@pytest.fixture
+def rig(tree):
+    tree.stand_in(tree.root / "ci/miopen-on-cpu/run.sh", RIG)
+    tree.stand_in(tree.root / "ci/cpu.sh", '#!/bin/bash\nexit "${CPU:-0}"\n')
+    return tree
+
+
+def test_all_parts_run_in_the_rig(rig):
+    status, lines = rig.run(".ci/run", STATUS="0")
+    assert status == 0, lines
+    assert "NOT TESTED" not in "".join(lines)
+    calls = rig.calls.read_text()
+    assert calls.count(" -- ") == len([line for line in lines if line.startswith("== MIOpen on the CPU: ")]) - 1 > 8
+    for folder in ("abi", "backends", "devices", "fuzz", "operations", "layer", "graph", "functional"):
+        assert f"tests/{folder}" in calls
+
+
+def test_only_an_archive_that_cannot_be_had_passes_and_the_last_line_says_so(rig):
+    assert rig.run("ci/rocm-rig.sh", STATUS="75")[0] == 75
+    status, lines = rig.run(".ci/run", STATUS="75")
+    assert (status, lines[-1]) == (0, f"MIOpen NOT TESTED: {REASON}")
+    assert rig.run(".ci/run", STATUS="nothing")[0] == 75  # the rig did not say what cannot be had
+
+
+@pytest.mark.parametrize("fault", ["64", "70", "77"])
+def test_a_rig_that_cannot_run_is_a_failure(rig, fault):
+    status, lines = rig.run(".ci/run", STATUS=fault)
+    assert status == int(fault)
+    assert "FAILED: the rig cannot run" in lines[-1]
+
+
+def test_a_failed_part_is_named_at_the_end_with_its_tests(rig):
+    status, lines = rig.run(".ci/run", STATUS="1")
+    assert status == 1
+    end = "\n".join(lines[lines.index("ci/rocm-rig.sh: FAILED:") :])
+    assert "random calls, guard pages (exit status 1)" in end
+    assert "FAILED tests/a/test_b.py::test_c - no" in end
+
+
+def test_without_root_or_with_failed_checks_nothing_passes(rig):
+    status, _ = rig.run(".ci/run", STATUS="0", CPU="4")
+    assert status == 4
+    assert " -- " not in rig.calls.read_text()
+    rig.stand_in(rig.bin / "id", "#!/bin/sh\necho 1000\n")
+    status, lines = rig.run(".ci/run", STATUS="0")
+    assert status == 77
+    assert "FAILED" in lines[-1]
+
+
+def test_workflows_run_scripts_that_there_are_and_hide_no_status():
+    files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    assert {f.stem for f in files} >= {"cpu", "cuda", "rocm", "miopen-on-cpu"}
+    for file in files:
+        text = file.read_text()
+        (script,) = re.findall(r"^ +- run: .*bash (ci/[\w-]+\.sh)", text, re.M)
+        assert (ROOT / script).is_file()
+        assert "continue-on-error" not in text
+        assert "||" not in text
+
+
+# ---------------------------------------------------------------- the others
+
+
+@pytest.fixture
+def python(tree):
+    tools = ("python", "python3", "ruff", "cython-lint", "mypy", "pytest", "pybnorm", "gcc", "clang", "cc", "apt-get")
+    for name in tools:
+        tree.stand_in(tree.bin / name, PYTHON)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("fail", "step"),
+    [("pip install --quiet .[test", "environment: "), ("mypy", "lint"), ("gcc -std", "every C file"),
+     ("pytest -n", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
+)  # fmt: skip
+def test_a_failed_step_of_the_checks_is_in_the_last_line(python, fail, step):
+    (python.root / "pybnorm/backends").mkdir()
+    (python.root / "pybnorm/backends/a.c").touch()
+    status, lines = python.run("ci/cpu.sh", FAIL=fail)
+    assert status not in (0, None)
+    assert re.search(rf"FAILED \(exit status \d+\) after \d+ s in the step: {step}", lines[-1])
+    assert "it broke here" in lines
+    assert not list(python.root.parent.glob("tmp.*"))  # its environment is gone
+
+
+def test_checks_that_succeed_end_so(python):
+    status, lines = python.run("ci/cpu.sh", FAIL="nothing")
+    assert (status, "FAILED" in "".join(lines)) == (0, False)
+
+
+@pytest.mark.parametrize("script", ["ci/rocm.sh", "ci/cuda.sh"])
+def test_a_build_that_fails_is_shown(python, script, tmp_path):
+    for fail, variables in (("setup.py", {"VENV": "none"}), ("--editable", {"EXTRAS": "test"})):
+        status, lines = python.run(script, str(tmp_path / "out"), FAIL=fail, **variables)
+        assert status == 1
+        assert "it broke here" in lines
+        assert "does not build" in lines[-1]
+
+
+@pytest.mark.parametrize("script", ["ci/rocm.sh", "ci/cuda.sh"])
+def test_what_a_machine_lacks_is_one_line(python, script, tmp_path):
+    for fail, said in [("Python.h", "no headers of"), ("-m venv", "python3-venv"), ("pybnorm.Handle", "it broke here")]:
+        status, lines = python.run(script, str(tmp_path / "out"), FAIL=fail, EXTRAS="test")
+        assert status == 1
+        assert said in lines[-1]
+    (python.bin / "nvidia-smi").unlink(missing_ok=True)
+    if script == "ci/cuda.sh":
+        status, lines = python.run(script, str(tmp_path / "out"), FAIL="nothing")
+        assert (status, lines[-1]) == (1, "ci/cuda.sh: nvidia-smi finds no driver of NVIDIA")
+
+
+@pytest.mark.parametrize(
+    ("script", "driver", "extras"),
+    [("ci/rocm.sh", "", "test"), ("ci/cuda.sh", "12.9", "test,report,cuda12"),
+     ("ci/cuda.sh", "13.1", "test,report,cuda13")],
+)  # fmt: skip
+def test_a_bare_machine_gets_an_environment(python, script, driver, extras, tmp_path):
+    python.stand_in(python.bin / "nvidia-smi", f"#!/bin/sh\necho '| Driver 1  CUDA Version: {driver}  |'\n")
+    parts = ["info"] if "cuda" in script else []
+    status, lines = python.run(script, str(tmp_path / "out"), *parts, FAIL="nothing")
+    assert status == 0, lines
+    calls = python.calls.read_text()
+    assert f"-m pip install --quiet --editable .[{extras}]\n" in calls
+    assert "setup.py" not in calls
+    assert not list(tmp_path.glob("pybnorm-venv.*"))
+    status, lines = python.run(script, str(tmp_path / "out"), *parts, FAIL="nothing", VENV="none")
+    assert status == 0, lines
+    assert "pip" not in python.calls.read_text()
+    assert "setup.py -q build_ext --inplace" in python.calls.read_text()
