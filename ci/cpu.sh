@@ -28,7 +28,7 @@ export PATH="$venv/bin:$PATH"
 rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
 python -m pip install --quiet '.[test,lint,dask]' -r ci/mpi.txt
-# cuDNN without what it needs on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.
+# cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.
 python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda|ml_dtypes|pytest|pybnorm)' || true
 
@@ -48,7 +48,7 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask pytest -n "$(nproc)" --dist loadfile \
+PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask,cuda-core pytest -n "$(nproc)" --dist loadfile \
     --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
 say "PyTorch: its arrays, the modules, gradients"

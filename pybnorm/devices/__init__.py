@@ -65,11 +65,11 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     Raises
     ------
     ArgumentError
-        Another device type, or an ordinal that is not a non-negative integer.
+        Another device type, or an ordinal that is not a non-negative integer or that no device has.
     LibraryNotFoundError
         CUDA without the packages ``cuda-core`` and ``cuda-bindings``, ROCm without libamdhip64.
     NotInitializedError
-        ROCm without a device that the HIP runtime finds.
+        CUDA without a driver or without a device; ROCm without a device that the HIP runtime finds.
     """
     if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
         raise ArgumentError("device_id", device_id, "an integer from 0")

@@ -11,7 +11,7 @@ from typing import Any
 from pybnorm._arrays import CUDA, Buffer, Memory
 from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt
 from pybnorm.enums import DataType
-from pybnorm.errors import LibraryNotFoundError
+from pybnorm.errors import ArgumentError, LibraryNotFoundError, NotInitializedError
 
 __all__ = ["Device"]
 
@@ -28,6 +28,10 @@ class Device:
     ------
     LibraryNotFoundError
         ``cuda-core`` or ``cuda-bindings`` is not installed.
+    NotInitializedError
+        There is no driver, or it cannot use a device.
+    ArgumentError
+        It has devices, but not this one.
 
     Notes
     -----
@@ -38,11 +42,16 @@ class Device:
 
     def __init__(self, device_id: int = 0) -> None:
         self._core = _cuda_core()
-        self._device = self._core.Device(device_id)
-        self._device.set_current()
-        self._stream = self._device.create_stream()
-        self.device_id = device_id
-        self.name = str(self._device.name)
+        try:
+            self._device = self._core.Device(device_id)
+            self._device.set_current()
+            self._stream = self._device.create_stream()
+            self.device_id = device_id
+            self.name = str(self._device.name)
+        except ValueError as error:
+            raise ArgumentError("device_id", device_id, f"an ordinal of the CUDA driver's ({error})") from error
+        except Exception as error:  # of cuda.core and cuda.bindings, whose classes differ between releases
+            raise _unusable(error, f"Device({device_id})") from error
 
     @property
     def stream(self) -> int:
@@ -165,15 +174,21 @@ def device_count() -> int:
     """How many devices the driver shows this process."""
     _cuda_core()
     driver = importlib.import_module("cuda.bindings.driver")
-    driver.cuInit(0)
-    status, count = driver.cuDeviceGetCount()
+    try:
+        driver.cuInit(0)
+        status, count = driver.cuDeviceGetCount()
+    except Exception as error:
+        raise _unusable(error, "cuDeviceGetCount") from error
     return int(count) if int(status) == 0 else 0
 
 
 def driver() -> str:
     """The newest CUDA that the driver serves; it asks the driver and no device."""
     _cuda_core()
-    status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+    try:
+        status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+    except Exception as error:
+        raise _unusable(error, "cuDriverGetVersion") from error
     return f"CUDA driver {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else ""
 
 
@@ -203,6 +218,17 @@ def capturing(stream: int) -> bool:
     status, state = driver.cuStreamIsCapturing(driver.CUstream(stream))
     # not a success: the legacy stream beside a capture that it would break, or a capture that is broken already
     return int(status) != 0 or int(state) != 0
+
+
+def _unusable(error: Exception, function: str) -> NotInitializedError:
+    """Without a driver the first call into it raises, of whatever class this release of the bindings has for that."""
+    return NotInitializedError(
+        backend="cudnn",
+        function=function,
+        status=-2,
+        status_name="PBN_E_NOT_LOADED",
+        text=f"the CUDA driver or its device cannot be used: {type(error).__name__}: {error}",
+    )
 
 
 def _cuda_core() -> Any:

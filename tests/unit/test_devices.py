@@ -93,10 +93,8 @@ def real_cuda() -> Any:
     reason = ""
     try:
         return cuda.Device(0)
-    except LibraryNotFoundError as error:
-        reason = str(error)
-    except Exception as error:  # no driver, no device: cuda.core's own exceptions
-        reason = f"{type(error).__name__}: {error}"
+    except (LibraryNotFoundError, NotInitializedError) as error:
+        reason = str(error).splitlines()[0]
     if "cudnn" in os.environ.get("PYBNORM_REQUIRE_DEVICE", "").replace(" ", "").split(","):
         pytest.fail(f"cudnn is listed in PYBNORM_REQUIRE_DEVICE but there is no CUDA device: {reason}")
     pytest.skip(f"no CUDA device: {reason}")
@@ -299,3 +297,40 @@ def test_copies_wait_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     device.to_numpy(buffer)
     assert [entry if entry == "sync" else entry[0] for entry in core.log] == ["copy", "sync"]
     assert device.stream == 0xABC0
+
+
+def test_the_real_bindings_without_a_driver(child: Any) -> None:
+    """They raise exceptions of their own; ours names the driver. ci/cpu.sh installs both packages."""
+    answers = child(
+        """
+        from pybnorm import devices
+        try:
+            from cuda import core
+            from cuda.bindings import driver
+        except ImportError as error:
+            answers = str(error)
+        else:
+            try:
+                found = [int(value) for value in (driver.cuInit(0)[0], driver.cuDeviceGetCount()[1])]
+            except Exception as error:
+                found = [type(error).__name__, type(error).__module__.partition(".")[0]]
+            answers = [found, *map(attempt, (
+                lambda: devices.device_for(2), lambda: devices.device_count(2), lambda: devices.driver(2),
+                lambda: devices.device_for(2, 1000)))]
+        report(answers)
+        """
+    )
+    required = "cuda-core" in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(",")
+    if isinstance(answers, str):
+        if required:
+            pytest.fail(f"cuda-core is listed in PYBNORM_REQUIRE_PACKAGES but: {answers}")
+        pytest.skip(f"cuda-core and cuda-bindings: {answers}")
+    found, device, count, driver, beyond = answers
+    if found[0] == 0 and found[1] > 0:  # there is a device
+        assert count["value"] == found[1]
+        assert driver["value"].startswith("CUDA driver ")
+        assert beyond["error"] == "ArgumentError"
+        return
+    for result in (device, beyond) if found[0] == 0 else (device, count, driver, beyond):
+        assert result.get("error") == "NotInitializedError", result
+        assert "the CUDA driver or its device cannot be used" in result["text"]
