@@ -15,6 +15,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
 from pybnorm._shim cimport (
     PBN_ACTIVATION_NONE,
     PBN_CLASS_ALLOCATION,
@@ -105,7 +108,8 @@ __all__ = [
     "signature",
 ]
 
-cdef object _load_lock = threading.Lock()
+cdef object _load_lock = threading.RLock()  # a signal handler may come here while its thread is here
+cdef set _loading = set()  # backends
 cdef dict _libraries = {}  # backend name -> Library; written under _load_lock, never removed
 cdef dict _OWN_STATUS = {
     PBN_E_UNSUPPORTED: "PBN_E_UNSUPPORTED",
@@ -239,8 +243,14 @@ def load(backend, path=None):
         with _load_lock:
             library = _libraries.get(backend)
             if library is None:
-                library = _load(backend, path)
-                _libraries[backend] = library
+                if backend in _loading:
+                    raise errors.BusyError(f"{backend}: this thread is loading its library already, further up")
+                _loading.add(backend)
+                try:
+                    library = _load(backend, path)
+                    _libraries[backend] = library
+                finally:
+                    _loading.discard(backend)
     if path is not None and not _same_file(library.path, path):
         raise errors.LibraryLoadError(
             f"{backend}: {path} cannot be loaded, this process already uses {library.path}", backend=backend
@@ -740,11 +750,11 @@ cdef class Handle:
         cdef const pbn_backend *table
         cdef pbn_handle *handle = NULL
         cdef int status
+        address = None if stream is None else _stream(stream)
+        library = load(backend)
         with self.lock:
             if self.table != NULL:
                 raise errors.ArgumentError("self", "an initialised handle", "a new one")
-            address = None if stream is None else _stream(stream)
-            library = load(backend)
             table = _table(backend)
             with nogil:
                 status = table.handle_create(&handle)
@@ -1192,24 +1202,29 @@ cdef class Handle:
             addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # 0: no elements, or a query
         return tuple(key) if keep else None, tuple(addresses), values
 
-    cdef object _cached(self, object key):
-        """The plan of a call, the caller's until it takes the plan's handle away again; None where another has it.
+    cdef Plan _cached(self, object key):
+        """The plan of a call, with this handle until `Plan._leave`.
 
-        That other is a call of this thread further up: an array's protocol, or a signal handler, has come back here.
+        None where this thread is in the midst of it further up: a signal handler has come back here.
         """
-        found = self.plans.get(key)
-        if found is None or (<Plan>found).handle is not None:
+        cdef Plan plan = self.plans.get(key)
+        if plan is None or plan.busy == PyThread_get_thread_ident():
             return None
-        (<Plan>found).handle = self
-        return found
+        with cython.critical_section(plan):
+            plan.users += 1
+            plan.handle = self
+        return plan
 
-    cdef int _keep(self, object key, object plan) except -1:
-        if key in self.plans:  # that of the call further up; this one goes with its call
-            return 0
-        if len(self.plans) >= _PLAN_CACHE:
-            self.plans.pop(next(iter(self.plans)), None)
-        self.plans[key] = plan
-        return 0
+    cdef Plan _keep(self, object key, Plan plan):
+        plan.users = 1
+        plan.arrays = True
+        with self.lock:
+            # Where another has been kept since, this one goes with its call.
+            if key not in self.plans and self.handle != NULL:
+                if len(self.plans) >= _PLAN_CACHE:
+                    self.plans.pop(next(iter(self.plans)), None)
+                self.plans[key] = plan
+        return plan
 
     def forward_training(
         self,
@@ -1282,34 +1297,32 @@ cdef class Handle:
         Vendor symbols: see `batch_normalization_forward_training`.
         """
         cdef Plan plan
-        with self.lock:
-            self._check()
-            has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
-            has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-            x_kind, x = self._kind(x, "x", False)
-            y_kind, y = self._kind(y, "y", True)
-            mode, algorithm = _mode(mode), _named(algorithm)
-            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-            epsilon = _arguments.epsilon(epsilon)
-            factor = _arguments.factor(exponential_average_factor)
-            act = self._activation(activation, activation_low, activation_high, x)
-            key = (
-                PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-                _keyed(factor), has_running, has_saved, act,
-            )
-            plan = self._cached(key)
-            if plan is None:
-                plan = _plan_forward_training(
+        self._check()
+        has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+        epsilon = _arguments.epsilon(epsilon)
+        factor = _arguments.factor(exponential_average_factor)
+        act = self._activation(activation, activation_low, activation_high, x)
+        key = (
+            PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+            _keyed(factor), has_running, has_saved, act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key,
+                _plan_forward_training(
                     self, x, y, mode, algorithm, alpha, beta, epsilon, factor, has_running, has_saved, act, None
-                )
-                plan.arrays = True
-                self._keep(key, plan)
-            try:
-                plan(
-                    x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace
-                )
-            finally:
-                plan.handle = None
+                ),
+            )
+        try:
+            plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
+        finally:
+            plan._leave()
 
     def forward_inference(
         self,
@@ -1355,27 +1368,26 @@ cdef class Handle:
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
         cdef Plan plan
-        with self.lock:
-            self._check()
-            x_kind, x = self._kind(x, "x", False)
-            y_kind, y = self._kind(y, "y", True)
-            mode, algorithm = _mode(mode), _named(algorithm)
-            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-            epsilon = _arguments.epsilon(epsilon)
-            act = self._activation(activation, activation_low, activation_high, x)
-            key = (
-                PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-                act,
+        self._check()
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+        epsilon = _arguments.epsilon(epsilon)
+        act = self._activation(activation, activation_low, activation_high, x)
+        key = (
+            PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+            act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key, _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, act, None)
             )
-            plan = self._cached(key)
-            if plan is None:
-                plan = _plan_forward_inference(self, x, y, mode, algorithm, alpha, beta, epsilon, act, None)
-                plan.arrays = True
-                self._keep(key, plan)
-            try:
-                plan(x, scale, bias, running_mean, running_variance, y, workspace)
-            finally:
-                plan.handle = None
+        try:
+            plan(x, scale, bias, running_mean, running_variance, y, workspace)
+        finally:
+            plan._leave()
 
     def backward(
         self,
@@ -1443,51 +1455,53 @@ cdef class Handle:
         Vendor symbols: see `batch_normalization_backward`.
         """
         cdef Plan plan
-        with self.lock:
-            self._check()
-            has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-            x_kind, x = self._kind(x, "x", False)
-            dy_kind, dy = self._kind(dy, "dy", False)
-            dx_kind, dx = self._kind(dx, "dx", True)
-            mode, algorithm = _mode(mode), _named(algorithm)
-            alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
-            alpha_param = self._scalar(alpha_param, "alpha_param", x)
-            beta_param = self._scalar(beta_param, "beta_param", x)
-            epsilon = _arguments.epsilon(epsilon)
-            act = self._activation(activation, activation_low, activation_high, x)
-            _arguments.activation_bias(act[0], bias)
-            key = (
-                PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha_data), _keyed(beta_data),
-                _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
-            )
-            plan = self._cached(key)
-            if plan is None:
-                plan = _plan_backward(
+        self._check()
+        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+        x_kind, x = self._kind(x, "x", False)
+        dy_kind, dy = self._kind(dy, "dy", False)
+        dx_kind, dx = self._kind(dx, "dx", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
+        alpha_param = self._scalar(alpha_param, "alpha_param", x)
+        beta_param = self._scalar(beta_param, "beta_param", x)
+        epsilon = _arguments.epsilon(epsilon)
+        act = self._activation(activation, activation_low, activation_high, x)
+        _arguments.activation_bias(act[0], bias)
+        key = (
+            PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha_data), _keyed(beta_data),
+            _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key,
+                _plan_backward(
                     self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
                     has_saved, act, None,
-                )
-                plan.arrays = True
-                self._keep(key, plan)
-            try:
-                _arguments.activation_result((<BackwardPlan>plan).masked, y)
-                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
-            finally:
-                plan.handle = None
+                ),
+            )
+        try:
+            _arguments.activation_result((<BackwardPlan>plan).masked, y)
+            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
+        finally:
+            plan._leave()
 
     def axpby(self, a, x, b, y, *, workspace=None):
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
 
         With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
         """
+        self._check()
+        kept = []
+        xb = self._data(x, "x")
+        yb = self._data(y, "y", True)
+        values = _arguments.axpby(a, b, xb, yb)
+        space = self._workspace(workspace, kept)
         with self.lock:
             self._check()
-            kept = []
-            xb = self._data(x, "x")
-            yb = self._data(y, "y", True)
-            values = _arguments.axpby(a, b, xb, yb)
             _axpby(
-                self, values, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"),
-                self._workspace(workspace, kept), True,
+                self, values, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"), space,
+                True,
             )
 
     def fill(self, value, y):
@@ -1509,10 +1523,12 @@ cdef class Handle:
         -----
         Vendor symbols: see the module function `fill`.
         """
+        self._check()
+        yb = self._data(y, "y", True)
+        number = _arguments.fill(value, yb)
         with self.lock:
             self._check()
-            yb = self._data(y, "y", True)
-            _fill(self, _arguments.fill(value, yb), self._described(yb), _address(yb, "y"))
+            _fill(self, number, self._described(yb), _address(yb, "y"))
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -1532,11 +1548,12 @@ cdef class Handle:
         -----
         Vendor symbols: see the module function `relu`.
         """
+        self._check()
+        xb = self._data(x, "x")
+        yb = self._data(y, "y", True)
+        _arguments.relu(xb, yb)
         with self.lock:
             self._check()
-            xb = self._data(x, "x")
-            yb = self._data(y, "y", True)
-            _arguments.relu(xb, yb)
             _relu(self, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"))
 
     def relu_backward(self, x, dy, dx):
@@ -1558,12 +1575,13 @@ cdef class Handle:
         -----
         Vendor symbols: see the module function `relu_backward`.
         """
+        self._check()
+        xb = self._data(x, "x")
+        dyb = self._data(dy, "dy")
+        dxb = self._data(dx, "dx", True)
+        _arguments.relu_backward(xb, dyb, dxb)
         with self.lock:
             self._check()
-            xb = self._data(x, "x")
-            dyb = self._data(dy, "dy")
-            dxb = self._data(dx, "dx", True)
-            _arguments.relu_backward(xb, dyb, dxb)
             _relu_backward(
                 self, self._described(xb), _address(xb, "x"), self._described(dyb), _address(dyb, "dy"),
                 self._described(dxb), _address(dxb, "dx"),
@@ -1628,9 +1646,11 @@ cdef class Handle:
         ------
         ArgumentError, UnsupportedError, VendorError
         """
+        self._check()
+        buffer = self._data(array, argument)
         with self.lock:
             self._check()
-            return self._described(self._data(array, argument))
+            return self._described(buffer)
 
     def workspace_size(
         self,
@@ -1975,7 +1995,8 @@ cdef object _handles = weakref.WeakSet()
 def _after_fork_in_child():
     global _forks, _load_lock
     _forks += 1
-    _load_lock = threading.Lock()
+    _load_lock = threading.RLock()
+    _loading.clear()
     for handle in list(_handles):
         (<Handle>handle)._after_fork()
 
@@ -2007,6 +2028,13 @@ cdef tuple _workspace_pair(Handle handle, object address, object size, str name=
         raise errors.ArgumentError(name, address, f"a non-NULL address for {name}_size {n}")
     handle._here(a, name)
     return a, n
+
+
+cdef tuple _pointers(Handle handle, str name_a, object a, str name_b, object b):
+    """Both addresses, or (0, 0) for None or 0 twice."""
+    found = handle._pointer(a, name_a, True), handle._pointer(b, name_b, True)
+    _arguments.pair(name_a, found[0] or None, name_b, found[1] or None)
+    return found
 
 
 cdef object _unsupported(Handle handle, str function, str text):
@@ -2616,25 +2644,18 @@ def batch_normalization_forward_training(
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    has_running = _arguments.pair(
-        "running_mean", running_mean or None, "running_variance", running_variance or None
-    )
-    _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
+    running = _pointers(h, "running_mean", running_mean, "running_variance", running_variance)
+    saved = _pointers(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     values = _arguments.forward_training(
-        mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, has_running
+        mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, running[0] != 0
     )
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
     ws = _workspace_pair(h, workspace, workspace_size)
+    x, y = h._pointer(x, "x"), h._pointer(y, "y")
+    scale, bias = h._pointer(scale, "scale"), h._pointer(bias, "bias")
     with h.lock:
         h._check()
-        _forward_training(
-            h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), pd,
-            h._pointer(scale, "scale"), h._pointer(bias, "bias"),
-            h._pointer(running_mean, "running_mean", True),
-            h._pointer(running_variance, "running_variance", True),
-            h._pointer(saved_mean, "saved_mean", True),
-            h._pointer(saved_inv_variance, "saved_inv_variance", True), act, ws,
-        )
+        _forward_training(h, values, xd, x, yd, y, pd, scale, bias, running[0], running[1], saved[0], saved[1], act, ws)
 
 
 def batch_normalization_forward_inference(
@@ -2688,14 +2709,13 @@ activation_high, workspace, workspace_size
     values = _arguments.forward_inference(mode, alpha, beta, xd, yd, pd, epsilon)
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
     ws = _workspace_pair(h, workspace, workspace_size)
+    x, y = h._pointer(x, "x"), h._pointer(y, "y")
+    scale, bias = h._pointer(scale, "scale"), h._pointer(bias, "bias")
+    mean = h._pointer(running_mean, "running_mean")
+    variance = h._pointer(running_variance, "running_variance")
     with h.lock:
         h._check()
-        _forward_inference(
-            h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), pd,
-            h._pointer(scale, "scale"), h._pointer(bias, "bias"),
-            h._pointer(running_mean, "running_mean"),
-            h._pointer(running_variance, "running_variance"), act, ws,
-        )
+        _forward_inference(h, values, xd, x, yd, y, pd, scale, bias, mean, variance, act, ws)
 
 
 def batch_normalization_backward(
@@ -2760,21 +2780,18 @@ def batch_normalization_backward(
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
     cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    _arguments.pair("saved_mean", saved_mean or None, "saved_inv_variance", saved_inv_variance or None)
+    saved = _pointers(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     values = _arguments.backward(mode, alpha_data, beta_data, alpha_param, beta_param, xd, dyd, dxd, pd, epsilon)
     act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
+    bias = h._pointer(bias, "bias", True)
     _arguments.activation_bias(act[0], bias or None)
     ws = _workspace_pair(h, workspace, workspace_size)
+    x, dy, dx = h._pointer(x, "x"), h._pointer(dy, "dy"), h._pointer(dx, "dx")
+    scale = h._pointer(scale, "scale")
+    dscale, dbias = h._pointer(dscale, "dscale"), h._pointer(dbias, "dbias")
     with h.lock:
         h._check()
-        _backward(
-            h, values, xd, h._pointer(x, "x"), dyd, h._pointer(dy, "dy"), dxd,
-            h._pointer(dx, "dx"), pd, h._pointer(scale, "scale"),
-            h._pointer(bias, "bias", True),
-            h._pointer(dscale, "dscale"), h._pointer(dbias, "dbias"),
-            h._pointer(saved_mean, "saved_mean", True),
-            h._pointer(saved_inv_variance, "saved_inv_variance", True), act, ws,
-        )
+        _backward(h, values, xd, x, dyd, dy, dxd, dx, pd, scale, bias, dscale, dbias, saved[0], saved[1], act, ws)
 
 
 def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
@@ -2803,9 +2820,10 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     values = _arguments.axpby(a, b, xd, yd)
     ws = _workspace_pair(h, workspace, workspace_size)
+    x, y = h._pointer(x, "x"), h._pointer(y, "y")
     with h.lock:
         h._check()
-        _axpby(h, values, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"), ws, False)
+        _axpby(h, values, xd, x, yd, y, ws, False)
 
 
 def fill(handle, value, y_desc, y):
@@ -2831,9 +2849,10 @@ def fill(handle, value, y_desc, y):
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     number = _arguments.fill(value, yd)
+    y = h._pointer(y, "y")
     with h.lock:
         h._check()
-        _fill(h, number, yd, h._pointer(y, "y"))
+        _fill(h, number, yd, y)
 
 
 def relu(handle, x_desc, x, y_desc, y):
@@ -2860,9 +2879,10 @@ def relu(handle, x_desc, x, y_desc, y):
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     _arguments.relu(xd, yd)
+    x, y = h._pointer(x, "x"), h._pointer(y, "y")
     with h.lock:
         h._check()
-        _relu(h, xd, h._pointer(x, "x"), yd, h._pointer(y, "y"))
+        _relu(h, xd, x, yd, y)
 
 
 def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
@@ -2893,11 +2913,10 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
     cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
     _arguments.relu_backward(xd, dyd, dxd)
+    x, dy, dx = h._pointer(x, "x"), h._pointer(dy, "dy"), h._pointer(dx, "dx")
     with h.lock:
         h._check()
-        _relu_backward(
-            h, xd, h._pointer(x, "x"), dyd, h._pointer(dy, "dy"), dxd, h._pointer(dx, "dx")
-        )
+        _relu_backward(h, xd, x, dyd, dy, dxd, dx)
 
 
 # ---------------------------------------------------------------- plans
@@ -3128,9 +3147,9 @@ cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
     Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked;
-    arrays are held against what was planned. One thread at a time runs a plan; the handle's lock sees to it. What runs
-    in the thread of a call while that converts its arguments, an array's own protocol or a signal handler, cannot call
-    the same plan: BusyError. On a device it can be captured into a graph after its first run.
+    arrays are held against what was planned. They are read first; then one thread at a time runs a plan: the handle's
+    lock sees to it. A signal handler that comes in between cannot call the same plan: BusyError. On a device it can be
+    captured into a graph after its first run.
 
     Attributes
     ----------
@@ -3156,7 +3175,8 @@ cdef class Plan:
     cdef int spans
     cdef int device_id  # of the handle, -1 where that is not known
     cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
-    cdef bint busy  # a call is under way, whose state `call` and the spans are
+    cdef unsigned long busy  # the thread whose call is under way, whose state `call` and the spans are; 0: none
+    cdef int users  # of one in the handle's own cache: calls that have it
     cdef bint arrays  # of a Handle's own calls, which take no bare addresses
     cdef int forks  # as `_forks` was
     cdef uintptr_t alignment  # of the data addresses that it was made for, a power of two up to 16
@@ -3169,7 +3189,7 @@ cdef class Plan:
 
     def __cinit__(self):
         self.plan = NULL
-        self.busy = False
+        self.busy = self.users = 0
         memset(&self.call, 0, sizeof(self.call))
 
     def __init__(self):
@@ -3213,15 +3233,24 @@ cdef class Plan:
             raise errors.ClosedError("plan")
         return self.handle
 
-    cdef int _begin(self) except -1:
+    cdef int _leave(self) except -1:
+        """What `Handle._cached` has begun: in the cache it does not keep its handle alive."""
+        with cython.critical_section(self):
+            self.users -= 1
+            if self.users == 0:
+                self.handle = None
+        return 0
+
+    cdef int _begin(self, Handle handle) except -1:
         """Takes the plan for one call, under the handle's lock: a lock that lets its own thread in again."""
-        self.handle._check()
+        handle._check()
         if self.busy:
             raise errors.BusyError(
-                f"{self.name}: this plan is already running in this thread, where an array's protocol or a signal "
-                "handler has called it again; it needs a plan of its own"
+                f"{self.name}: this plan is already running in this thread, where a signal handler has called it "
+                "again; it needs a plan of its own"
             )
-        self.busy = True
+        self.busy = PyThread_get_thread_ident()
+        self.spans, self.doubtful = 0, False
         return 0
 
     cdef int _make(self, object algorithm) except -1:
@@ -3274,7 +3303,7 @@ cdef class Plan:
         self.call.y = self.call.dx = self.call.dz = NULL
         return 0
 
-    cdef uintptr_t _fuse(self, tuple activation, object algorithm, object z) except? 0:
+    cdef uintptr_t _fuse(self, tuple activation, object algorithm, tuple z) except? 0:
         """Sets the activation, as `_arguments.activation` gives it, and what is added before it.
 
         Returns the address of a residual that is an array, else 0.
@@ -3282,11 +3311,12 @@ cdef class Plan:
         if algorithm is not None:
             _arguments.plan_activation(activation[0])
         self.call.activation, self.call.activation_low, self.call.activation_high = activation
-        if z is None or z is False:
+        if z is None:
             return 0
         if algorithm is None:
-            raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
-        zd, address = _planned(self.handle, None if z is True else z, "z", self.xd)
+            shown = True if z[1] is None else z[1]
+            raise errors.ArgumentError("z", shown, "None with algorithm None: no entry point adds a residual")
+        zd, address = _planned(self.handle, z[0], z[1])
         _arguments.residual(activation[0], zd, self.xd)
         self.zd = zd
         return address
@@ -3435,14 +3465,12 @@ cdef class Plan:
             address[0], size[0] = <void *><uintptr_t>start, count
         return 0
 
-    cdef int _go(self, object workspace, object reserve, list kept) except -1:
-        cdef Handle handle = self.handle
+    cdef int _go(self, Handle handle) except -1:
+        """Checks and makes the call that is in `call`, whose spans have been marked."""
         cdef const pbn_backend *table = self.table
         cdef pbn_handle *c_handle
         cdef bint lent = False
         cdef int status
-        self._space(workspace, "workspace", kept, &self.call.workspace, &self.call.workspace_size)
-        self._space(reserve, "reserve", kept, &self.call.reserve, &self.call.reserve_size)
         if self.reserve_size and _short(self.call.reserve, self.call.reserve_size, self.reserve_size):
             raise errors.WorkspaceError(
                 "reserve",
@@ -3465,7 +3493,7 @@ cdef class Plan:
             self._overlap()
         if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
             self.call.workspace, self.call.workspace_size = NULL, 0
-        # Python code may have run until here, which may close the handle or make it lend a larger workspace elsewhere.
+        # A signal handler may have run until here, and closed the handle or made it lend a larger workspace elsewhere.
         if lent:
             handle._ensure_workspace(&self.call, True, self.name)
         if self.plan == NULL:
@@ -3477,6 +3505,10 @@ cdef class Plan:
         if status != 0:
             raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={self.algorithm}"))
         return 0
+
+    cdef void _lend(self, const pbn_call *given) noexcept:
+        self.call.workspace, self.call.workspace_size = given.workspace, given.workspace_size
+        self.call.reserve, self.call.reserve_size = given.reserve, given.reserve_size
 
     cdef int _statistics(self, object mean, object variance, str what, bint planned) except -1:
         """A pair must be there exactly where it was planned."""
@@ -3547,15 +3579,26 @@ cdef size_t _span_bytes(TensorDescriptor t):
     return (last + 1) * t.dtype.itemsize
 
 
-cdef tuple _planned(Handle handle, object tensor, str name, TensorDescriptor like):
-    """A private descriptor of what `tensor` describes, which nobody else can change, and an address or 0."""
-    if tensor is None and like is not None:
-        return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), 0
+cdef object _like(Handle handle, object tensor, str name, object default):
+    """What `tensor` says of itself: a descriptor or a `Buffer`; read before the handle's lock is taken."""
+    if tensor is None and default is not None:
+        return default
     if isinstance(tensor, TensorDescriptor):
-        _descriptor(tensor, name, handle.table)
-        return TensorDescriptor(handle.backend, tensor.dtype, tensor.dims, tensor.strides), 0
-    buffer = handle._data(tensor, name)
-    return TensorDescriptor(handle.backend, buffer.dtype, buffer.dims, buffer.strides), buffer.pointer
+        return _descriptor(tensor, name, handle.table)
+    return handle._data(tensor, name)
+
+
+cdef tuple _residual(Handle handle, object z, object x):
+    """(what z looks like, where it lies if it is there), or None without one."""
+    if z is None or z is False:
+        return None
+    return _like(handle, None if z is True else z, "z", x), None if z is True else z
+
+
+cdef tuple _planned(Handle handle, object like, object given):
+    """A private descriptor of what `_like` found, which nobody else can change, and the address given or 0."""
+    cdef bint placed = given is not None and not isinstance(like, TensorDescriptor)
+    return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), like.pointer if placed else 0
 
 
 cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
@@ -3575,14 +3618,18 @@ cdef object _plan_forward_training(
 ):
     cdef ForwardTrainingPlan plan = ForwardTrainingPlan.__new__(ForwardTrainingPlan)
     cdef char here
+    handle._check()
+    plan.running, plan.saved = _arguments.boolean(running, "running"), _arguments.boolean(saved, "saved")
+    x_like = _like(handle, x, "x", None)
+    y_like = _like(handle, y, "y", x_like)
+    z = _residual(handle, z, x_like)
+    values = _arguments.forward_training(mode, alpha, beta, x_like, y_like, None, factor, epsilon, plan.running)
     with handle.lock:
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_training"
-        plan.running, plan.saved = _arguments.boolean(running, "running"), _arguments.boolean(saved, "saved")
-        plan.xd, x_address = _planned(handle, x, "x", None)
-        plan.yd, y_address = _planned(handle, y, "y", plan.xd)
-        values = _arguments.forward_training(mode, alpha, beta, plan.xd, plan.yd, None, factor, epsilon, plan.running)
+        plan.xd, x_address = _planned(handle, x_like, x)
+        plan.yd, y_address = _planned(handle, y_like, y)
         _check_capability(plan.table, PBN_OP_FORWARD_TRAINING, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
@@ -3606,13 +3653,17 @@ cdef object _plan_forward_inference(
     tuple activation, object z,
 ):
     cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
+    handle._check()
+    x_like = _like(handle, x, "x", None)
+    y_like = _like(handle, y, "y", x_like)
+    z = _residual(handle, z, x_like)
+    values = _arguments.forward_inference(mode, alpha, beta, x_like, y_like, None, epsilon)
     with handle.lock:
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_inference"
-        plan.xd, x_address = _planned(handle, x, "x", None)
-        plan.yd, y_address = _planned(handle, y, "y", plan.xd)
-        values = _arguments.forward_inference(mode, alpha, beta, plan.xd, plan.yd, None, epsilon)
+        plan.xd, x_address = _planned(handle, x_like, x)
+        plan.yd, y_address = _planned(handle, y_like, y)
         _check_capability(plan.table, PBN_OP_FORWARD_INFERENCE, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
@@ -3633,17 +3684,22 @@ cdef object _plan_backward(
 ):
     cdef BackwardPlan plan = BackwardPlan.__new__(BackwardPlan)
     cdef char here
+    handle._check()
+    plan.saved = _arguments.boolean(saved, "saved")
+    x_like = _like(handle, x, "x", None)
+    dy_like = _like(handle, dy, "dy", x_like)
+    dx_like = _like(handle, dx, "dx", x_like)
+    z = _residual(handle, z, x_like)
+    values = _arguments.backward(
+        mode, alpha_data, beta_data, alpha_param, beta_param, x_like, dy_like, dx_like, None, epsilon
+    )
     with handle.lock:
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_backward"
-        plan.saved = _arguments.boolean(saved, "saved")
-        plan.xd, x_address = _planned(handle, x, "x", None)
-        plan.yd, dy_address = _planned(handle, dy, "dy", plan.xd)
-        plan.dxd, dx_address = _planned(handle, dx, "dx", plan.xd)
-        values = _arguments.backward(
-            mode, alpha_data, beta_data, alpha_param, beta_param, plan.xd, plan.yd, plan.dxd, None, epsilon
-        )
+        plan.xd, x_address = _planned(handle, x_like, x)
+        plan.yd, dy_address = _planned(handle, dy_like, dy)
+        plan.dxd, dx_address = _planned(handle, dx_like, dx)
         _check_capability(plan.table, PBN_OP_BACKWARD, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
@@ -3685,41 +3741,52 @@ cdef class ForwardTrainingPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         BusyError
-            Called by code that a call of this plan has run.
+            Called by a signal handler in the midst of a call of this plan.
         """
         cdef list kept = []
-        with self._owner().lock:
-            self._begin()
+        cdef Handle handle = self._owner()
+        cdef pbn_call *call = &self.call
+        cdef pbn_call given  # read before the lock is taken: an array's protocol may wait for another thread
+        handle._check()
+        self._statistics(running_mean, running_variance, "running", self.running)
+        self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
+        given.x = <void *>self._data(x, "x", self.xd, False, kept)
+        given.y = <void *>self._data(y, "y", self.yd, True, kept)
+        given.scale = <void *>self._vector(scale, "scale", False, kept)
+        given.bias = <void *>self._vector(bias, "bias", False, kept)
+        if self.running:
+            given.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
+            given.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
+        if self.saved:
+            given.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
+            given.saved_inv_variance = <void *>self._vector(saved_inv_variance, "saved_inv_variance", True, kept)
+        if self._given(z, "z", self.zd is not None):
+            given.z = <void *>self._data(z, "z", self.zd, False, kept)
+        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
+        self._space(reserve, "reserve", kept, &given.reserve, &given.reserve_size)
+        with handle.lock:
+            self._begin(handle)
             try:
-                self._statistics(running_mean, running_variance, "running", self.running)
-                self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-                self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
-                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-                self.spans, self.doubtful = 0, False
-                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
-                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
+                call.x, call.y, call.scale, call.bias = given.x, given.y, given.scale, given.bias
+                self._lend(&given)
+                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>call.y, self.other_span, True, self.data_element)
+                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
                 if self.running:
-                    self.call.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
-                    self.call.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
-                    self._mark(<uintptr_t>self.call.running_mean, self.param_span, True, self.param_element)
-                    self._mark(<uintptr_t>self.call.running_variance, self.param_span, True, self.param_element)
+                    call.running_mean, call.running_variance = given.running_mean, given.running_variance
+                    self._mark(<uintptr_t>call.running_mean, self.param_span, True, self.param_element)
+                    self._mark(<uintptr_t>call.running_variance, self.param_span, True, self.param_element)
                 if self.saved:
-                    self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
-                    self.call.saved_inv_variance = <void *>self._vector(
-                        saved_inv_variance, "saved_inv_variance", True, kept
-                    )
-                    self._mark(<uintptr_t>self.call.saved_mean, self.param_span, True, self.param_element)
-                    self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, True, self.param_element)
-                if self._given(z, "z", self.zd is not None):
-                    self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
-                    self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
-                self._go(workspace, reserve, kept)
+                    call.saved_mean, call.saved_inv_variance = given.saved_mean, given.saved_inv_variance
+                    self._mark(<uintptr_t>call.saved_mean, self.param_span, True, self.param_element)
+                    self._mark(<uintptr_t>call.saved_inv_variance, self.param_span, True, self.param_element)
+                if self.zd is not None:
+                    call.z = given.z
+                    self._mark(<uintptr_t>call.z, self.residual_span, False, self.data_element)
+                self._go(handle)
             finally:
-                self.busy = False
+                self.busy = 0
 
 
 cdef class ForwardInferencePlan(Plan):
@@ -3732,31 +3799,41 @@ cdef class ForwardInferencePlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         BusyError
-            Called by code that a call of this plan has run.
+            Called by a signal handler in the midst of a call of this plan.
         """
         cdef list kept = []
-        with self._owner().lock:
-            self._begin()
+        cdef Handle handle = self._owner()
+        cdef pbn_call *call = &self.call
+        cdef pbn_call given
+        handle._check()
+        given.x = <void *>self._data(x, "x", self.xd, False, kept)
+        given.y = <void *>self._data(y, "y", self.yd, True, kept)
+        given.scale = <void *>self._vector(scale, "scale", False, kept)
+        given.bias = <void *>self._vector(bias, "bias", False, kept)
+        given.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
+        given.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
+        if self._given(z, "z", self.zd is not None):
+            given.z = <void *>self._data(z, "z", self.zd, False, kept)
+        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
+        given.reserve, given.reserve_size = NULL, 0
+        with handle.lock:
+            self._begin(handle)
             try:
-                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-                self.call.y = <void *>self._data(y, "y", self.yd, True, kept)
-                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-                self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-                self.call.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
-                self.call.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
-                self.spans, self.doubtful = 0, False
-                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>self.call.y, self.other_span, True, self.data_element)
-                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.running_mean, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.running_variance, self.param_span, False, self.param_element)
-                if self._given(z, "z", self.zd is not None):
-                    self.call.z = <void *>self._data(z, "z", self.zd, False, kept)
-                    self._mark(<uintptr_t>self.call.z, self.residual_span, False, self.data_element)
-                self._go(workspace, None, kept)
+                call.x, call.y, call.scale, call.bias = given.x, given.y, given.scale, given.bias
+                call.running_mean, call.running_variance = given.running_mean, given.running_variance
+                self._lend(&given)
+                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>call.y, self.other_span, True, self.data_element)
+                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>call.running_mean, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>call.running_variance, self.param_span, False, self.param_element)
+                if self.zd is not None:
+                    call.z = given.z
+                    self._mark(<uintptr_t>call.z, self.residual_span, False, self.data_element)
+                self._go(handle)
             finally:
-                self.busy = False
+                self.busy = 0
 
 
 cdef class BackwardPlan(Plan):
@@ -3780,44 +3857,58 @@ cdef class BackwardPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         BusyError
-            Called by code that a call of this plan has run.
+            Called by a signal handler in the midst of a call of this plan.
         """
         cdef list kept = []
-        with self._owner().lock:
-            self._begin()
+        cdef Handle handle = self._owner()
+        cdef pbn_call *call = &self.call
+        cdef pbn_call given
+        handle._check()
+        self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
+        given.x = <void *>self._data(x, "x", self.xd, False, kept)
+        given.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
+        given.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
+        given.scale = <void *>self._vector(scale, "scale", False, kept)
+        given.dscale = <void *>self._vector(dscale, "dscale", True, kept)
+        given.dbias = <void *>self._vector(dbias, "dbias", True, kept)
+        if self.saved:
+            given.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
+            given.saved_inv_variance = <void *>self._vector(saved_inv_variance, "saved_inv_variance", False, kept)
+        if y is not None and self.activated and not self.masked:
+            raise errors.ArgumentError("y", y, "None: the entry point masks by x and the bias")
+        if self._given(y, "y", self.masked):
+            given.y = <void *>self._data(y, "y", self.xd, False, kept)
+        if self._given(bias, "bias", self.activated):
+            given.bias = <void *>self._vector(bias, "bias", False, kept)
+        if self._given(dz, "dz", self.zd is not None):
+            given.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
+        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
+        self._space(reserve, "reserve", kept, &given.reserve, &given.reserve_size)
+        with handle.lock:
+            self._begin(handle)
             try:
-                self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-                self.call.x = <void *>self._data(x, "x", self.xd, False, kept)
-                self.call.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
-                self.call.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
-                self.call.scale = <void *>self._vector(scale, "scale", False, kept)
-                self.call.dscale = <void *>self._vector(dscale, "dscale", True, kept)
-                self.call.dbias = <void *>self._vector(dbias, "dbias", True, kept)
-                self.spans, self.doubtful = 0, False
-                self._mark(<uintptr_t>self.call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>self.call.dy, self.other_span, False, self.data_element)
-                self._mark(<uintptr_t>self.call.dx, self.out_span, True, self.data_element)
-                self._mark(<uintptr_t>self.call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>self.call.dscale, self.param_span, True, self.param_element)
-                self._mark(<uintptr_t>self.call.dbias, self.param_span, True, self.param_element)
+                call.x, call.dy, call.dx = given.x, given.dy, given.dx
+                call.scale, call.dscale, call.dbias = given.scale, given.dscale, given.dbias
+                self._lend(&given)
+                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
+                self._mark(<uintptr_t>call.dy, self.other_span, False, self.data_element)
+                self._mark(<uintptr_t>call.dx, self.out_span, True, self.data_element)
+                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
+                self._mark(<uintptr_t>call.dscale, self.param_span, True, self.param_element)
+                self._mark(<uintptr_t>call.dbias, self.param_span, True, self.param_element)
                 if self.saved:
-                    self.call.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
-                    self.call.saved_inv_variance = <void *>self._vector(
-                        saved_inv_variance, "saved_inv_variance", False, kept
-                    )
-                    self._mark(<uintptr_t>self.call.saved_mean, self.param_span, False, self.param_element)
-                    self._mark(<uintptr_t>self.call.saved_inv_variance, self.param_span, False, self.param_element)
-                if y is not None and self.activated and not self.masked:
-                    raise errors.ArgumentError("y", y, "None: the entry point masks by x and the bias")
-                if self._given(y, "y", self.masked):
-                    self.call.y = <void *>self._data(y, "y", self.xd, False, kept)
-                    self._mark(<uintptr_t>self.call.y, self.data_span, False, self.data_element)
-                if self._given(bias, "bias", self.activated):
-                    self.call.bias = <void *>self._vector(bias, "bias", False, kept)
-                    self._mark(<uintptr_t>self.call.bias, self.param_span, False, self.param_element)
-                if self._given(dz, "dz", self.zd is not None):
-                    self.call.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
-                    self._mark(<uintptr_t>self.call.dz, self.residual_span, True, self.data_element)
-                self._go(workspace, reserve, kept)
+                    call.saved_mean, call.saved_inv_variance = given.saved_mean, given.saved_inv_variance
+                    self._mark(<uintptr_t>call.saved_mean, self.param_span, False, self.param_element)
+                    self._mark(<uintptr_t>call.saved_inv_variance, self.param_span, False, self.param_element)
+                if self.masked:
+                    call.y = given.y
+                    self._mark(<uintptr_t>call.y, self.data_span, False, self.data_element)
+                if self.activated:
+                    call.bias = given.bias
+                    self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
+                if self.zd is not None:
+                    call.dz = given.dz
+                    self._mark(<uintptr_t>call.dz, self.residual_span, True, self.data_element)
+                self._go(handle)
             finally:
-                self.busy = False
+                self.busy = 0

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import importlib
+import os
 import subprocess
 import sys
 import sysconfig
@@ -265,3 +266,118 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
             check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+CROSSED = """
+import signal, threading, numpy as np, pybnorm
+from pybnorm import _core
+
+x, v = np.ones((2, 3, 4, 4), np.float32), np.ones(3, np.float32)
+handles = [pybnorm.Handle("onednn") for _ in range(2)]
+inside = threading.Barrier(2)
+
+
+class Crossed:
+    "An array that uses the other thread's handle before it says where it is, while the other does the same."
+
+    def __init__(self, memory, other):
+        self.memory, self.other, self.met = memory, other, False
+
+    def __dlpack_device__(self):
+        return self.memory.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self.met:
+            self.met = True
+            inside.wait(60)
+            self.other.fill(2.0, np.empty_like(x))
+            inside.wait(60)
+        return self.memory.__dlpack__(**options)
+
+
+class Number:
+    "A scalar that does."
+
+    def __init__(self, other):
+        self.other = other
+
+    def __float__(self):
+        inside.wait(60)
+        self.other.fill(2.0, np.empty_like(x))
+        inside.wait(60)
+        return 1.0
+
+
+def calls(mine, other):
+    d = mine.descriptor(x)
+    yield lambda c: mine.forward_training(c(x), v, v, np.empty_like(x))
+    yield lambda c: mine.forward_training(x, c(v), v, np.empty_like(x))
+    yield lambda c: mine.forward_training(x, v, v, np.empty_like(x), running_mean=c(v + 0), running_variance=v + 0)
+    yield lambda c: mine.forward_inference(x, v, c(v), v, v, np.empty_like(x))
+    yield lambda c: mine.backward(x, c(x), v, np.empty_like(x), v.copy(), v.copy())
+    yield lambda c: mine.backward(x, x, c(v), np.empty_like(x), v.copy(), v.copy())
+    yield lambda c: mine.fill(1.0, c(np.empty_like(x)))
+    yield lambda c: mine.axpby(1.0, c(x), 0.0, np.empty_like(x))
+    yield lambda c: mine.axpby(1.0, x, 0.0, np.empty_like(x), workspace=c(np.empty(64, np.uint8)))
+    yield lambda c: mine.relu(c(x), np.empty_like(x))
+    yield lambda c: mine.relu_backward(x, c(x), np.empty_like(x))
+    yield lambda c: mine.descriptor(c(x))
+    yield lambda c: mine.plan_forward_training(c(x))
+    yield lambda c: mine.plan_forward_inference(x, c(x))
+    yield lambda c: mine.plan_backward(x, dx=c(x))
+    plan = mine.plan_forward_inference(x)
+    yield lambda c: plan(x, c(v), v, v, v, np.empty_like(x))
+    yield lambda c: plan(x, v, v, v, v, np.empty_like(x), workspace=c(np.empty(64, np.uint8)))
+    yield lambda c: mine.forward_training(x, v, v, np.empty_like(x), alpha=Number(other))
+    yield lambda c: mine.plan_forward_training(x, epsilon=Number(other))
+    yield lambda c: mine.fill(Number(other), np.empty_like(x))
+
+
+def run(mine, other):
+    for call in calls(mine, other):
+        call(lambda memory: Crossed(memory, other))
+
+
+threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in (handles, handles[::-1])]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(100)
+    assert not thread.is_alive(), "a call waits for another's lock"
+
+# A signal handler that does what it interrupts, here in the midst of a load and of a call.
+find, told = _core._find.find, []
+
+
+def finding(*arguments):
+    signal.raise_signal(signal.SIGUSR1)
+    return find(*arguments)
+
+
+def again(*_):
+    try:
+        pybnorm.load("miopen")
+    except pybnorm.PybnormError as error:
+        told.append(type(error).__name__)
+
+
+signal.signal(signal.SIGUSR1, again)
+_core._find.find = finding
+again()
+assert told == ["BusyError", "LibraryLoadError"], told
+_core._find.find = find
+for handle in handles:
+    handle.close()
+print("done")
+"""
+
+
+def test_arrays_and_signal_handlers_that_use_the_other_handle(need_device, tmp_path):
+    """No lock is held while an array says what it is, so two threads cannot wait for one another."""
+    need_device("onednn")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYBNORM_LIB_MIOPEN": str(tmp_path / "nothing.so")}
+    done = subprocess.run(
+        [sys.executable, "-c", CROSSED], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env=environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
