@@ -1,0 +1,301 @@
+"""cuDNN's plain calls, descriptors, borrowed objects and statuses, on a double compiled against NVIDIA's headers.
+
+What reaches a call is written down under NVIDIA's own names, so that a number the adapter has wrong cannot be wrong in
+the same way here. Both as cuDNN 9 and as cuDNN 8, of which only the statuses and tensors of rank 2 differ.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+VERSIONS = {9: 91900, 8: 8907}
+
+PRELUDE = """
+    import ctypes
+    import pybnorm
+    from pybnorm import Mode
+
+    library = pybnorm.load("cudnn", values["file"])
+    double = ctypes.CDLL(values["file"])
+    log = (ctypes.c_char * (1 << 16)).in_dll(double, "double_log")
+    double.double_descriptor.restype = ctypes.c_void_p
+
+    def taken():
+        lines = log.value.decode().splitlines()
+        log.value = b""
+        return lines
+
+    def number(name):
+        return ctypes.c_int.in_dll(double, f"double_{name}")
+
+    def fail(status, function=""):
+        number("status").value = status
+        (ctypes.c_char * 64).in_dll(double, "double_failing").value = function.encode()
+
+    def foreign(dtype, dims, strides):
+        ints = ctypes.c_int * len(dims)
+        return double.double_descriptor(dtype.encode(), len(dims), ints(*dims), ints(*strides))
+
+    def places(*names):
+        return {name: 0x10000 * (i + 1) for i, name in enumerate(names)}
+"""
+
+
+@pytest.fixture(params=list(VERSIONS), ids=["9", "8"])
+def major(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def run(child: Any, doubles: Any, nvidia: list[str], major: int) -> Any:
+    def behind(script: str, **values: Any) -> Any:
+        file = doubles.build("cudnn", headers=nvidia, version=VERSIONS[major], soname=f"libcudnn.so.{major}")
+        return child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file), **values)
+
+    return behind
+
+
+DTYPES = {"f32": "float", "f64": "double", "f16": "half", "bf16": "bfloat16"}
+MODES = ["per_activation", "spatial", "persistent"]
+
+
+def test_what_reaches_the_plain_calls(run: Any) -> None:
+    """Every pointer, factor and descriptor of every call, by dtype and mode."""
+    found = run(
+        """
+        p = places("x", "y", "dy", "dx", "scale", "bias", "rm", "rv", "sm", "si", "dscale", "dbias")
+        found = {}
+        with pybnorm.Handle("cudnn") as h:
+            for dtype in values["dtypes"]:
+                x = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5))
+                y = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5), (60, 1, 15, 3))
+                for mode in Mode:
+                    v = pybnorm.derive_bn_tensor_descriptor(x, mode)
+                    pybnorm.batch_normalization_forward_training(
+                        h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], 0.25, p["rm"], p["rv"], 0.5,
+                        p["sm"], p["si"])
+                    pybnorm.batch_normalization_forward_inference(
+                        h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], p["rm"], p["rv"], 0.5)
+                    pybnorm.batch_normalization_backward(
+                        h, mode, 2.0, 3.0, 4.0, 5.0, x, p["x"], y, p["dy"], x, p["dx"], v, p["scale"], p["dscale"],
+                        p["dbias"], 0.5, p["sm"], p["si"])
+                    found[f"{dtype} {int(mode)}"] = taken()
+                pybnorm.axpby(h, 2.0, x, p["x"], 3.0, y, p["y"])
+                pybnorm.fill(h, 1.5, y, p["y"])
+                pybnorm.relu(h, x, p["x"], y, p["y"])
+                pybnorm.relu_backward(h, x, p["x"], x, p["dy"], x, p["dx"])
+                found[dtype] = taken()
+            del x, y, v
+        report([found, number("live").value, library.version])
+        """,
+        dtypes=list(DTYPES),
+    )
+    found, live, version = found
+    names = ["x", "y", "dy", "dx", "scale", "bias", "rm", "rv", "sm", "si", "dscale", "dbias"]
+    p = {name: f"{0x10000 * (i + 1):#x}" for i, name in enumerate(names)}
+    for dtype, name in DTYPES.items():
+        first, last = f"{name}:2,3,4,5/60,20,5,1", f"{name}:2,3,4,5/60,1,15,3"
+        x, y = f"x={first}@{p['x']}", f"y={last}@{p['y']}"
+        for number, mode in enumerate(MODES):
+            dims = "1,3,4,5/60,20,5,1" if mode == "per_activation" else "1,3,1,1/3,1,1,1"
+            scale = f"scale={'double' if dtype == 'f64' else 'float'}:{dims}@{p['scale']}"
+            assert found[f"{dtype} {number}"] == [
+                f"cudnnBatchNormalizationForwardTraining {mode} alpha=2 beta=3 {x} {y} {scale} bias={p['bias']} "
+                f"running_mean={p['rm']} running_variance={p['rv']} saved_mean={p['sm']} saved_inv_variance={p['si']} "
+                "factor=0.25 epsilon=0.5",
+                f"cudnnBatchNormalizationForwardInference {mode} alpha=2 beta=3 {x} {y} {scale} bias={p['bias']} "
+                f"running_mean={p['rm']} running_variance={p['rv']} epsilon=0.5",
+                f"cudnnBatchNormalizationBackward {mode} alpha=2 beta=3 alpha_param=4 beta_param=5 {x} "
+                f"dy={last}@{p['dy']} dx={first}@{p['dx']} {scale} dscale={p['dscale']} dbias={p['dbias']} "
+                f"saved_mean={p['sm']} saved_inv_variance={p['si']} epsilon=0.5",
+            ], (dtype, mode)
+        # relu's backward takes y's place for x: where x > 0 is where y > 0
+        assert found[dtype] == [
+            f"cudnnTransformTensor alpha=2 beta=3 {x} {y}",
+            f"cudnnSetTensor value=1.5 {y}",
+            f"cudnnActivationForward relu nan 0 alpha=1 beta=0 {x} {y}",
+            f"cudnnActivationBackward relu nan 0 alpha=1 beta=0 y={first}@{p['x']} dy={first}@{p['dy']} {x} "
+            f"dx={first}@{p['dx']}",
+        ], dtype
+    assert live == 0
+    assert version == ([9, 19, 0] if version[0] == 9 else [8, 9, 7])
+
+
+def test_sizes_and_the_furthest_element(run: Any, major: int) -> None:
+    sizes, extents, rank2 = run(
+        """
+        def made(dims, strides=None, dtype="f32"):
+            return attempt(lambda: pybnorm.TensorDescriptor("cudnn", dtype, dims, strides).nbytes)
+
+        most = 2**31 - 1
+        sizes = [made((2, 3, 4, 5), None, d) for d in values["dtypes"]]
+        sizes += [made((2, 3, 4), (100, 10, 2)), made((2, 3, 4, 5, 6), (1000, 300, 60, 7, 1))]
+        sizes.append(made((2, 3, 2, 2, 2, 2, 2)))
+        extents = [
+            made((2, 1, 1, 1), (most - 1, 1, 1, 1)), made((2, 1, 1, 1), (most, 1, 1, 1)),
+            made((2, 2, 1, 1), (most - 2, 1, 1, 1)), made((2, 2, 1, 1), (most - 1, 1, 1, 1)),
+        ]
+        bits = pybnorm.capability("cudnn", pybnorm.Operation.FORWARD_TRAINING, 1, 0, 0, 2)
+        report([sizes, extents, [made((2, 3)), int(bits[0]), bits[1]]])
+        """,
+        dtypes=list(DTYPES),
+    )
+    assert [size["value"] for size in sizes] == [480, 960, 240, 240, 508, 7256, 768]
+    assert [extent.get("value") for extent in extents] == [4 * (2**31 - 1), None, 4 * (2**31 - 1), None]
+    for refused in (extents[1], extents[3]):
+        assert refused["error"] == "UnsupportedError"
+        assert "32 bits" in refused["text"]
+    made, bits, reason = rank2
+    if major == 9:
+        assert made["value"] == 24
+        assert bits
+    else:
+        assert made["error"] == "UnsupportedError"
+        assert "describe the tensor as (N, C, 1, 1)" in made["text"]
+        assert (bits, "(N, C, 1, 1)" in reason) == (0, True)
+
+
+def test_handles_and_descriptors_of_others(run: Any) -> None:
+    """They are used and never destroyed; a foreign descriptor that no call could take is refused."""
+    found = run(
+        """
+        owner = pybnorm.Handle("cudnn", stream=0x5000)
+        lent = pybnorm.Handle.from_pointer("cudnn", owner.pointer)
+        p = places("x", "y")
+        found = {"stream": lent.stream, "same": lent.pointer == owner.pointer}
+        x = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign("half", (2, 3, 4, 5), (60, 1, 15, 3)))
+        found["read"] = [x.dtype.short, x.dims, x.strides, x.layout.name, x.nbytes]
+        flat = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign("bfloat16", (2, 3, 4), (12, 4, 1)))
+        live = number("live").value  # one for rank 3 as cuDNN computes with it
+        pybnorm.relu(lent, x, p["x"], x, p["y"])
+        pybnorm.relu(lent, flat, p["x"], flat, p["y"])
+        found["calls"] = taken()
+        flat.close()
+        x.close()
+        del x, flat
+        found["dropped"] = live - number("live").value
+        lent.set_stream(0x6000)
+        found["stream of both"] = owner.stream
+        lent.close()
+        found["closed"] = [taken(), number("live").value]
+        owner.close()
+        found["owner closed"] = [taken(), number("live").value]
+        found["refused"] = [attempt(lambda: pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(*case)))["error"]
+                            for case in [("int8", (2, 3, 4, 5), (60, 20, 5, 1)), ("float", (2, 3, 4, 5), (0, 20, 5, 1)),
+                                         ("float", (2, 3, 4, 5), (60, -20, 5, 1)), ("float", (2,), (1,))]]
+        report(found)
+        """
+    )
+    assert found.pop("calls") == [
+        "cudnnActivationForward relu nan 0 alpha=1 beta=0 x=half:2,3,4,5/60,1,15,3@0x10000 "
+        "y=half:2,3,4,5/60,1,15,3@0x20000",
+        "cudnnActivationForward relu nan 0 alpha=1 beta=0 x=bfloat16:2,3,4,1/12,4,1,1@0x10000 "
+        "y=bfloat16:2,3,4,1/12,4,1,1@0x20000",
+    ]
+    assert found == {
+        "stream": 0x5000, "same": True, "read": ["f16", [2, 3, 4, 5], [60, 1, 15, 3], "CHANNELS_LAST", 240],
+        "dropped": 1, "stream of both": 0x6000, "closed": [[], 1], "owner closed": [["cudnnDestroy"], 0],
+        "refused": ["UnsupportedError"] * 4,
+    }  # fmt: skip
+
+
+STATUSES = {  # what each means to a caller
+    9: {
+        1001: "NotInitializedError", 1002: "VersionMismatchError", 1003: "VersionMismatchError",
+        1004: "NotSupportedError", 1005: "NotInitializedError", 1006: "ExecutionError", 1007: "ExecutionError",
+        1008: "NotInitializedError", 2000: "BadParameterError", 2002: "BadParameterError", 3000: "NotSupportedError",
+        3004: "NotSupportedError", 3005: "NotInitializedError", 3006: "NotInitializedError",
+        3008: "NotInitializedError", 3009: "NotInitializedError", 4000: "InternalError", 4001: "InternalError",
+        4003: "AllocationError", 4004: "AllocationError", 5000: "ExecutionError", 5003: "ExecutionError",
+        6000: "InternalError",
+    },
+    8: {
+        1: "NotInitializedError", 2: "AllocationError", 3: "BadParameterError", 4: "InternalError",
+        5: "BadParameterError", 6: "NotSupportedError", 7: "InternalError", 8: "ExecutionError",
+        9: "NotSupportedError", 10: "NotInitializedError", 11: "NotInitializedError", 12: "ExecutionError",
+        13: "ExecutionError", 14: "VersionMismatchError", 15: "InternalError", 2000: "InternalError",
+    },
+}  # fmt: skip
+
+
+def test_statuses_have_their_class_and_name(run: Any, major: int) -> None:
+    found = run(
+        """
+        x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
+        found = {}
+        with pybnorm.Handle("cudnn") as handle:
+            for status in values["statuses"]:
+                fail(status, "cudnnSetTensor")
+                try:
+                    pybnorm.fill(handle, 1.0, x, 4096)
+                except pybnorm.VendorError as error:
+                    found[status] = [type(error).__name__, error.status, error.status_name, error.text]
+            fail(0)
+        fail(values["statuses"][0], "cudnnCreate")
+        report([found, attempt(lambda: pybnorm.Handle("cudnn"))["error"]])
+        """,
+        statuses=list(STATUSES[major]),
+    )
+    found, created = found
+    assert {int(status): answer[0] for status, answer in found.items()} == STATUSES[major]
+    assert all(answer[1] == int(status) for status, answer in found.items())
+    names = {8: {3: "BAD_PARAM", 9: "NOT_SUPPORTED"}, 9: {2000: "BAD_PARAM", 3000: "NOT_SUPPORTED"}}[major]
+    for status, name in names.items():
+        assert found[str(status)][2] == f"CUDNN_STATUS_{name}"
+    assert {answer[3] for answer in found.values()} == ({"said the double"} if major == 9 else {""})
+    assert created == "NotInitializedError"
+
+
+def test_what_fails_in_the_middle_leaves_nothing_behind(run: Any) -> None:
+    """relu's descriptor of the activation, and the second descriptor of a tensor."""
+    found = run(
+        """
+        found = []
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
+            start = number("live").value
+            internal = 4000 if library.version[0] == 9 else 4
+            for function in values["functions"]:
+                fail(internal, function)
+                calls = (lambda: pybnorm.relu(handle, x, 4096, x, 8192),
+                         lambda: pybnorm.relu_backward(handle, x, 4096, x, 8192, x, 12288))
+                answers = [attempt(call).get("error") for call in calls]
+                found.append([function, answers, number("live").value - start])
+            fail(0)
+        report(found)
+        """,
+        functions=[
+            "cudnnCreateActivationDescriptor", "cudnnSetActivationDescriptor", "cudnnActivationForward",
+            "cudnnActivationBackward",
+        ],
+    )  # fmt: skip
+    internal = "InternalError"
+    assert [answers for _, answers, _ in found] == [[internal] * 2] * 2 + [[internal, None], [None, internal]]
+    assert {left for *_, left in found} == {0}
+
+
+def test_plans_of_either_version(run: Any, major: int) -> None:
+    """Without graphs and Ex calls "auto" is the plain entry point; named algorithms say why not."""
+    found = run(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 8, 4, 5))
+            plan = handle.plan_backward(x, saved=False, beta_param=0.5, alpha_param=2.0)
+            p = places("x", "dy", "scale", "dx", "dscale", "dbias")
+            plan(**p, workspace=(1 << 20, 1 << 20))
+            named = {name: attempt(lambda: repr(handle.plan_forward_training(x, algorithm=name)))
+                     for name in ("spatial", "persistent", "graph")}
+            report([plan.algorithm, taken(), named])
+        """
+    )
+    algorithm, lines, named = found
+    assert algorithm in ("plain", "spatial")
+    assert len(lines) == 1
+    assert "beta=0 alpha_param=2 beta_param=0.5 " in lines[0]
+    assert "value" in named["spatial"]
+    assert "value" in named["persistent"]
+    assert named["graph"]["error"] in ("InternalError", "UnsupportedError")
+    assert "graph" in named["graph"]["text"]
