@@ -11,19 +11,20 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar, cast
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import pybnorm
 from pybnorm import _files
+from pybnorm._text import one_line, visible
 from pybnorm.check import executors, report, runner
 from pybnorm.check.bounds import Status
+from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
 from pybnorm.check.worker import Worker
 from pybnorm.enums import DataType, Layout, Mode, Operation
@@ -55,7 +56,7 @@ class _WriteError(click.ClickException):
     exit_code = 2
 
     def __init__(self, target: str, error: Exception | str) -> None:
-        super().__init__(f"{target} cannot be written: {error}")
+        super().__init__(one_line(f"{target} cannot be written: {error}"))
 
 
 class _Output:
@@ -100,16 +101,31 @@ def _console(stderr: bool = False) -> Console:
         stream = cast(IO[str], _Output(sys.stderr))
     else:
         return Console(quiet=True)
-    return Console(file=stream, width=None if stream.isatty() else report.WIDTH, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else report.WIDTH)
 
 
 class _Commands(click.Group):
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _shown():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _shown():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Errors that click prints hold what the user, a file or a library has said."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = visible(error.message)
+        raise
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -303,6 +319,7 @@ def _abilities(backend: str) -> list[dict[str, Any]]:
 
 
 def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str, Any]]) -> None:
+    item = report.shown(item)
     console.print()
     console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {report.version_text(item)}".rstrip()))
     if item.loaded:
@@ -693,7 +710,7 @@ def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None
     if as_json:
         _write_json(result, _output())
     else:
-        click.echo(reference.render(result), file=_output())
+        click.echo(visible(reference.render(result)), file=_output())
     context.exit(0 if result["within_limits"] else 1)
 
 
@@ -829,7 +846,7 @@ def tune(clear: bool, as_json: bool) -> None:
         _write_json({"file": file, "cleared": clear, "entries": found}, _output())
         return
     console = _console()
-    console.print(Text(f"{file}: {len(found)} {'forgotten' if clear else 'remembered'}"), soft_wrap=True)
+    console.print(Text(f"{one_line(str(file))}: {len(found)} {'forgotten' if clear else 'remembered'}"), soft_wrap=True)
     for problem, entry in ({} if clear else found).items():
         rule = entry["rule_seconds"]
         text = f"{entry['algorithm']} {entry['seconds'] * 1e6:.1f} us"
@@ -938,7 +955,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
             progress=lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
         )
     if json_target != "-":
-        click.echo(detection.render(found), file=_output())
+        click.echo(visible(detection.render(found)), file=_output())
     for target in targets.values():
         target.put(
             functools.partial(

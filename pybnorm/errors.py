@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pybnorm._text import one_line, visible
+
 __all__ = [
     "AllocationError",
     "ArgumentError",
@@ -65,10 +67,10 @@ class ArgumentError(PybnormError, ValueError):
     """
 
     def __init__(self, argument: str, value: object, allowed: str) -> None:
-        self.argument = argument
-        self.value = _cut(value) if isinstance(value, str) else _shown(value)
-        self.allowed = allowed
-        super().__init__(f"{argument}: got {self.value}, allowed: {allowed}")
+        self.argument = one_line(argument)
+        self.value = _cut(one_line(value)) if isinstance(value, str) else _shown(value)
+        self.allowed = one_line(allowed)
+        super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}")
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
@@ -109,7 +111,7 @@ def _shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"<{type(value).__name__}>"
-    return _cut(text)
+    return _cut(one_line(text))
 
 
 def _cut(text: str) -> str:
@@ -131,7 +133,7 @@ class LibraryError(PybnormError):
         self.backend = backend
         self.attempts = tuple(attempts)
         lines = [f"  {how}: {file}: {why}" for how, file, why in self.attempts]
-        super().__init__("\n".join([message, *lines]))
+        super().__init__("\n".join(map(one_line, [message, *lines])))
 
 
 class LibraryNotFoundError(LibraryError, ImportError):
@@ -204,7 +206,7 @@ class BackendError(PybnormError):
             message += f": {self.text}"
         if self.library:
             message += f"\n  library: {self.library} {'.'.join(map(str, self.version))}".rstrip()
-        return "\n".join([message, *(f"  {line}" for line in self.descriptors)])
+        return visible("\n".join([message, *(f"  {line}" for line in self.descriptors)]))
 
     def add_text(self, text: str) -> None:
         """Append to `text`, and to the message, what else is known; the last 4,000 characters of it."""

@@ -28,11 +28,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from pybnorm import backends
+from pybnorm._text import visible
 from pybnorm.check import executors, report
 from pybnorm.check.bounds import Status
+from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
 from pybnorm.check.runner import BackendInfo, CaseResult, open_session
 from pybnorm.errors import ArgumentError
@@ -53,7 +54,7 @@ class _CaseError(Exception):
 
 def _printed(function: Callable[..., None], *arguments: Any) -> str:
     stream = io.StringIO()
-    function(Console(file=stream, width=report.WIDTH, highlight=False, color_system=None), *arguments)
+    function(Console(file=stream, width=report.WIDTH, color_system=None), *arguments)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
@@ -73,7 +74,7 @@ class Case(pytest.Item):
         result = self._runs.result(self.problem)
         self._text = "\n".join([_printed(report.print_backends, [self._runs.info]), _printed(_print_result, result)])
         if result.status == Status.UNSUPPORTED:
-            pytest.skip(f"{result.backend}: {report.printable(result.message.partition(chr(10))[0])}")
+            pytest.skip(f"{result.backend}: {visible(result.message.partition(chr(10))[0])}")
         if result.status == Status.WARN:
             warnings.warn_explicit(_short(result), AccuracyWarning, ROOT, 0)
         if result.status.good:
@@ -99,7 +100,7 @@ def _print_result(console: Console, result: CaseResult) -> None:
 
 def _short(result: CaseResult) -> str:
     parts = [f"{v.output}: {report.verdict_text(v)}" for v in result.verdicts if v.status != Status.PASS]
-    text = "; ".join(filter(None, [report.printable(result.message), *parts]))
+    text = "; ".join(filter(None, [visible(result.message), *parts]))
     return f"{result.status.value} {result.backend} {result.case}: {text}"
 
 

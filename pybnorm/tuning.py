@@ -373,7 +373,7 @@ class _Store:
                     if state == "corrupt":
                         aside = f"{path}.corrupt-{time.time_ns()}"
                         os.rename(_files.check(VARIABLE, path, _KIND), aside)
-                        _log.warning("%s was corrupt and is now %s", path, aside)
+                        _log.warning("%s was corrupt and is now %s", *map(_text.one_line, (path, aside)))
                     _write(path, found | {key: entry})
             except (OSError, ArgumentError) as error:
                 self.warn(path, f"{path} cannot be written ({error}): choices are not kept beyond this process")
@@ -382,7 +382,7 @@ class _Store:
         """Once for each file."""
         if path not in self.warned:
             self.warned.add(path)
-            _log.warning("%s", text)
+            _log.warning("%s", _text.one_line(text))
 
 
 def _signature(path: str) -> object:
@@ -418,10 +418,13 @@ def _is_entry(entry: object) -> bool:
     def seconds(value: object) -> bool:
         return isinstance(value, float) and math.isfinite(value) and value > 0
 
+    def name(value: object) -> bool:
+        return isinstance(value, str) and value == _text.one_line(value)
+
     return (
         isinstance(entry, dict)
-        and isinstance(entry.get("algorithm"), str)
-        and isinstance(entry.get("rule"), str)
+        and name(entry.get("algorithm"))
+        and name(entry.get("rule"))
         and seconds(entry.get("seconds"))
         and (entry.get("rule_seconds") is None or seconds(entry["rule_seconds"]))
     )

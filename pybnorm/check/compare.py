@@ -34,8 +34,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pybnorm import __version__
+from pybnorm._text import one_line
 from pybnorm.check import archive, report
-from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, tiers
+from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, Verdict, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
@@ -172,7 +173,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """
     runs = []
     for number, path in enumerate(paths):
-        document = archive.read_run(path)
+        document = _shown(archive.read_run(path))
         results = {(c.backend, c.case): c for c in document["cases"]}
         infos = {b.backend: b for b in document["backends"]}
         for backend, _ in results:
@@ -182,6 +183,21 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         complete = bool(document.get("complete", True))
         runs.append(Run(name, str(path), document["environment"], infos, results, complete, folder))
     return runs
+
+
+def _shown(value: Any) -> Any:
+    """Another machine's texts as they may be shown, each on one line: none can fake a line of ours."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, dict):
+        return {_shown(k): _shown(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shown(v) for v in value)
+    if isinstance(value, (BackendInfo, CaseResult, Verdict)):
+        for name, text in vars(value).items():
+            if isinstance(text, (str, tuple, dict)) or name == "verdicts":
+                setattr(value, name, _shown(text))
+    return value
 
 
 def is_run(path: str | os.PathLike[str], runs: Sequence[Run]) -> bool:
@@ -526,7 +542,7 @@ def _reason(result: CaseResult) -> str:
     if result.status.good:
         return ""
     verdicts = [f"{v.output}: {report.verdict_text(v)}" for v in result.verdicts if not v.status.good]
-    return "; ".join(filter(None, [report.printable(result.message), *verdicts]))
+    return "; ".join(filter(None, [result.message, *verdicts]))
 
 
 def _change(pair: CasePair) -> Change:

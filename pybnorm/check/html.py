@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from pybnorm._text import visible
 from pybnorm.check import compare, report
 from pybnorm.check.bounds import Status
 from pybnorm.check.claims import NEWLY_UNSUPPORTED
@@ -208,7 +209,7 @@ def _render(template: str, **values: Any) -> str:
         if name in values:
             values[name] = Markup(values[name])
     words = {"ratio_text": report.ratio_text, "verdict_text": report.verdict_text, "version_text": report.version_text}
-    return report.printable(place.get_template(template).render(colours=COLOURS, **words, **values))
+    return visible(place.get_template(template).render(colours=COLOURS, **words, **values))
 
 
 def _put(target: str | os.PathLike[str] | IO[str], text: str) -> None:

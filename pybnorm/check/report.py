@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pybnorm._text import one_line
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.claims import NEWLY_UNSUPPORTED
 from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES, Problem
@@ -40,10 +41,10 @@ __all__ = [
     "print_details",
     "print_results",
     "print_totals",
-    "printable",
     "ratio_text",
     "repro",
     "result_from_json",
+    "shown",
     "to_json",
     "vendor_lines",
     "verdict_text",
@@ -106,7 +107,6 @@ _DRIVERS = {
     "amdgpu": ("/sys/module/amdgpu/version", r"(\S+)"),
     "rocm": ("/opt/rocm/.info/version", r"(\S+)"),
 }
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _HOST = re.compile(r"host-[0-9a-f]{8}")
 
 
@@ -143,14 +143,9 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.0e}"
 
 
-def printable(text: str) -> str:
-    """`text` with the characters written out that no XML document may hold, escaped or not, such as terminal codes."""
-    return _NOT_XML.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
     """One line per backend: what runs, or why it does not."""
-    for info in infos:
+    for info in map(shown, infos):
         if info.problem:
             word = f"unusable: {info.label} {version_text(info)}, {info.path}: " if info.loaded else "absent: "
             console.print(Text.assemble((f"{info.backend}: ", "bold"), (word, "yellow"), info.problem))
@@ -162,10 +157,16 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
             console.print(Text.assemble((f"{info.backend}: ", "bold"), text))
 
 
+def shown(info: BackendInfo) -> BackendInfo:
+    """`info` as it may be printed; rich would drop the carriage return of a path or message."""
+    texts: dict[str, Any] = {n: one_line(v) for n, v in vars(info).items() if isinstance(v, str)}
+    return dataclasses.replace(info, **texts)
+
+
 def print_attempts(console: Console, info: BackendInfo) -> None:
     """Every file that was tried, and why it did not serve."""
     for how, file, why in info.attempts:
-        console.print(f"    {how}: {file}: {why}", soft_wrap=True, markup=False)
+        console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True, markup=False)
 
 
 def version_text(info: BackendInfo) -> str:
@@ -292,7 +293,7 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
         if result.claim == NEWLY_UNSUPPORTED:
             console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
-            console.print(f"  {printable(result.message)}", markup=False, highlight=False)
+            console.print(f"  {result.message}", markup=False, highlight=False)
         for verdict in result.verdicts:
             if verdict.status != Status.PASS or verbose:
                 _print_verdict(console, verdict)
