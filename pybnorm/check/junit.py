@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import IO, Any
 
+from pybnorm._text import visible
 from pybnorm.check import report
 from pybnorm.check.bounds import Status, Verdict
 from pybnorm.check.runner import BackendInfo, CaseResult
@@ -59,11 +60,11 @@ def write(
     root = ET.Element("testsuites", name="pybnorm check")
     for info in backends:
         root.append(_suite(environment, info, [r for r in results if r.backend == info.backend], missing))
-    for name in ("tests", "failures", "errors", "skipped"):
+    for name in ("tests", "failures", "errors"):  # the schema that Jenkins reads by has no other
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
-    root.set("time", f"{sum(r.seconds for r in results):.6f}")
+    root.set("time", f"{sum(r.seconds for r in results):.3f}")
     ET.indent(root)
-    text = '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    text = visible('<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n")
     if isinstance(target, (str, os.PathLike)):
         with open(target, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -81,7 +82,7 @@ def _suite(
     library = {"library": info.label, "version": report.version_text(info), "path": info.path}
     library |= {"device": info.device, "driver": info.driver}
     for name, value in (versions | library | environment.get("drivers", {})).items():
-        ET.SubElement(properties, "property", name=name, value=report.printable(str(value)))
+        ET.SubElement(properties, "property", name=name, value=str(value))
     cases = [_case(result) for result in results]
     if info.problem and not results:
         cases = [_absent(info, missing)]
@@ -89,7 +90,7 @@ def _suite(
     suite.set("tests", str(len(cases)))
     for name, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(sum(case.find(element) is not None for case in cases)))
-    suite.set("time", f"{sum(r.seconds for r in results):.6f}")
+    suite.set("time", f"{sum(r.seconds for r in results):.3f}")
     return suite
 
 
@@ -98,8 +99,8 @@ def _case(result: CaseResult) -> ET.Element:
     case = ET.Element(
         "testcase",
         classname=f"{result.backend}.{operation}",
-        name=report.printable(result.case),
-        time=f"{result.seconds:.6f}",
+        name=result.case,
+        time=f"{result.seconds:.3f}",
     )
     lines = [result.message] if result.message else []
     lines += [f"known defect: {result.known}"] if result.known else []
@@ -109,10 +110,10 @@ def _case(result: CaseResult) -> ET.Element:
     element = _ELEMENTS.get(result.status)
     if element is None:
         if result.status != Status.PASS:
-            ET.SubElement(case, "system-out").text = report.printable("\n".join([result.status.value, *lines]))
+            ET.SubElement(case, "system-out").text = "\n".join([result.status.value, *lines])
         return case
-    found = ET.SubElement(case, element, type=result.status.value, message=report.printable(_headline(result)))
-    found.text = report.printable("\n".join(lines))
+    found = ET.SubElement(case, element, type=result.status.value, message=_headline(result))
+    found.text = "\n".join(lines)
     return case
 
 
@@ -137,8 +138,8 @@ def _verdict(verdict: Verdict) -> str:
 def _absent(info: BackendInfo, missing: Sequence[str]) -> ET.Element:
     case = ET.Element("testcase", classname=info.backend, name="library", time="0")
     asked = bool(info.override) or info.backend in missing
-    found = ET.SubElement(case, "error" if asked else "skipped", message=report.printable(info.problem))
+    found = ET.SubElement(case, "error" if asked else "skipped", message=info.problem)
     if asked:
         found.set("type", "unusable" if info.loaded else "absent")
-    found.text = report.printable("\n".join(f"{how}: {file}: {why}" for how, file, why in info.attempts))
+    found.text = "\n".join(f"{how}: {file}: {why}" for how, file, why in info.attempts)
     return case

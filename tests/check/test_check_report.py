@@ -15,12 +15,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from made_runs import made_document, made_result, make_run, nudged
-from rich.console import Console
 
 import pybnorm
 from pybnorm.check import claims, compare, defects, junit, report
 from pybnorm.check import html as page
 from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.console import Console
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.errors import ArgumentError
 
@@ -33,7 +33,7 @@ EVERY = [made_result(s, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i, s in 
 
 def printed(function, *arguments):
     stream = io.StringIO()
-    function(Console(file=stream, width=200, highlight=False), *arguments)
+    function(Console(file=stream, width=200), *arguments)
     return stream.getvalue()
 
 
@@ -293,10 +293,55 @@ def junit_of(results, infos=None, missing=()):
     return root
 
 
+_RERUN = ("rerunFailure", "rerunError", "flakyFailure", "flakyError")
+_SUITE = "group time skipped timestamp hostname id package file log url"
+# The rules of junit-10.xsd, by which Jenkins' xUnit plugin validates: of each element the attributes that it must and
+# may have, its children, and whether it may hold text.
+JENKINS = {
+    "testsuites": ("", "name time tests failures errors", "testsuite", False),
+    "testsuite": ("name tests failures errors", _SUITE, "testsuite properties testcase system-out system-err", False),
+    "properties": ("", "", "property", False),
+    "property": ("name value", "", "", False),
+    "testcase": (
+        "name",
+        "time classname group",
+        " ".join(("skipped error failure system-out system-err", *_RERUN)),
+        False,
+    ),
+    **dict.fromkeys(("skipped", "error", "failure"), ("", "type message", "", True)),
+    **dict.fromkeys(("system-out", "system-err"), ("", "", "", True)),
+}
+JENKINS_TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]{0,3})?")
+
+
+def breaches(element):
+    """What of an element and those inside it Jenkins' schema does not allow."""
+    required, optional, children, text = JENKINS[element.tag]
+    found = [f"{element.tag} without {name}" for name in set(required.split()) - set(element.attrib)]
+    found += [f"{element.tag} with {n}" for n in set(element.attrib) - set((required + " " + optional).split())]
+    if element.tag != "testcase" and not JENKINS_TIME.fullmatch(element.get("time", "")):
+        found.append(f"{element.tag} time {element.get('time')}")
+    texts = [element.text, *(child.tail for child in element)]
+    found += [f"{element.tag} with text" for t in texts if t and t.strip() and not text]
+    found += [f"{child.tag} in {element.tag}" for child in element if child.tag not in children.split()]
+    return found + [breach for child in element if child.tag in JENKINS for breach in breaches(child)]
+
+
+def test_the_rules_of_jenkins_tell_what_is_wrong():
+    bad = """<testsuites skipped="1" time="0.1234"><property/><testsuite name="a" tests="1" failures="0" time="1,2.5">
+        text<testcase time="1"><error kind="x"/><property name="a" value="b"/></testcase></testsuite></testsuites>"""
+    assert sorted(breaches(ET.fromstring(bad))) == [
+        *("error with kind", "property in testcase", "property in testsuites", "property without name"),
+        *("property without value", "testcase without name", "testsuite time 1,2.5", "testsuite with text"),
+        *("testsuite without errors", "testsuites time 0.1234", "testsuites with skipped"),
+    ]
+
+
 def check_junit(root):
-    """The structure that readers of JUnit XML (Jenkins, GitLab, Surefire's schema) have in common."""
+    """Jenkins' schema, and the structure that other readers of JUnit XML (GitLab, Surefire's schema) rely on."""
+    assert breaches(root) == []
     assert root.tag == "testsuites"
-    totals = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    totals = dict.fromkeys(("tests", "failures", "errors"), 0)
     for suite in root:
         assert suite.tag == "testsuite"
         assert {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"} == set(suite.attrib)
@@ -308,7 +353,7 @@ def check_junit(root):
         assert {case.tag for case in cases} <= {"testcase"}
         for case in cases:
             assert set(case.attrib) == {"classname", "name", "time"}
-            assert float(case.get("time")) >= 0
+            assert re.fullmatch(r"\d+(\.\d{3})?", case.get("time"))
             assert len(case) <= 1
             for child in case:
                 assert child.tag in ("failure", "error", "skipped", "system-out")
@@ -319,7 +364,8 @@ def check_junit(root):
             counted[name] = sum(case.find(tag) is not None for case in cases)
         for name, count in counted.items():
             assert int(suite.get(name)) == count
-            totals[name] += count
+            totals[name] = totals.get(name, 0) + count
+    del totals["skipped"]
     for name, count in totals.items():
         assert int(root.get(name)) == count
 
@@ -354,7 +400,7 @@ def test_a_junit_failure_holds_points_repro_and_known_defect():
 def test_junit_survives_what_libraries_say():
     text = '\x1b[31m<bad> & \x00 \ud800 \ufffe ]]> "quoted" ü 漢\n\tnext'
     (failure,) = junit_of([made_result(Status.FAIL, message=text)]).iter("failure")
-    assert '\\x1b[31m<bad> & \\x00 \\xd800 \\xfffe ]]> "quoted" ü 漢\n\tnext' in failure.text
+    assert '\\x1b[31m<bad> & \\x00 \\ud800 \\ufffe ]]> "quoted" ü 漢\n\tnext' in failure.text
 
 
 def test_absent_libraries_in_junit(tmp_path):
