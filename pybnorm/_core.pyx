@@ -36,6 +36,8 @@ from pybnorm._shim cimport (
     PBN_E_UNSUPPORTED,
     PBN_E_VERSION,
     PBN_E_WORKSPACE,
+    PBN_FORK_BEFORE,
+    PBN_FORK_CHILD,
     PBN_MAX_RANK,
     PBN_OP_AXPBY,
     PBN_OP_BACKWARD,
@@ -378,7 +380,7 @@ cdef object _error(const pbn_backend *table, int status, str function, tuple des
         if table.context_lost != NULL and table.context_lost(status, text, sizeof(text)):
             cls = errors.ContextLostError
             details["text"] = "; ".join(filter(None, [details["text"], (<bytes>text).decode("utf-8", "replace")]))
-        return cls(status_name=table.status_name(status).decode(), **details)
+        return cls(status_name=table.status_name(status).decode("utf-8", "replace"), **details)
     name = _OWN_STATUS.get(status, "PBN_E_INTERNAL")
     if status == PBN_E_UNSUPPORTED:
         cls = errors.UnsupportedError
@@ -811,7 +813,7 @@ cdef class Handle:
     def pointer(self):
         """Address of the vendor's handle."""
         with self.lock:
-            self._check()
+            self._check_open()
             return <uintptr_t>self.table.handle_pointer(self.handle)
 
     @property
@@ -829,7 +831,7 @@ cdef class Handle:
         """The stream that calls go to, as an integer."""
         cdef void *stream = NULL
         with self.lock:
-            self._check()
+            self._check_open()
             status = self.table.stream_get(self.handle, &stream)
             if status != 0:
                 raise _error(self.table, status, "get_stream", ())
@@ -893,7 +895,7 @@ cdef class Handle:
                 status = self.table.runtime_error(self.handle, query, &recorded)
             if status != 0:
                 raise _error(self.table, status, "query_runtime_error", ())
-            return None if recorded == 0 else self.table.status_name(recorded).decode()
+            return None if recorded == 0 else self.table.status_name(recorded).decode("utf-8", "replace")
 
     def follow_stream(self, array):
         """Send later calls to the stream that is current for an array in its framework.
@@ -942,14 +944,20 @@ cdef class Handle:
                     raise _error(self.table, status, "set_stream", ())
         return True
 
-    cdef int _check(self) except -1:
+    cdef int _check_open(self) except -1:
         if self.handle == NULL:
             raise errors.ClosedError("handle")
+        return 0
+
+    cdef int _check(self) except -1:
+        self._check_open()
         if self.forked:
             raise errors.ArgumentError(
                 "handle",
                 "a handle made before fork()",
-                "one made in this process: neither threads nor device contexts survive a fork",
+                "one made in this process, as threads do not survive a fork" if self.table.device_type == 1 else
+                "one of a process started by multiprocessing's spawn or forkserver: device contexts do not survive a "
+                "fork, and this process cannot make others",
             )
         return 0
 
@@ -1028,6 +1036,7 @@ cdef class Handle:
             if self.handle == NULL:
                 return "<Handle closed>"
             where = "" if self.device is None else f" device={self.device}"
+            where += " made before fork()" if self.forked else ""
             return f"<Handle {self.backend} {'.'.join(map(str, self.library.version))}{where} at {self.pointer:#x}>"
 
     # -------- arrays
@@ -1997,11 +2006,20 @@ def _after_fork_in_child():
     _forks += 1
     _load_lock = threading.RLock()
     _loading.clear()
+    _tell_of_fork(PBN_FORK_CHILD)
     for handle in list(_handles):
         (<Handle>handle)._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _tell_of_fork(int stage):
+    cdef int i
+    with nogil:  # it may wait for a call
+        for i in range(PBN_BACKEND_COUNT):
+            if pbn_backends[i].at_fork != NULL:
+                pbn_backends[i].at_fork(stage)
+
+
+os.register_at_fork(before=lambda: _tell_of_fork(PBN_FORK_BEFORE), after_in_child=_after_fork_in_child)
 
 
 @atexit.register

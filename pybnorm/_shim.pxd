@@ -54,6 +54,8 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CLASS_EXECUTION
         PBN_CLASS_VERSION
         PBN_CLASS_INTERNAL
+        PBN_FORK_BEFORE
+        PBN_FORK_CHILD
 
     struct pbn_handle:
         pass
@@ -168,3 +170,4 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
         const char *(*plan_candidate)(const pbn_call *call, int fast, int index) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
+        void (*at_fork)(int stage) noexcept nogil

@@ -21,6 +21,15 @@ __all__ = ["Captured", "vendor_stderr"]
 _one_at_a_time = threading.RLock()
 
 
+def _after_fork_in_child() -> None:
+    """Whoever held it may not exist in this process."""
+    global _one_at_a_time  # noqa: PLW0603
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Captured:
     """What was written inside a `vendor_stderr` block.
 

@@ -1586,15 +1586,10 @@ def _aligned(memory: np.ndarray[Any, Any]) -> int:
 
 
 _kept: weakref.WeakKeyDictionary[Handle, _Kept] = weakref.WeakKeyDictionary()
-_kept_lock = threading.RLock()  # a signal handler may come here while its thread is here
 
 
 def _kept_of(handle: Handle) -> _Kept:
-    found = _kept.get(handle)
-    if found is None:
-        with _kept_lock:
-            found = _kept.setdefault(handle, _Kept())
-    return found
+    return _kept.get(handle) or _kept.setdefault(handle, _Kept())  # without a lock, which a fork could leave taken
 
 
 # ---------------------------------------------------------------- views

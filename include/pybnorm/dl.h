@@ -39,6 +39,14 @@ static inline int pbn_dl_open(pbn_library *lib, const char *file, int no_load) {
     return PBN_OK;
 }
 
+/* Whether a library of this soname is in the process. */
+static inline int pbn_dl_present(const char *soname) {
+    void *handle = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
+    if (handle != NULL)
+        dlclose(handle);
+    return handle != NULL;
+}
+
 /* Only for a library that turned out to be unusable, before any of its symbols is handed out. */
 static inline void pbn_dl_discard(pbn_library *lib) {
     if (lib->handle != NULL)

@@ -85,6 +85,11 @@ typedef enum pbn_query {
     PBN_QUERY_BLOCKING = 2     /* after all work of the handle's stream */
 } pbn_query;
 
+typedef enum pbn_fork {
+    PBN_FORK_BEFORE = 0,
+    PBN_FORK_CHILD = 1 /* after it, in the child */
+} pbn_fork;
+
 typedef enum pbn_error {
     PBN_OK = 0,
     PBN_E_UNSUPPORTED = -1, /* the vendor has no right path for this; last_error says why */
@@ -268,6 +273,9 @@ typedef struct pbn_backend {
 
     /* Optional symbols by name, for reports: 1 present, 0 absent, -1 not one this backend knows. */
     int (*has_symbol)(const char *name);
+
+    /* `stage` is a pbn_fork; called without the GIL, before a fork for as long as it takes. NULL: nothing to do. */
+    void (*at_fork)(int stage);
 } pbn_backend;
 
 #define PBN_DECLARE(name) extern const pbn_backend pbn_backend_##name;

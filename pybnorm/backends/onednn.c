@@ -49,6 +49,7 @@
     C(dnnl_query_inner_nblks_s32, 263)   \
     C(DNNL_MAX_NDIMS, 12)                \
     C(DNNL_RUNTIME_NONE, 0)              \
+    C(DNNL_RUNTIME_OMP, 2)               \
     C(DNNL_RUNTIME_SYCL, 512)            \
     C(DNNL_ARG_SRC, 1)                   \
     C(DNNL_ARG_DST, 17)                  \
@@ -115,6 +116,7 @@ PBN_DNNL_SYMBOLS(PBN_DNNL_TYPEDEF, PBN_DNNL_TYPEDEF)
 #ifndef PBN_PROTOTYPES_ONLY
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,6 +135,9 @@ typedef struct vendor_table {
     PBN_DNNL_SYMBOLS(MEMBER, MEMBER)
 #undef MEMBER
     unsigned char runs[4][PBN_OP_AXPBY]; /* [dtype][operation]: the library has a primitive for this processor */
+    int loses_threads; /* a forked child that needs more than one thread waits for the parent's */
+    int (*omp_get_max_threads)(void);
+    void (*omp_set_num_threads)(int);
 } vendor_table;
 
 static vendor_table vendor;
@@ -249,6 +254,12 @@ static int resolve(pbn_library *lib, vendor_table *table) {
         return PBN_E_VERSION;
     }
     PBN_DNNL_SYMBOLS(REQUIRED, OPTIONAL)
+    /* LLVM's and Intel's OpenMP start anew in a forked child, TBB works with the threads that there are. GCC's waits
+     * for those of its parent. Its functions are no symbols of the vendor's and are found among its dependencies. */
+    table->loses_threads = version->cpu_runtime == DNNL_RUNTIME_OMP &&
+                           pbn_dl_symbol(lib->handle, "__kmpc_fork_call") == NULL;
+    OPTIONAL(, omp_get_max_threads, )
+    OPTIONAL(, omp_set_num_threads, )
 #undef REQUIRED
 #undef OPTIONAL
     return PBN_OK;
@@ -275,6 +286,48 @@ static int load(const char *file, int no_load, pbn_library *out) {
 
 static int not_loaded(void) {
     return pbn_refuse(PBN_E_NOT_LOADED, "oneDNN has not been loaded");
+}
+
+/* ------------------------------------------------------------------ forked children
+ *
+ * In a child of a process that may have used GCC's OpenMP every primitive is made for one thread, and runs in the
+ * calling one. oneDNN takes their number from OpenMP when a primitive is made and when it runs. */
+
+static int openmp_before_fork; /* the process that forks has an OpenMP library */
+static int in_forked_child;    /* of such a process */
+static atomic_int creating;    /* threads inside oneDNN where it takes locks, which a child would find taken */
+
+static void at_fork(int stage) {
+    if (stage == PBN_FORK_CHILD) {
+        creating = 0;
+        in_forked_child |= openmp_before_fork;
+        return;
+    }
+    openmp_before_fork = loaded || pbn_dl_present("libgomp.so.1"); /* anybody's: its threads are the process' */
+    while (creating > 0)
+        continue;
+}
+
+static int check_fork(void) {
+    if (in_forked_child && vendor.loses_threads &&
+        (vendor.omp_get_max_threads == NULL || vendor.omp_set_num_threads == NULL))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "this oneDNN would wait in a forked process for OpenMP threads that only "
+                                             "the parent has: start the process with multiprocessing's spawn or "
+                                             "forkserver");
+    return PBN_OK;
+}
+
+/* What `all_threads` puts back; 0 where nothing had to change. */
+static int one_thread(void) {
+    int threads = 0;
+    if (in_forked_child && vendor.loses_threads && (threads = vendor.omp_get_max_threads()) != 1)
+        vendor.omp_set_num_threads(1);
+    return threads != 1 ? threads : 0;
+}
+
+static void all_threads(int threads) {
+    if (threads != 0)
+        vendor.omp_set_num_threads(threads);
 }
 
 static const char *status_name(int status) {
@@ -460,7 +513,11 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
     }
     if (p == NULL) {
         temporaries t = {0};
+        creating++;
+        const int threads = one_thread();
         int status = primitive_fill(h, &wanted, params, &t);
+        all_threads(threads);
+        creating--;
         if (t.backward != NULL)
             vendor.dnnl_primitive_desc_destroy(t.backward);
         if (t.forward != NULL)
@@ -490,7 +547,12 @@ static int primitive_run(pbn_handle *h, primitive *p, const void *const *pointer
     const int count = recipes[p->key.kind].count;
     for (int i = 0; i < p->count; i++)
         TRY(dnnl_memory_set_data_handle, (p->args[i].memory, i < count ? (void *)(uintptr_t)pointers[i] : scratchpad));
-    TRY(dnnl_primitive_execute, (p->vendor, h->stream, p->count, p->args));
+    const int threads = one_thread();
+    int status = failed(vendor.dnnl_primitive_execute(p->vendor, h->stream, p->count, p->args),
+                        "from dnnl_primitive_execute");
+    all_threads(threads);
+    if (status != dnnl_success)
+        return status;
     /* OpenMP, TBB and sequential builds are done already; only an asynchronous thread pool waits here. */
     TRY(dnnl_stream_wait, (h->stream));
     return PBN_OK;
@@ -502,10 +564,13 @@ static int handle_create(pbn_handle **out) {
     *out = NULL;
     if (!loaded)
         return not_loaded();
+    int status = check_fork();
+    if (status != PBN_OK)
+        return status;
     pbn_handle *h = calloc(1, sizeof *h);
     if (h == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
-    int status = failed(vendor.dnnl_engine_create(&h->own_engine, dnnl_cpu, 0), "from dnnl_engine_create");
+    status = failed(vendor.dnnl_engine_create(&h->own_engine, dnnl_cpu, 0), "from dnnl_engine_create");
     if (status == dnnl_success) {
         status = failed(vendor.dnnl_stream_create(&h->own_stream, h->own_engine, dnnl_stream_default_flags),
                         "from dnnl_stream_create");
@@ -549,10 +614,13 @@ static int handle_borrow(void *stream, pbn_handle **out) {
         return not_loaded();
     if (stream == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "dnnl_stream_t is NULL");
+    int status = check_fork();
+    if (status != PBN_OK)
+        return status;
     pbn_handle *h = calloc(1, sizeof *h);
     if (h == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
-    int status = stream_set(h, stream);
+    status = stream_set(h, stream);
     if (status != PBN_OK) {
         free(h);
         return status;
@@ -1494,6 +1562,7 @@ const pbn_backend pbn_backend_onednn = {
     .relu = relu,
     .relu_backward = relu_backward,
     .has_symbol = has_symbol,
+    .at_fork = at_fork,
 };
 
 #endif /* PBN_PROTOTYPES_ONLY */

@@ -1,5 +1,6 @@
 /* A libdnnl that answers what loading asks, and supports no primitive.
- * DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch; DOUBLE_CPU_RUNTIME: dnnl_version_t's field. */
+ * DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch; DOUBLE_CPU_RUNTIME: dnnl_version_t's field.
+ * DOUBLE_EXPORTS: a symbol more. */
 #define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
@@ -8,6 +9,10 @@ DOUBLE_SYMBOLS(DECLARE, DECLARE)
 
 #ifndef DOUBLE_CPU_RUNTIME
 #define DOUBLE_CPU_RUNTIME 2 /* OpenMP */
+#endif
+
+#ifdef DOUBLE_EXPORTS
+void DOUBLE_EXPORTS(void) {}
 #endif
 
 enum { success = 0, unimplemented = 3 };

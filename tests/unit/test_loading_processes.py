@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import sys
 from pathlib import Path
@@ -218,6 +219,38 @@ def test_a_oneDNN_without_a_native_cpu_runtime_is_refused(child: Any, doubles: A
         answer = child("import pybnorm; report(attempt(lambda: pybnorm.load('onednn', values['f'])))", f=str(library))
         assert answer["error"] == "LibraryVersionError"
         assert "CPU runtime" in answer["text"]
+
+
+def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(child: Any, doubles: Any) -> None:
+    """An OpenMP that is inside the library, say. The doubles make no handles: what else is asked ends the process."""
+    answers = []
+    for runtime, extra in ((2, ()), (2, ("DOUBLE_EXPORTS=__kmpc_fork_call",)), (4, ())):
+        library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}", *extra])
+        answers.append(
+            child(
+                """
+                import pybnorm
+                pybnorm.load("onednn", values["file"])
+                reading, writing = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    answer = [attempt(lambda: pybnorm.Handle("onednn")),
+                              attempt(lambda: pybnorm.Handle.from_pointer("onednn", 1))]
+                    os.write(writing, json.dumps(answer).encode())
+                    os._exit(0)
+                os.close(writing)
+                with open(reading) as pipe:
+                    report(pipe.read())
+                os.waitpid(pid, 0)
+                """,
+                file=str(library),
+            )
+        )
+    for refused in json.loads(answers[0]):
+        assert refused["error"] == "UnsupportedError"
+        assert "spawn" in refused["text"]
+        assert "forkserver" in refused["text"]
+    assert answers[1:] == ["", ""]  # Intel's and LLVM's, and TBB: it went on to the vendor
 
 
 # ---- doubles: the search

@@ -331,7 +331,7 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            told = [attempt(lambda: plans[0](**FORWARD))["error"]]
+            told = [attempt(lambda: plans[0](**FORWARD))["text"], repr(handle), handle.pointer > 0]
             plans.clear()
             handle.close()
             gc.collect()
@@ -354,7 +354,10 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
         report([child, [made, destroyed.value - before - made]])
         """
     )
-    assert child == ["ArgumentError", 0, 1]
+    assert "made before fork()" in child[0]
+    assert "spawn or forkserver" in child[0]  # for which a device works
+    assert "made before fork()" in child[1]
+    assert child[2:] == [True, 0, 1]
     assert min(parent) > 0
 
 
