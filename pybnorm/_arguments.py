@@ -65,6 +65,8 @@ __all__ = [
 INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
 POINTER_MAX = 2**64 - 1
 _FLOAT32_MAX = 3.4028234663852886e38
+_FLOAT32_TINY = 1.4e-45  # less may be 0 in float32
+_OR_ZERO = ", of magnitude 1.4e-45 or more, or 0"
 _FLOAT64_MAX = 1.7976931348623157e308
 _LARGEST = {
     DataType.FLOAT64: _FLOAT64_MAX,
@@ -223,30 +225,37 @@ def _lookup(table: dict[object, Any], value: object) -> Any:
 
 def scalar(value: object, argument: str, dtype: DataType = DataType.FLOAT64) -> float:
     """A finite float: the host-side alpha and beta, which vendors read as float32 unless the data are float64."""
-    allowed = "a finite number" if dtype == DataType.FLOAT64 else "a finite number that float32 can hold"
-    limit = _FLOAT64_MAX if dtype == DataType.FLOAT64 else _FLOAT32_MAX
+    wide = dtype == DataType.FLOAT64
+    allowed = "a finite number" if wide else "a finite number that float32 can hold" + _OR_ZERO
+    limit = _FLOAT64_MAX if wide else _FLOAT32_MAX
     number = _float(value, argument, allowed)
-    if not -limit <= number <= limit:
+    if not -limit <= number <= limit or _lost(number, dtype):
         raise ArgumentError(argument, value, allowed)
     return number
 
 
-def epsilon(value: object) -> float:
+def epsilon(value: object, dtype: DataType = DataType.FLOAT64) -> float:
     """A finite float >= 0. cuDNN takes NaN with status 0; MIOpen checks nothing."""
-    allowed = "a finite number >= 0 that float32 can hold"
+    wide = dtype == DataType.FLOAT64
+    allowed = "a finite number >= 0 that float32 can hold" + ("" if wide else _OR_ZERO)
     number = _float(value, "epsilon", allowed)
-    if not 0.0 <= number <= _FLOAT32_MAX:
+    if not 0.0 <= number <= _FLOAT32_MAX or _lost(number, dtype):
         raise ArgumentError("epsilon", value, allowed)
     return number
 
 
-def factor(value: object, argument: str = "exponential_average_factor") -> float:
+def factor(value: object, argument: str = "exponential_average_factor", dtype: DataType = DataType.FLOAT64) -> float:
     """A float in [0, 1]."""
-    allowed = "a number from 0 to 1"
+    allowed = "a number from 0 to 1" + ("" if dtype == DataType.FLOAT64 else _OR_ZERO)
     number = _float(value, argument, allowed)
-    if not 0.0 <= number <= 1.0:
+    if not 0.0 <= number <= 1.0 or _lost(number, dtype):
         raise ArgumentError(argument, value, allowed)
     return number
+
+
+def _lost(number: float, dtype: DataType) -> bool:
+    """Whether a vendor that reads float32, as all do unless the data are float64, may read 0 instead."""
+    return dtype != DataType.FLOAT64 and 0.0 < abs(number) < _FLOAT32_TINY
 
 
 def boolean(value: object, argument: str) -> bool:
@@ -586,8 +595,8 @@ def forward_training(
         m,
         scalar(alpha, "alpha", x.dtype),
         scalar(beta, "beta", x.dtype),
-        factor(exponential_average_factor),
-        epsilon(epsilon_),
+        factor(exponential_average_factor, dtype=x.dtype),
+        epsilon(epsilon_, x.dtype),
     )
     _same("y", y, x)
     if param is not None:
@@ -613,7 +622,7 @@ def forward_inference(
 ) -> tuple[Mode, float, float, float]:
     """Rules of forward inference; returns mode, alpha, beta and epsilon in canonical form."""
     m = mode(bn_mode)
-    result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_))
+    result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_, x.dtype))
     _same("y", y, x)
     if param is not None:
         _param(param, x, m)
@@ -640,7 +649,7 @@ def backward(
         scalar(beta_data, "beta_data", x.dtype),
         scalar(alpha_param, "alpha_param", x.dtype),
         scalar(beta_param, "beta_param", x.dtype),
-        epsilon(epsilon_),
+        epsilon(epsilon_, x.dtype),
     )
     _same("dy", dy, x)
     _same("dx", dx, x)

@@ -251,7 +251,8 @@ static int no_device(void) {
 static _Thread_local int created_without_device;
 
 static const char *status_name(int status) {
-    return is_loaded() ? api.miopenGetErrorString(status) : "MIOpen has not been loaded";
+    const char *name = is_loaded() ? api.miopenGetErrorString(status) : "MIOpen has not been loaded";
+    return name != NULL ? name : "unknown miopenStatus_t";
 }
 
 static int status_class(int status) {
@@ -825,15 +826,17 @@ static int check_parameters(const pbn_call *call) {
 
 /* MIOpen reads factors as float, and miopenOpTensor rounds them to the tensors' type: one that
  * overflows or loses bits to underflow there would be another factor. */
-static int check_factor(double value, int dtype) {
+#define CHECK_FACTOR(name, value, dtype)                                                                         \
+    check_factor(value, dtype, name ": MIOpen reads it as float32, where it must be 0 or a normal number",      \
+                 name ": miopenOpTensor rounds it to float16 with float16 data, so it must be 0 or from 2**-14 " \
+                      "to 65504 in magnitude")
+
+static int check_factor(double value, int dtype, const char *reason, const char *half_reason) {
     double low = dtype == PBN_FLOAT16 ? 0x1p-14 : FLT_MIN;
     double high = dtype == PBN_FLOAT16 ? 65504.0 : FLT_MAX;
     if (value == 0 || (fabs(value) >= low && fabs(value) <= high))
         return PBN_OK;
-    if (dtype == PBN_FLOAT16)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "miopenOpTensor rounds factors of float16 data to float16, so beta (and "
-                                             "alpha of axpby) must be 0 or from 2**-14 to 65504 in magnitude");
-    return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen reads factors as float32: they must be 0 or normal numbers there");
+    return pbn_refuse(PBN_E_UNSUPPORTED, dtype == PBN_FLOAT16 ? half_reason : reason);
 }
 
 static int check_activation(const pbn_call *call, int operation) {
@@ -860,7 +863,7 @@ static int check_activation(const pbn_call *call, int operation) {
         return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 behind an activation needs a product that MIOpen "
                                              "lacks for bfloat16: miopenOpTensor does not compile for it");
     /* behind the activation alpha is a factor of miopenOpTensor, like beta */
-    return check_factor(call->alpha, call->x_desc->dtype);
+    return CHECK_FACTOR("alpha with an activation", call->alpha, call->x_desc->dtype);
 }
 
 static int check_call(const pbn_call *call, int operation) {
@@ -879,19 +882,20 @@ static int check_call(const pbn_call *call, int operation) {
         return status;
     }
     if (operation == PBN_OP_AXPBY) {
-        status = check_factor(call->alpha, x->dtype);
-        return status != PBN_OK ? status : check_factor(call->beta, x->dtype);
+        status = CHECK_FACTOR("a", call->alpha, x->dtype);
+        return status != PBN_OK ? status : CHECK_FACTOR("b", call->beta, x->dtype);
     }
     if ((status = check_parameters(call)) != PBN_OK)
         return status;
     if (call->beta != 0 && x->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "beta other than 0 on bfloat16 data needs an addition that MIOpen lacks: "
                                              "miopenOpTensor does not compile for bfloat16");
-    if ((status = check_factor(call->alpha, PBN_FLOAT32)) != PBN_OK ||
-        (status = check_factor(call->beta, x->dtype)) != PBN_OK)
+    if ((status = CHECK_FACTOR("alpha (of backward: alpha_data)", call->alpha, PBN_FLOAT32)) != PBN_OK ||
+        (status = CHECK_FACTOR("beta (of backward: beta_data)", call->beta, x->dtype)) != PBN_OK)
         return status;
-    if (operation == PBN_OP_BACKWARD && ((status = check_factor(call->alpha_param, PBN_FLOAT32)) != PBN_OK ||
-                                         (status = check_factor(call->beta_param, PBN_FLOAT32)) != PBN_OK))
+    if (operation == PBN_OP_BACKWARD &&
+        ((status = CHECK_FACTOR("alpha_param", call->alpha_param, PBN_FLOAT32)) != PBN_OK ||
+         (status = CHECK_FACTOR("beta_param", call->beta_param, PBN_FLOAT32)) != PBN_OK))
         return status;
     return check_activation(call, operation);
 }

@@ -196,13 +196,13 @@ class Problem:
             raise ArgumentError("fill", self.fill, _choice(FILLS))
         for name in ("kappa", "alpha", "beta", "alpha_param", "beta_param"):
             put(name, _arguments.scalar(getattr(self, name), name, self.dtype))
-        put("factor", _arguments.factor(self.factor, "factor"))
+        put("factor", _arguments.factor(self.factor, "factor", self.dtype))
         if self.kappa < 0:
             raise ArgumentError("kappa", self.kappa, "a finite number >= 0")
         if self.kappa and self.fill not in _WITH_KAPPA:
             raise ArgumentError("kappa", self.kappa, f"kappa with fill={'/'.join(_WITH_KAPPA)} only (fill={self.fill})")
         self._check_magnitude(put)
-        put("eps", _arguments.epsilon(self.default_epsilon if self.eps is None else self.eps))
+        put("eps", _arguments.epsilon(self.default_epsilon if self.eps is None else self.eps, self.dtype))
         if self.fill == "sqrteps" and not self.epsilon:
             raise ArgumentError("eps", self.eps, "a number > 0 with fill=sqrteps, which it is the scale of")
         statistics = _arguments.numel(self.parameter_dims)
@@ -254,9 +254,10 @@ class Problem:
 
     @property
     def default_epsilon(self) -> float:
-        """What `eps` is when the line does not name it."""
+        """What `eps` is when the line does not name it: `default_epsilon`, or 0 where only float64 data have it."""
         assert self.magnitude is not None
-        return default_epsilon(self.operation, self.fill, self.m, self.magnitude)
+        value = default_epsilon(self.operation, self.fill, self.m, self.magnitude)
+        return value if value >= 1.4e-45 or self.dtype == DataType.FLOAT64 else 0.0
 
     @property
     def default_params(self) -> DataType:

@@ -101,7 +101,7 @@ class Runtime:
     def call(self, name: str, *arguments: Any) -> None:
         status = self.functions[name](*arguments)
         if status != 0:
-            status_name, text = (self.functions[t](status).decode(errors="replace") for t in _TEXTS)
+            status_name, text = ((self.functions[t](status) or b"").decode(errors="replace") for t in _TEXTS)
             raise _ERRORS.get(status, VendorError)(
                 backend="miopen",
                 function=name,

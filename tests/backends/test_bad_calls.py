@@ -143,12 +143,12 @@ def test_null_where_required_and_one_of_a_pair(good, call, name):
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("epsilon", [-1e-5, float("nan"), float("inf"), -float("inf"), "1e-5", None])
+@pytest.mark.parametrize("epsilon", [-1e-5, 1e-50, float("nan"), float("inf"), -float("inf"), "1e-5", None])
 def test_epsilon(good, call, epsilon):
     refuse(good, call, "epsilon", epsilon=epsilon)
 
 
-@pytest.mark.parametrize("factor", [-0.1, 1.1, float("nan"), float("inf"), "0.1", None])
+@pytest.mark.parametrize("factor", [-0.1, 1.1, 1e-46, float("nan"), float("inf"), "0.1", None])
 def test_factor(good, factor):
     refuse(good, "training", "exponential_average_factor", exponential_average_factor=factor)
 
@@ -158,7 +158,7 @@ def test_factor(good, factor):
     [(c, n) for c in ("training", "inference") for n in ("alpha", "beta")]
     + [("backward", n) for n in ("alpha_data", "beta_data", "alpha_param", "beta_param")],
 )
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "1", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, -1e-50, "1", None])
 def test_scalars(good, call, name, value):
     refuse(good, call, name, **{name: value})
 

@@ -127,6 +127,24 @@ def test_scalar_limits_depend_on_the_data_type():
     refused(ArgumentError, "alpha", arguments.scalar, math.nan, "alpha")
 
 
+@pytest.mark.parametrize("dtype", DataType)
+def test_what_float32_rounds_to_zero_is_refused_unless_the_data_are_float64(dtype):
+    for name, check in (
+        ("epsilon", lambda value: arguments.epsilon(value, dtype)),
+        ("factor", lambda value: arguments.factor(value, "factor", dtype)),
+        ("alpha", lambda value: arguments.scalar(value, "alpha", dtype)),
+    ):
+        for value in (0.0, 2.0**-149, 1e-40, 0.5):
+            assert np.float32(check(value)) == np.float32(value)
+        for value in (1.39e-45, 2.0**-150, 1e-50, 5e-324):
+            if dtype == DataType.FLOAT64:
+                assert check(value) == value
+            else:
+                assert "1.4e-45" in refused(ArgumentError, name, check, value).allowed
+    if dtype != DataType.FLOAT64:
+        refused(ArgumentError, "alpha", arguments.scalar, -1e-50, "alpha", dtype)
+
+
 @pytest.mark.parametrize("value", [-1, 2**64])
 def test_pointer_refuses_values(value):
     refused(ArgumentError, "x", arguments.pointer, value, "x")
