@@ -7,10 +7,12 @@ canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the a
 
 from __future__ import annotations
 
+import itertools
 import math
+import numbers
 import operator
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
@@ -38,7 +40,9 @@ __all__ = [
     "fill",
     "forward_inference",
     "forward_training",
+    "index",
     "is_packed_vector",
+    "items",
     "kept_axes",
     "largest",
     "layout_of",
@@ -201,9 +205,9 @@ def _stored(value: float, dtype: DataType) -> float:
 def data_type(value: object, argument: str = "dtype") -> DataType:
     """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
     found = _lookup(_DATA_TYPES, value)
-    if found is None and not isinstance(value, (int, str)) and getattr(value, "isnative", True):
-        name = getattr(value, "name", None) or getattr(value, "__name__", None)  # np.dtype | np.float32, ml_dtypes
-        found = _lookup(_DATA_TYPES, name)
+    if found is None and not isinstance(value, (int, str)) and _attribute(value, "isnative", True):
+        name = _attribute(value, "name") or _attribute(value, "__name__")  # np.dtype | np.float32, ml_dtypes
+        found = _lookup(_DATA_TYPES, name) if isinstance(name, str) else None
     if found is None:
         raise ArgumentTypeError(argument, value, "float32, float64, float16 or bfloat16")
     return found
@@ -215,11 +219,32 @@ def largest(dtype: DataType) -> float:
 
 
 def _lookup(table: dict[object, Any], value: object) -> Any:
-    if isinstance(value, bool):  # True would be found as 1
+    """What a word or a number stands for; True would be found as 1, and so would 1.0 and np.True_."""
+    if not isinstance(value, (int, str)):
+        value = index(value)
+    elif isinstance(value, bool):
+        return None
+    return table.get(value)
+
+
+def _attribute(value: object, name: str, default: object = None) -> Any:
+    """An attribute of an object that may say anything."""
+    try:
+        return getattr(value, name, default)
+    except Exception:
+        return default
+
+
+def index(value: Any) -> int | None:
+    """An integer of any kind as int; None for what is none: a bool, NumPy's among them, and arrays of any shape."""
+    kind = type(value)
+    if kind is int:
+        return value
+    if kind is bool or hasattr(kind, "__len__") or not hasattr(kind, "__index__"):
         return None
     try:
-        return table.get(value)
-    except TypeError:  # unhashable
+        return operator.index(value)
+    except Exception:
         return None
 
 
@@ -268,14 +293,33 @@ def boolean(value: object, argument: str) -> bool:
 def _float(value: object, argument: str, allowed: str) -> float:
     if type(value) is float:
         return value
-    if isinstance(value, (bool, str, bytes)):
+    if type(value) is not int and not _is_real(value):
         raise ArgumentTypeError(argument, value, allowed)
     try:
         return float(value)  # type: ignore[arg-type]
     except OverflowError:
         raise ArgumentError(argument, value, allowed) from None
-    except (TypeError, ValueError):
+    except Exception:
         raise ArgumentTypeError(argument, value, allowed) from None
+
+
+_REAL_TYPES = ("float", "bfloat", "int", "uint")
+
+
+def _is_real(value: object) -> bool:
+    """Whether float() would convert the value, not parse it, nor lose a part of it."""
+    kind = type(value)
+    if isinstance(value, float):
+        return True
+    if isinstance(value, (bool, str, bytes)) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        return False
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+        return False
+    dtype = _attribute(value, "dtype")  # NumPy's scalars, and arrays without axes of any framework
+    if dtype is None:
+        return True
+    name = str(_attribute(dtype, "name") or dtype).rpartition(".")[2]
+    return name.startswith(_REAL_TYPES) and _attribute(value, "ndim") in (0, None)
 
 
 def pointer(value: object, argument: str) -> int:
@@ -317,24 +361,18 @@ def algorithm(value: object, names: Collection[str], numbered: Collection[str] =
 def byte_count(value: object, argument: str) -> int:
     """A number of bytes."""
     allowed = "a number of bytes, 0 or more, as an integer of 64 bits"
-    if isinstance(value, bool):
+    count = index(value)
+    if count is None:
         raise ArgumentTypeError(argument, value, allowed)
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentTypeError(argument, value, allowed) from None
     if not 0 <= count <= POINTER_MAX:
         raise ArgumentError(argument, value, allowed)
     return count
 
 
 def _address(value: object, argument: str) -> int:
-    if isinstance(value, bool):
+    address = index(value)
+    if address is None:
         raise ArgumentTypeError(argument, value, "an address as an integer")
-    try:
-        address = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentTypeError(argument, value, "an address as an integer") from None
     if not 0 <= address <= POINTER_MAX:
         raise ArgumentError(argument, value, "an address of 64 bits")
     return address
@@ -382,16 +420,26 @@ def _named(what: str, argument: str, value: tuple[int, ...]) -> object:
     return value if argument == what else f"{what} {value}"
 
 
-def _integers(value: object, argument: str) -> tuple[int, ...]:
-    if isinstance(value, (str, bytes)):
-        raise ArgumentTypeError(argument, value, "a sequence of integers")
+def _integers(value: object, argument: str, allowed: str = "a sequence of integers") -> tuple[int, ...]:
+    found = tuple([index(item) for item in items(value, argument, allowed)])
+    if None in found:
+        raise ArgumentTypeError(argument, value, allowed)
+    return found  # type: ignore[return-value]
+
+
+def items(value: Any, argument: str, allowed: str, most: int = 64) -> tuple[Any, ...]:
+    """What is in an iterable that is no text; more than `most` are refused, before they fill the memory."""
+    if type(value) is tuple and len(value) <= most:
+        return value
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise ArgumentTypeError(argument, value, allowed)
     try:
-        items: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
-        if bool in map(type, items):  # which has no subclasses
-            raise TypeError
-        return tuple(map(operator.index, items))
-    except TypeError:
-        raise ArgumentTypeError(argument, value, "a sequence of integers") from None
+        found = tuple(itertools.islice(value, most + 1))
+    except Exception:
+        raise ArgumentTypeError(argument, value, allowed) from None
+    if len(found) > most:
+        raise ArgumentError(argument, value, f"{allowed}, at most {most}")
+    return found
 
 
 def numel(shape: tuple[int, ...]) -> int:
@@ -449,18 +497,13 @@ def kept_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:
 def axes(value: object, rank: int, argument: str = "axis") -> tuple[int, ...]:
     """Axes of data of `rank`, from one or several integers: ascending, each once, negative ones from the end."""
     allowed = "an integer or a tuple of integers"
-    given = tuple(value) if isinstance(value, Iterable) else (value,)
-    if isinstance(value, (str, bytes)) or any(isinstance(a, bool) for a in given):
-        raise ArgumentTypeError(argument, value, allowed)
-    try:
-        numbers = [operator.index(a) for a in given]
-    except TypeError:
-        raise ArgumentTypeError(argument, value, allowed) from None
-    if any(not -rank <= a < rank for a in numbers):
+    single = index(value)
+    found = (single,) if single is not None else _integers(value, argument, allowed)
+    if any(not -rank <= a < rank for a in found):
         raise ArgumentError(argument, value, f"axes from {-rank} to {rank - 1} for data of rank {rank}")
-    if len({a % rank for a in numbers}) != len(numbers):
+    if len({a % rank for a in found}) != len(found):
         raise ArgumentError(argument, value, "each axis once")
-    return tuple(sorted(a % rank for a in numbers))
+    return tuple(sorted(a % rank for a in found))
 
 
 def reduced_axes(rank: int, bn_mode: Mode) -> tuple[int, ...]:

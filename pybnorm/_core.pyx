@@ -3121,7 +3121,7 @@ def current_stream(array):
 
 
 def signature(array):
-    """What decides which plan serves an array, as bytes: a key for a dictionary, made without a Python object more.
+    """What decides which plan serves an array: a key for a dictionary.
 
     Parameters
     ----------
@@ -3129,11 +3129,14 @@ def signature(array):
 
     Returns
     -------
-    bytes or None
-        Device, dtype, shape, strides, and the alignment of the address up to 16. None where the framework's type has
-        no DLPack table of C functions, or the table does not take this array.
+    bytes, tuple or None
+        Device, dtype, shape, strides, and the alignment of the address up to 16; of NumPy's arrays not the last, for
+        which no plan of the CPU asks. None where the framework's type has no DLPack table of C functions, or the table
+        does not take this array.
     """
     cdef _DLTensor view
+    if type(array) is _ndarray:
+        return array.dtype, array.shape, array.strides
     if not _seen(array, _exchange_of(type(array), False), &view):
         return None
     return _signed(&view)

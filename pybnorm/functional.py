@@ -115,12 +115,12 @@ def batch_norm_training(
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "training", type(x), signature(x) or _look(x, "x"), type(scale), bias is None,
-        type(running_mean), type(running_variance), exponential_average_factor, epsilon, mode, algorithm,
-        None if out is None else _out_key(out, 3),
+        type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
+        type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3),
     )  # fmt: skip
     try:
         call = ready[key]
-    except (KeyError, TypeError):  # the latter of an argument without a hash, which is refused or not kept
+    except Exception:  # KeyError, or whatever the hash of an argument raises, which is refused or not kept
         running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         data = {"x": x, "y": None if out is None else out[0]}
         options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
@@ -171,12 +171,13 @@ def batch_norm_inference(
     """
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
-        "inference", type(x), signature(x) or _look(x, "x"), scale is None, bias is None, epsilon, mode, algorithm,
+        "inference", type(x), signature(x) or _look(x, "x"), scale is None, bias is None,
+        type(epsilon), epsilon, type(mode), mode, algorithm,
         None if out is None else (type(out), signature(out) or _look(out, "out")),
     )  # fmt: skip
     try:
         call = ready[key]
-    except (KeyError, TypeError):
+    except Exception:
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm}
         vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
         call = _prepare("inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,))
@@ -229,11 +230,12 @@ def batch_norm_backward(
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "backward", type(x), signature(x) or _look(x, "x"), signature(dy) or _look(dy, "dy"), type(scale),
-        saved_mean is None, epsilon, mode, algorithm, None if out is None else _out_key(out, 3),
+        saved_mean is None, type(epsilon), epsilon, type(mode), mode, algorithm,
+        None if out is None else _out_key(out, 3),
     )  # fmt: skip
     try:
         call = ready[key]
-    except (KeyError, TypeError):
+    except Exception:
         saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
         data = {"x": x, "dy": dy, "dx": None if out is None else out[0]}
         vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
@@ -300,7 +302,7 @@ def _ready_of(handle: Handle) -> dict[Any, Call]:
 def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
     if getattr(call, "passing", False):
         return
-    with contextlib.suppress(TypeError):  # no hash
+    with contextlib.suppress(Exception):  # no hash
         ready[key] = call
     while len(ready) > MOST_READY:
         with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
@@ -308,9 +310,7 @@ def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
 
 
 def _look(array: Any, argument: str) -> Any:
-    """What decides which plan serves an array whose type has no C table of DLPack."""
-    if type(array) is np.ndarray:
-        return array.dtype, array.shape, array.strides  # the CPU's plans do not ask for alignment
+    """What decides which plan serves an array of which `signature` knows nothing."""
     buffer = as_buffer(array, argument)
     return *buffer[1:6], (buffer.pointer | 16) & -(buffer.pointer | 16)
 
@@ -493,12 +493,17 @@ def _prepare(
         used.buffer(x, "x")
         like = _maker(x, "x", data[result])
         constants = {name: None for name in ("scale", "bias") if vectors.get(name, 0) is None}
+        given = operation == "inference" or (out is not None and out[1] is not None and out[2] is not None)
         if constants:
+            if type(home) is _Home and not isinstance(x, np.ndarray) and (on_gpu or not given):
+                raise ArgumentError(
+                    next(iter(constants)), None,
+                    f"an array: of {type(x).__name__}, x's type, no framework is known here that could make one",
+                )  # fmt: skip
             constants = _constants(buffer, home, x, options["mode"], tuple(constants))
         scale = constants.get("scale", vectors["scale"])
         like_scale: Call | None = None
         if operation != "inference":
-            given = out is not None and out[1] is not None and out[2] is not None
             like_scale = _maker(scale, "scale", scale if given else None)
             if not given:
                 _one_framework(x, scale)
@@ -557,6 +562,7 @@ def _no_maker(array: Any) -> Any:
 
 
 def _one_framework(x: Any, scale: Any) -> None:
+    _maker(x, "x", None)
     spaces = [array_api_compat.array_namespace(array) for array in (x, scale)]
     if spaces[0] is not spaces[1]:
         raise ArgumentTypeError("scale", scale, "an array of x's framework, or out= for all results")

@@ -350,7 +350,8 @@ class BatchnormAttributes(_Attributes):
 
     def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormAttributes:
         """Several devices in one graph: refused by validate; `pybnorm.sync` joins devices over a communicator."""
-        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in peer_stats)
+        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
+        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
         return self
 
     def get_peer_stats(self) -> list[TensorAttributes]:
@@ -411,7 +412,8 @@ class BatchnormBackwardAttributes(_Attributes):
 
     def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormBackwardAttributes:
         """As in `BatchnormAttributes.set_peer_stats`."""
-        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in peer_stats)
+        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
+        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
         return self
 
     def get_peer_stats(self) -> list[TensorAttributes]:
@@ -1076,11 +1078,13 @@ class Graph:
             An intermediate data type cannot be honoured, see the module.
         """
         self._require(2, "create_execution_plans")
-        for mode in (modes,) if isinstance(modes, (str, HeuristicMode)) else modes:
+        allowed = "a sequence of " + ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
+        if isinstance(modes, (str, HeuristicMode)):
+            modes = (modes,)
+        for mode in _arguments.items(modes, "modes", allowed):
             found = HeuristicMode.__members__.get(mode.upper()) if isinstance(mode, str) else mode
             if not isinstance(found, HeuristicMode):
-                names = ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
-                raise ArgumentError("modes", mode, f"a sequence of {names}")
+                raise ArgumentError("modes", mode, allowed)
         lowering = _Lowering(self._nodes, self._records)
         for tensor in lowering.unfaithful():
             record = self._records[id(tensor)]

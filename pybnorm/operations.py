@@ -39,10 +39,9 @@ import inspect
 import itertools
 import logging
 import math
-import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -999,6 +998,8 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
 
 def kept_workspace_nbytes(handle: Handle) -> int:
     """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest."""
+    if not isinstance(handle, Handle):
+        raise ArgumentTypeError("handle", handle, "a Handle")
     kept = _kept.get(handle)
     return 0 if kept is None else kept.memory.nbytes
 
@@ -1743,9 +1744,9 @@ def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
 
 
 def _count(name: str, value: object, low: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = _arguments.index(value)
+    if number is None:
         raise ArgumentTypeError(name, value, f"an integer from {low}")
-    number = operator.index(value)
     if number < low:
         raise ArgumentError(name, value, f"an integer from {low}")
     return number
@@ -1753,9 +1754,8 @@ def _count(name: str, value: object, low: int) -> int:
 
 def _counts(counts: object, ranks: int) -> list[int]:
     """Elements of each rank; on the host, because calls and their factors depend on them."""
-    if isinstance(counts, (str, bytes)) or not isinstance(counts, Iterable):
-        raise ArgumentTypeError("counts", counts, "a sequence of integers on the host")
-    numbers = [_count("counts", c, 0) for c in counts]
+    given = _arguments.items(counts, "counts", "a sequence of integers on the host", most=max(ranks, 64))
+    numbers = [_count("counts", c, 0) for c in given]
     if len(numbers) != ranks:
         raise ArgumentError("counts", numbers, f"a count for each of the {ranks} rows of means")
     if not any(numbers):
@@ -2318,7 +2318,7 @@ def asked(
     handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Prepared, tuple[int, ...], list[Any]]:
     """`prepare` of an operation by name, with the defaults of its function; for use inside the package."""
-    if operation not in _RECIPES:
+    if not isinstance(operation, str) or operation not in _RECIPES:
         kind = ArgumentError if isinstance(operation, str) else ArgumentTypeError
         raise kind("operation", operation, "one of " + ", ".join(_RECIPES))
     if "workspace" in options:

@@ -1,13 +1,20 @@
-"""Objects that were never made, lie about themselves, or are no arrays: refused, never a crash, on oneDNN."""
+"""Objects that were never made, that lie, or are no arrays or numbers: refused, never a crash, on oneDNN."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import pybnorm
+from pybnorm import functional, graph, operations
+from pybnorm._arrays import Memory
 
 OURS = ("ArgumentError: ", "ArgumentTypeError: ", "ClosedError: ", "WorkspaceError: ")
 PASSIVE = (  # what says of itself that nothing is there, or does nothing
@@ -95,3 +102,166 @@ def test_a_tensor_of_dlpack_that_lies_is_refused(told, lie):
 def test_an_array_of_references_to_objects_is_no_workspace(told):
     refused(told, "object", ("workspace", "reserve"))
     refused(told, "structure", ("workspace", "reserve"))
+
+
+# ---------------------------------------------------------------- values, in this process
+
+X = np.arange(96, dtype=np.float32).reshape(2, 3, 4, 4)
+V = np.ones(3, np.float32)
+NO_FLOATS = [True, np.True_, np.complex64(1 + 5j), 1j, b"1", bytearray(b"1"), memoryview(b"1"), np.array("1"), [1.0]]
+
+
+@pytest.fixture(scope="module")
+def handle(need_device):
+    need_device("onednn")
+    with pybnorm.Handle("onednn") as made:
+        yield made
+
+
+def kind(value):
+    return f"{type(value).__name__}-{getattr(value, 'dtype', '')}"
+
+
+@pytest.mark.parametrize("value", NO_FLOATS, ids=kind)
+def test_scalars_of_calls_are_numbers(handle, value):
+    y = np.zeros_like(X)
+    descriptor = handle.descriptor(X)
+    for call, name in (
+        (lambda: handle.fill(value, y), "value"),
+        (lambda: handle.axpby(value, X, 0.0, y), "a"),
+        (lambda: handle.forward_training(X, V, V, y, alpha=value), "alpha"),
+        (lambda: handle.forward_inference(X, V, V, V, V, y, epsilon=value), "epsilon"),
+        (lambda: handle.plan_backward(X, alpha_param=value), "alpha_param"),
+        (lambda: pybnorm.fill(handle, value, descriptor, y.ctypes.data), "value"),
+        (lambda: operations.fill(handle, value, y), "value"),
+        (lambda: operations.forward_training(handle, X, V, V, y, beta=value), "beta"),
+    ):
+        with pytest.raises(pybnorm.ArgumentTypeError, match=f"^{name}: got "):
+            call()
+    assert not y.any()
+
+
+def test_functional_tells_equal_values_of_other_types_apart(handle):
+    """A call with 1 is kept; True, 1.0 and 1 + 0j are equal to 1 and have its hash."""
+    for mine in (None, handle):
+        training = functools.partial(functional.batch_norm_training, X, V, V, handle=mine)
+        running = (np.zeros(3, np.float32), np.ones(3, np.float32))
+        inference = functools.partial(functional.batch_norm_inference, X, V, V, V, V, handle=mine)
+        backward = functools.partial(functional.batch_norm_backward, X, X, V, handle=mine)
+        for call, name, others in (
+            (training, "mode", (True, 1.0, np.True_, 1 + 0j)),
+            (inference, "mode", (True, 1.0)),
+            (backward, "mode", (True, 1.0)),
+            (training, "epsilon", (True, np.True_, 1 + 0j)),
+            (inference, "epsilon", (True, 1 + 0j)),
+            (backward, "epsilon", (True, 1 + 0j)),
+            (functools.partial(training, *running), "exponential_average_factor", (True, np.True_, 1 + 0j)),
+        ):
+            for _ in range(2):
+                call(**{name: 1})
+                for other in others:
+                    with pytest.raises(pybnorm.ArgumentError, match=f"^{name}: got "):
+                        call(**{name: other})
+        for value in ([], {}, np.ones(3), Unhashable()):
+            for name in ("mode", "epsilon", "algorithm"):
+                with pytest.raises(pybnorm.ArgumentError, match=f"^{name}: got "):
+                    training(**{name: value})
+
+
+class Unhashable:
+    def __hash__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("value", [V, np.array(64), V.tolist(), np.True_], ids=kind)
+def test_the_calls_on_addresses_take_no_arrays(handle, value):
+    x, p = handle.descriptor(X), pybnorm.TensorDescriptor("onednn", "f32", (1, 3, 1, 1))
+    a, v, y = X.ctypes.data, V.ctypes.data, np.zeros_like(X)
+    names = ("x", "y", "scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+    good = {
+        "handle": handle, "mode": 1, "alpha": 1.0, "beta": 0.0, "x_desc": x, "y_desc": x, "param_desc": p, "x": a,
+        "y": y.ctypes.data, "scale": v, "bias": v, "exponential_average_factor": 0.1, "running_mean": None,
+        "running_variance": None, "epsilon": 1e-5, "saved_mean": None, "saved_inv_variance": None,
+    }  # fmt: skip
+    for name in names:
+        with pytest.raises(pybnorm.ArgumentTypeError, match=f"^{name}: got .*an address as an integer"):
+            pybnorm.batch_normalization_forward_training(**good | {name: value})
+    back = {
+        "handle": handle, "mode": 1, "alpha_data": 1.0, "beta_data": 0.0, "alpha_param": 1.0, "beta_param": 0.0,
+        "x_desc": x, "x": a, "dy_desc": x, "dy": a, "dx_desc": x, "dx": y.ctypes.data, "param_desc": p, "scale": v,
+        "dscale": v, "dbias": v, "epsilon": 1e-5, "saved_mean": None, "saved_inv_variance": None,
+    }  # fmt: skip
+    for name in ("dy", "dx", "dscale", "dbias", "saved_mean", "saved_inv_variance", "bias"):
+        with pytest.raises(pybnorm.ArgumentTypeError, match=f"^{name}: got .*an address as an integer"):
+            pybnorm.batch_normalization_backward(**back | {name: value})
+    assert not y.any()
+
+
+def test_iterables_of_operations_and_graphs(handle):
+    means = np.ones((2, 3), np.float32)
+    for counts in (5, itertools.count(1), "12", [1, True], [1.0, 2.0], np.array(3), None):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^counts: got "):
+            operations.gather_stats(handle, means, means, counts, mean=V.copy())
+    for axis in (np.array(1), itertools.count(), [[1]], None, 1.0, b"1", True):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^axis: got "):
+            operations.forward_training(handle, X, V, V, np.zeros_like(X), axis=axis)
+    for name in ([], {}, 5, "nothing"):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^operation: got "):
+            operations.plan(handle, name)
+    with pytest.raises(pybnorm.ArgumentTypeError, match=r"^handle: got 5"):
+        operations.kept_workspace_nbytes(5)
+    for modes in (5, None, itertools.repeat(graph.HeuristicMode.A), [5], 1.5):
+        made = graph.Graph()
+        x = made.tensor(name="x", dim=(2, 3, 4, 4), stride=(48, 16, 4, 1), data_type="f32", uid=1)
+        made.relu(x).set_output(True).set_data_type("f32")
+        with pytest.raises(pybnorm.ArgumentError, match=r"^modes: got "):
+            made.build(handle, modes)
+    for attributes in (graph.BatchnormAttributes(), graph.BatchnormBackwardAttributes()):
+        for peers in (5, None, itertools.repeat(graph.TensorAttributes()), [5]):
+            with pytest.raises(pybnorm.ArgumentError, match=r"^peer_stats: got "):
+                attributes.set_peer_stats(peers)
+    with pytest.raises(pybnorm.ArgumentError, match=r"^dim: got "):
+        graph.TensorAttributes().set_dim(itertools.count(1))
+
+
+class OnlyDlpack:
+    """An array of a framework of which nothing but DLPack is known."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+
+def test_no_scale_for_a_framework_that_makes_no_arrays(handle):
+    x, y, v = OnlyDlpack(X), OnlyDlpack(np.zeros_like(X)), OnlyDlpack(V.copy())
+    for name, scale, bias in (("scale", None, v), ("bias", v, None)):
+        with pytest.raises(pybnorm.ArgumentError, match=f"^{name}: got None, allowed: an array: of OnlyDlpack"):
+            functional.batch_norm_training(x, scale, bias, handle=handle, out=(y, None, None))
+    functional.batch_norm_inference(x, None, None, v, v, handle=handle, out=y)  # on the CPU NumPy's serve
+    assert np.allclose(y.array, (X - 1) / np.sqrt(1 + 1e-5))
+    with pytest.raises(pybnorm.ArgumentTypeError, match=r"^x: got .*take out="):
+        functional.batch_norm_training(x, V, V, handle=handle, out=(y, None, None))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dims": 5}, {"dims": (2, 3)}, {"dims": ("a", 3, 4, 4)}, {"strides": (1, True, 1, 1)}, {"dtype": "f32"},
+     {"pointer": "1"}, {"device_type": []}, {"device_id": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_buffer_that_was_made_of_anything(handle, changes):
+    buffer = handle.buffer(X, "x")._replace(**changes)
+    for call in (lambda: handle.fill(1.0, buffer), lambda: operations.fill(handle, 1.0, buffer)):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^y: got "):
+            call()
+    memory = Memory(X.ctypes.data, X.nbytes, 1, 0, True, X)._replace(
+        **{n: v for n, v in changes.items() if n in Memory._fields}
+    )
+    if memory != (X.ctypes.data, X.nbytes, 1, 0, True, X):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^workspace: got "):
+            handle.memory(memory)

@@ -418,7 +418,9 @@ def test_a_signature_has_all_that_a_plan_depends_on():
     others = [signature(Exchanging(**change)) for change in differing]
     assert len({plain, *others}) == 1 + len(differing)
     assert signature(Exchanging((1,) * 9, (1,) * 9)) is None
-    assert signature(np.ones(3)) is None
+    known = {signature(np.ones(s, d)) for s, d in ((3, "f4"), (3, "f8"), ((3, 1), "f4"), (4, "f4"))}
+    assert len({*known, signature(np.ones(6, "f4")[::2])}) == 5
+    assert signature([1.0]) is None
     assert signature(None) is None
 
 

@@ -1,6 +1,10 @@
 """The neutral validator: what it accepts, and that every refusal names argument, value and what is allowed."""
 
+import array
+import itertools
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple
 
 import ml_dtypes
@@ -394,3 +398,120 @@ def test_inference_and_axpby_refuse():
     refused(ArgumentError, "y", arguments.axpby, 1, 0, X, tensor((4, 3)))
     refused(ArgumentError, "a", arguments.axpby, 1e39, 0, X, X)
     refused(ArgumentError, "b", arguments.axpby, 1, math.nan, X, X)
+
+
+# ---------------------------------------------------------------- values that only look like what is wanted
+
+
+class Answers:
+    """A number that answers with something else."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __float__(self):
+        raise self.error
+
+    def __index__(self):
+        raise self.error
+
+    def __iter__(self):
+        raise self.error
+
+
+NO_NUMBERS = [
+    True, np.True_, None, "1", b"1", bytearray(b"1"), memoryview(b"1"), array.array("b", b"1"), np.void(b"1"),
+    np.array("1"), np.array(b"1"), np.str_("1"), np.array(True), np.array(1, object), np.datetime64(1, "s"),
+    np.timedelta64(1), np.array([1.0]), np.ones(3), 1j, np.complex64(1 + 5j), np.array(1 + 5j), [1.0], {}, object(),
+    Answers(ZeroDivisionError()), Answers(TypeError()), Answers(RuntimeError()),
+]  # fmt: skip
+NUMBERS = [1, 1.0, np.float32(1), np.float16(1), np.float64(1), np.int8(1), np.uint64(1), np.array(1.0), np.array(1),
+           Fraction(1), Decimal(1)]  # fmt: skip
+NO_INTEGERS = [*NO_NUMBERS, 1.0, np.float32(1), np.array(1), Fraction(1), Decimal(1)]
+
+
+def kind(value):
+    return f"{type(value).__name__}-{getattr(value, 'dtype', '')}"
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=kind)
+def test_what_is_no_number_is_not_converted(value):
+    for call, name in (
+        (lambda: arguments.scalar(value, "alpha"), "alpha"),
+        (lambda: arguments.epsilon(value), "epsilon"),
+        (lambda: arguments.factor(value), "exponential_average_factor"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"^{name}: got .*, allowed: a "):
+            call()
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=kind)
+def test_numbers_of_every_kind_are_taken(value):
+    found = arguments.scalar(value, "alpha"), arguments.epsilon(value), arguments.factor(value)
+    assert found == (1.0, 1.0, 1.0)
+    assert {type(number) for number in found} == {float}
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=kind)
+def test_what_is_no_integer_is_none(value):
+    for call, name in (
+        (lambda: arguments.pointer(value, "x"), "x"),
+        (lambda: arguments.byte_count(value, "workspace_size"), "workspace_size"),
+        (lambda: arguments.dims((2, value)), "dims"),
+        (lambda: arguments.strides((value, 1), (2, 3)), "strides"),
+        (lambda: arguments.axes((0, value), 3), "axis"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"^{name}: got .*, allowed: a"):
+            call()
+
+
+@pytest.mark.parametrize("value", [v for v in NO_INTEGERS if not isinstance(v, str)], ids=kind)
+def test_what_is_no_word_and_no_integer_is_none(value):
+    with pytest.raises(ArgumentError, match=r"^mode: got"):
+        arguments.mode(value)
+    with pytest.raises(ArgumentError, match=r"^operation: got"):
+        arguments.operation(value)
+    with pytest.raises(ArgumentError, match=r"^dtype: got"):
+        arguments.data_type(value)
+
+
+def test_integers_of_numpy_are_integers():
+    assert arguments.pointer(np.uint64(2**63), "x") == 2**63
+    assert arguments.dims(np.array([2, 3])) == (2, 3)
+    assert arguments.axes(np.int8(-1), 3) == (2,)
+    assert arguments.mode(np.int64(1)) is Mode.SPATIAL
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array(1), 1.5, None, Answers(OSError()), {"a": 1}, b"12", bytearray(b"12"), memoryview(b"12"), "12", [[1]]],
+    ids=kind,
+)
+def test_what_is_no_sequence_of_integers(value):
+    for call, name in ((arguments.dims, "dims"), (lambda v: arguments.axes(v, 3), "axis")):
+        with pytest.raises(ArgumentTypeError, match=f"^{name}: got .*, allowed: a"):
+            call(value)
+
+
+def test_endless_sequences_end():
+    for call, name in (
+        (arguments.dims, "dims"),
+        (lambda v: arguments.strides(v, (2, 3)), "strides"),
+        (lambda v: arguments.axes(v, 3), "axis"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{name}: got count\(\d+\), allowed: .*at most 64"):
+            call(itertools.count(1))
+
+
+class Nameless:
+    @property
+    def name(self):
+        raise RuntimeError
+
+    __hash__ = None
+
+
+def test_a_dtype_that_says_nothing():
+    for value in (Nameless(), [], type("Named", (), {"name": []})()):
+        with pytest.raises(ArgumentTypeError, match=r"^dtype: got"):
+            arguments.data_type(value)
