@@ -5,8 +5,15 @@
 """
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) - 1 :][:2] == ["-m", "pybnorm"]:
+    # `python -m pybnorm` is being looked for: what follows is the beginning of the command
+    from _pybnorm_command import interrupted
+
+    sys.excepthook = interrupted
 
 from pybnorm._core import (
     BackwardPlan,

@@ -1,6 +1,6 @@
 """``python -m pybnorm`` is the command ``pybnorm``."""
 
-from pybnorm.cli import main
+from _pybnorm_command import main
 
 if __name__ == "__main__":  # worker processes import this module too
-    main(prog_name="pybnorm")
+    main()

@@ -211,7 +211,8 @@ def loaded(backend):
 def load(backend, path=None):
     """Load a backend's vendor library, once per process.
 
-    Called by itself the first time a backend is used. A failure is not remembered: the next call searches again.
+    Called by itself the first time a backend is used. A failure is not remembered: the next call searches again. What a
+    library prints to standard output while it is loaded goes to standard error.
 
     Parameters
     ----------

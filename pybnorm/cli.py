@@ -110,19 +110,18 @@ class _Commands(click.Group):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _shown():
-                return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(_INTERRUPTED)
+        with _shown():
+            return super().invoke(ctx)
 
 
 @contextlib.contextmanager
 def _shown() -> Iterator[None]:
-    """Errors that click prints hold what the user, a file or a library has said."""
+    """Errors that click prints hold what the user, a file or a library has said; an interrupt is no error."""
     try:
         yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(_INTERRUPTED) from None
     except click.ClickException as error:
         vars(error)["message"] = visible(error.message)
         raise
@@ -255,19 +254,26 @@ def _targets(
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--claims", "as_claims", metavar="BACKEND", help="Print a support record of BACKEND, to be reviewed.")
-def info(as_json: bool, as_claims: str | None) -> None:
+@click.option(
+    "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
+)
+def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
     """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    try:
+        executors.check_timeout("--timeout", timeout)
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
     if as_claims is not None:
-        _print_claims(as_claims)
+        _print_claims(as_claims, timeout)
         return
     console = None if as_json else _console()
     found: list[runner.BackendInfo] = []
     abilities: dict[str, list[dict[str, Any]]] = {}
     for name in pybnorm.backends():
-        with Worker(name) as worker:
+        with Worker(name, timeout=timeout) as worker:
             found.append(executors.described(name, worker.describe))
             if found[-1].loaded:
-                abilities[name] = worker.call(_abilities, name)
+                abilities[name] = worker.call(_abilities, name, timeout=timeout)
     if console is None:
         backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
         _write_json({"environment": report.environment(), "backends": backends}, _output())
@@ -278,16 +284,16 @@ def info(as_json: bool, as_claims: str | None) -> None:
         _print_info(console, item, abilities.get(item.backend, []))
 
 
-def _print_claims(backend: str) -> None:
+def _print_claims(backend: str, timeout: float) -> None:
     from pybnorm.check import claims
 
     if backend not in pybnorm.backends():
         raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
-    with Worker(backend) as worker:
+    with Worker(backend, timeout=timeout) as worker:
         item = executors.described(backend, worker.describe)
         if not item.loaded:
             raise click.ClickException(f"{backend}: {item.problem}")
-        rows = worker.call(_abilities, backend)
+        rows = worker.call(_abilities, backend, timeout=timeout)
     _write_json([claims.recorded(rows, item.version, f"{item.label} {report.version_text(item)}")], _output())
 
 

@@ -10,11 +10,32 @@
 #error "define _GNU_SOURCE before any include: dlinfo needs it"
 #endif
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shim.h"
+
+/* dlopen; what the file's constructors print to standard output goes to standard error, for the first is the caller's:
+ * a report may be on its way there. The descriptor is the whole process's, so this is as short as it can be. */
+static inline void *pbn_dl_quiet_open(const char *file, int flags) {
+    void *handle;
+    int error = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3), output;
+    if (error < 0) error = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    fflush(stdout); /* what is C's and was printed before */
+    output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    if (output >= 0 && error >= 0) dup2(error, STDOUT_FILENO);
+    handle = dlopen(file, flags);
+    fflush(stdout);
+    if (output >= 0) {
+        dup2(output, STDOUT_FILENO);
+        close(output);
+    }
+    if (error >= 0) close(error);
+    return handle;
+}
 
 /* Fills lib->handle and lib->path, or lib->message with the loader's own text. */
 static inline int pbn_dl_open(pbn_library *lib, const char *file, int no_load) {
@@ -25,7 +46,8 @@ static inline int pbn_dl_open(pbn_library *lib, const char *file, int no_load) {
         return PBN_E_LIBRARY;
     }
     dlerror();
-    lib->handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | (no_load ? RTLD_NOLOAD : 0));
+    lib->handle = no_load ? dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)
+                          : pbn_dl_quiet_open(file, RTLD_NOW | RTLD_LOCAL);
     if (lib->handle == NULL) {
         const char *text = dlerror();
         /* Under RTLD_NOLOAD the loader's own text says that the file cannot be opened, which nobody tried. */
