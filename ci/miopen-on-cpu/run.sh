@@ -3,7 +3,7 @@
 #
 #   ci/miopen-on-cpu/run.sh [OPTION...] -- COMMAND [ARGUMENT...]
 #
-#   --root DIR     keep the root here and go on where an earlier run ended; else a temporary one, removed at the end
+#   --root DIR     keep the root here, in a folder of its own, and go on where an earlier run ended; else a temporary one
 #   --cache DIR    keep the root with its packages here as a tarball, and use it if it is there (or variable CACHE)
 #   --mirror URL   Debian mirror, for example a dated snapshot (or variable MIRROR; else Debian's own, which has none)
 #   --suite NAME   Debian suite, default sid (or variable SUITE)
@@ -33,7 +33,7 @@ readonly PACKAGES=(
 # Versions of libmiopen1, without Debian's revision, that the stand-ins have been seen to run. Debian sid moves, and its
 # archive keeps no older state: with another version the rig is a failure, which says what to do.
 readonly KNOWN_MIOPEN=(6.4.3+dfsg)
-readonly REVISION=1 # of the stages "base" and "packages": change it when a cached root must not be used any more
+readonly REVISION=2 # of the stages "base" and "packages": change it when a cached root must not be used any more
 
 say() { printf 'miopen-on-cpu: %s (%d s)\n' "$*" "$SECONDS" >&2; }
 die() { # STATUS TEXT
@@ -135,6 +135,15 @@ fi
 [ -z "$out" ] || out=$(cd "$out" && pwd)
 root=$(cd "$inside_of" && pwd)
 fs=$root/fs stamps=$root/stamps log=$root/log
+# Only what this script made is removed or written over: a root that has its mark, or nothing of its names.
+readonly MARK='root of miopen-on-cpu'
+if [ -L "$root/mark" ] || [ "$(cat "$root/mark" 2>/dev/null)" != "$MARK" ]; then
+    for name in mark fs fs.partial stamps log lock list files needed unavailable; do
+        [ ! -e "$root/$name" ] && [ ! -L "$root/$name" ] ||
+            die "$USAGE" "$root/$name was not made by this script, which would remove it: name another folder"
+    done
+    printf '%s\n' "$MARK" >"$root/mark"
+fi
 mkdir -p "$stamps"
 exec 9>"$root/lock"
 flock --nonblock 9 || die "$USAGE" "another run uses $root"
@@ -178,12 +187,16 @@ known_miopen() { # VERSION
 to KNOWN_MIOPEN in ci/miopen-on-cpu/run.sh and run ci/rocm-rig.sh: if all is green with it, it stays there; else $OLDER"
 }
 
+tarball_mark() { printf 'P*M\030\020\0\0\0pybnorm rig root'; } # a frame that zstd skips, in front of the others
+
 base() {
     if done_with base "$root_key" && [ -d "$fs" ]; then return; fi
     rm -rf --one-file-system "$fs" "$fs.partial"
     rm -f "$stamps"/*
     mkdir "$fs.partial"
-    if [ -n "$tarball" ] && [ -e "$tarball" ]; then
+    if [ -n "$tarball" ] && { [ -e "$tarball" ] || [ -L "$tarball" ]; }; then
+        { [ -f "$tarball" ] && [ ! -L "$tarball" ] && tarball_mark | cmp -s -n 24 - "$tarball"; } ||
+            die "$USAGE" "$tarball was not made by this script, which would remove it: name another folder"
         say "unpacking $tarball"
         if zstd -dcq "$tarball" | tar -x --numeric-owner -C "$fs.partial" >>"$log" 2>&1; then
             mv "$fs.partial" "$fs"
@@ -251,7 +264,7 @@ which hipcpu stands for: it is of another ROCm; $OLDER"
     finish packages "$root_key"
     if [ -n "$tarball" ]; then
         say "keeping the root as $tarball"
-        tar -c --one-file-system --numeric-owner -C "$fs" . | zstd -q -T0 -3 -f -o "$tarball.$$" ||
+        { tarball_mark && tar -c --one-file-system --numeric-owner -C "$fs" . | zstd -q -T0 -3; } >"$tarball.$$" ||
             { rm -f "$tarball.$$"; fault "writing $tarball"; }
         mv "$tarball.$$" "$tarball"
     fi

@@ -37,6 +37,15 @@ grep -q 'cannot be had: debootstrap' "$work/fresh/unavailable" || fail "what can
 gives 70 'No such script' --root "$work/suite" --suite no-such-suite --bare -- true
 [ ! -e "$work/suite/unavailable" ] || fail "a suite that there is not counts as an archive that cannot be had"
 
+# A folder with files of somebody else that have our names.
+for name in fs log stamps mark; do
+    mkdir -p "$work/theirs"
+    echo thesis >"$work/theirs/$name"
+    gives 64 "theirs/$name was not made by this script" --root "$work/theirs" --bare -- true
+    [ "$(cat "$work/theirs/$name")" = thesis ] && [ "$(ls -A "$work/theirs")" = "$name" ] || fail "$name of others is lost"
+    rm -rf --one-file-system "$work/theirs"
+done
+
 gives 0 'running: true' --root "$root" --bare -- true
 ! grep -q debootstrap "$work/out" || fail "a finished stage ran again"
 gives 7 running --root "$root" --bare -- sh -c 'exit 7'
@@ -50,7 +59,12 @@ gives 0 running --root "$root" --out "$work/results" --bare -- sh -c 'echo done 
 "$here/run.sh" --mirror "$nowhere" --cache "$work/cache" --bare -- true >"$work/out" 2>&1 || true
 name=$(sed -n 's/^miopen-on-cpu: tarball: \(.*\) (.*/\1/p' "$work/out")
 [ -n "$name" ] || fail "the tarball's name is not said"
-head -c 1000 /dev/urandom >"$name"
+for content in 'somebody else'"'"'s' ''; do
+    printf '%s' "$content" >"$name"
+    gives 64 'was not made by this script' --mirror "$nowhere" --cache "$work/cache" --bare -- true
+    [ "$(cat "$name")" = "$content" ] || fail "a file with the tarball's name is written over"
+done
+{ printf 'P*M\030\020\0\0\0pybnorm rig root'; head -c 1000 /dev/urandom; } >"$name"
 gives 75 'is damaged: removed' --mirror "$nowhere" --cache "$work/cache" --bare -- true
 [ ! -e "$name" ] || fail "the damaged tarball stays"
 
