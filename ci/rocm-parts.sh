@@ -1,7 +1,7 @@
 # What is run on MIOpen, the same on the CPU (ci/rocm-rig.sh) and on a GPU (ci/rocm.sh), which source this file.
 # They define `part NAME VARIABLE=VALUE... -- COMMAND...`, which runs a command and notes its failure; $results, the
-# reports' folder as the command sees it; and $parallel, pytest's options for several processes. HIPCPU_ variables mean
-# nothing on a GPU.
+# reports' folder as the command sees it; and $parallel and $jobs, options of pytest and of the check for several processes.
+# HIPCPU_ variables mean nothing on a GPU.
 readonly PYTEST=(python3 -m pytest -q -p no:cacheprovider ${parallel[@]+"${parallel[@]}"})
 readonly ALONE=(python3 -m pytest -q -p no:cacheprovider) # tests that start processes of their own
 
@@ -17,7 +17,7 @@ miopen_parts() {
         "${PYTEST[@]}" tests/operations tests/layer tests/graph tests/functional tests/pytorch -k miopen --junitxml="$results/miopen-operations.xml"
     part 'known defects, each still there' -- "${ALONE[@]}" tests/check/test_check_defects.py -k miopen
     part 'the check: whatever else is wrong is new' -- bash -c "set -o pipefail
-        python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 |
+        python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 ${jobs[*]-} |
             tee '$results/miopen-check.txt' | tail -n 12"
     part 'memory, streams, events' -- \
         "${PYTEST[@]}" tests/unit/test_devices.py tests/unit/test_hip.py -k 'hip or time or double'

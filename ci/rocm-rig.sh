@@ -59,7 +59,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     esac
 }
 
-failed=() options=(--self-test) results=/out parallel=(-n "$(nproc)")
+failed=() options=(--self-test) results=/out parallel=(-n "$(nproc)") jobs=(--jobs "$(nproc)")
 . ci/rocm-parts.sh
 miopen_parts
 # What only the rig can show. Nothing runs before it is waited for:

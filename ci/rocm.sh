@@ -13,7 +13,7 @@ trap '[ -z "$temporary_venv" ] || rm -rf "$temporary_venv"' EXIT
 environment test
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYBNORM_REQUIRE=miopen PYBNORM_REQUIRE_DEVICE=miopen
 device miopen
-failed=() parallel=() # one GPU
+failed=() parallel=() jobs=() # one GPU
 
 part() { # NAME VARIABLE=VALUE... -- COMMAND...
     local name=$1 variables=()
