@@ -28,8 +28,12 @@ def option(name, default, allowed):
 
 sanitizers = option("PBN_SANITIZE", "", ("", "address", "undefined", "address,undefined", "thread"))
 optimize = option("PBN_OPTIMIZE", "1" if sanitizers else "3", ("0", "1", "2", "3"))
-# Undefined behaviour is reported and goes on: a run shows all of it.
-sanitize = [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g"] if sanitizers else []
+sanitize = []
+if sanitizers:
+    # Python's own flags define what a signed overflow gives, with which it would not be reported.
+    sanitize = [f"-fsanitize={sanitizers}", "-fno-wrapv", "-fno-omit-frame-pointer", "-g"]
+    # Undefined behaviour ends the process: a report alone is lost where a test reads the output.
+    sanitize += ["-fno-sanitize-recover=undefined"] * ("undefined" in sanitizers)
 
 setup(
     ext_modules=cythonize(
