@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeVar, cast
 
 import click
@@ -396,6 +396,12 @@ def _ability_text(rows: list[dict[str, Any]]) -> str:
     help=f"Seconds for a case, after which its process is killed.  [default: {executors.TIMEOUT:g}]",
 )
 @click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
+@click.option("--same", is_flag=True, help="Refuse nodes (MPI ranks, dask workers) whose libraries differ.")
+@click.option(
+    "--scheduler-timeout",
+    type=float,
+    help=f"Seconds that dask's scheduler and workers have to answer.  [default: {executors.CONNECT:g}]",
+)
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
@@ -415,6 +421,8 @@ def check(
     jobs: int | None,
     timeout: float | None,
     executor: str,
+    same: bool,
+    scheduler_timeout: float | None,
     fail_fast: bool,
     allow_known: bool,
     needed: tuple[str, ...],
@@ -429,7 +437,9 @@ def check(
          PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
          others, or a file that PYBNORM_LIB_<BACKEND> names cannot be used
       2  nothing could be judged: no library, no supported case, bad arguments;
-         or the result could not be written
+         a case is ERROR, which is no verdict: the library could not be used on
+         any node that tried, or pybnorm itself failed; nodes differ that must
+         not (--same); or the result could not be written
     130  interrupted; what was finished is printed
     141  standard output was closed by its reader, such as head
 
@@ -458,7 +468,8 @@ def check(
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
             html.require()
-        opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT)
+        executors.check_timeout("--scheduler-timeout", scheduler_timeout)
+        opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
         farm = context.with_resource(opened)
         if farm is None:  # a rank that has served its first one
             return
@@ -469,13 +480,18 @@ def check(
         raise click.UsageError(str(error)) from None
     started = time.monotonic()
     names = list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE])))
-    run = _Run(farm, console, journal, lambda r: fail_fast and report.exit_status([_allowed(r, allow_known)], []) == 1)
+    if farm.notice:
+        click.echo(farm.notice, err=True)
+    run = _Run(
+        farm, console, journal, same, lambda r: fail_fast and report.exit_status([_allowed(r, allow_known)], []) == 1
+    )
     try:
         run.all(names, problems)
     except ArgumentError as error:  # the journal is of other libraries
         raise click.UsageError(str(error)) from None
     found, results, interrupted = run.found, run.results, run.interrupted
-    complete = not (interrupted or run.stopped or run.trouble)
+    not_run = report.not_run(results)
+    complete = not (interrupted or run.stopped or run.trouble or not_run)
     missing = [
         i.backend
         for i in found
@@ -495,6 +511,7 @@ def check(
         "cases": results,
         "required_but_absent": missing,
         "unusable_overrides": overrides,
+        "lost_nodes": farm.lost,
         "complete": complete,
         "exit_status": status,
     }
@@ -511,13 +528,17 @@ def check(
         report.print_results(console, results, verbose)
     report.print_details(console, results, verbose)
     report.print_totals(console, results, time.monotonic() - started)
-    if not complete:
-        usable = sum(not i.problem for i in found)
+    for lost in farm.lost:
+        console.print(Text(one_line(report.lost_text(lost)), "red"), soft_wrap=True)
+    if interrupted or run.stopped or run.trouble:
+        usable = len({i.backend for i in found if not i.problem})
         console.print(f"incomplete: {len(results)} of {usable * len(problems)} cases", highlight=False)
         reason = "stopped by --save, which takes no more" if run.trouble else "stopped by --fail-fast"
         console.print(Text("interrupted" if interrupted else reason, "bold red"))
     else:
         _explain(console, found, results, missing, overrides)
+    if not_run:
+        console.print(Text(not_run, "bold red"))
     if trouble is not None:
         raise trouble
     context.exit(status)
@@ -559,7 +580,7 @@ def _write_reports(document: dict[str, Any], targets: dict[str, _Target]) -> _Wr
         elif option == "--junit":
             junit.write(stream, environment, backends, results, document["required_but_absent"])
         else:
-            html.write(stream, environment, backends, results)
+            html.write(stream, environment, backends, results, document["lost_nodes"])
 
     trouble: _WriteError | None = None
     for option, target in targets.items():
@@ -591,9 +612,10 @@ class _Run:
         farm: executors.Farm,
         console: Console,
         journal: Any,
+        same: bool,
         ends: Callable[[runner.CaseResult], bool],
     ) -> None:
-        self._farm, self._console, self._journal, self._ends = farm, console, journal, ends
+        self._farm, self._console, self._journal, self._same, self._ends = farm, console, journal, same, ends
         self.found: list[runner.BackendInfo] = []
         self.results: list[runner.CaseResult] = []
         self.interrupted = self.stopped = False
@@ -605,11 +627,14 @@ class _Run:
         try:
             for name in names:
                 self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
+                self.found += self._farm.others(name)
+            self._alike()
             report.print_backends(self._console, self.found)
             if self._journal is not None:
                 self._noted(self._journal.begin, self.found)
-            usable = [i for i in self.found if not i.problem]
+            usable = list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
             done = {} if self._journal is None else self._journal.finished()
+            self._entered([] if self._journal is None else self._journal.libraries())
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -640,12 +665,14 @@ class _Run:
         advance: Callable[[], None],
     ) -> None:
         rest = [p for p in problems if str(p) not in finished]
+        entries = {i.id: i for i in self.found if i.backend == item.backend}
         executor = self._farm.executor(item.backend, len(rest))
         complete = False
         try:
             keep = None if self._journal is None else str(self._journal.folder.resolve())
-            with contextlib.closing(executors.run_cases(executor, item, rest, keep)) as results:
+            with contextlib.closing(executors.run_cases(executor, item, rest, keep, entries=entries)) as results:
                 for result in results:
+                    self._entered(entries.values())
                     finished[result.case] = result
                     self._note(result)
                     advance()
@@ -656,6 +683,35 @@ class _Run:
         finally:
             executor.shutdown(wait=complete, cancel_futures=True)
             self.results += [finished[str(p)] for p in problems if str(p) in finished]
+
+    def _entered(self, entries: Iterable[runner.BackendInfo]) -> None:
+        """Have an entry of every library that gave a result, of the interrupted run too."""
+        here = {(info.backend, info.id) for info in self.found}
+        new = [info for info in entries if (info.backend, info.id) not in here]
+        if new:
+            self.found += new
+            self.found.sort(key=lambda info: pybnorm.backends().index(info.backend))
+            self._alike()
+            if self._journal is not None:
+                self._noted(self._journal.enter, self.found)
+
+    def _alike(self) -> None:
+        """Refuse what differs, if the user wants it so.
+
+        Raises
+        ------
+        ArgumentError
+            Nodes have different libraries, or some have none.
+        """
+        if not self._same:
+            return
+        for backend in dict.fromkeys(i.backend for i in self.found):
+            own = [i for i in self.found if i.backend == backend]
+            texts = [report.lost_text(lost) for lost in self._farm.lost if lost.backend in ("", backend)]
+            if len(own) > 1:
+                texts += [report.library_text(info) for info in own]
+            if texts:
+                raise ArgumentError("--same", backend, f"nodes that are alike; here are: {'; '.join(texts)}")
 
     def _note(self, result: runner.CaseResult) -> None:
         if self._journal is None:

@@ -13,6 +13,7 @@ there are several. Under pytest-xdist each of its workers has one such process.
 PASS            passed
 WARN            passed, with an `AccuracyWarning`
 UNSUPPORTED     skipped, for the backend's reason; if all cases are, the run is no success (status 5)
+ERROR           an error, with the text that ``pybnorm check`` has for it
 any other       failed, with the text that ``pybnorm check`` has for it
 known defect    as its status says; with ``--pybnorm-allow-known`` an expected failure
 ==============  ==================================================================================
@@ -68,11 +69,19 @@ class Case(pytest.Item):
         super().__init__(**rest)
         self.problem, self._runs = problem, runs
         self._text = ""
+        self._result: CaseResult
+
+    def setup(self) -> None:
+        """Have the case run, if no process has done so yet. One that could not be is an error, and no failed test."""
+        self._result = self._runs.result(self.problem)
+        texts = [_printed(report.print_backends, [self._runs.info]), _printed(_print_result, self._result)]
+        self._text = "\n".join(texts)
+        if self._result.status == Status.ERROR:
+            pytest.fail(self._text, pytrace=False)
 
     def runtest(self) -> None:
-        """Have the case run, if no process has done so yet, and say what came of it in pytest's ways."""
-        result = self._runs.result(self.problem)
-        self._text = "\n".join([_printed(report.print_backends, [self._runs.info]), _printed(_print_result, result)])
+        """Say what came of it in pytest's ways."""
+        result = self._result
         if result.status == Status.UNSUPPORTED:
             pytest.skip(f"{result.backend}: {visible(result.message.partition(chr(10))[0])}")
         if result.status == Status.WARN:

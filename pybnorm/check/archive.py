@@ -58,9 +58,9 @@ _OUTPUTS_SCHEMA = "pybnorm.outputs/1"
 _OUTPUTS_KIND = _files.Kind("outputs that pybnorm saved", r'PK\x03\x04.{26}header\.npy.*?"schema": "pybnorm\.outputs/')
 _SAVED = re.compile(rf"{OUTPUTS}/[0-9a-f]{{32}}\.npz")
 _HEADER_LARGEST = 1 << 16
-AGAIN = (Status.RESOURCE, Status.TIMEOUT)
+AGAIN = (Status.RESOURCE, Status.TIMEOUT, Status.ERROR)
 """Statuses with which a case of an interrupted run is run again: they are the machine's at that time, its memory, disk
-and load, or the option's. A crash is the library's, and stays."""
+and load, or the option's, or no verdict at all. A crash is the library's, and stays."""
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # of a document's parts
 _DTYPES = {d.name.lower(): d for d in DataType}
 
@@ -288,7 +288,9 @@ def _journal_document(folder: Path) -> dict[str, Any]:
     starts = [line for line in lines if isinstance(line, _Start)]
     if not starts:
         raise ArgumentError("RUN", str(folder), f"a {JOURNAL} with at least the line of its start")
-    backends = {info.backend: info for start in starts for info in start.backends}
+    every = [info for start in starts for info in start.backends]
+    ran = {info.backend for info in every if not info.problem}
+    backends = {(i.backend, i.id): i for i in every if not (i.problem and i.backend in ran)}
     cases = {(line.backend, line.case): line for line in lines if isinstance(line, CaseResult)}
     return {
         "environment": starts[-1].environment,
@@ -385,15 +387,25 @@ class Journal:
         """
         infos = list(backends)
         environment = report.environment()
-        before = {info.backend: info for start in self._starts for info in start.backends if not info.problem}
+        before = _identities(info for start in self._starts for info in start.backends)
         for start in self._starts:
             old = start.environment
             _same(self.folder, "pybnorm", str(old.get("pybnorm")), environment["pybnorm"])
             _same(self.folder, "environment", settings(old), settings(environment))
-        for info in infos:
-            if info.backend in before and not info.problem:
-                _same(self.folder, info.backend, _identity(before[info.backend]), _identity(info))
+        for backend, now in _identities(infos).items():
+            if backend in before and not now <= before[backend]:
+                _same(self.folder, backend, *("; ".join(sorted(texts)) for texts in (before[backend], now)))
         self._write({"schema": JOURNAL_SCHEMA, "environment": environment, "backends": infos})
+
+    def enter(self, backends: Iterable[BackendInfo]) -> None:
+        """Note that libraries have joined those of `begin`."""
+        self._write({"schema": JOURNAL_SCHEMA, "environment": report.environment(), "backends": list(backends)})
+
+    def libraries(self) -> list[BackendInfo]:
+        """Those that finished cases ran on."""
+        used = {(r.backend, r.library) for r in self._finished.values()}
+        every = {(i.backend, i.id): i for start in self._starts for i in start.backends if i.id}
+        return [info for key, info in every.items() if key in used]
 
     def append(self, result: CaseResult) -> None:
         """Note one finished case.
@@ -472,8 +484,14 @@ def _size(file: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 1
 
 
-def _identity(info: BackendInfo) -> str:
-    return f"{report.version_text(info)}, {info.path}, on {info.device}" + (info.driver and f" with {info.driver}")
+def _identities(infos: Iterable[BackendInfo]) -> dict[str, set[str]]:
+    """By backend, the libraries that can run."""
+    found: dict[str, set[str]] = {}
+    for info in infos:
+        if not info.problem:
+            text = f"{report.version_text(info)}, {info.path}, on {info.device}"
+            found.setdefault(info.backend, set()).add(text + (info.driver and f" with {info.driver}"))
+    return found
 
 
 def settings(environment: Mapping[str, Any]) -> str:

@@ -124,6 +124,8 @@ class Status(enum.Enum):
     """The bound says nothing about this data."""
     MISTRUSTED = "MISTRUSTED"
     """The case could not have failed."""
+    ERROR = "ERROR"
+    """Not run, and no verdict: the library cannot be used there, the node was lost, or this package failed."""
     RESOURCE = "RESOURCE"
     """Memory, or room for the outputs, could not be had."""
     BUILD_FAILED = "BUILD_FAILED"

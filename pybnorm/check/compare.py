@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import functools
 import itertools
 import math
 import os
@@ -155,12 +156,22 @@ class Side:
 
     @property
     def name(self) -> str:
-        """Such as ``B:cudnn``."""
-        return f"{self.run.name}:{self.info.backend}"
+        """Such as ``B:cudnn``; with the library's id where the nodes of a run had several."""
+        return f"{self.run.name}:{report.label(self.info, self.run.backends.values())}"
+
+    def has(self, result: CaseResult) -> bool:
+        """Whether it is this side's."""
+        return result.backend == self.info.backend and (self.alone or result.library == self.info.id)
+
+    @functools.cached_property
+    def alone(self) -> bool:
+        """Whether all nodes of the run had this library."""
+        return sum(info.backend == self.info.backend for info in self.run.backends.values()) == 1
 
     def result(self, case: str) -> CaseResult | None:
         """The case's result, if the side has it."""
-        return self.run.results.get((self.info.backend, case))
+        result = self.run.results.get((self.info.backend, case))
+        return result if result is not None and self.has(result) else None
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -174,10 +185,11 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     runs = []
     for number, path in enumerate(paths):
         document = _shown(archive.read_run(path))
-        results = {(c.backend, c.case): c for c in document["cases"]}
-        infos = {b.backend: b for b in document["backends"]}
-        for backend, _ in results:
-            infos.setdefault(backend, BackendInfo(backend))
+        # an ERROR is a case that was not run
+        results = {(c.backend, c.case): c for c in document["cases"] if c.status != Status.ERROR}
+        infos = {report.label(b, document["backends"]): b for b in document["backends"]}
+        named = {b.backend for b in document["backends"]}
+        infos |= {backend: BackendInfo(backend) for backend, _ in results if backend not in named}
         name = chr(ord("A") + number) if number < 26 else f"run{number + 1}"
         folder = Path(path) if Path(path).is_dir() else None
         complete = bool(document.get("complete", True))
@@ -372,12 +384,8 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
     ArgumentError
         An output file is damaged.
     """
-    sides = [
-        Side(run, info)
-        for run in runs
-        for info in run.backends.values()
-        if any(b == info.backend for b, _ in run.results)
-    ]
+    sides = [Side(run, info) for run in runs for info in run.backends.values()]
+    sides = [side for side in sides if any(side.has(r) for r in side.run.results.values())]
     lines = list(dict.fromkeys(case for run in runs for _, case in run.results))
     pairs: list[CasePair] = []
     alone: list[Alone] = []
@@ -388,7 +396,12 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
         pairs += found
         alone += disagreements
     progress(len(lines), len(lines))
-    summaries = [_summary(a, b, pairs) for a, b in itertools.combinations(sides, 2)]
+    # two libraries of one backend in one run have no case in common
+    summaries = [
+        _summary(a, b, pairs)
+        for a, b in itertools.combinations(sides, 2)
+        if a.run is not b.run or a.info.backend != b.info.backend
+    ]
     only = {}
     for run in runs if len(runs) > 1 else ():
         others = {case for other in runs if other is not run for _, case in other.results}
@@ -408,7 +421,7 @@ def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
         before, now = _judged(first), _judged(second)
         same_machine = first.environment.get("host") == second.environment.get("host")
         for backend, cases in before.items():
-            info = second.backends.get(backend)
+            info = next((i for i in second.backends.values() if i.backend == backend), None)
             if info is None:  # it was not asked for
                 continue
             if info.problem:
@@ -591,7 +604,7 @@ def _connected(edges: Mapping[frozenset[str], bool]) -> list[list[str]]:
 
 def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
     own = [c for c in cases if (c.first, c.second) == (first.name, second.name)]
-    lines = [[case for backend, case in side.run.results if backend == side.info.backend] for side in (first, second)]
+    lines = [[case for (_, case), r in side.run.results.items() if side.has(r)] for side in (first, second)]
     both = set(lines[0]) & set(lines[1])
     passed = [c for c in own if all(s in (Status.PASS, Status.WARN) for s in c.statuses)]
     outputs = [o for c in own for o in c.outputs]

@@ -9,27 +9,37 @@ pool       worker processes: for a library on the CPU as many as there are cores
            OpenMP threads (jobs x OMP_NUM_THREADS = cores, unless that variable is set); for a GPU one per device, the
            device chosen by CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES before the library is loaded
 process    this process, without isolation or time-out
-mpi        the other ranks: ``mpiexec -n N python -m mpi4py.futures -m pybnorm check --executor mpi``; devices and
-           threads of a rank are the launcher's matter
+mpi        the other ranks: ``mpiexec -n N python -m mpi4py.futures -m pybnorm check --executor mpi``
 dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster on this machine
 =========  ==========================================================================================================
+
+Ranks and dask workers are nodes (`pybnorm.check.nodes`): a node that cannot run the library is named and taken out, and
+nodes of one host get a GPU each, unless their launcher gave each its own. Threads are the launcher's matter.
+
+A dask scheduler is trusted: it and everybody who can connect to it run code here, for what it sends is pickled. Where
+its network is not, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
+(``distributed.comm.tls`` in ``~/.config/dask``, or ``DASK_DISTRIBUTED__COMM__TLS__CA_FILE`` and so on).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
 from typing import Any, Protocol
 
 from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm._find import SPECS
-from pybnorm.check import claims, defects
+from pybnorm.check import claims, defects, environment
+from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, LostNode, MpiNodes, Node, NotRunError, greeted
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import (
     BackendInfo,
@@ -37,14 +47,16 @@ from pybnorm.check.runner import (
     Session,
     describe,
     device_type,
+    identified,
     open_session,
     override,
-    run_line,
+    run_recorded,
 )
 from pybnorm.check.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 
 __all__ = [
+    "CONNECT",
     "NAMES",
     "TIMEOUT",
     "TIMEOUT_MAX",
@@ -56,6 +68,7 @@ __all__ = [
     "isolated",
     "opened",
     "run_cases",
+    "settled",
 ]
 
 NAMES = ("pool", "process", "mpi", "dask")
@@ -63,6 +76,8 @@ TIMEOUT = 300.0
 """Seconds that a case may take where nobody says."""
 TIMEOUT_MAX = 1e6
 """The most seconds: eleven days; a wait for a pipe takes no more than 24."""
+CONNECT = 30.0
+"""Seconds that a scheduler and its workers have to answer."""
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -100,8 +115,17 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
 class Farm(Protocol):
     """Somewhere that backends can run."""
 
+    lost: list[LostNode]
+    """Nodes that were taken out."""
+    notice: str
+    """What to know before the run; may be empty."""
+
     def describe(self, backend: str) -> BackendInfo:
         """What there is of `backend` there. Raises what the loading library does to its process."""
+        ...
+
+    def others(self, backend: str) -> list[BackendInfo]:
+        """What else there is of `backend` on nodes that differ from those of `describe`, which comes first."""
         ...
 
     def executor(self, backend: str, cases: int) -> Executor:
@@ -116,6 +140,7 @@ def opened(
     jobs: int | None = None,
     timeout: float | None = None,
     share: tuple[int, int] | None = None,
+    connect: float | None = None,
 ) -> Iterator[Farm | None]:
     """The farm of an option's value, open for the duration of a ``with`` block.
 
@@ -129,6 +154,8 @@ def opened(
         Seconds for each call; not for ``process``.
     share : tuple of int, optional
         (k, n) for a ``pool`` of one process with the k-th of n shares of the machine, the first being 0.
+    connect : float, optional
+        Seconds that the scheduler of ``dask`` has to answer, and then its workers; `CONNECT` by default.
 
     Yields
     ------
@@ -138,40 +165,84 @@ def opened(
     Raises
     ------
     ArgumentError
-        Another name, an option that the executor has not, or a package that is not installed.
+        Another name, an option that the executor has not, a package that is not installed, or no node but this one.
     """
     kind, _, address = name.partition(":")
     if kind not in NAMES or (address and kind != "dask"):
         raise ArgumentError("--executor", name, "pool | process | mpi | dask | dask:ADDRESS")
     if jobs is not None and (kind in ("process", "mpi") or address):
         raise ArgumentError("--jobs", jobs, f"not with --executor {name}, whose processes are already there")
+    if connect is not None and kind != "dask":
+        raise ArgumentError("--scheduler-timeout", connect, f"with --executor dask, not {name}")
     if kind == "pool":
         yield _Local(jobs, timeout, share)
     elif kind == "process":
         yield _Here()
     elif kind == "mpi":
-        with _imported("mpi4py.futures", "mpi").MPICommExecutor() as executor:
-            yield None if executor is None else _Remote(executor, timeout)
+        with _ranks() as executor:
+            if executor is None:
+                yield None
+                return
+            with contextlib.closing(MpiNodes(executor)) as ranks:
+                yield _Remote(ranks.nodes, timeout, None, _RANKS_DIE)
     else:
         distributed = _imported("distributed", "dask")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_quiet("distributed"))
             target: Any = address
             if not address:
                 workers = jobs or cores()
-                target = stack.enter_context(
-                    distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+                cluster = distributed.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
                 )
+                target = stack.enter_context(cluster)
+            seconds = connect or CONNECT
             try:
-                client = stack.enter_context(distributed.Client(target, timeout=30, set_as_default=False))
+                client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
             except (OSError, ValueError) as error:
-                raise ArgumentError("--executor", name, f"the address of a dask scheduler ({error})") from None
-            yield _Remote(client.get_executor(), timeout)
+                allowed = (
+                    f"the address of a dask scheduler that answers in {seconds:g} s, --scheduler-timeout ({error})"
+                )
+                raise ArgumentError("--executor", name, allowed) from None
+            try:
+                client.wait_for_workers(1, timeout=seconds)
+            except OSError as error:
+                allowed = f"a scheduler that has a worker within {seconds:g} s, --scheduler-timeout ({error})"
+                raise ArgumentError("--executor", name, allowed) from None
+            found = stack.enter_context(contextlib.closing(DaskNodes(client)))
+            yield _Remote(found.nodes, timeout, seconds)
+
+
+_RANKS_DIE = (
+    "A rank that dies ends the job. --save DIR keeps what is finished, and the same command with --resume goes on."
+)
+
+
+def _ranks() -> Any:
+    """The ranks as an executor, on rank 0."""
+    futures = _imported("mpi4py.futures", "mpi")
+    if _imported("mpi4py.MPI", "mpi").COMM_WORLD.Get_size() < 2:
+        allowed = "under mpiexec -n 2 or more, of the MPI library that mpi4py has: rank 0 hands out, the others run"
+        raise ArgumentError("--executor", "mpi", allowed)
+    return futures.MPICommExecutor()
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """A package's loggers write nothing: what ends with its cluster is no news, and no part of a report."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _imported(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the second from mpi4py, where there is no MPI library
         allowed = f"{extra} with its package: pip install 'pybnorm[{extra}]' ({error})"
         raise ArgumentError("--executor", extra, allowed) from None
 
@@ -219,7 +290,15 @@ class Pool(Executor):
             worker.close()
 
 
-class _Local:
+class _OneMachine:
+    lost: list[LostNode] = []  # noqa: RUF012 (it is one node, and nobody puts one in)
+    notice = ""
+
+    def others(self, backend: str) -> list[BackendInfo]:
+        return []
+
+
+class _Local(_OneMachine):
     def __init__(self, jobs: int | None, timeout: float | None, share: tuple[int, int] | None) -> None:
         self._jobs, self._timeout, self._share = jobs, timeout, share
         self._places: dict[str, tuple[int, int]] = {}
@@ -229,18 +308,23 @@ class _Local:
             info = worker.describe()
             if not info.problem:
                 self._places[backend] = worker.call(place, backend, timeout=self._timeout)
+        if backend in self._places:
+            known = os.environ | self._variables(backend)[0]
+            info = identified(dataclasses.replace(info, variables=environment.variables(backend, known)))
         return info
 
+    def _variables(self, backend: str) -> list[dict[str, str]]:
+        if self._share is None:
+            return environments(*self._places[backend], jobs=self._jobs)
+        number, shares = self._share
+        return [environments(*self._places[backend], jobs=shares)[number % shares]]
+
     def executor(self, backend: str, cases: int) -> Executor:
-        if self._share is not None:
-            number, shares = self._share
-            variables = [environments(*self._places[backend], jobs=shares)[number % shares]]
-        else:
-            variables = environments(*self._places[backend], jobs=self._jobs)[: max(1, cases)]
+        variables = self._variables(backend)[: max(1, cases)]
         return Pool([Worker(backend, timeout=self._timeout, environment=v) for v in variables])
 
 
-class _Here:
+class _Here(_OneMachine):
     def describe(self, backend: str) -> BackendInfo:
         return describe(backend)
 
@@ -293,36 +377,62 @@ def environments(
 
 
 class _Remote:
-    def __init__(self, executor: Executor, timeout: float | None) -> None:
-        self._executor, self._timeout = executor, timeout
+    def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None, notice: str = "") -> None:
+        self._nodes, self._timeout, self.notice = nodes, timeout, notice
+        self._limit = None if timeout is None else timeout + GRACE
+        self._able: dict[str, list[Node]] = {}
+        self._entries: dict[str, list[BackendInfo]] = {}
+        self.lost = [LostNode(node.name, node.host, "", reason) for node, reason in greeted(nodes, connect)]
 
     def describe(self, backend: str) -> BackendInfo:
-        info: BackendInfo = self.executor(backend, 1).submit(describe, backend).result()
-        return info
+        asked = [(n, n.submit(settled, backend, self._timeout, n.index)) for n in self._nodes if not n.ended]
+        entries: dict[str, BackendInfo] = {}
+        lost, bad = [], []
+        self._able[backend] = []
+        for node, future in asked:
+            try:
+                info, node.environments[backend] = future.result(self._limit)
+                tried = [f"{file}: {why}" for _, file, why in info.attempts] if info.override else []
+                problem = "; ".join(filter(None, [info.problem, *tried]))
+            except FutureTimeoutError:
+                problem = node.ended = f"gave no answer in {self._limit:g} s"
+            except (Exception, CancelledError) as error:
+                bad.append(error)
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if not problem:
+                    self._able[backend].append(node)
+                    entries.setdefault(info.id, info)
+                    continue
+                bad.append(info)
+            lost.append(LostNode(node.name, node.host, backend, problem))
+        self._entries[backend] = list(entries.values())
+        if entries:
+            self.lost += lost
+            return self._entries[backend][0]
+        first = next((b for b in bad if isinstance(b, BackendInfo)), *bad[:1])
+        if isinstance(first, BackendInfo):
+            return first
+        raise first or NotRunError("no node is left: " + "; ".join(f"{n}: {n.ended}" for n in self._nodes))
+
+    def others(self, backend: str) -> list[BackendInfo]:
+        return self._entries.get(backend, [])[1:]
 
     def executor(self, backend: str, cases: int) -> Executor:
-        return _Isolating(self._executor, backend, self._timeout)
+        def wrap(node: Node, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return isolated, backend, self._timeout, node.environments.get(backend, {}), function, *arguments
+
+        return Dealer(self._able.get(backend, self._nodes), backend, wrap, self._limit, self.lost)
 
 
-class _Isolating(Executor):
-    """Calls on another executor, each in a process that its worker keeps for the backend."""
-
-    def __init__(self, inner: Executor, backend: str, timeout: float | None) -> None:
-        self._inner, self._backend, self._timeout = inner, backend, timeout
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._inner.submit(isolated, self._backend, self._timeout, fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        pass  # the inner executor serves the next backend
-
-
-_kept: dict[str, list[Worker]] = {}  # idle processes, by backend
+_kept: dict[tuple[str, tuple[tuple[str, str], ...]], list[Worker]] = {}  # idle processes, by backend and variables
 _keeping = threading.Lock()
 
 
-def isolated(backend: str, timeout: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function` in a process that this one keeps for `backend`; for any thread.
+def isolated(
+    backend: str, timeout: float | None, variables: Mapping[str, str], function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Call `function` in a process that this one keeps for `backend` and `variables`; for any thread.
 
     Raises
     ------
@@ -332,13 +442,37 @@ def isolated(backend: str, timeout: float | None, function: Callable[..., Any], 
         What the function raised.
     """
     with _keeping:
-        idle = _kept.setdefault(backend, [])
-        worker = idle.pop() if idle else Worker(backend)
+        idle = _kept.setdefault((backend, tuple(sorted(variables.items()))), [])
+        worker = idle.pop() if idle else Worker(backend, environment=variables)
     try:
         return worker.call(function, *arguments, timeout=timeout)
     finally:
         with _keeping:
             idle.append(worker)
+
+
+def settled(backend: str, timeout: float | None, index: int) -> tuple[BackendInfo, dict[str, str]]:
+    """What there is of `backend` on this node, and the variables of its process: a GPU of its own.
+
+    Parameters
+    ----------
+    backend : str
+    timeout : float or None
+        Seconds for each call.
+    index : int
+        Of this node among those of its host that have the same devices.
+    """
+    info: BackendInfo = isolated(backend, timeout, {}, describe, backend)
+    if info.problem:
+        return info, {}
+    kind, count = isolated(backend, timeout, {}, place, backend)
+    own = {} if kind == CPU else environments(kind, count, jobs=index + 1)[index]
+    if own:
+        info = isolated(backend, timeout, own, describe, backend)
+        with _keeping:
+            for worker in _kept.pop((backend, ()), []):
+                worker.close()  # it may hold a context on the first device
+    return info, own
 
 
 # ---------------------------------------------------------------- cases
@@ -350,6 +484,7 @@ def run_cases(
     problems: Sequence[Problem],
     keep: str | None = None,
     opener: Callable[[str], Session] = open_session,
+    entries: dict[str, BackendInfo] | None = None,
 ) -> Generator[CaseResult, None, None]:
     """The results of `problems`, as they are finished, with known defects looked up.
 
@@ -366,16 +501,22 @@ def run_cases(
         As in `pybnorm.check.runner.run_case`.
     opener : callable, optional
         Importable function that opens the session.
+    entries : dict, optional
+        Gets the libraries that ran, by their `BackendInfo.id`.
     """
-    futures = {executor.submit(run_line, opener, info.backend, str(p), keep): p for p in problems}
+    known = {} if entries is None else entries
+    futures = {executor.submit(run_recorded, opener, info.backend, str(p), keep): p for p in problems}
     try:
         for future in as_completed(futures):
             problem = futures[future]
+            ran = None
             try:
-                result: CaseResult = future.result()
+                result, ran = future.result()
             except Exception as error:
                 result = failed(info.backend, str(problem), error)
-            yield annotated(result, info, problem)
+            if ran is not None:
+                ran = known.setdefault(ran.id, ran)
+            yield annotated(result, ran or info, problem)
     finally:
         for future in futures:
             future.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import math
@@ -17,6 +18,7 @@ from pybnorm._text import visible
 from pybnorm.check import compare, report
 from pybnorm.check.bounds import Status
 from pybnorm.check.claims import NEWLY_UNSUPPORTED
+from pybnorm.check.nodes import LostNode
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.errors import ArgumentError
 
@@ -28,6 +30,7 @@ COLOURS = {
     "UNSUPPORTED": "#6f8aa8",
     "INCONCLUSIVE": "#8a63d2",
     "MISTRUSTED": "#b657a6",
+    "ERROR": "#5b5f66",
     "RESOURCE": "#b8693a",
     "BUILD_FAILED": "#96531c",
     "CRASHED": "#8c1c1c",
@@ -50,7 +53,7 @@ FLOOR, CEILING = 1e-5, 1e5
 """Ends of the scale of ratios; what is beyond them lies on them."""
 RASTER = 3000
 """Points above which a plot is an image, because each point of a drawing costs a hundred bytes."""
-_UNJUDGED = (Status.UNSUPPORTED, Status.RESOURCE, Status.BUILD_FAILED, Status.CRASHED, Status.TIMEOUT)
+_UNJUDGED = (Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.CRASHED, Status.TIMEOUT)
 _INK = "#0b0c0d"  # stands for the text colour of the page, which the drawing takes from it
 
 
@@ -76,6 +79,7 @@ def write(
     environment: dict[str, Any],
     backends: Sequence[BackendInfo],
     results: Sequence[CaseResult],
+    lost: Sequence[LostNode] = (),
 ) -> None:
     """Write the page of a run.
 
@@ -86,6 +90,8 @@ def write(
         `pybnorm.check.report.environment`.
     backends : sequence of BackendInfo
     results : sequence of CaseResult
+    lost : sequence of LostNode, optional
+        Nodes that were taken out.
 
     Raises
     ------
@@ -95,18 +101,26 @@ def write(
         It cannot be written.
     """
     require()
+    # from here on a result is of a library, and of a backend only where all nodes had the same
+    plain = results
+    results = [
+        r if name == r.backend else dataclasses.replace(r, backend=name)
+        for name, r in zip(report.labels(plain), plain, strict=True)
+    ]
     names = list(dict.fromkeys(r.backend for r in results))
     bad = [i for i, r in enumerate(results) if r.status not in (Status.PASS, Status.UNSUPPORTED)]
     bad.sort(key=lambda i: (-results[i].status.severity, i))
     shown = bad[:DETAILS]
     columns = {name: title for own in report.OUTPUTS.values() for name, title in own.items()}
     columns = {n: t for n, t in columns.items() if any(v.output == n for r in results for v in r.verdicts)}
-    failures = [{"number": i, "result": results[i], "commands": _commands(results[i])} for i in shown]
+    failures = [{"number": i, "result": results[i], "commands": _commands(plain[i])} for i in shown]
     layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=report.place)
     text = _render(
         "report.html",
         environment=environment,
-        backends=backends,
+        backends=[(report.label(info, backends), info) for info in backends],
+        lost=[report.lost_text(dataclasses.replace(n, host=n.host and report.host_digest(n.host))) for n in lost],
+        not_run=report.not_run(results),
         results=results,
         totals=[_total(name, [r for r in results if r.backend == name]) for name in names],
         layouts=layouts,
@@ -258,15 +272,16 @@ def _groups(results: Sequence[CaseResult], columns: Sequence[tuple[str, str]]) -
 
 
 def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
-    judged = [r for r in results if r.status != Status.UNSUPPORTED]
-    worst = max((r.status for r in judged or results), key=lambda s: s.severity)
+    refused = [r for r in results if r.status == Status.UNSUPPORTED]
+    judged = [r for r in results if r.status not in (Status.UNSUPPORTED, Status.ERROR)]
+    worst = max((r.status for r in results), key=lambda s: s.severity if s != Status.UNSUPPORTED else -1)
     right = sum(r.status in (Status.PASS, Status.WARN) for r in judged)
     ratios = report.worst_ratios(judged)
     return {
         "status": worst.value,
         "right": f"{right}/{len(judged)}" if judged else "",
         "ratio": report.ratio_text(max(ratios.values())) if ratios else "",
-        "refused": len(results) - len(judged),
+        "refused": len(refused),
     }
 
 

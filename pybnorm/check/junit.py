@@ -1,9 +1,9 @@
 """A run as JUnit XML, which CI systems show as a list of tests.
 
-One ``testsuite`` per backend, one ``testcase`` per case: ``classname`` is backend.operation, ``name`` the problem's
-line. What was judged wrong is a ``failure``, what could not be judged an ``error``, a refusal ``skipped``; a WARN has
-passed and says why in ``system-out``. A library that did not run is a suite with one case, skipped, or an error where
-it was asked for.
+One ``testsuite`` per backend, and per library where nodes had several of one backend. One ``testcase`` per case:
+``classname`` is backend.operation, ``name`` the problem's line. What was judged wrong is a ``failure``, what could not
+be judged an ``error``, a refusal ``skipped``; a WARN has passed and says why in ``system-out``. A library that did not
+run is a suite with one case, skipped, or an error where it was asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _ELEMENTS = {
     Status.UNSUPPORTED: "skipped",
     Status.INCONCLUSIVE: "failure",
     Status.MISTRUSTED: "failure",
+    Status.ERROR: "error",
     Status.RESOURCE: "error",
     Status.BUILD_FAILED: "error",
     Status.CRASHED: "error",
@@ -58,8 +59,12 @@ def write(
         It cannot be written.
     """
     root = ET.Element("testsuites", name="pybnorm check")
+    known = {(info.backend, info.id) for info in backends}
     for info in backends:
-        root.append(_suite(environment, info, [r for r in results if r.backend == info.backend], missing))
+        first = info is next(i for i in backends if i.backend == info.backend)
+        own = [r for r in results if r.backend == info.backend]
+        own = [r for r in own if r.library == info.id or (first and (r.backend, r.library) not in known)]
+        root.append(_suite(environment, info, report.label(info, backends), own, missing))
     for name in ("tests", "failures", "errors"):  # the schema that Jenkins reads by has no other
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     root.set("time", f"{sum(r.seconds for r in results):.3f}")
@@ -73,23 +78,23 @@ def write(
 
 
 def _suite(
-    environment: dict[str, Any], info: BackendInfo, results: list[CaseResult], missing: Sequence[str]
+    environment: dict[str, Any], info: BackendInfo, name: str, results: list[CaseResult], missing: Sequence[str]
 ) -> ET.Element:
-    suite = ET.Element("testsuite", name=f"pybnorm.{info.backend}", timestamp=str(environment.get("date", "")))
+    suite = ET.Element("testsuite", name=f"pybnorm.{name}", timestamp=str(environment.get("date", "")))
     suite.set("hostname", str(environment.get("host", "")))
     properties = ET.SubElement(suite, "properties")
     versions = {n: environment[n] for n in ("pybnorm", "python", "numpy", "platform", "cpu") if n in environment}
     library = {"library": info.label, "version": report.version_text(info), "path": info.path}
-    library |= {"device": info.device, "driver": info.driver}
-    for name, value in (versions | library | environment.get("drivers", {})).items():
-        ET.SubElement(properties, "property", name=name, value=str(value))
+    library |= {"device": info.device, "driver": info.driver, "digest": info.digest} | info.variables
+    for fact, value in (versions | library | environment.get("drivers", {})).items():
+        ET.SubElement(properties, "property", name=fact, value=str(value))
     cases = [_case(result) for result in results]
     if info.problem and not results:
         cases = [_absent(info, missing)]
     suite.extend(cases)
     suite.set("tests", str(len(cases)))
-    for name, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(name, str(sum(case.find(element) is not None for case in cases)))
+    for count, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(count, str(sum(case.find(element) is not None for case in cases)))
     suite.set("time", f"{sum(r.seconds for r in results):.3f}")
     return suite
 

@@ -25,6 +25,8 @@ from rich.text import Text
 from pybnorm._text import one_line
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.claims import NEWLY_UNSUPPORTED
+from pybnorm.check.environment import cpu_flags
+from pybnorm.check.nodes import LostNode
 from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES, Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.errors import ArgumentError
@@ -60,6 +62,7 @@ STYLES = {
     Status.UNSUPPORTED: "cyan",
     Status.INCONCLUSIVE: "magenta",
     Status.MISTRUSTED: "magenta",
+    Status.ERROR: "red",
     Status.RESOURCE: "red",
     Status.BUILD_FAILED: "red",
     Status.CRASHED: "bold red",
@@ -90,17 +93,14 @@ _VARIABLES = (
     "PYBNORM_",
     "CUDNN_",
     "CUDA_VISIBLE",
+    "NVIDIA_TF32_OVERRIDE",
     "MIOPEN_",
     "HIP_VISIBLE",
     "ROCR_VISIBLE",
+    "HSA_",
     "ONEDNN_",
     "DNNL_",
     "OMP_",
-)
-_FLAGS = (
-    *("sse4_1", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
-    *("avx512_fp16", "avx10", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
-    *("asimd", "asimdhp", "bf16", "sve", "sve2", "svebf16"),
 )
 _DRIVERS = {
     "nvidia": ("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)"),
@@ -119,13 +119,58 @@ def repro(result: CaseResult) -> str:
     return command
 
 
+def label(info: BackendInfo, infos: Iterable[BackendInfo]) -> str:
+    """The name of one library of a run: its backend's, with its id where nodes had others of the same backend."""
+    several = sum(i.backend == info.backend and not i.problem for i in infos) > 1
+    return f"{info.backend}@{info.id}" if several and info.id else info.backend
+
+
+def labels(results: Sequence[CaseResult]) -> list[str]:
+    """By result, the name of the library that it is of, as `label` has it."""
+    libraries: dict[str, set[str]] = {}
+    for result in results:
+        if result.library:
+            libraries.setdefault(result.backend, set()).add(result.library)
+    several = {backend for backend, ids in libraries.items() if len(ids) > 1}
+    return [f"{r.backend}@{r.library}" if r.backend in several and r.library else r.backend for r in results]
+
+
+def by_label(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
+    """The results of each library, by its name."""
+    found: dict[str, list[CaseResult]] = {}
+    for name, result in zip(labels(results), results, strict=True):
+        found.setdefault(name, []).append(result)
+    return found
+
+
+def library_text(info: BackendInfo) -> str:
+    """What makes one library of a backend differ from another, in one line."""
+    parts = [f"{info.label} {version_text(info)}", info.path, info.digest, f"on {info.device}", info.driver]
+    return ", ".join([*filter(None, parts), *(f"{k}={v}" for k, v in info.variables.items())])
+
+
+def not_run(results: Sequence[CaseResult]) -> str:
+    """That there are cases without a verdict, in one line; empty if there are none."""
+    count = sum(r.status == Status.ERROR for r in results)
+    return f"NOT ALL RUN: {count} of {len(results)} cases are ERROR, which is no verdict" if count else ""
+
+
+def lost_text(lost: LostNode) -> str:
+    """What became of a node, in one line."""
+    place = f"{lost.node} on {lost.host}" if lost.host else lost.node
+    return f"{place}: taken out{lost.backend and f' for {lost.backend}'}: {lost.reason}"
+
+
 def exit_status(results: Sequence[CaseResult], missing: Sequence[str]) -> int:
     """0, 1 or 2.
 
     0: every case is PASS, WARN or UNSUPPORTED and at least one was judged. 1: any other status, INCONCLUSIVE included,
     because such a case has not been shown to be right; or a backend that was asked for (`missing`) could not run.
-    2: nothing was judged: no backend could run, or none supports any of the cases.
+    2: nothing was judged: no backend could run, or none supports any of the cases. 2 also where a case is ERROR,
+    whatever the others are: there is no verdict on all of them.
     """
+    if any(r.status == Status.ERROR for r in results):
+        return 2
     if missing or any(not r.status.good for r in results):
         return 1
     return 0 if any(r.status != Status.UNSUPPORTED for r in results) else 2
@@ -145,16 +190,19 @@ def ratio_text(value: float) -> str:
 
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
     """One line per backend: what runs, or why it does not."""
-    for info in map(shown, infos):
+    every = [shown(info) for info in infos]
+    for info in every:
+        name = label(info, every)
         if info.problem:
             word = f"unusable: {info.label} {version_text(info)}, {info.path}: " if info.loaded else "absent: "
-            console.print(Text.assemble((f"{info.backend}: ", "bold"), (word, "yellow"), info.problem))
+            console.print(Text.assemble((f"{name}: ", "bold"), (word, "yellow"), info.problem))
             if info.override:
                 print_attempts(console, info)
         else:
             text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
             text += info.driver and f", {info.driver}"
-            console.print(Text.assemble((f"{info.backend}: ", "bold"), text))
+            text += "".join(one_line(f", {k}={v}") for k, v in info.variables.items()) if name != info.backend else ""
+            console.print(Text.assemble((f"{name}: ", "bold"), text))
 
 
 def shown(info: BackendInfo) -> BackendInfo:
@@ -181,8 +229,7 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
     those that are neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes before them.
     """
     many = len(results) > MANY and not verbose
-    for backend in dict.fromkeys(r.backend for r in results):
-        own = [r for r in results if r.backend == backend]
+    for backend, own in by_label(results).items():
         for word, columns in OUTPUTS.items():
             rows = [r for r in own if r.case.startswith(word + ",")]
             if not rows:
@@ -342,8 +389,7 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
 
 def print_totals(console: Console, results: Sequence[CaseResult], seconds: float) -> None:
     """Cases of each status, per backend."""
-    for backend in dict.fromkeys(r.backend for r in results):
-        own = [r for r in results if r.backend == backend]
+    for backend, own in by_label(results).items():
         counts = Counter(r.status for r in own)
         text = Text.assemble((f"{backend}: ", "bold"), f"{len(own)} cases")
         for status in Status:
@@ -395,19 +441,17 @@ def host_digest(name: str) -> str:
 
 def _cpu(file: str = "/proc/cpuinfo") -> dict[str, Any]:
     """Model, and the instruction sets that libraries choose their kernels by."""
-    model, flags = "", set()
+    model = ""
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 name, _, value = (part.strip() for part in line.partition(":"))
-                if name in ("model name", "cpu model") and not model:
+                if name in ("model name", "cpu model"):
                     model = value
-                elif name in ("flags", "Features"):  # x86, ARM
-                    flags = set(value.split())
                     break  # every further processor says the same
     except OSError:
         pass
-    return {"cpu": model or platform.processor(), "cpu_flags": [flag for flag in _FLAGS if flag in flags]}
+    return {"cpu": model or platform.processor(), "cpu_flags": cpu_flags(file)}
 
 
 def _drivers() -> dict[str, str]:
@@ -434,6 +478,8 @@ def to_json(value: Any) -> Any:
         host, colon, process = value.host.rpartition(":")
         anonymous = {"host": host_digest(host) + colon + process} if value.host else {}
         return to_json(vars(value) | {"ratio": value.ratio, "repro": repro(value)} | anonymous)
+    if isinstance(value, LostNode):
+        return vars(value) | {"host": host_digest(value.host) if value.host else ""}
     if isinstance(value, (Point, Verdict, BackendInfo)):
         return to_json(vars(value))
     if isinstance(value, dict):
@@ -488,6 +534,8 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
     """
     own = _own(BackendInfo, data)
     own["version"] = tuple(int(n) for n in data.get("version", ()))
+    own["variables"] = {str(k): str(v) for k, v in data.get("variables", {}).items()}
+    own["cpu_flags"] = [str(flag) for flag in data.get("cpu_flags", ())]
     own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
     return BackendInfo(**own)
 

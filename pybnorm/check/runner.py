@@ -27,6 +27,7 @@ from pybnorm._arrays import CPU, Buffer, Memory
 from pybnorm.check import claims
 from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
+from pybnorm.check.environment import cpu_flags, file_digest, variables, visible
 from pybnorm.check.problem import Problem
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Capability, DataType, Operation
@@ -40,9 +41,11 @@ __all__ = [
     "describe",
     "device_type",
     "execute",
+    "identified",
     "open_session",
     "run_case",
     "run_line",
+    "run_recorded",
 ]
 
 Array = npt.NDArray[Any]
@@ -77,6 +80,15 @@ class BackendInfo:
     """The environment variable that names the library's file, where that file cannot be used."""
     driver: str = ""
     """Version of what lies below the library, as it says itself: CUDA driver or HIP runtime; empty on the CPU."""
+    digest: str = ""
+    """Of the file (`pybnorm.check.environment.file_digest`): the same file is the same library wherever it lies."""
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The environment variables that its library, or what lies below it, reads."""
+    cpu_flags: list[str] = dataclasses.field(default_factory=list)
+    """Instruction sets of the processor, where the library computes on it."""
+    id: str = ""
+    """What the results of this library say in `CaseResult.library`: its version and a digest of all that makes one
+    node differ from another; empty if it cannot run."""
 
     @property
     def loaded(self) -> bool:
@@ -165,6 +177,12 @@ class CaseResult:
     """File with the outputs, relative to the archive's folder."""
     host: str = ""
     """"hostname:process id" of where the case ran."""
+    library: str = ""
+    """`BackendInfo.id` of the library that it ran on; empty for simulated kernels, and where nothing ran."""
+    visible: str = ""
+    """The devices that the process was given, such as "CUDA_VISIBLE_DEVICES=1"."""
+    node: str = ""
+    """Which MPI rank or dask worker ran it."""
 
     @property
     def ratio(self) -> float:
@@ -322,7 +340,15 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             **saved,
             **common,
         )
-    session.device.synchronize()
+    try:
+        session.device.synchronize()
+    except errors.PybnormError:
+        raise
+    except Exception as error:  # the driver's own exception: what the call did shows here
+        name = type(error).__name__
+        raise errors.ExecutionError(
+            backend=session.backend, function="synchronize", status=-1, status_name=name, text=str(error)
+        ) from error
     return _collect(arrays, outputs, not_given, workspace_memory, session)
 
 
@@ -363,7 +389,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     keep : str, optional
         Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
     """
-    result = CaseResult(session.backend, str(problem), Status.PASS, host=host())
+    result = CaseResult(session.backend, str(problem), Status.PASS, host=host(), visible=visible())
     try:
         if problem.streams > 1 and session.device.device_type == CPU:
             result.status, result.message = Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams"
@@ -447,7 +473,7 @@ def capability_words(bits: Capability) -> str:
 
 
 def classify(error: BaseException) -> Status:
-    """The status that an exception of the backend, or of the harness, stands for."""
+    """The status that an exception stands for: FAIL only where the library was called and said so itself."""
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
         return Status.UNSUPPORTED
     if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
@@ -456,7 +482,7 @@ def classify(error: BaseException) -> Status:
         return Status.RESOURCE
     if isinstance(error, errors.VendorError) and _BUILD.search(f"{error.status_name} {error.text}"):
         return Status.BUILD_FAILED
-    return Status.FAIL
+    return Status.FAIL if isinstance(error, errors.BackendError) else Status.ERROR
 
 
 # ---------------------------------------------------------------- processes
@@ -477,8 +503,11 @@ def open_session(backend: str) -> Session:
     return Session(backend, _core.Handle(backend, stream=device.stream or None), device)
 
 
-def describe(backend: str) -> BackendInfo:
-    """What there is of `backend` in this process; never raises for a reason that lies in the library."""
+def describe(backend: str, session: Session | None = None) -> BackendInfo:
+    """What there is of `backend` in this process; never raises for a reason that lies in the library.
+
+    `session` is one that is open already.
+    """
     from pybnorm._find import SPECS
 
     info = BackendInfo(backend, label=SPECS[backend].label)
@@ -492,11 +521,24 @@ def describe(backend: str) -> BackendInfo:
     info.version, info.path = tuple(library.version), library.path
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
     try:
-        info.device = open_session(backend).device.name
+        info.device = (session or open_session(backend)).device.name
         info.driver = devices.driver(library.device_type)
     except Exception as error:
         info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    return info
+        return info
+    info.digest, info.variables = file_digest(info.path), variables(backend)
+    info.cpu_flags = cpu_flags() if library.device_type == CPU else []
+    return identified(info)
+
+
+def identified(info: BackendInfo) -> BackendInfo:
+    """`info` with its `id`: two are equal where nothing tells that the libraries would compute differently.
+
+    The file's path is not in it, nor which of several equal devices it is, nor the host.
+    """
+    facts = (info.version, info.digest, info.device, info.driver, sorted(info.variables.items()), info.cpu_flags)
+    mark = hashlib.blake2b(repr(facts).encode(errors="replace"), digest_size=4).hexdigest()
+    return dataclasses.replace(info, id=f"{'.'.join(map(str, info.version))}-{mark}")
 
 
 def device_type(backend: str) -> int:
@@ -513,6 +555,7 @@ def override(backend: str) -> str:
 
 
 _sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this process
+_described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}
 
 
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
@@ -538,6 +581,29 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
         result.status = Status.FAIL
         result.message = f"{result.claim}, but recorded as running in this version: {result.message}"
     return result
+
+
+def run_recorded(
+    opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None
+) -> tuple[CaseResult, BackendInfo | None]:
+    """`run_line`, and what library it ran on; None for simulated kernels.
+
+    Raises
+    ------
+    Exception
+        What `opener` raised.
+    """
+    result = run_line(opener, backend, case, keep)
+    for verdict in result.verdicts:
+        if verdict.status == Status.PASS:
+            del verdict.worst[1:]  # nine tenths of what a run of good results would hold, write and send
+    key = opener, backend
+    if key not in _described:
+        real = getattr(_sessions[key].handle, "library", None) is not None
+        _described[key] = describe(backend, _sessions[key]) if real else None
+    info = _described[key]
+    result.library = info.id if info else ""
+    return result, info
 
 
 @functools.cache

@@ -23,9 +23,9 @@ from typing import Any
 from pybnorm.check import runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, describe, open_session, run_line
+from pybnorm.check.runner import BackendInfo, CaseResult, Session, describe, open_session, run_line
 
-__all__ = ["DiedError", "TimeLimitError", "Worker", "failed", "serve"]
+__all__ = ["DiedError", "TimeLimitError", "Worker", "answered", "failed", "serve"]
 
 _START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.worker import serve; serve({calls}, {lifeline})"
 _GRACE = 10.0
@@ -209,7 +209,9 @@ def failed(backend: str, case: str, error: BaseException) -> CaseResult:
         return CaseResult(backend, case, Status.CRASHED, message=str(error))
     if isinstance(error, TimeLimitError):
         return CaseResult(backend, case, Status.TIMEOUT, message=str(error))
-    return CaseResult(backend, case, classify(error), message=f"{type(error).__name__}: {error}")
+    # whatever else kept it from being run says nothing about the library
+    status = Status.RESOURCE if isinstance(error, MemoryError) else Status.ERROR
+    return CaseResult(backend, case, status, message=f"{type(error).__name__}: {error}")
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
@@ -244,12 +246,16 @@ def serve(calls: int, lifeline: int) -> None:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        try:
-            function, arguments = pickle.loads(message)
-            answer = pickle.dumps((True, function(*arguments)))
-        except Exception as error:
-            answer = _pickled(error)
-        connection.send_bytes(answer)
+        connection.send_bytes(answered(message))
+
+
+def answered(message: bytes) -> bytes:
+    """Make a pickled call, a function and its arguments: pickled, (True, result) or (False, what it raised)."""
+    try:
+        function, arguments = pickle.loads(message)
+        return pickle.dumps((True, function(*arguments)))
+    except Exception as error:
+        return _pickled(error)
 
 
 def _pickled(error: Exception) -> bytes:

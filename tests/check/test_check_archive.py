@@ -330,7 +330,7 @@ def test_what_was_the_machines_at_that_time_is_run_again(tmp_path, status):
         journal.begin([INFO])
         journal.append(good)
         journal.append(CaseResult("onednn", LINE, status))
-    again = status in (Status.RESOURCE, Status.TIMEOUT)
+    again = status in (Status.RESOURCE, Status.TIMEOUT, Status.ERROR)
     with archive.Journal(tmp_path, resume=True) as journal:
         assert [r.status for r in journal.finished().values()] == ([] if again else [status])
         journal.append(good)

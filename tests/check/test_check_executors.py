@@ -176,21 +176,23 @@ def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
 
 def test_isolated_keeps_a_process_and_gives_each_thread_its_own(monkeypatch):
     monkeypatch.setattr(executors, "_kept", {})
-    first = isolated("onednn", None, os.getpid)
+    first = isolated("onednn", None, {}, os.getpid)
     assert first != os.getpid()
-    assert isolated("onednn", None, os.getpid) == first
-    assert isolated("miopen", None, os.getpid) != first
+    assert isolated("onednn", None, {}, os.getpid) == first
+    assert isolated("miopen", None, {}, os.getpid) != first
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         barrier = threading.Barrier(2)
-        started = [threads.submit(lambda: (barrier.wait(), isolated("onednn", None, time.sleep, 1))) for _ in range(2)]
+        started = [
+            threads.submit(lambda: (barrier.wait(), isolated("onednn", None, {}, time.sleep, 1))) for _ in range(2)
+        ]
         [future.result() for future in started]
-    kept = executors._kept["onednn"]
+    kept = executors._kept["onednn", ()]
     assert len({worker.pid for worker in kept}) == 2
     with pytest.raises(TimeLimitError):
-        isolated("onednn", 0.1, time.sleep, 60)
+        isolated("onednn", 0.1, {}, time.sleep, 60)
     with pytest.raises(DiedError, match="exit status 3"):
-        isolated("onednn", None, os._exit, 3)
-    assert isolated("onednn", None, len, "ab") == 2
+        isolated("onednn", None, {}, os._exit, 3)
+    assert isolated("onednn", None, {}, len, "ab") == 2
     for worker in [w for workers in executors._kept.values() for w in workers]:
         worker.close()
 
@@ -269,6 +271,7 @@ def comparable(file):
     hosts = {case.pop("host") for case in document["cases"]}
     for case in document["cases"]:
         case.pop("seconds")
+        case.pop("node")
     return document, hosts
 
 

@@ -262,6 +262,7 @@ def made(executor, info, problems, opener):
 plugin.executors.run_cases = made
 """
 OUTCOMES = dict.fromkeys(Status, "failed") | {
+    Status.ERROR: "error",
     Status.PASS: "passed",
     Status.WARN: "passed",
     Status.UNSUPPORTED: "skipped",
@@ -362,14 +363,14 @@ def test_a_failure_is_reported_as_by_the_check(run, onednn):
         ("simulated.open_exiting", "CRASHED", "the library's process died: exit status 0"),
         ("simulated.open_aborting", "CRASHED", "the library's process died: SIGABRT"),
         ("openers.open_hanging", "TIMEOUT", "not done after 8 s; the process was killed"),
-        ("simulated.open_nothing", "FAIL", "OSError: no such device"),
+        ("simulated.open_nothing", "ERROR", "OSError: no such device"),
     ],
 )
 def test_a_library_that_dies_fails_its_item_and_not_the_session(run, onednn, name, word, text):
     arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "8", "--pybnorm-jobs", "1", "pybnorm::")
     result = run(*arguments, *cases(CASE, CASE_3D), conftest=opener(name))
     if name == "simulated.open_nothing":
-        result.assert_outcomes(failed=2)
+        result.assert_outcomes(errors=2)
     else:
         result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(

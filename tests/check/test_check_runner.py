@@ -53,8 +53,9 @@ def vendor_error(kind, status_name="STATUS", text=""):
         (vendor_error(errors.InternalError, "miopenStatusUnknownError"), Status.FAIL),
         (vendor_error(errors.BadParameterError), Status.FAIL),
         (vendor_error(errors.ExecutionError), Status.FAIL),
-        (errors.ArgumentError("x", 1, "2"), Status.FAIL),
-        (ValueError(), Status.FAIL),
+        (errors.ArgumentError("x", 1, "2"), Status.ERROR),  # this package's refusal of a case is its own mistake
+        (errors.LibraryLoadError("gone", backend="onednn"), Status.ERROR),
+        (ValueError(), Status.ERROR),
     ],
 )
 def test_what_an_exception_stands_for(error, status):
@@ -267,7 +268,7 @@ def test_a_parameter_type_that_the_package_refuses_is_unsupported():
     result = run_case(problem, refusing(errors.ArgumentTypeError))
     assert result.status == Status.UNSUPPORTED
     assert "scale: got dtype f16, allowed: f32" in result.message
-    assert run_case(CASE, refusing(errors.ArgumentError)).status == Status.FAIL  # not what the case is about
+    assert run_case(CASE, refusing(errors.ArgumentError)).status == Status.ERROR  # not what the case is about
 
 
 # ---------------------------------------------------------------- processes
@@ -427,10 +428,10 @@ def test_a_busy_worker_ends_when_its_owner_is_killed():
     assert waits_for(lambda: not alive(worker))
 
 
-def test_a_session_that_does_not_open_is_a_failure_of_the_case():
+def test_a_session_that_does_not_open_is_no_verdict():
     with Worker("onednn", open_nothing) as worker:
         result = worker.run(CASE)
-    assert (result.status, result.message) == (Status.FAIL, "OSError: no such device")
+    assert (result.status, result.message) == (Status.ERROR, "OSError: no such device")
 
 
 # ---------------------------------------------------------------- reports
@@ -448,7 +449,9 @@ def results_of(*statuses):
         ([], ["cudnn"], 1),
         ([], [], 2),
         ([Status.UNSUPPORTED], [], 2),
-        *[([Status.PASS, s], [], 1) for s in Status if s.value not in ("PASS", "WARN", "UNSUPPORTED")],
+        *[([Status.PASS, s], [], 1) for s in Status if s.value not in ("PASS", "WARN", "UNSUPPORTED", "ERROR")],
+        ([Status.PASS, Status.ERROR], [], 2),
+        ([Status.FAIL, Status.ERROR], ["cudnn"], 2),
     ],
 )
 def test_exit_statuses(statuses, missing, code):

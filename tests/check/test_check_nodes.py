@@ -1,0 +1,405 @@
+"""Ranks and workers that fail: no case is lost, none is counted twice, and none of it is a verdict about a library."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_check_executors import launcher, without_requirements
+
+from pybnorm import errors
+from pybnorm._arrays import CPU, CUDA
+from pybnorm.check import executors, nodes, report
+from pybnorm.check.bounds import Status
+from pybnorm.check.nodes import Dealer, Greeting, LostNode, Node, greeted
+from pybnorm.check.problem import expand
+from pybnorm.check.runner import BackendInfo, CaseResult, identified
+from pybnorm.check.worker import DiedError
+
+LIMIT = 120
+INFO = BackendInfo("onednn", version=(3, 2, 0), path="/x")
+CASES = [str(p) for p in expand("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join(map(str, range(1, 41))))]
+
+
+class Table:
+    """Nodes that are threads, and what each does with a case."""
+
+    def __init__(self, *doings, slots=1):
+        self.threads = [concurrent.futures.ThreadPoolExecutor(slots) for _ in doings]
+        self.nodes = []
+        self.asked = {f"rank {i}": [] for i in range(1, len(doings) + 1)}
+        self.lost = []
+        for i, (doing, thread) in enumerate(zip(doings, self.threads, strict=True), 1):
+            self.nodes.append(Node(f"rank {i}", self._submitter(f"rank {i}", doing, thread), slots))
+
+    def _submitter(self, name, doing, thread):
+        def run(case):
+            self.asked[name].append(case)
+            return doing(case), None
+
+        return lambda function, case: thread.submit(run, case)
+
+    def dealer(self, seconds=None):
+        def wrap(node, function, arguments):
+            return function, arguments[2]
+
+        return Dealer(self.nodes, "onednn", wrap, seconds, self.lost)
+
+    def results(self, cases=CASES, seconds=None):
+        problems = [p for case in cases for p in expand(case)]
+        with self.dealer(seconds) as dealer:
+            results = list(executors.run_cases(dealer, INFO, problems))
+        for thread in self.threads:
+            thread.shutdown(wait=False)
+        assert sorted(r.case for r in results) == sorted(cases)  # nothing lost, nothing twice
+        return {r.case: r for r in results}
+
+
+def good(case):
+    return CaseResult("onednn", case, Status.PASS)
+
+
+def wrong(case):
+    return CaseResult("onednn", case, Status.FAIL)
+
+
+def no_library(case):
+    raise errors.LibraryLoadError("onednn: /nonexistent", backend="onednn")
+
+
+def harness(case):
+    return CaseResult("onednn", case, Status.ERROR, message="KeyError: 'of ours'")
+
+
+def test_a_node_without_the_library_is_taken_out_and_blames_nobody():
+    table = Table(no_library, good)
+    results = table.results()
+    assert {r.status for r in results.values()} == {Status.PASS}
+    assert {r.node for r in results.values()} == {"rank 2"}
+    assert table.lost == [LostNode("rank 1", "", "onednn", "LibraryLoadError: onednn: /nonexistent")]
+    assert len(table.asked["rank 1"]) <= 2  # it does not drink the queue
+    assert not table.nodes[0].ended  # another backend may be there
+
+
+def test_verdicts_are_not_retried():
+    def dies(case):
+        raise DiedError("the library's process died: SIGSEGV")
+
+    table = Table(wrong, dies)
+    results = table.results()
+    assert {r.status for r in results.values()} == {Status.FAIL, Status.CRASHED}
+    assert table.lost == []
+    assert sum(map(len, table.asked.values())) == len(CASES)
+
+
+def test_a_node_that_hangs_is_lost_and_its_late_answer_does_not_count():
+    hanging, late = threading.Event(), []
+
+    def hangs(case):
+        hanging.wait(LIMIT)
+        late.append(case)
+        return wrong(case)
+
+    table = Table(hangs, good)
+    problems = [p for case in CASES for p in expand(case)]
+    with table.dealer(seconds=0.5) as dealer:
+        results = executors.run_cases(dealer, INFO, problems)
+        found = [next(results) for _ in CASES]
+        hanging.set()  # now it answers, with a FAIL
+        table.threads[0].shutdown()
+        found += list(results)
+    assert late
+    assert sorted(r.case for r in found) == sorted(CASES)
+    assert {(r.status, r.node) for r in found} == {(Status.PASS, "rank 2")}
+    assert [(n.node, n.backend) for n in table.lost] == [("rank 1", "")]
+    assert "gave no answer in 0.5 s" in table.lost[0].reason
+    assert table.nodes[0].ended
+
+
+def test_an_error_of_ours_is_tried_elsewhere_and_is_never_fail():
+    bad = CASES[7]
+    table = Table(*[lambda case: harness(case) if case == bad else good(case)] * 4)
+    results = table.results()
+    assert results[bad].status == Status.ERROR
+    assert results[bad].message == "KeyError: 'of ours'"
+    assert {r.status for case, r in results.items() if case != bad} == {Status.PASS}
+    assert sum(asked.count(bad) for asked in table.asked.values()) == nodes.LIVES
+    assert table.lost == []  # one bad case is no bad node
+
+
+def test_a_node_of_nothing_but_errors_is_taken_out():
+    table = Table(harness, good)
+    results = table.results()
+    assert {r.status for r in results.values()} == {Status.PASS}
+    assert [n.node for n in table.lost] == ["rank 1"]
+    assert "3 cases in a row ended in an error: KeyError" in table.lost[0].reason
+
+
+def test_where_no_node_is_left_every_case_says_so():
+    table = Table(no_library, no_library)
+    results = table.results()
+    assert {r.status for r in results.values()} == {Status.ERROR}
+    assert any("no node is left" in r.message for r in results.values())
+    assert report.exit_status(list(results.values()), []) == 2
+    assert [n.node for n in table.lost] == ["rank 1", "rank 2"]
+
+
+def test_a_node_that_has_ended_gives_back_all_it_has():
+    started, stop = threading.Event(), threading.Event()
+
+    def never(case):
+        started.set()
+        stop.wait(LIMIT)
+        return wrong(case)
+
+    def slowly(case):
+        assert started.wait(LIMIT)
+        table.nodes[0].ended = "its worker is gone"
+        return good(case)
+
+    table = Table(never, slowly)
+    results = table.results()
+    stop.set()
+    assert {(r.status, r.node) for r in results.values()} == {(Status.PASS, "rank 2")}
+    assert [n.reason for n in table.lost] == ["its worker is gone"]
+
+
+def test_closing_the_results_cancels_what_no_node_has():
+    table = Table(good)
+    with table.dealer() as dealer:
+        results = executors.run_cases(dealer, INFO, [p for case in CASES for p in expand(case)])
+        next(results)
+        results.close()
+    with pytest.raises(RuntimeError):
+        dealer.submit(good, 1, 2, CASES[0])
+
+
+# ---------------------------------------------------------------- whose device
+
+
+def test_nodes_of_a_host_that_see_the_same_devices_are_numbered():
+    answers = [
+        Greeting("a", 1, ""),
+        Greeting("a", 2, ""),
+        Greeting("b", 1, ""),
+        Greeting("b", 2, "CUDA_VISIBLE_DEVICES=0,1"),  # as dask-cuda does: each list begins with its own
+        Greeting("b", 3, "CUDA_VISIBLE_DEVICES=1,0"),
+        Greeting("a", 3, "", version="0.0.1"),
+    ]
+
+    def node(number, answer):
+        future = concurrent.futures.Future()
+        if answer is not None:
+            future.set_result(answer)
+        return Node(f"worker {number}", lambda _: future)
+
+    asked = [node(i, answer) for i, answer in enumerate([*answers, None])]
+    lost = dict(greeted(asked, 0.1))
+    assert [(n.host, n.index) for n in asked[:5]] == [("a", 0), ("a", 1), ("b", 0), ("b", 0), ("b", 0)]
+    assert list(lost) == asked[5:]
+    assert "has pybnorm 0.0.1" in lost[asked[5]]
+    assert lost[asked[6]] == asked[6].ended == "did not answer in 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "variables", "index", "own"),
+    [
+        (CPU, 1, {}, 3, {}),
+        (CUDA, 1, {}, 0, {}),
+        (CUDA, 2, {}, 0, {"CUDA_VISIBLE_DEVICES": "0"}),
+        (CUDA, 2, {}, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (CUDA, 2, {}, 2, {"CUDA_VISIBLE_DEVICES": "0"}),
+        (CUDA, 2, {"CUDA_VISIBLE_DEVICES": "1,0"}, 0, {"CUDA_VISIBLE_DEVICES": "1"}),
+    ],
+)
+def test_a_node_gives_its_process_a_device(monkeypatch, kind, count, variables, index, own):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+
+    def isolated(backend, timeout, environment, function, *arguments):
+        calls.append((function.__name__, environment))
+        return (kind, count) if function.__name__ == "place" else INFO
+
+    monkeypatch.setattr(executors, "isolated", isolated)
+    assert executors.settled("cudnn", None, index) == (INFO, own)
+    assert calls[-1] == (("describe", own) if own else ("place", {}))
+
+
+# ---------------------------------------------------------------- what ran
+
+
+def test_an_id_is_of_what_changes_results_and_not_of_where():
+    base = BackendInfo("onednn", "oneDNN", (3, 2, 0), "/a", "x", device="EPYC", digest="d", variables={"A": "1"})
+    same = identified(base).id
+    assert same.startswith("3.2.0-")
+
+    def changed(**values):
+        return identified(BackendInfo(**(vars(base) | values))).id
+
+    assert changed(path="/b", found_via="y") == same
+    others = [
+        changed(version=(3, 1, 0)),
+        changed(digest="e"),
+        changed(device="Xeon"),
+        changed(variables={"A": "2"}),
+        changed(cpu_flags=["avx512_fp16"]),
+        changed(driver="13.0"),
+    ]
+    assert len({same, *others}) == 7
+
+
+def test_only_variables_of_the_backend_are_recorded():
+    from pybnorm.check.environment import variables
+
+    given = {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OMP_NUM_THREADS": "4",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "HIP_VISIBLE_DEVICES": "1",
+        "MIOPEN_FIND_MODE": "1",
+        "PYBNORM_LIB_ONEDNN": "/x",
+        "PYBNORM_LIB_CUDNN": "/y",
+        "HOME": "/root",
+    }
+    assert set(variables("onednn", given)) == {"ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "PYBNORM_LIB_ONEDNN"}
+    assert set(variables("cudnn", given)) == {"NVIDIA_TF32_OVERRIDE", "PYBNORM_LIB_CUDNN"}
+    assert set(variables("miopen", given)) == {"MIOPEN_FIND_MODE"}
+
+
+# ---------------------------------------------------------------- the command under mpiexec
+
+
+def ranks(tmp_path, *options, environments=({}, {}), timeout=LIMIT * 2):
+    """``pybnorm check`` with a rank for each mapping of variables beside rank 0."""
+    mpiexec, *_ = launcher("mpi")
+    command = [mpiexec]
+    for number, variables in enumerate(({}, *environments)):
+        command += [":"] * bool(number) + ["-n", "1"]
+        for name, value in variables.items():
+            command += ["-env", name, value]
+        command += [sys.executable, "-m", "pybnorm", "check", "--executor", "mpi", "--backend", "onednn", *options]
+    return subprocess.run(
+        command,
+        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+SOME = ("--case", "infer,spatial,f32,nchw,4x3x5x4,seed=" + "/".join(map(str, range(1, 25))))
+
+
+def test_ranks_that_differ(load_library, tmp_path):
+    """One has no library, two have different instruction sets: who is who is in every report, and no case is lost."""
+    load_library("onednn")
+    different = ({"PYBNORM_LIB_ONEDNN": "/nonexistent"}, {}, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
+    done = ranks(tmp_path, *SOME, "--json", "run.json", "--junit", "run.xml", environments=different)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert len({c["case"] for c in document["cases"]}) == len(document["cases"]) == 24
+    assert {c["status"] for c in document["cases"]} == {"PASS"}
+    entries = {b["id"]: b for b in document["backends"]}
+    assert len(entries) == 2
+    assert sorted(b["variables"].get("ONEDNN_MAX_CPU_ISA", "") for b in entries.values()) == ["", "SSE41"]
+    assert len({b["digest"] for b in entries.values()}) == 1
+    where = {(c["node"], entries[c["library"]]["variables"].get("ONEDNN_MAX_CPU_ISA")) for c in document["cases"]}
+    assert where == {("rank 2", None), ("rank 3", "SSE41")}
+    (lost,) = document["lost_nodes"]
+    assert (lost["node"], lost["backend"]) == ("rank 1", "onednn")
+    assert "/nonexistent" in lost["reason"]
+    assert f"rank 1 on {socket.gethostname()}: taken out for onednn" in done.stdout
+    for name in entries:
+        assert f"onednn@{name}: oneDNN 3" in done.stdout
+        assert f'name="pybnorm.onednn@{name}"' in (tmp_path / "run.xml").read_text()
+    refused = ranks(tmp_path, *SOME, "--same", environments=different[1:])
+    assert refused.returncode == 2
+    assert "--same: got onednn, allowed: nodes that are alike" in refused.stderr
+    assert "ONEDNN_MAX_CPU_ISA=SSE41" in refused.stderr
+
+
+def test_one_rank_alone_is_refused(tmp_path):
+    launcher("mpi")
+    done = ranks(tmp_path, *SOME, environments=())
+    assert done.returncode == 2
+    assert "under mpiexec -n 2 or more" in done.stderr
+    assert "PASS" not in done.stdout
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_rank_leaves_what_was_done_and_the_way_on(load_library, tmp_path):
+    load_library("onednn")
+    many = ("--case", "infer,spatial,f32,nchw,4x3x5x4,seed=" + "/".join(map(str, range(1, 5001))))
+    mpiexec, *_ = launcher("mpi")
+    command = [mpiexec, "-n", "3", sys.executable, "-m", "pybnorm", "check", "--executor", "mpi", "--backend", "onednn"]
+    journal = tmp_path / "run" / "journal.jsonl"
+    with subprocess.Popen(
+        [*command, *many, "--save", "run"],
+        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        said = job.stderr.readline()
+        while not journal.is_file() or journal.read_text().count("\n") < 20:
+            assert job.poll() is None, job.stderr.read()
+            time.sleep(0.05)
+        child = int(json.loads(journal.read_text().splitlines()[5])["host"].rpartition(":")[2])
+        rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(rank, signal.SIGKILL)
+        job.communicate(timeout=LIMIT)
+    assert job.returncode != 0
+    assert "--save DIR keeps what is finished, and the same command with --resume goes on" in said
+    while alive(child):  # it ends with its rank
+        time.sleep(0.05)
+    kept = [json.loads(line) for line in journal.read_text().splitlines()[1:-1]]
+    assert len(kept) >= 18
+    assert {line["status"] for line in kept} == {"PASS"}
+    going_on = ranks(tmp_path, *SOME, "--save", "run", "--resume")
+    assert going_on.returncode == 0, going_on.stderr
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(document["cases"]) == 24
+    finished = {line["case"]: line["host"] for line in kept}
+    again = {c["case"]: c["host"] for c in document["cases"] if c["case"] in finished}
+    assert len(again) >= 10
+    assert again.items() <= finished.items()  # they were not run a second time
+
+
+# ---------------------------------------------------------------- many nodes
+
+
+def test_nothing_is_lost_among_many_dask_workers():
+    """Doubles on real dask workers: one dies, one hangs, one has no library, the others two versions."""
+    launcher("dask")
+    script = Path(__file__).with_name("node_simulation.py")
+    options = ("--cases", "300", "--nodes", "8", "--seconds", "0.05", "--limit", "20")
+    done = subprocess.run(
+        [sys.executable, str(script), *options],
+        env=without_requirements(),
+        capture_output=True,
+        text=True,
+        timeout=5 * LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exit status 1, 2 libraries, wrong: 0" in done.stdout
+    assert done.stderr == ""  # distributed has nothing to say after a good verdict
