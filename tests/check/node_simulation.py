@@ -28,6 +28,12 @@ CASE = "train,spatial,f32,nchw,2x3x4x4,seed={}"
 OUTPUTS = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
 BAD = 97
 """Of so many cases one fails, on every node."""
+IDLE = {
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "2s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "60s",
+}
+"""A worker's own housekeeping, up to a hundred times a second: a hundred workers of one machine would do little else."""
 _handled = Counter()
 
 
@@ -95,7 +101,7 @@ async def _serving(address, names, folder):
 def _started(*arguments, seconds=0.0):
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), *arguments],
-        env=os.environ | {"SIMULATED_SECONDS": str(seconds), "DASK_LOGGING__DISTRIBUTED": "critical"},
+        env=os.environ | IDLE | {"SIMULATED_SECONDS": str(seconds), "DASK_LOGGING__DISTRIBUTED": "critical"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
