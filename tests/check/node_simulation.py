@@ -33,7 +33,7 @@ IDLE = {
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "2s",
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "60s",
 }
-"""A worker's own housekeeping, up to a hundred times a second: a hundred workers of one machine would do little else."""
+"""Less of the housekeeping that each worker does up to a hundred times a second: here they share a machine."""
 _handled = Counter()
 
 
