@@ -28,7 +28,8 @@ export PATH="$venv/bin:$PATH"
 rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
 python -m pip install --quiet '.[test,lint,dask]' -r ci/mpi.txt
-# cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what tests/abi compares with.
+# cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what
+# tests/abi compares with.
 python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda|ml_dtypes|pytest|pybnorm)' || true
 

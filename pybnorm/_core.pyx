@@ -698,8 +698,9 @@ cdef class Handle:
     backend : str
     library : Library
     device : int or None
-        Ordinal of the device that was current when the handle was made, where that can be known. Its calls go there,
-        whichever device is current then, and leave that one current.
+        Ordinal of the device that was current when the handle was made, where that can be known; of a cuDNN handle that
+        somebody else made the device of its stream, if that is not the default one. Its calls go there, whichever
+        device is current then, and leave that one current.
     pointer : int
         The vendor's handle (``cudnnHandle_t``, ``miopenHandle_t``, ``dnnl_stream_t``).
 
@@ -3168,8 +3169,9 @@ cdef bint _is_dtype(const _DLTensor *view, int dtype) noexcept:
 cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
-    Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked;
-    arrays are held against what was planned. They are read first; then one thread at a time runs a plan: the handle's
+    Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked,
+    and where a process sees several devices that their memory is not another one's, for some 50 ns each; arrays are
+    held against what was planned. They are read first; then one thread at a time runs a plan: the handle's
     lock sees to it. A signal handler that comes in between cannot call the same plan: BusyError. On a device it can be
     captured into a graph after its first run.
 

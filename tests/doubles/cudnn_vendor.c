@@ -101,9 +101,12 @@ void cudnnGetLastErrorString(char *message, size_t size) {
 #endif
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
-    double_live++;
-    *handle = calloc(1, sizeof **handle);
-    return answer(__func__);
+    const cudnnStatus_t status = answer(__func__);
+    if (status == 0) {
+        double_live++;
+        *handle = calloc(1, sizeof **handle);
+    }
+    return status;
 }
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
     double_live--;
