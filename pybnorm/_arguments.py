@@ -261,20 +261,23 @@ def scalar(value: object, argument: str, dtype: DataType = DataType.FLOAT64) -> 
 
 def epsilon(value: object, dtype: DataType = DataType.FLOAT64) -> float:
     """A finite float >= 0. cuDNN takes NaN with status 0; MIOpen checks nothing."""
-    wide = dtype == DataType.FLOAT64
-    allowed = "a finite number >= 0 that float32 can hold" + ("" if wide else _OR_ZERO)
+    allowed = "a finite number >= 0 that float32 can hold"
     number = _float(value, "epsilon", allowed)
+    if _FLOAT32_TINY <= number <= _FLOAT32_MAX:  # the usual one, asked nothing more: Handle's calls come here
+        return number
     if not 0.0 <= number <= _FLOAT32_MAX or _lost(number, dtype):
-        raise ArgumentError("epsilon", value, allowed)
+        raise ArgumentError("epsilon", value, allowed + ("" if dtype == DataType.FLOAT64 else _OR_ZERO))
     return number
 
 
 def factor(value: object, argument: str = "exponential_average_factor", dtype: DataType = DataType.FLOAT64) -> float:
     """A float in [0, 1]."""
-    allowed = "a number from 0 to 1" + ("" if dtype == DataType.FLOAT64 else _OR_ZERO)
+    allowed = "a number from 0 to 1"
     number = _float(value, argument, allowed)
+    if _FLOAT32_TINY <= number <= 1.0:
+        return number
     if not 0.0 <= number <= 1.0 or _lost(number, dtype):
-        raise ArgumentError(argument, value, allowed)
+        raise ArgumentError(argument, value, allowed + ("" if dtype == DataType.FLOAT64 else _OR_ZERO))
     return number
 
 
