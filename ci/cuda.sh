@@ -51,8 +51,8 @@ plans() {
 }
 
 others() {
-    tests "${plan_tests[@]/#/--ignore=}" tests/unit/test_devices.py tests/backends tests/operations tests/layer tests/graph \
-        tests/functional tests/pytorch tests/bench
+    tests "${plan_tests[@]/#/--ignore=}" tests/unit/test_devices.py tests/devices/test_two_devices.py tests/backends \
+        tests/operations tests/layer tests/graph tests/functional tests/pytorch tests/bench
 }
 
 full() {
