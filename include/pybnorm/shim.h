@@ -174,7 +174,7 @@ typedef struct pbn_call {
     void *running_mean, *running_variance; /* inference reads them only */
     void *saved_mean, *saved_inv_variance; /* 1/sqrt(biased variance + epsilon); backward reads them only */
     void *dscale, *dbias;
-    void *workspace;
+    void *workspace; /* aligned to 64 bytes */
     size_t workspace_size;
     void *reserve;
     size_t reserve_size;

@@ -1162,16 +1162,12 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
     return PBN_OK;
 }
 
-/* The first aligned byte of the workspace, or NULL: too small, or none and none needed. */
+/* The workspace, or NULL where none is needed. */
 static int claim(const plan *p, const pbn_call *call, char **base) {
-    *base = NULL;
-    if (p->total == 0)
-        return PBN_OK;
-    uintptr_t first = ((uintptr_t)call->workspace + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    size_t skipped = (size_t)(first - (uintptr_t)call->workspace);
-    if (call->workspace == NULL || call->workspace_size < skipped || call->workspace_size - skipped < p->total)
-        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is missing or smaller than the workspace query's answer");
-    *base = (char *)first;
+    *base = p->total > 0 ? (char *)call->workspace : NULL;
+    if (p->total > 0 && (*base == NULL || (uintptr_t)*base % ALIGNMENT != 0 || call->workspace_size < p->total))
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is missing, smaller than the workspace query's answer or not "
+                                           "aligned to 64 bytes");
     return PBN_OK;
 }
 
@@ -1185,8 +1181,8 @@ static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
     if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
         return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
     int code = plan_call(h, call, &p);
-    if (code == PBN_OK && p.total > 0)
-        *bytes = p.total + ALIGNMENT - 1; /* the workspace itself may start anywhere */
+    if (code == PBN_OK)
+        *bytes = p.total;
     return code;
 }
 

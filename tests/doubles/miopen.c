@@ -13,7 +13,9 @@ int miopenGetVersion(size_t *major, size_t *minor, size_t *patch) {
     return 0;
 }
 
-const char *miopenGetErrorString(int status) { return status == 0 ? "miopenStatusSuccess" : "miopenStatusDouble"; }
+const char *miopenGetErrorString(int status) {
+    return status == 0 ? "miopenStatusSuccess" : status == 98 ? "\xff\xfe" : status == 99 ? NULL : "miopenStatusDouble";
+}
 
 #ifdef DOUBLE_COMPUTES
 #include "miopen_computes.h"

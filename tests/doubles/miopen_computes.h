@@ -3,7 +3,8 @@
  * As MIOpen 3.5.1 does, it leaves the activation out in per-activation mode, and reports success.
  *
  * double_plain_calls, -_v2_calls and -_fused_calls count what was called; double_activation is what the last fused call
- * was given: mode, alpha, beta, gamma.
+ * was given: mode, alpha, beta, gamma. double_live_descriptors and -_activations exist; double_status is what creating
+ * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none.
  */
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@ struct activation {
 
 int double_plain_calls, double_v2_calls, double_fused_calls;
 double double_activation[4];
-int double_live_activations;
+int double_live_activations, double_live_descriptors, double_status, double_wrong_derivation, double_no_device;
 
 enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
 
@@ -33,7 +34,7 @@ static _Thread_local int current;
 
 int hipGetDevice(int *ordinal) {
     *ordinal = current;
-    return success;
+    return double_no_device ? 100 : success; /* hipErrorNoDevice */
 }
 int hipSetDevice(int ordinal) {
     if (ordinal == double_gone || ordinal < 0 || ordinal >= double_devices)
@@ -64,7 +65,7 @@ int hipGetLastError(void) {
 }
 int miopenCreate(void **handle) {
     *handle = &handle_object;
-    return success;
+    return double_status;
 }
 int miopenDestroy(void *handle) {
     return handle == &handle_object ? success : bad_parameter;
@@ -75,14 +76,16 @@ int miopenSetStream(void *handle, void *stream) {
 }
 int miopenGetStream(void *handle, void **stream) {
     *stream = NULL;
-    return handle == &handle_object ? success : bad_parameter;
+    return handle == &handle_object ? double_status : bad_parameter;
 }
 int miopenCreateTensorDescriptor(void **desc) {
     *desc = calloc(1, sizeof(struct descriptor));
+    double_live_descriptors++;
     return success;
 }
 int miopenDestroyTensorDescriptor(void *desc) {
     free(desc);
+    double_live_descriptors--;
     return success;
 }
 int miopenSetTensorDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
@@ -109,7 +112,7 @@ int miopenDeriveBNTensorDescriptor(void *derived, void *x_desc, int mode) {
     if (x->rank != 4)
         abort(); /* below 4 the real one writes out of bounds */
     for (int i = 0; i < 4; i++)
-        dims[i] = i == 1 || (i > 1 && mode == 0) ? x->dims[i] : 1;
+        dims[i] = i == 1 || (i > 1 && mode == 0) ? x->dims[i] + (i == 1 && double_wrong_derivation) : 1;
     for (int i = 3; i >= 0; i--) {
         strides[i] = step;
         step *= dims[i];

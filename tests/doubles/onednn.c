@@ -1,6 +1,6 @@
 /* A libdnnl that answers what loading asks, and supports no primitive.
  * DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch; DOUBLE_CPU_RUNTIME: dnnl_version_t's field.
- * DOUBLE_EXPORTS: a symbol more. */
+ * DOUBLE_EXPORTS: a symbol more. DOUBLE_RECORDS: it makes primitives too, see onednn_records.h. */
 #define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
@@ -17,14 +17,17 @@ void DOUBLE_EXPORTS(void) {}
 
 enum { success = 0, unimplemented = 3 };
 
-static char object; /* what every handle points to */
-
 const pbn_dnnl_version *dnnl_version(void) {
     static const pbn_dnnl_version version = {
         DOUBLE_VERSION / 1000000, DOUBLE_VERSION / 1000 % 1000, DOUBLE_VERSION % 1000, "double", DOUBLE_CPU_RUNTIME, 0,
     };
     return &version;
 }
+
+#ifdef DOUBLE_RECORDS
+#include "onednn_records.h"
+#else
+static char object; /* what every handle points to */
 
 int dnnl_engine_create(void **engine, int kind, size_t index) {
     (void)kind, (void)index;
@@ -53,3 +56,4 @@ int dnnl_batch_normalization_forward_primitive_desc_create(void **primitive_desc
     (void)primitive_desc, (void)engine, (void)prop_kind, (void)src, (void)dst, (void)epsilon, (void)flags, (void)attr;
     return unimplemented;
 }
+#endif

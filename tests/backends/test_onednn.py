@@ -1,0 +1,89 @@
+"""What oneDNN lacks and the adapter computes: statistics in the caller's form."""
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import _core
+from pybnorm.enums import Mode
+
+INVERSES = np.array([0.75, -1.25, 0.0, -0.5, 2.0, -0.0], "f4")
+
+
+@pytest.fixture(scope="module")
+def handle(load_library):
+    load_library("onednn")
+    with pybnorm.Handle("onednn") as opened:
+        yield opened
+
+
+def gradients(x, dy, scale, mean, inverse, axes):
+    """dx, dscale, dbias; the statistics are given in the shape of x with 1 for the axes."""
+    m = np.prod([x.shape[a] for a in axes])
+    hat = (x - mean) * inverse
+    dscale, dbias = (dy * hat).sum(axes, keepdims=True), dy.sum(axes, keepdims=True)
+    return scale * inverse * (dy - dbias / m - hat * dscale / m), dscale, dbias
+
+
+@pytest.mark.parametrize("mode", [Mode.SPATIAL, Mode.PER_ACTIVATION])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("blend", [(1.0, 0.0), (-0.5, 2.0)], ids=["plain", "blended"])
+def test_backward_takes_any_saved_inverse_deviation(handle, mode, last, blend):
+    """Zero and negative ones, too, with the sign that each gives dx and dscale."""
+    rng = np.random.default_rng(5)
+    x, dy, dx = rng.normal(size=(3, 4, 6, 2, 3)).astype("f4")
+    shape = (1, 6, 1, 1) if mode == Mode.SPATIAL else (1, 6, 2, 3)
+    scale, mean, dscale, dbias = rng.normal(size=(4, *shape)).astype("f4")
+    inverse = np.resize(INVERSES, shape).astype("f4")
+    axes = (0, 2, 3) if mode == Mode.SPATIAL else (0,)
+    wide = [a.astype("f8") for a in (x, dy, scale, mean, inverse)]
+    alpha, beta = blend
+    want = [alpha * new + beta * old for new, old in zip(gradients(*wide, axes), (dx, dscale, dbias), strict=True)]
+    if last:
+        x, dy, dx = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, dy, dx))
+    handle.backward(
+        x, dy, scale, dx, dscale, dbias, mode=mode,
+        saved_mean=mean, saved_inv_variance=inverse, alpha_data=alpha, beta_data=beta,
+        alpha_param=alpha, beta_param=beta,
+    )  # fmt: skip
+    for got, right in zip((dx, dscale, dbias), want, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [1e-25, -1e25, np.float32(2e-20)])
+def test_backward_refuses_an_inverse_deviation_without_a_float32_variance(handle, value):
+    x, one = np.ones((2, 2, 3), "f4"), np.ones(2, "f4")
+    dx = np.full_like(x, 7)
+    with pytest.raises(pybnorm.UnsupportedError, match="saved_inv_variance"):
+        handle.backward(
+            x, x, one, dx, one.copy(), one.copy(), saved_mean=one, saved_inv_variance=np.array([1, value], "f4")
+        )
+    assert (dx == 7).all()
+
+
+def test_a_list_of_calls_has_its_workspace_or_is_refused(handle):
+    """Too small, beside an address of 64 bytes, or none: of a list nobody else looks at it before the adapter."""
+    rng = np.random.default_rng(6)
+    x, scale, bias = rng.normal(size=(4, 3, 5)).astype("f4"), *rng.normal(size=(2, 1, 3, 1)).astype("f4")
+    y = np.full_like(x, 7)
+    size = handle.workspace_size("forward_training", handle.descriptor(x), running=False, saved=False)
+    assert size > 0
+    space = np.zeros(size + 128, np.uint8)
+    start = -(-space.ctypes.data // 64) * 64
+    named = {"x": x, "y": y, "scale": scale, "bias": bias}
+    slots = {n: handle.buffer(v, n)._replace(pointer=i << _core.SLOT_BITS) for i, (n, v) in enumerate(named.items(), 1)}
+    values = {"mode": Mode.SPATIAL, "alpha": 1.0, "beta": 0.0, "exponential_average_factor": 0.0, "epsilon": 1e-5}
+
+    def run(offset, nbytes, first):
+        calls = _core.CallList(handle)
+        calls.append(handle, pybnorm.Operation.FORWARD_TRAINING, slots, (offset, nbytes), **values)
+        calls.run(handle, (first, *(v.ctypes.data for v in named.values())))
+
+    for refused in ((0, size - 1, start), (0, 0, start), (8, size, start), (0, size, start + 32), (0, size, 0)):
+        with pytest.raises(pybnorm.errors.InternalError, match="aligned to 64 bytes"):
+            run(*refused)
+        assert (y == 7).all(), refused
+    run(64, size, start)
+    wide = x.astype("f8")
+    hat = (wide - wide.mean((0, 2), keepdims=True)) / np.sqrt(wide.var((0, 2), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y, scale * hat + bias, rtol=1e-4, atol=1e-5)

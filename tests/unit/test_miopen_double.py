@@ -1,0 +1,160 @@
+"""The adapter of MIOpen on the double that computes: what it hands the vendor, and what it does with the answers."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PRELUDE = """
+    import ctypes
+    import numpy as np
+    import pybnorm
+
+    library = ctypes.CDLL(values["file"])
+    pybnorm.load("miopen", values["file"])
+    live = ctypes.c_int.in_dll(library, "double_live_descriptors")
+    status = ctypes.c_int.in_dll(library, "double_status")
+    """
+
+
+@pytest.fixture(scope="module")
+def library(doubles: Any) -> Path:
+    return Path(doubles.build("miopen", defines=("DOUBLE_COMPUTES",)))
+
+
+@pytest.fixture
+def play(child: Any, library: Path) -> Any:
+    """Runs a script behind `PRELUDE`."""
+    return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(library))
+
+
+def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play: Any) -> None:
+    """99: no text; 98: bytes that are no UTF-8."""
+    answers = play(
+        """
+        answers = {}
+        handle = pybnorm.Handle("miopen")
+        for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 98, 99):
+            status.value = number
+            try:
+                handle.stream
+            except pybnorm.VendorError as error:
+                answers[number] = [type(error).__name__, error.status, error.status_name, error.text]
+        status.value = 7
+        answers["create"] = attempt(lambda: pybnorm.Handle("miopen"))["error"]
+        ctypes.c_int.in_dll(library, "double_no_device").value = 1
+        answers["no device"] = attempt(lambda: pybnorm.Handle("miopen"))["error"]
+        status.value = 0
+        report(answers)
+        """
+    )
+    kinds = {
+        "1": ("NotInitializedError", "not initialized"),
+        "2": ("BadParameterError", "invalid"),
+        "3": ("BadParameterError", "parameter"),
+        "4": ("AllocationError", "allocation"),
+        "5": ("InternalError", "building a kernel"),
+        "6": ("NotSupportedError", "no solver"),
+        "7": ("InternalError", "without a number"),
+        "8": ("NotSupportedError", "not supported"),
+        "9": ("ExecutionError", "no result"),
+        "10": ("VersionMismatchError", "another MIOpen version"),
+        "98": ("InternalError", ""),
+        "99": ("InternalError", ""),
+    }
+    assert answers.pop("create") == "InternalError"
+    assert answers.pop("no device") == "NotInitializedError"
+    assert sorted(answers) == sorted(kinds)
+    for number, (kind, status, name, text) in answers.items():
+        assert (kind, status) == (kinds[number][0], int(number))
+        assert kinds[number][1] in text
+        other = {"98": "\ufffd\ufffd", "99": "unknown miopenStatus_t"}
+        assert name == other.get(number, "miopenStatusDouble")
+
+
+def test_descriptors_are_handed_back_and_read_as_they_are(play: Any) -> None:
+    answers = play(
+        """
+        before = live.value
+        answers = {"views": {}}
+        for dims in ((2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 1, 2, 1, 2, 1, 2)):
+            with pybnorm.TensorDescriptor("miopen", "f32", dims) as x:
+                for mode in ("spatial", "per_activation"):
+                    with pybnorm.derive_bn_tensor_descriptor(x, mode) as derived:
+                        answers["views"][f"{mode} {len(dims)}"] = [derived.dims, derived.strides, str(derived.dtype)]
+        x = pybnorm.TensorDescriptor("miopen", "bf16", (3, 2, 5), (10, 1, 2))
+        answers["made"] = [*x.query()[1:], x.query()[0].short]
+        borrowed = pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer)
+        answers["borrowed"] = [borrowed.dims, borrowed.strides, borrowed.dtype.short]
+        inside = live.value
+        del borrowed
+        answers["of the borrowed"] = inside - live.value  # its view for calls, not the other's
+        rank = ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1:2]
+        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1] = 9
+        answers["rank 9"] = attempt(lambda: pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer))
+        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1] = rank[0]
+        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[0] = 2
+        answers["int32"] = attempt(lambda: pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer))
+        x.close()
+        handle = pybnorm.Handle("miopen")
+        for name, last in (("most", 2**15 - 1), ("more", 2**15)):  # elements: 2**31 - 2**16, 2**31
+            with pybnorm.TensorDescriptor("miopen", "f32", (2**16, last)) as x:
+                answers[name] = attempt(lambda: handle.workspace_size("forward_training", x, mode="spatial"))
+        ctypes.c_int.in_dll(library, "double_wrong_derivation").value = 1
+        with pybnorm.TensorDescriptor("miopen", "f32", (2, 3, 4, 5)) as x:
+            answers["wrong"] = attempt(lambda: pybnorm.derive_bn_tensor_descriptor(x, "spatial"))
+        handle.close()
+        del x, derived, handle
+        answers["left"] = live.value - before
+        report(answers)
+        """
+    )
+    for dims in ((2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 1, 2, 1, 2, 1, 2)):
+        for mode in ("spatial", "per_activation"):
+            wanted = [1, 3, *(dims[2:] if mode == "per_activation" else [1] * (len(dims) - 2))]
+            steps = [0] * len(dims)
+            step = 1
+            for axis in reversed(range(len(dims))):
+                steps[axis], step = step, step * wanted[axis]
+            assert answers["views"][f"{mode} {len(dims)}"][:2] == [wanted, steps]
+    assert answers["made"] == answers["borrowed"] == [[3, 2, 5], [10, 1, 2], "bf16"]
+    assert answers["of the borrowed"] == 1
+    assert "rank is above 8" in answers["rank 9"]["text"]
+    assert "miopenDataType_t" in answers["int32"]["text"]
+    assert answers["most"] == {"value": 0}
+    assert "32 bits" in answers["more"]["text"]
+    assert answers["wrong"]["error"] == "InternalError"
+    assert answers["left"] == 0
+
+
+def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play: Any) -> None:
+    refused, taken = play(
+        """
+        handle = pybnorm.Handle("miopen")
+        wide, half, x16 = (pybnorm.TensorDescriptor("miopen", name, (2, 3, 4, 5)) for name in ("f32", "f16", "bf16"))
+
+        def size(operation, x=wide, **options):
+            return attempt(lambda: handle.workspace_size(operation, x, mode="spatial", **options))
+        refused = {
+            "alpha": size("forward_training", alpha=1e-40), "beta": size("forward_inference", beta=1e-40),
+            "alpha_param": size("backward", alpha_param=-1e-40), "beta_param": size("backward", beta_param=1e-40),
+            "2**-14": size("forward_training", half, beta=2.0**-15),
+            "65504": size("forward_training", half, beta=65505.0),
+            "bfloat16": size("forward_training", x16, beta=0.5),
+        }
+        taken = [size(*a, **o)["value"] for a, o in (
+            (("forward_training",), {}), (("forward_training",), {"alpha": 2.0}), (("backward",), {"alpha": 2.0}),
+            (("forward_training",), {"beta": 1.1754943508222875e-38}), (("forward_training", half), {"beta": 2.0**-14}),
+            (("forward_training", half), {"beta": 65504.0}), (("backward",), {"beta_param": 1.0}),
+            (("forward_training", half), {"alpha": 1e-10}), (("forward_training", x16), {"alpha": 3.0}),
+        )]
+        report([refused, taken])
+        """
+    )
+    for name, answer in refused.items():
+        assert answer["error"] == "UnsupportedError", name
+        assert name in answer["text"]
+    assert taken == [0, 512, 256, 512, 256, 256, 512, 512, 512]
