@@ -11,6 +11,7 @@ import itertools
 import math
 import numbers
 import operator
+import os
 import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +41,10 @@ __all__ = [
     "fill",
     "forward_inference",
     "forward_training",
+    "function",
     "index",
+    "instance",
+    "integer",
     "is_packed_vector",
     "items",
     "kept_axes",
@@ -53,6 +57,7 @@ __all__ = [
     "packed_strides",
     "pair",
     "parameter_dims",
+    "path",
     "plan_activation",
     "pointer",
     "reduced_axes",
@@ -64,6 +69,7 @@ __all__ = [
     "scalar",
     "span",
     "strides",
+    "text",
 ]
 
 INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
@@ -205,9 +211,9 @@ def _stored(value: float, dtype: DataType) -> float:
 def data_type(value: object, argument: str = "dtype") -> DataType:
     """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
     found = _lookup(_DATA_TYPES, value)
-    if found is None and not isinstance(value, (int, str)) and _attribute(value, "isnative", True):
+    if found is None and not issubclass(type(value), (int, str)) and _attribute(value, "isnative", True) is True:
         name = _attribute(value, "name") or _attribute(value, "__name__")  # np.dtype | np.float32, ml_dtypes
-        found = _lookup(_DATA_TYPES, name) if isinstance(name, str) else None
+        found = _lookup(_DATA_TYPES, name) if type(name) is str else None
     if found is None:
         raise ArgumentTypeError(argument, value, "float32, float64, float16 or bfloat16")
     return found
@@ -220,11 +226,12 @@ def largest(dtype: DataType) -> float:
 
 def _lookup(table: dict[object, Any], value: object) -> Any:
     """What a word or a number stands for; True would be found as 1, and so would 1.0 and np.True_."""
-    if not isinstance(value, (int, str)):
-        value = index(value)
-    elif isinstance(value, bool):
+    kind = type(value)
+    if kind is bool:
         return None
-    return table.get(value)
+    if issubclass(kind, str):  # plain ones: a subclass may hash and compare otherwise
+        return table.get(str.__str__(value))
+    return table.get(int.__index__(value) if issubclass(kind, int) else index(value))  # type: ignore[arg-type]
 
 
 def _attribute(value: object, name: str, default: object = None) -> Any:
@@ -288,7 +295,7 @@ def _lost(number: float, dtype: DataType) -> bool:
 
 def boolean(value: object, argument: str) -> bool:
     """A bool."""
-    if not isinstance(value, bool):
+    if type(value) is not bool:
         raise ArgumentTypeError(argument, value, "True or False")
     return value
 
@@ -312,16 +319,20 @@ _REAL_TYPES = ("float", "bfloat", "int", "uint")
 def _is_real(value: object) -> bool:
     """Whether float() would convert the value, not parse it, nor lose a part of it."""
     kind = type(value)
-    if isinstance(value, float):
+    if issubclass(kind, float):
         return True
-    if isinstance(value, (bool, str, bytes)) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+    if issubclass(kind, (bool, str, bytes)) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         return False
-    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+    if issubclass(kind, numbers.Complex) and not issubclass(kind, numbers.Real):
         return False
     dtype = _attribute(value, "dtype")  # NumPy's scalars, and arrays without axes of any framework
     if dtype is None:
         return True
-    name = str(_attribute(dtype, "name") or dtype).rpartition(".")[2]
+    name = _attribute(dtype, "name")
+    try:
+        name = (name if type(name) is str else str(dtype)).rpartition(".")[2]
+    except Exception:
+        return False
     return name.startswith(_REAL_TYPES) and _attribute(value, "ndim") in (0, None)
 
 
@@ -343,15 +354,14 @@ _QUERIES = {"raw": 0, "nonblocking": 1, "blocking": 2}  # pbn_query of shim.h
 
 def runtime_query(value: object) -> int:
     """When a recorded error is read."""
-    if not isinstance(value, str) or value not in _QUERIES:
+    if not issubclass(type(value), str) or value not in _QUERIES:
         raise ArgumentError("mode", value, " | ".join(_QUERIES))
     return _QUERIES[value]
 
 
 def algorithm(value: object, names: Collection[str], numbered: Collection[str] = ()) -> str:
     """One of `names`; of those that are also in `numbered` also with ``:`` and a digit behind."""
-    if not isinstance(value, str):
-        raise ArgumentTypeError("algorithm", value, "a string")
+    value = text(value, "algorithm")
     name, colon, number = value.partition(":")
     if name not in names or (colon and (name not in numbered or number not in tuple("0123456789"))):
         allowed = " | ".join(names)
@@ -379,6 +389,48 @@ def _address(value: object, argument: str) -> int:
     if not 0 <= address <= POINTER_MAX:
         raise ArgumentError(argument, value, "an address of 64 bits")
     return address
+
+
+def instance(value: object, kind: type | tuple[type, ...], argument: str, allowed: str) -> None:
+    """An object of that class; what its own ``__class__`` says, as a mock's does, is not asked."""
+    if not issubclass(type(value), kind):
+        raise ArgumentTypeError(argument, value, allowed)
+
+
+def integer(value: object, argument: str, low: int = 0, high: int = INT32_MAX, allowed: str = "") -> int:
+    """An integer of that range."""
+    allowed = allowed or f"an integer from {low} to {high}"
+    number = index(value)
+    if number is None:
+        raise ArgumentTypeError(argument, value, allowed)
+    if not low <= number <= high:
+        raise ArgumentError(argument, value, allowed)
+    return number
+
+
+def text(value: object, argument: str) -> str:
+    """A string."""
+    instance(value, str, argument, "a string")
+    return str.__str__(value)
+
+
+def function(value: object, argument: str) -> None:
+    """Something to call."""
+    if not callable(value):
+        raise ArgumentTypeError(argument, value, "a callable")
+
+
+def path(value: object, argument: str, allowed: str = "a path") -> str:
+    """A path as text that the system can be given."""
+    try:
+        text = os.fsdecode(value)  # type: ignore[arg-type]
+        named = os.fsencode(text)
+    except Exception as error:
+        kind = ArgumentError if issubclass(type(value), (str, bytes, os.PathLike)) else ArgumentTypeError
+        raise kind(argument, value, allowed) from error
+    if not named or b"\0" in named:
+        raise ArgumentError(argument, value, allowed)
+    return text
 
 
 # ---------------------------------------------------------------- shapes
@@ -434,7 +486,7 @@ def items(value: Any, argument: str, allowed: str, most: int = 64) -> tuple[Any,
     """What is in an iterable that is no text; more than `most` are refused, before they fill the memory."""
     if type(value) is tuple and len(value) <= most:
         return value
-    if isinstance(value, (str, bytes, bytearray, memoryview)):
+    if issubclass(type(value), (str, bytes, bytearray, memoryview)):
         raise ArgumentTypeError(argument, value, allowed)
     try:
         found = tuple(itertools.islice(value, most + 1))

@@ -193,16 +193,21 @@ def _of_buffer(buffer: Buffer) -> _View:
 
 
 def _view(obj: Any, argument: str) -> _View:
-    if isinstance(obj, np.ndarray):
+    if issubclass(type(obj), np.ndarray):
         return _numpy(obj, argument, obj)
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)  # absent while another thread is importing torch
-    if tensor is not None and isinstance(obj, tensor):
-        return _torch(obj, argument, torch)
-    for protocol in (_cuda_array_interface, _dlpack, _buffer_protocol):
-        view = protocol(obj, argument)
-        if view is not None:
-            return view
+    try:
+        torch = sys.modules.get("torch")
+        tensor = getattr(torch, "Tensor", None)  # absent while another thread is importing torch
+        if tensor is not None and isinstance(obj, tensor):
+            return _torch(obj, argument, torch)
+        for protocol in (_cuda_array_interface, _dlpack, _buffer_protocol):
+            view = protocol(obj, argument)
+            if view is not None:
+                return view
+    except ArgumentError:
+        raise
+    except Exception as error:  # whatever else the object does
+        _failed(argument, obj, "attributes", error)
     raise ArgumentTypeError(argument, obj, f"an array of {_DTYPES}, by {_PROTOCOLS}")
 
 
@@ -241,6 +246,8 @@ def _data_type(dtype: np.dtype[Any]) -> DataType | None:
 def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask, such as its filled()")
+    if type(array) is not np.ndarray:  # whose class may say what is not so
+        array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.hasobject:
         raise ArgumentTypeError(argument, f"an array of dtype {dtype}, references to Python objects", _DTYPES)

@@ -235,12 +235,7 @@ def load(backend, path=None):
     """
     _table(backend)  # an unknown name is refused here
     if path is not None:
-        try:
-            path = os.fspath(path)
-        except TypeError:
-            raise errors.ArgumentTypeError("path", path, "a path") from None
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
+        path = _arguments.path(path, "path")
     library = _libraries.get(backend)
     if library is None:
         with _load_lock:

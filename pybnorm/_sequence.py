@@ -15,7 +15,7 @@ from pybnorm import _arguments, operations
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentTypeError, WorkspaceError
+from pybnorm.errors import WorkspaceError
 
 __all__ = ["Scratch", "Sequence", "data_buffer", "disjoint"]
 
@@ -134,8 +134,7 @@ class Sequence:
 
 
 def _checked(handle: Handle) -> Handle:
-    if not isinstance(handle, Handle):
-        raise ArgumentTypeError("handle", handle, "a Handle")
+    _arguments.instance(handle, Handle, "handle", "a Handle")
     return handle
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import numbers
 import threading
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from pybnorm import _arguments
@@ -71,6 +70,7 @@ class Executor:
     """
 
     def __init__(self, function: str, sequence: Sequence) -> None:
+        _arguments.instance(sequence, Sequence, "sequence", "what a first phase makes")
         self.function = function
         self.workspace_size = sequence.check()
         self._sequence: Sequence | None = sequence
@@ -820,16 +820,21 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
         raise ArgumentTypeError(name, None, f"{allowed} ({_NULLPTR})")
     if hasattr(values, "__cuda_array_interface__"):  # also PyTorch's tensors on a device
         raise ArgumentTypeError(name, "an array on a device", allowed)
-    items = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+    try:
+        items = _arguments.items(values.tolist() if hasattr(values, "tolist") else values, name, allowed, 1 << 20)
+    except Exception:  # the object's own
         _invalid(name, values, allowed, ArgumentTypeError)
     result = []
     for item in items:
         if isinstance(item, bool) or not isinstance(item, numbers.Real):
             _invalid(name, values, allowed, ArgumentTypeError)
-        if item < 0 or item != item // 1:
+        try:
+            number = float(item)
+        except OverflowError:
+            number = -1.0
+        if not 0 <= number <= 2**63 or number != number // 1:
             _invalid(name, values, allowed)
-        result.append(int(float(item)))
+        result.append(int(number))
     return result
 
 

@@ -68,7 +68,7 @@ class ArgumentError(PybnormError, ValueError):
 
     def __init__(self, argument: str, value: object, allowed: str) -> None:
         self.argument = one_line(argument)
-        self.value = _cut(one_line(value)) if isinstance(value, str) else _shown(value)
+        self.value = _cut(one_line(value)) if issubclass(type(value), str) else _shown(value)  # type: ignore[arg-type]
         self.allowed = one_line(allowed)
         super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}")
 

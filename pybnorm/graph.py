@@ -1275,8 +1275,7 @@ class Graph:
 
     def _bind(self, handle: Handle, variant_pack: Mapping[Any, Any]) -> dict[_Record, Buffer]:
         """The memory of every tensor that has its own."""
-        if not isinstance(variant_pack, Mapping):
-            raise ArgumentTypeError("variant_pack", variant_pack, "a mapping from uids to arrays or addresses")
+        _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
         buffers: dict[_Record, Buffer] = {}
         for key, value in variant_pack.items():
             if isinstance(key, TensorAttributes):

@@ -101,14 +101,14 @@ class Info:
             object.__setattr__(self, name, value)
 
         put("mode", _arguments.mode(self.mode))
-        if isinstance(self.format, bool) or self.format != Layout.CHANNELS_FIRST:
+        if type(self.format) not in (int, Layout) or self.format != Layout.CHANNELS_FIRST:
             raise ArgumentError("format", self.format, "Layout.CHANNELS_FIRST, as every derived descriptor is")
         put("format", Layout.CHANNELS_FIRST)
         kind = _arguments.data_type(self.data_type, "data_type")
         if _arguments.derived_data_type(kind) != kind:
             raise ArgumentTypeError("data_type", kind.short, "f32 or f64, which statistics have")
         put("data_type", kind)
-        if self.nan_policy != PROPAGATE_NAN:
+        if not issubclass(type(self.nan_policy), str) or self.nan_policy != PROPAGATE_NAN:
             raise ArgumentError("nan_policy", self.nan_policy, repr(PROPAGATE_NAN))
         dims = _arguments.dims(self.dims)
         if _arguments.derived_dims(dims, self.mode) != dims:
@@ -256,8 +256,7 @@ class BatchNorm:
         initial_running_variance: float = 1.0,
         device: Device | None = None,
     ) -> None:
-        if not isinstance(handle, Handle):
-            raise ArgumentTypeError("handle", handle, "a Handle")
+        _arguments.instance(handle, Handle, "handle", "a Handle")
         if handle.closed:
             raise ClosedError("handle")
         self._handle = handle
@@ -361,8 +360,7 @@ class BatchNorm:
         -----
         Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Waits for the copies of the statistics.
         """
-        if not isinstance(info, Info):
-            raise ArgumentTypeError("info", info, "an Info")
+        _arguments.instance(info, Info, "info", "an Info")
         chosen = info.mode if mode is None else _arguments.mode(mode)
         if (chosen == Mode.PER_ACTIVATION) != (info.mode == Mode.PER_ACTIVATION):
             raise ArgumentError("mode", chosen, f"a mode of the same mathematics as that of info, {info.mode.name}")
@@ -420,6 +418,8 @@ class BatchNorm:
                     f"a device of pybnorm.devices for backend {self._handle.backend}, on whose stream the handle works",
                 )
             device = devices.device_for(library.device_type)
+        elif not all(hasattr(type(device), name) for name in ("device_type", "from_numpy", "stream")):
+            raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
         if device.device_type != library.device_type:
             raise ArgumentError(
                 "device",

@@ -1073,8 +1073,7 @@ class _Call:
     """Turns (descriptor, address or array) into the buffers of one call."""
 
     def __init__(self, handle: Handle) -> None:
-        if not isinstance(handle, Handle):
-            raise ArgumentTypeError("handle", handle, "a Handle")
+        _arguments.instance(handle, Handle, "handle", "a Handle")
         self.handle = handle
         self.parameters: list[Buffer] = []
 
@@ -1099,8 +1098,7 @@ class _Call:
 
     def _buffer(self, name: str, value: Any, of: str, descriptor: TensorDescriptor) -> Buffer:
         desc_name = f"{of}_desc"
-        if not isinstance(descriptor, TensorDescriptor):
-            raise ArgumentTypeError(desc_name, descriptor, "a TensorDescriptor")
+        _arguments.instance(descriptor, TensorDescriptor, desc_name, "a TensorDescriptor")
         if descriptor.closed:
             raise ClosedError(desc_name)
         if descriptor.backend != self.handle.backend:

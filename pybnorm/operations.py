@@ -998,8 +998,7 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
 
 def kept_workspace_nbytes(handle: Handle) -> int:
     """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest."""
-    if not isinstance(handle, Handle):
-        raise ArgumentTypeError("handle", handle, "a Handle")
+    _arguments.instance(handle, Handle, "handle", "a Handle")
     kept = _kept.get(handle)
     return 0 if kept is None else kept.memory.nbytes
 
@@ -2266,8 +2265,7 @@ def prepare(
     ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
         As the operation would, before anything is written.
     """
-    if not isinstance(handle, Handle):
-        raise ArgumentTypeError("handle", handle, "a Handle")
+    _arguments.instance(handle, Handle, "handle", "a Handle")
     names, arrays = _NAMES[operation]
     key, addresses, held = handle._look(arrays, (*arguments, *[options[name] for name in names[len(arguments) :]]))
     known = handle._prepared

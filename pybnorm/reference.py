@@ -66,6 +66,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Index: TypeAlias = tuple[slice, ...]
 
+_MOST_ARRAYS = 64
 BLOCK = 1 << 18  # elements: long enough to hide what NumPy costs per call, short enough for a last-level cache
 _KEPT = 1 << 13  # statistics per block, when m is large enough to fill the block otherwise
 _RUN = 1 << 13  # elements: over shorter inner loops NumPy copies what broadcasts into its own buffers
@@ -169,7 +170,7 @@ def iterate_blocks(
             values -= mu
             out[block.index] = np.abs(values, out=values)
     """
-    walk, parameters = _walk(arrays, mode, parameters)
+    walk, arrays, parameters = _walk(arrays, mode, parameters)
     for kept in walk.kept_tiles():
         spread = [walk.spread(_load(p[walk.parameter_index(kept)])) for p in parameters]
         for index in walk.blocks(kept):
@@ -229,10 +230,13 @@ def reduce_blocks(
 
         abs_dy, weighted = reduce_blocks(gradients, (dy, x), mode, (saved_mean, saved_inv_variance))
     """
-    walk, parameters = _walk(arrays, mode, parameters)
+    _arguments.function(function, "function")
+    walk, arrays, parameters = _walk(arrays, mode, parameters)
 
     def terms(*blocks: Float64Array) -> Iterator[Float64Array]:
         values = function(*blocks)
+        if not isinstance(values, Iterable):
+            raise ArgumentTypeError("function", f"one that returns {type(values).__name__}", "one that returns arrays")
         for value in [values] if isinstance(values, np.ndarray) else values:
             yield np.broadcast_to(value, blocks[0].shape)
 
@@ -486,7 +490,12 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     ArgumentTypeError
         Any other dtype.
     """
-    target = np.dtype(dtype)
+    _arguments.instance(values, np.ndarray, "values", "a NumPy array of float64")
+    _arguments.data_type(values.dtype, "values")
+    try:
+        target = np.dtype(dtype)
+    except Exception as error:
+        raise ArgumentTypeError("dtype", dtype, "float32, float64, float16 or bfloat16") from error
     if _arguments.data_type(target) != DataType.BFLOAT16:
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(target)
@@ -516,20 +525,23 @@ class _Tensor(NamedTuple):
     dtype: DataType
 
 
-def _walk(arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array]) -> tuple[_Walk, list[Array]]:
+def _walk(
+    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array]
+) -> tuple[_Walk, Sequence[Array], list[Array]]:
     bn_mode = _arguments.mode(mode)
+    arrays = _arguments.items(arrays, "arrays", "a sequence of NumPy arrays", _MOST_ARRAYS)
+    parameters = _arguments.items(parameters, "parameters", "a sequence of NumPy arrays", _MOST_ARRAYS)
     if not arrays:
         raise ArgumentError("arrays", "none", "at least one array")
     for i, array in enumerate(arrays):
         _data(f"arrays[{i}]", array, arrays[0].shape if i else None)
     walk = _Walk(arrays[0], bn_mode, len(arrays))
-    return walk, [_parameter(f"parameters[{i}]", p, walk.derived) for i, p in enumerate(parameters)]
+    return walk, arrays, [_parameter(f"parameters[{i}]", p, walk.derived) for i, p in enumerate(parameters)]
 
 
-def _data(argument: str, array: object, shape: tuple[int, ...] | None = None) -> _Tensor:
+def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
     """Check an array of x's kind."""
-    if not isinstance(array, np.ndarray):
-        raise ArgumentTypeError(argument, array, "a NumPy array")
+    _arguments.instance(array, np.ndarray, argument, "a NumPy array")
     dtype = _arguments.data_type(array.dtype, argument)
     dims = _arguments.dims(array.shape, argument)
     if shape is not None and dims != shape:
@@ -537,10 +549,9 @@ def _data(argument: str, array: object, shape: tuple[int, ...] | None = None) ->
     return _Tensor(dims, array.strides, dtype)
 
 
-def _parameter(argument: str, array: object, derived: tuple[int, ...]) -> Array:
+def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
     """Check a parameter; a view of it in the derived shape."""
-    if not isinstance(array, np.ndarray):
-        raise ArgumentTypeError(argument, array, f"a NumPy array of shape {derived}")
+    _arguments.instance(array, np.ndarray, argument, f"a NumPy array of shape {derived}")
     _arguments.data_type(array.dtype, argument)
     _arguments.parameter_dims(argument, array.shape, None, derived)
     return array.reshape(derived)  # a view: only axes of length 1 come or go
@@ -559,8 +570,7 @@ def _outputs(out: Mapping[str, Array] | None, allowed: Sequence[str]) -> dict[st
     """Check `out` except for shapes: names, arrays, dtypes, writability, no element twice."""
     if out is None:
         return {}
-    if not isinstance(out, Mapping):
-        raise ArgumentTypeError("out", out, "a mapping from result names to arrays")
+    _arguments.instance(out, Mapping, "out", "a mapping from result names to arrays")
     for name, array in out.items():
         if name not in allowed:
             raise ArgumentError("out", f"key {name!r}", "keys among " + ", ".join(allowed))

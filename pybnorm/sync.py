@@ -28,6 +28,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import operator
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -383,8 +384,7 @@ class SyncBatchNorm:
         self, handle: Handle, channels: Any, dtype: object, axis: Any, deterministic: bool, counts: Any
     ) -> _Agreed:
         adapter = self._communicator
-        if not isinstance(handle, Handle):
-            raise ArgumentTypeError("handle", handle, "a Handle")
+        _arguments.instance(handle, Handle, "handle", "a Handle")
         self._handle, self._device = handle, handle.library.device_type
         if self._device not in adapter.devices:
             raise ArgumentError(
@@ -392,7 +392,7 @@ class SyncBatchNorm:
                 f"one for memory of DLPack device type {' or '.join(map(str, adapter.devices))}",
                 f"one for memory of type {self._device}, which {handle.backend} computes on",
             )
-        given = (channels,) if hasattr(channels, "__index__") else channels
+        given = (channels,) if hasattr(type(channels), "__index__") else channels
         self._channels = _arguments.dims(given, "channels", low=0)
         self._dtype = _arguments.data_type(dtype)
         self._axis = axis
@@ -413,10 +413,11 @@ class SyncBatchNorm:
         return _Agreed(0, int(self._dtype), backend, int(self._deterministic), told, self._channels)
 
     def _check_counts(self, counts: Any) -> list[int]:
+        given = _arguments.items(counts, "counts", "a sequence of integers", 1 << 20)
         try:
-            numbers = [int(n.__index__()) for n in counts]
-        except (TypeError, AttributeError):
-            raise ArgumentTypeError("counts", counts, "a sequence of integers") from None
+            numbers = [operator.index(n) for n in given]
+        except Exception as error:  # the object's own too
+            raise ArgumentTypeError("counts", counts, "a sequence of integers") from error
         if len(numbers) != self._communicator.size or min(numbers) < 0 or not any(numbers):
             allowed = f"{self._communicator.size} numbers from 0, one for each rank, not all 0"
             raise ArgumentError("counts", numbers, allowed)
@@ -717,7 +718,7 @@ class SyncBatchNorm:
         ArgumentError, UnsupportedError
             As the call would.
         """
-        if call not in ("forward", "backward"):
+        if not issubclass(type(call), str) or call not in ("forward", "backward"):
             raise ArgumentError("call", call, "forward or backward")
         bound = inspect.signature(getattr(self, call)).bind(*arguments, **options)
         bound.apply_defaults()

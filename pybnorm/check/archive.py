@@ -33,7 +33,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _files
+from pybnorm import _arguments, _files
 from pybnorm.check import report
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
@@ -259,7 +259,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     ArgumentError
         There is no run in `path`.
     """
-    place = Path(path)
+    place = Path(_arguments.path(path, "path", "a folder of check --save or a file of check --json"))
     if place.is_dir() and not (place / DOCUMENT).exists() and (place / JOURNAL).exists():
         return _journal_document(place)
     file = place / DOCUMENT if place.is_dir() else place

@@ -79,10 +79,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import reference
+from pybnorm import _arguments, reference
 from pybnorm.check.data import Inputs, round_to, sums_are_exact
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.errors import ArgumentError
 
 __all__ = [
     "TRUNCATED",
@@ -374,6 +375,8 @@ class Expected:
     """For diagnosis: what comes of the usual mistake to normalize by v m / (m - 1)."""
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        checked(problem)
+        _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.data.generate makes them")
         self.problem, self.inputs = problem, inputs
         self.precision = precision(problem.dtype, problem.parameter_dtype)
         self.biased_running_variance: Array | None = None
@@ -713,6 +716,13 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
     got : ndarray
         What the library wrote, as stored, in logical order.
     """
+    _arguments.instance(expected, Expected, "expected", "an Expected")
+    if not issubclass(type(output), str) or output not in tuple(expected.outputs):  # a look-up would compute it
+        raise ArgumentError("output", output, " | ".join(expected.outputs))
+    _arguments.instance(got, np.ndarray, "got", f"a NumPy array of shape {expected.shape(output)}")
+    if got.size != math.prod(expected.shape(output)):
+        raise ArgumentError("got", f"shape {got.shape}", f"shape {expected.shape(output)}")
+    _arguments.data_type(got.dtype, "got")
     classes = tiers(expected.problem, output)
     ratios: dict[str, float] = {}
     for count in range(1, len(classes) + 1):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
 __all__ = ["benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"]
@@ -44,6 +44,7 @@ def _plain(problem: Problem) -> bool:
 
 def miopen_driver(problem: Problem) -> str | None:
     """The ``MIOpenDriver`` command, or None: float64, strides, rank above 5, blending and persistent have none."""
+    checked(problem)
     rank = len(problem.dims)
     if (
         not _plain(problem)
@@ -73,6 +74,7 @@ def miopen_driver(problem: Problem) -> str | None:
 
 def benchdnn(problem: Problem) -> str | None:
     """The ``benchdnn`` command, or None: float64, rank above 5, blending and modes but spatial have none."""
+    checked(problem)
     rank = len(problem.dims)
     if not _plain(problem) or problem.dtype == DataType.FLOAT64 or problem.mode != Mode.SPATIAL or rank > 5:
         return None
@@ -99,6 +101,7 @@ def benchdnn(problem: Problem) -> str | None:
 
 def cudnn_call(problem: Problem) -> str | None:
     """The legacy cuDNN call as C, or None where pybnorm would refuse to make it."""
+    checked(problem)
     folded = _fold(problem)
     if folded is None or problem.parameter_dtype != problem.default_params:
         return None

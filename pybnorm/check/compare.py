@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pybnorm import __version__
+from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
 from pybnorm.check import archive, report
 from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, Verdict, tiers
@@ -183,7 +183,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         One is neither.
     """
     runs = []
-    for number, path in enumerate(paths):
+    for number, path in enumerate(_arguments.items(paths, "paths", "a sequence of paths", 1 << 20)):
         document = _shown(archive.read_run(path))
         # an ERROR is a case that was not run
         results = {(c.backend, c.case): c for c in document["cases"] if c.status != Status.ERROR}
@@ -214,7 +214,10 @@ def _shown(value: Any) -> Any:
 
 def is_run(path: str | os.PathLike[str], runs: Sequence[Run]) -> bool:
     """Whether a file is of one of `runs`, or holds a run of its own."""
-    file = Path(path)
+    file = Path(_arguments.path(path, "path"))
+    runs = _arguments.items(runs, "runs", "a sequence of runs", 1 << 20)
+    for run in runs:
+        _arguments.instance(run, Run, "runs", "a sequence of what read() returns")
     try:
         if not file.is_file():
             return False

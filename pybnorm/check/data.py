@@ -57,7 +57,7 @@ import numpy.typing as npt
 
 from pybnorm import reference
 from pybnorm._arrays import numpy_dtype
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
 
 __all__ = ["CHUNK", "Inputs", "generate", "normal", "numpy_dtype", "round_to", "splitmix64", "sums_are_exact"]
@@ -231,6 +231,7 @@ def generate(problem: Problem) -> Inputs:
     Inputs
         Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
     """
+    checked(problem)
     fill = _FILLS[problem.fill](problem)
     values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation

@@ -20,6 +20,7 @@ import itertools
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -82,11 +83,12 @@ def default_magnitude(fill: str, dtype: DataType) -> float:
     For ``range`` the largest at which float32 still holds the sum of squares of a million elements, and near the end
     of the range of float16; for ``constant`` 1.
     """
+    _check_fill(fill)
     if fill == "constant":
         return 1.0
     if fill != "range":
         return 0.0
-    return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(dtype, 1e15)
+    return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(_arguments.data_type(dtype), 1e15)
 
 
 def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 0.0) -> float:
@@ -97,6 +99,9 @@ def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 
     gets. The paired fill uses 1/16; range 1e-5, times magnitude**2 where that is below 1, so that epsilon stays small
     beside the variance; the others 1e-5.
     """
+    _check_fill(fill)
+    operation, magnitude = _arguments.operation(operation), _arguments.scalar(magnitude, "magnitude")
+    m = _arguments.integer(m, "m", high=sys.maxsize)
     if fill == "range":
         return 1e-5 * min(1.0, magnitude) ** 2
     if fill == "paired":
@@ -106,6 +111,16 @@ def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 
     if operation != Operation.FORWARD_INFERENCE and m % 2 == 0 and m % 8 != 0:
         return 0.75
     return 0.0625
+
+
+def _check_fill(fill: object) -> None:
+    if not issubclass(type(fill), str) or fill not in FILLS:
+        raise ArgumentError("fill", fill, _choice(FILLS))
+
+
+def checked(problem: object) -> None:
+    """Whether an argument is a problem."""
+    _arguments.instance(problem, Problem, "problem", "a Problem")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +206,14 @@ class Problem:
         put("mode", _arguments.mode(self.mode))
         put("dtype", _arguments.data_type(self.dtype))
         put("dims", _arguments.dims(self.dims))
-        put("strides", _arguments.strides(self.strides or _arguments.packed_strides(self.dims), self.dims))
-        if self.fill not in FILLS:
-            raise ArgumentError("fill", self.fill, _choice(FILLS))
+        given = self.strides
+        if given is None or (type(given) in (tuple, list) and not given):
+            given = _arguments.packed_strides(self.dims)
+        put("strides", _arguments.strides(given, self.dims))
+        _check_fill(self.fill)
+        for name in ("running", "saved"):
+            put(name, _arguments.boolean(getattr(self, name), name))
+        put("algorithm", _arguments.text(self.algorithm, "algorithm"))
         for name in ("kappa", "alpha", "beta", "alpha_param", "beta_param"):
             put(name, _arguments.scalar(getattr(self, name), name, self.dtype))
         put("factor", _arguments.factor(self.factor, "factor", self.dtype))
@@ -333,7 +353,7 @@ class Problem:
         ArgumentError
             The message holds the bad token and what is allowed there.
         """
-        tokens = [token.strip() for token in line.strip().split(",")]
+        tokens = [token.strip() for token in _arguments.text(line, "line").strip().split(",")]
         if len(tokens) < 5:
             raise ArgumentError("case", line, "operation,mode,dtype,layout,dims[,option=value...]")
         values: dict[str, Any] = {
@@ -458,6 +478,7 @@ def expand(line: str) -> Iterator[Problem]:
         As for `Problem.parse`; more than `CASES_MAX` problems, before the first.
     """
     choices = []
+    line = _arguments.text(line, "line")
     for token in line.strip().split(","):
         first, *rest = (part.strip() for part in token.split("/"))
         name, equals, _ = first.partition("=")
@@ -483,10 +504,12 @@ def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
         As for `expand` and `load_suite`; more than `CASES_MAX` problems in all.
     """
     reader = _Reader()
+    cases = _arguments.items(cases, "cases", "a sequence of lines", CASES_MAX)
+    suites = _arguments.items(suites, "suites", "a sequence of names or paths of suites", CASES_MAX)
     for case in cases:
         reader.take(case)
     for suite in suites or (() if cases else ("smoke",)):
-        reader.load(os.fspath(suite), None, ())
+        reader.load(_arguments.path(suite, "suite", _suites_allowed()), None, ())
     return list(reader.problems)
 
 
@@ -504,7 +527,7 @@ def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
         No such suite or file; or as for `read_suite`.
     """
     reader = _Reader()
-    reader.load(os.fspath(name_or_path), None, ())
+    reader.load(_arguments.path(name_or_path, "name_or_path", _suites_allowed()), None, ())
     return list(reader.problems)
 
 
@@ -523,8 +546,13 @@ def read_suite(text: str, name: str = "suite") -> list[Problem]:
         `CASES_MAX` problems.
     """
     reader = _Reader()
+    text, name = _arguments.text(text, "text"), _arguments.text(name, "name")
     reader.read(text, name, pathlib.Path(), (name,))
     return list(reader.problems)
+
+
+def _suites_allowed() -> str:
+    return f"{' | '.join(packaged_suites())} | a readable file"
 
 
 def _packaged() -> importlib.resources.abc.Traversable:

@@ -28,7 +28,7 @@ from pybnorm.check import claims
 from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
 from pybnorm.check.environment import cpu_flags, file_digest, variables, visible
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import Problem, checked
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Capability, DataType, Operation
 
@@ -389,6 +389,8 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     keep : str, optional
         Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
     """
+    checked(problem)
+    _arguments.instance(session, Session, "session", "a Session")
     result = CaseResult(session.backend, str(problem), Status.PASS, host=host(), visible=visible())
     try:
         if problem.streams > 1 and session.device.device_type == CPU:

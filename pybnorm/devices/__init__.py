@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pybnorm import _arguments
 from pybnorm._arrays import Buffer, Memory
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
@@ -71,8 +72,8 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     NotInitializedError
         CUDA without a driver or without a device; ROCm without a device that the HIP runtime finds.
     """
-    if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
-        raise ArgumentError("device_id", device_id, "an integer from 0")
+    device_id = _arguments.integer(device_id, "device_id")
+    device_type = _known(device_type)
     if device_type == 1:
         from pybnorm.devices import cpu
 
@@ -81,38 +82,42 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
         from pybnorm.devices import cuda
 
         return cuda.Device(device_id)
-    if device_type == 10:
-        from pybnorm.devices import hip
+    from pybnorm.devices import hip
 
-        return hip.Device(device_id)
-    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")
+    return hip.Device(device_id)
 
 
 def device_count(device_type: int) -> int:
     """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`."""
+    device_type = _known(device_type)
     if device_type == 1:
         return 1
     if device_type == 2:
         from pybnorm.devices import cuda
 
         return cuda.device_count()
-    if device_type == 10:
-        from pybnorm.devices import hip
+    from pybnorm.devices import hip
 
-        return hip.device_count()
-    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")
+    return hip.device_count()
 
 
 def driver(device_type: int) -> str:
     """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`."""
+    device_type = _known(device_type)
     if device_type == 1:
         return ""
     if device_type == 2:
         from pybnorm.devices import cuda
 
         return cuda.driver()
-    if device_type == 10:
-        from pybnorm.devices import hip
+    from pybnorm.devices import hip
 
-        return hip.driver()
-    raise ArgumentError("device_type", device_type, "1 (CPU), 2 (CUDA) or 10 (ROCm)")
+    return hip.driver()
+
+
+def _known(device_type: object) -> int:
+    allowed = "1 (CPU), 2 (CUDA) or 10 (ROCm)"
+    number = _arguments.integer(device_type, "device_type", 1, 10, allowed)
+    if number not in (1, 2, 10):
+        raise ArgumentError("device_type", device_type, allowed)
+    return number

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer, Memory, as_buffer
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -42,7 +44,7 @@ class Device:
     device_type = CPU
 
     def __init__(self, device_id: int = 0) -> None:
-        if device_id != 0:
+        if _arguments.integer(device_id, "device_id") != 0:
             raise ArgumentError("device_id", device_id, "0, there is one CPU")
         self.device_id = 0
         self.name = _processor()
@@ -97,6 +99,7 @@ class Device:
 
     def empty_bytes(self, nbytes: int) -> Memory:
         """Uninitialised memory for a workspace, aligned to 64 bytes."""
+        nbytes = _arguments.integer(nbytes, "nbytes", high=sys.maxsize - _ALIGNMENT)
         memory = aligned_bytes(nbytes)
         return Memory(memory.ctypes.data, nbytes, CPU, 0, True, memory)
 
@@ -124,7 +127,10 @@ class Device:
         tuple of float
             Seconds per call, one for each repeat.
         """
-        for _ in range(warmup):
+        _arguments.function(call, "call")
+        repeats = _arguments.integer(repeats, "repeats")
+        calls = _arguments.integer(calls, "calls", low=1)
+        for _ in range(_arguments.integer(warmup, "warmup")):
             call()
         seconds = []
         for _ in range(repeats):
@@ -137,8 +143,9 @@ class Device:
 
 def described(array: Any, dtype: DataType | None) -> Buffer:
     """The `Buffer` of a NumPy array, its element type overridden by `dtype` where only the bits are given."""
-    if not isinstance(array, np.ndarray):
-        raise ArgumentTypeError("array", array, "a NumPy array")
+    _arguments.instance(array, np.ndarray, "array", "a NumPy array")
+    if dtype is not None:
+        dtype = _arguments.data_type(dtype)
     if dtype is DataType.BFLOAT16 and array.dtype == np.uint16:
         return as_buffer(array.view(np.float16), "array")._replace(dtype=dtype)
     buffer = as_buffer(array, "array")
@@ -167,8 +174,10 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
 
 def allocation_of(buffer: Buffer) -> Allocation:
     """The owner that `from_numpy` gave the buffer."""
-    if not isinstance(buffer, Buffer) or not isinstance(buffer.owner, Allocation):
-        raise ArgumentTypeError("buffer", buffer, "a Buffer that from_numpy of a pybnorm device returned")
+    allowed = "a Buffer that from_numpy of a pybnorm device returned"
+    _arguments.instance(buffer, Buffer, "buffer", allowed)
+    if not isinstance(buffer.owner, Allocation):
+        raise ArgumentTypeError("buffer", buffer, allowed)
     return buffer.owner
 
 
