@@ -8,6 +8,16 @@
 
 #include "abi_same.hpp"
 
+#include <cstddef>
+
+#define SAME_PLACE(vendor, ours) \
+    static_assert(offsetof(hipPointerAttribute_t, vendor) == offsetof(pbn_hip_pointer, ours), #vendor " lies elsewhere")
+static_assert(sizeof(hipPointerAttribute_t) == sizeof(pbn_hip_pointer), "size of hipPointerAttribute_t differs");
+SAME_PLACE(device, device);
+SAME_PLACE(devicePointer, device_pointer);
+SAME_PLACE(hostPointer, host_pointer);
+SAME_PLACE(isManaged, managed);
+
 #define SAME_VALUE(name, value) PBN_ABI_SAME_VALUE(name, PBN_##name);
 #define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);
 
