@@ -315,7 +315,7 @@ def refusals(folder):
     for option in ("--json", "--junit", "--html"):
         for name in ("thesis", "empty", "link"):
             yield [option, name], new
-        for name in ("sub", "loop", "/dev/fd"):
+        for name in ("sub", "loop", "/"):
             yield [option, name], "this is no regular file"
         yield [option, "pipe"], "No such device or address"  # nobody reads it
         yield [option, ""], "allowed: the name of a file"
@@ -329,6 +329,7 @@ def refusals(folder):
     yield ["--junit", "both", "--html", str(folder / "both")], "another file than both of --junit"
     for name in ("run.json", "journal.jsonl"):
         yield ["--save", "kept", "--html", f"spelling/kept/{name}"], f"another file than kept/{name} of --save"
+    yield ["--json", "fresh", "--html", "thesis"], new  # nothing stays of the one that could be written
     yield ["--save", ""], "--save: got , allowed: the name of a folder"
     yield ["--save", "thesis"], "--save: got thesis"
     yield ["--save", "sub", "--json", "thesis"], new

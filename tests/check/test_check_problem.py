@@ -316,7 +316,16 @@ def test_suites_that_would_go_on_for_ever_are_refused(tmp_path, monkeypatch):
     for name, text in hostile_suites(tmp_path):
         with pytest.raises(ArgumentError, match=re.escape(text)):
             load_suite(name)
+    read, names = language._files.read, []
+
+    def once(name, largest):
+        names.append(name)
+        assert len(names) < 100
+        return read(name, largest)
+
+    monkeypatch.setattr(language._files, "read", once)
     assert [str(p) for p in load_suite("twice0")] == [CASE]  # 2**18 ways to one leaf
+    assert len(names) == 19
     with pytest.raises(ArgumentError, match="at most 200000 cases"):
         select([HUGE], [])
     monkeypatch.setattr(language, "CASES_MAX", 1000)
