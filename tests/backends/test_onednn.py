@@ -1,5 +1,6 @@
 """What oneDNN lacks and the adapter computes: statistics in the caller's form."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -87,3 +88,27 @@ def test_a_list_of_calls_has_its_workspace_or_is_refused(handle):
     wide = x.astype("f8")
     hat = (wide - wide.mean((0, 2), keepdims=True)) / np.sqrt(wide.var((0, 2), keepdims=True) + 1e-5)
     np.testing.assert_allclose(y, scale * hat + bias, rtol=1e-4, atol=1e-5)
+
+
+@np.errstate(invalid="ignore")  # NumPy's conversion of NaN
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("a", [1.5, -1 / 3, 1 + 2.0**-40, 0.5 - 2.0**-40, 2.0**-12 + 2.0**-60, 2.0**-126])
+def test_products_are_rounded_once_to_the_nearest_of_16_bits(handle, dtype, a):
+    """Every number of the type; ties to even, also where a product lies beside one by less than float32 can tell."""
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    x = bits.view(dtype)
+    y = np.empty_like(x)
+    handle.axpby(a, x, 0.0, y)
+    wide = x.astype("f8")
+    exact = wide * a
+    largest = float(ml_dtypes.finfo(dtype).max)
+    plain = np.isfinite(wide) & (np.abs(exact) < largest)
+    got = y.view(np.uint16)
+    off = np.abs(y.astype("f8") - exact)[plain]
+    for other in (got + np.uint16(1), got - np.uint16(1)):  # a wrap to NaN, at the ends, compares as not nearer
+        distance = np.abs(other.view(dtype).astype("f8") - exact)[plain]
+        assert not (distance < off).any()
+        assert not (got[plain][distance == off] & 1).any()
+    assert (np.signbit(y) == np.signbit(exact))[~np.isnan(wide)].all()
+    assert (np.isnan(y) == np.isnan(wide)).all()
+    assert np.isinf(y[np.isinf(wide)]).all()
