@@ -180,11 +180,13 @@ def _check_fields(said: Buffer | Memory, argument: str) -> None:
             raise ArgumentTypeError(argument, f"a Buffer of dtype {said.dtype!r}", "a DataType")
         numbers = (*numbers, *dims, *strides)
     else:
-        numbers += (said.nbytes,)  # type: ignore[union-attr]
+        numbers = (*numbers, said.nbytes)  # type: ignore[union-attr]
     for number in numbers:
         if type(number) is not int and (isinstance(number, bool) or not hasattr(type(number), "__index__")):
             what = "address" if number is said.pointer else f"a {type(said).__name__} with"
             raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
+    if type(said) is Memory and not 0 <= said.nbytes < 1 << 64:
+        raise ArgumentError(argument, f"a Memory of {said.nbytes} bytes", "a number of bytes, as an integer of 64 bits")
 
 
 def _of_buffer(buffer: Buffer) -> _View:

@@ -1614,7 +1614,7 @@ cdef class Handle:
             Not an array, on another device, or read-only where it must be writable.
         """
         self._check()
-        return self._buffer(array, argument, output)
+        return self._buffer(array, _name(argument), _arguments.boolean(output, "output"))
 
     def memory(self, workspace):
         """Address and bytes of a workspace that this handle's calls can reach; (0, 0) for ``None``.
@@ -1653,7 +1653,7 @@ cdef class Handle:
         ArgumentError, UnsupportedError, VendorError
         """
         self._check()
-        buffer = self._data(array, argument)
+        buffer = self._data(array, _name(argument))
         with self.lock:
             self._check()
             return self._described(buffer)
@@ -2027,13 +2027,23 @@ def _at_exit():
 
 cdef object _stream(object stream):
     """A stream's address: an integer, or what ``__cuda_stream__`` gives."""
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        version_and_address = protocol() if callable(protocol) else protocol
-        return _arguments.optional_pointer(version_and_address[1], "stream")
+    try:
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            said = protocol() if callable(protocol) else protocol
+            stream = 0 if said[1] is None else said[1]
+    except Exception as error:
+        shown = f"{type(stream).__name__} whose __cuda_stream__ failed: {type(error).__name__}: {error}"
+        raise errors.ArgumentError("stream", shown, "an integer or an object with __cuda_stream__") from error
     if stream is None:
         raise errors.ArgumentTypeError("stream", stream, "an integer or an object with __cuda_stream__")
     return _arguments.optional_pointer(stream, "stream")
+
+
+cdef str _name(object argument):
+    if not isinstance(argument, str):
+        raise errors.ArgumentTypeError("argument", argument, "the array's name, a string")
+    return str(argument)
 
 
 cdef tuple _workspace_pair(Handle handle, object address, object size, str name="workspace"):

@@ -458,12 +458,6 @@ def _prepare(
     out: Sequence[Any] | None,
 ) -> Call:
     """The call of one kind; `data` by name, the last of them the result or None."""
-    for name, array in zip(("out[0]", "out[1]", "out[2]"), out or (), strict=False):
-        if array_api_compat.is_jax_array(array):
-            raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written")
-    for name in ("running_mean", "running_variance"):
-        if array_api_compat.is_jax_array(vectors.get(name)):
-            raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written, as NumPy's")
     *inputs, result = data
     x = data["x"]
     waiting = False
@@ -471,9 +465,13 @@ def _prepare(
     for name in inputs:
         as_buffer(data[name], name)
     names = ("out",) if operation == "inference" else ("out[0]", "out[1]", "out[2]")
-    for name, array in (*vectors.items(), *zip(names, out or (), strict=False)):
-        if array is not None:
-            as_buffer(array, name)
+    results = dict(zip(names, out or (), strict=False))
+    for name, array in (vectors | results).items():
+        if array is None:
+            continue
+        as_buffer(array, name)
+        if (name in results or name.startswith("running")) and array_api_compat.is_jax_array(array):
+            raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written, as NumPy's")
     home = _home_of(x)
     if array_api_compat.is_jax_array(x):
         if buffer.device_type == _CPU:
@@ -511,7 +509,10 @@ def _prepare(
             target = like(x) if data[result] is None else data[result]
             arrays = [*(data[name] for name in inputs), target]
             method = {"training": "forward_training", "inference": "forward_inference"}.get(operation, operation)
-            plan = getattr(used, f"plan_{method}")(*arrays, **options)
+            try:
+                plan = getattr(used, f"plan_{method}")(*arrays, **options)
+            except ArgumentError as error:
+                raise _renamed(error, (), **{result: names[0]}) from error.__cause__
             plan._no_addresses()
     memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None

@@ -130,7 +130,7 @@ def kept_axes(axis: Axis, rank: int) -> Dims:
     ------
     ArgumentError, ArgumentTypeError
     """
-    return _arguments.axes(axis, rank)
+    return _arguments.axes(axis, _count("rank", rank, 0))
 
 
 def _derived(dims: Dims, kept: Dims) -> Dims:
@@ -1743,11 +1743,11 @@ def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
 
 
 def _count(name: str, value: object, low: int) -> int:
-    number = _arguments.index(value)
+    number, allowed = _arguments.index(value), f"an integer from {low} to 2**63 - 1"
     if number is None:
-        raise ArgumentTypeError(name, value, f"an integer from {low}")
-    if number < low:
-        raise ArgumentError(name, value, f"an integer from {low}")
+        raise ArgumentTypeError(name, value, allowed)
+    if not low <= number < 1 << 63:
+        raise ArgumentError(name, value, allowed)
     return number
 
 

@@ -265,3 +265,33 @@ def test_a_buffer_that_was_made_of_anything(handle, changes):
     if memory != (X.ctypes.data, X.nbytes, 1, 0, True, X):
         with pytest.raises(pybnorm.ArgumentError, match=r"^workspace: got "):
             handle.memory(memory)
+
+
+class AsksForTrouble:
+    def __getattr__(self, name):
+        raise ZeroDivisionError(name)
+
+
+def test_what_else_once_was_an_error_of_something_else(handle):
+    for stream in (AsksForTrouble(), type("Short", (), {"__cuda_stream__": (0,)})()):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^stream: got .* whose __cuda_stream__ failed"):
+            handle.set_stream(stream)
+    for name in (None, 5, b"x"):
+        with pytest.raises(pybnorm.ArgumentTypeError, match=r"^argument: got "):
+            handle.buffer(X, name)
+        with pytest.raises(pybnorm.ArgumentTypeError, match=r"^argument: got "):
+            handle.descriptor(X, name)
+    with pytest.raises(pybnorm.ArgumentTypeError, match=r"^output: got 1"):
+        handle.buffer(X, "x", output=1)
+    with pytest.raises(pybnorm.ArgumentError, match=r"^count: got "):
+        operations.backward_elemt(handle, X, X, V, V, V, V, V, 10**400, np.zeros_like(X))
+    with pytest.raises(pybnorm.ArgumentTypeError, match=r"^rank: got "):
+        operations.kept_axes(1, "4")
+    for name in ("running_mean", "running_variance"):
+        arrays = {"running_mean": V.copy(), "running_variance": V.copy()} | {name: AsksForTrouble()}
+        with pytest.raises(pybnorm.ArgumentError, match=f"^{name}: got .*ZeroDivisionError"):
+            functional.batch_norm_training(X, V, V, **arrays)
+    with pytest.raises(pybnorm.ArgumentError, match=r"^out: got dims \(3,\)"):
+        functional.batch_norm_inference(X, V, V, V, V, out=V.copy())
+    with pytest.raises(pybnorm.ArgumentError, match=r"^out\[0\]: got dims \(3,\)"):
+        functional.batch_norm_training(X, V, V, out=(V.copy(), None, None))

@@ -246,7 +246,7 @@ def test_bad_arguments_are_named(arrays):
         (lambda: call(*good, out=(None, None)), "out"),
         (lambda: call(*good, out=np.zeros(3)), "out"),
         (lambda: functional.batch_norm_inference(*good, None, arrays.scale), "running_mean|mean"),
-        (lambda: functional.batch_norm_inference(*good, *good[1:], out=short), "y"),
+        (lambda: functional.batch_norm_inference(*good, *good[1:], out=short), "out"),
         (lambda: functional.batch_norm_backward(arrays.x, short, arrays.scale), "dy"),
         (lambda: functional.batch_norm_backward(arrays.x, arrays.dy, arrays.scale, arrays.scale), "saved"),
     ]:  # fmt: skip
