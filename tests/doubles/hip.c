@@ -126,8 +126,8 @@ int hipEventElapsedTime(float *milliseconds, void *from, void *to) {
     return 0;
 }
 const char *hipGetErrorName(int status) {
-    return status == 2 ? "hipErrorOutOfMemory" : "hipErrorOfTheDouble";
+    return status == 2 ? "hipErrorOutOfMemory" : status == 998 ? NULL : "hipErrorOfTheDouble";
 }
 const char *hipGetErrorString(int status) {
-    return status == 2 ? "out of memory" : "the double fails";
+    return status == 2 ? "out of memory" : status == 998 ? NULL : "the double fails";
 }

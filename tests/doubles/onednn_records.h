@@ -2,6 +2,7 @@
  *
  * double_live counts objects that exist, double_primitives those primitives that were made. The call that comes when
  * double_fails_in has been counted down to 0 returns double_status. Everything of one execution is of one engine.
+ * What engines and memory descriptors say of themselves: double_kind, -_format, -_blocks, -_offset, -_padding.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ struct object {
 };
 
 int double_live, double_primitives, double_fails_in, double_status;
+int double_kind = 1, double_format = 2, double_blocks, double_offset, double_padding; /* cpu, blocked */
 
 static int made(void **object, const void *engine) {
     if (double_fails_in > 0 && --double_fails_in == 0)
@@ -40,7 +42,7 @@ const char *dnnl_status2str(int status) {
 int dnnl_engine_create(void **engine, int kind, size_t index) { return made(engine, NULL); }
 int dnnl_engine_destroy(void *engine) { return gone(engine); }
 int dnnl_engine_get_kind(void *engine, int *kind) {
-    *kind = 1;
+    *kind = double_kind;
     return counted();
 }
 int dnnl_stream_create(void **stream, void *engine, unsigned flags) { return made(stream, engine); }
@@ -66,13 +68,13 @@ int dnnl_memory_desc_destroy(void *desc) { return gone(desc); }
 int dnnl_memory_desc_query(const void *desc, int what, void *result) {
     const struct object *md = desc;
     switch (what) {
-    case 262: *(int *)result = 2; break; /* blocked */
-    case 263: *(int *)result = 0; break;
-    case 259: *(int64_t *)result = 0; break;
+    case 262: *(int *)result = double_format; break;
+    case 263: *(int *)result = double_blocks; break;
+    case 259: *(int64_t *)result = double_offset; break;
     case 256: *(int *)result = md->rank; break;
     case 258: *(int *)result = md->dtype; break;
-    case 257:
-    case 260: *(const int64_t **)result = md->dims; break;
+    case 257: *(const int64_t **)result = md->dims; break;
+    case 260: *(const int64_t **)result = md->dims + double_padding; break; /* another axis' */
     case 14: *(const int64_t **)result = md->strides; break;
     default: abort();
     }

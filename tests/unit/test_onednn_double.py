@@ -161,3 +161,32 @@ def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play: Any) -> Non
             assert (kind, status) == (kinds[i % 6], (1, 2, 3, 5, 98, 99)[i % 6])
             assert status_name == names[i % 6]
             assert alive == 0
+
+
+def test_what_is_no_plain_memory_of_the_cpu_is_not_borrowed(play: Any) -> None:
+    answers = play(
+        """
+        answers = {}
+        x = pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4, 5))
+        handle = pybnorm.Handle("onednn")
+        borrow = lambda: str(pybnorm.TensorDescriptor.from_pointer("onednn", x.pointer).dims)
+        for name, number in (("", 0), ("format", 1), ("blocks", 1), ("offset", 8), ("padding", 1), ("kind", 2)):
+            knob = ctypes.c_int.in_dll(library, f"double_{name}") if name else ctypes.c_int()
+            before, knob.value = knob.value, number
+            call = borrow if name != "kind" else lambda: handle.set_stream(handle.stream)
+            answers[name] = attempt(call)
+            knob.value = before
+        report(answers)
+        """
+    )
+    assert answers.pop("") == {"value": "(2, 3, 4, 5)"}
+    words = {
+        "format": "no strides",
+        "blocks": "inner blocks",
+        "offset": "offset",
+        "padding": "padded",
+        "kind": "CPU engine",
+    }
+    for name, said in words.items():
+        assert answers[name].get("error") == "UnsupportedError", name
+        assert said in answers[name]["text"]
