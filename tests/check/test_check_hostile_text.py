@@ -6,6 +6,7 @@ import re
 import sys
 import unicodedata
 
+import click
 import pytest
 from click.testing import CliRunner
 from made_runs import made_document, made_result, make_run
@@ -126,6 +127,14 @@ def test_arguments_files_and_variables_do_not_reach_the_terminal_as_they_are(tmp
     assert "/nowhere/\\x1b]0;title\\x07" in shown
     command("info", "--json", status=0, **everywhere)
     command("check", "--backend", "onednn", status=1, **everywhere)
+
+
+def test_what_click_says_is_shown():
+    """Its newer releases write most of it out themselves."""
+    with pytest.raises(click.UsageError) as caught, cli._shown():
+        raise click.UsageError(f"No such option: {EVIL}")
+    assert_harmless(caught.value.format_message(), fakes=False)
+    assert "\\x1b]0;title" in caught.value.format_message()
 
 
 def test_remembered_choices_of_others_are_shown(tmp_path):
