@@ -158,3 +158,29 @@ def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play: 
         assert answer["error"] == "UnsupportedError", name
         assert name in answer["text"]
     assert taken == [0, 512, 256, 512, 256, 256, 512, 512, 512]
+
+
+def test_every_rank_is_computed_whole(play: Any) -> None:
+    """Through a view of rank 4; the "device's" memory is the host's."""
+    worst = play(
+        """
+        from pybnorm._arrays import as_buffer
+        place = lambda a: as_buffer(a, "x")._replace(device_type=10, device_id=0)
+        worst = {}
+        for shape in ((6, 3), (4, 3, 5), (4, 3, 2, 5), (4, 3, 2, 5, 3), (4, 3, 2, 1, 2, 2, 1, 3)):
+            for mode, axes in (("spatial", (0, *range(2, len(shape)))), ("per_activation", (0,))):
+                rng = np.random.default_rng(1)
+                x = rng.normal(size=shape).astype("f4")
+                scale, bias = rng.normal(size=(2, *(1 if a in axes else n for a, n in enumerate(shape)))).astype("f4")
+                y = np.full_like(x, np.nan)
+                with pybnorm.Handle("miopen") as handle:
+                    handle.forward_training(*map(place, (x, scale, bias, y)), mode=mode, epsilon=1e-3)
+                wide = x.astype("f8")
+                hat = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-3)
+                worst[f"{shape} {mode}"] = float(np.abs(y - (scale * hat + bias)).max())
+        report(worst)
+        """
+    )
+    assert len(worst) == 10
+    for case, distance in worst.items():
+        assert distance < 1e-5, case  # NaN is not
