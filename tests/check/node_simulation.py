@@ -211,6 +211,9 @@ def wrong(document, cases, names):
     host = {}
     for c in document["cases"]:
         name = c["node"].removeprefix("worker ")
+        if not name:
+            found.append(f"{c['case']} is {c['status']}: {c['message']}")
+            continue
         number, _, kind = name.partition("-")
         if c["status"] != ("FAIL" if int(c["case"].rpartition("=")[2]) % BAD == 0 else "PASS"):
             found.append(f"{c['case']} is {c['status']}")

@@ -293,7 +293,8 @@ def of_the_pool(load_library, tmp_path_factory):
 )
 def test_every_executor_gives_the_same_report(of_the_pool, tmp_path, name, processes, options):
     file = tmp_path / "run.json"
-    check(name, *CASES, *options, "--json", str(file))
+    done = check(name, *CASES, *options, "--json", str(file))
+    assert name == "mpi" or done.stderr == ""  # nor does distributed say anything
     document, hosts = comparable(file)
     assert document == of_the_pool
     assert len(hosts) == processes

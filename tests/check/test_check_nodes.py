@@ -123,15 +123,47 @@ def test_a_node_that_hangs_is_lost_and_its_late_answer_does_not_count():
     assert table.nodes[0].ended
 
 
+def test_the_answer_of_a_lost_node_never_counts():
+    """Not even where it comes before that of the node that got the case."""
+    hanging, go = threading.Event(), threading.Event()
+
+    def hangs(case):
+        assert hanging.wait(LIMIT)
+        return wrong(case)
+
+    def waits(case):
+        assert go.wait(LIMIT)
+        return good(case)
+
+    table = Table(hangs, waits)
+    with table.dealer() as dealer:
+        results = executors.run_cases(dealer, INFO, [p for case in CASES for p in expand(case)])
+        first = threading.Thread(target=lambda: found.append(next(results)))
+        found = []
+        first.start()
+        while not table.asked["rank 1"]:
+            time.sleep(0.01)
+        table.nodes[0].ended = "its worker is gone"
+        while not table.lost:
+            time.sleep(0.01)
+        hanging.set()
+        table.threads[0].shutdown()
+        go.set()
+        first.join()
+        found += list(results)
+    assert sorted(r.case for r in found) == sorted(CASES)
+    assert {(r.status, r.node) for r in found} == {(Status.PASS, "rank 2")}
+
+
 def test_an_error_of_ours_is_tried_elsewhere_and_is_never_fail():
-    bad = CASES[7]
-    table = Table(*[lambda case: harness(case) if case == bad else good(case)] * 4)
+    bad = CASES[5:26:20]
+    table = Table(*[lambda case: harness(case) if case in bad else good(case)] * 4)
     results = table.results()
-    assert results[bad].status == Status.ERROR
-    assert results[bad].message == "KeyError: 'of ours'"
-    assert {r.status for case, r in results.items() if case != bad} == {Status.PASS}
-    assert sum(asked.count(bad) for asked in table.asked.values()) == nodes.LIVES
-    assert table.lost == []  # one bad case is no bad node
+    assert {results[case].status for case in bad} == {Status.ERROR}
+    assert {results[case].message for case in bad} == {"KeyError: 'of ours'"}
+    assert {r.status for case, r in results.items() if case not in bad} == {Status.PASS}
+    assert sum(asked.count(case) for asked in table.asked.values() for case in bad) == nodes.LIVES * len(bad)
+    assert table.lost == []  # some bad cases are no bad node
 
 
 def test_a_node_of_nothing_but_errors_is_taken_out():
