@@ -89,7 +89,7 @@ class WorkspaceError(ArgumentError):
 
 
 class BusyError(PybnormError, RuntimeError):
-    """A plan was called by code that a call of it had run: an array's own protocol, or a signal handler."""
+    """A signal handler has repeated what it interrupted: a call of the same plan, or a load of the same library."""
 
 
 class RankError(PybnormError, RuntimeError):
