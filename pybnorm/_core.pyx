@@ -305,8 +305,7 @@ def has_symbol(backend, name):
         ``None`` if the backend does not use such a symbol.
     """
     load(backend)
-    if not isinstance(name, str):
-        raise errors.ArgumentTypeError("name", name, "a symbol's name as a str")
+    name = _arguments.text(name, "name")
     cdef bytes symbol = name.encode("utf-8", "surrogatepass")
     cdef int found = _table(backend).has_symbol(symbol)
     return None if found < 0 else bool(found)
@@ -1174,7 +1173,7 @@ cdef class Handle:
         for i in range(len(arguments)):
             value = arguments[i]
             if names[i] is None:
-                if isinstance(value, (_arrays.np.floating, _arrays.np.integer)):
+                if issubclass(type(value), (_arrays.np.floating, _arrays.np.integer)):
                     value = values[i] = value.item()
                 if type(value) is float:
                     key.append(_keyed(value))
@@ -2435,7 +2434,8 @@ cdef class CallList:
         """
         cdef pbn_call call
         cdef TensorDescriptor xd = None, yd = None, dyd = None, dxd = None, pd = None
-        cdef int op = operation
+        cdef int op = _arguments.operation(operation)
+        cdef size_t offset, nbytes
         cdef void *grown
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
@@ -2489,7 +2489,11 @@ cdef class CallList:
             if pd is None:
                 pd = self.descriptors[key] = derive_bn_tensor_descriptor(xd, Mode(call.mode))
             call.param_desc = &pd.tensor
-        call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
+        pair = _arguments.items(workspace, "workspace", "offset and bytes", 2)
+        if len(pair) != 2:
+            raise errors.ArgumentError("workspace", workspace, "offset and bytes")
+        offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
+        call.workspace, call.workspace_size = <void *>offset, nbytes
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
         grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
         if grown == NULL:
@@ -2514,12 +2518,14 @@ cdef class CallList:
     cdef int _slot(self, object address) except -1:
         slot = address >> _SLOT_BITS
         if not 0 <= slot < _MAX_SLOTS:
-            raise ValueError(f"slot {slot} of {_MAX_SLOTS}")
+            raise errors.ArgumentError("address", f"slot {slot}", f"slots from 0 to {_MAX_SLOTS - 1}")
         self.slots = max(self.slots, slot + 1)
         return slot
 
     def reach(self, address, nbytes, element, written):
         """Say that memory is read or written, for `apart`."""
+        address, nbytes = _arguments.pointer(address, "address"), _arguments.byte_count(nbytes, "nbytes")
+        element, written = _arguments.integer(element, "element", 1, 16), _arguments.boolean(written, "written")
         cdef void *grown = realloc(self.extents, (self.extent_count + 1) * sizeof(_Extent))
         cdef _Extent *extent
         if grown == NULL:
@@ -2533,12 +2539,13 @@ cdef class CallList:
     cdef int _begins(self, tuple addresses, uintptr_t *begins) except -1:
         cdef int i
         if len(addresses) < self.slots or len(addresses) > _MAX_SLOTS:
-            raise ValueError(f"{len(addresses)} addresses for {self.slots} slots")
+            given = f"{len(addresses)} addresses for {self.slots} slots"
+            raise errors.ArgumentError("addresses", given, "one for each slot")
         for i in range(<int>len(addresses)):
-            begins[i] = addresses[i]
+            begins[i] = addresses[i] if type(addresses[i]) is int else _arguments.pointer(addresses[i], "addresses")
         return 0
 
-    def apart(self, tuple addresses, size_t workspace=0):
+    def apart(self, tuple addresses not None, workspace=0):
         """Whether the memory is there and aligned, and no written range overlaps another.
 
         False says no more than that some are in doubt: interleaved views may be apart.
@@ -2552,6 +2559,7 @@ cdef class CallList:
         """
         cdef uintptr_t begins[_MAX_SLOTS]
         cdef uintptr_t start, end, other
+        cdef size_t written = _arguments.byte_count(workspace, "workspace")
         cdef _Extent *a
         cdef _Extent *b
         cdef int i, j
@@ -2559,7 +2567,7 @@ cdef class CallList:
         for i in range(self.extent_count):
             a = &self.extents[i]
             start, end = begins[a.slot] + a.start, begins[a.slot] + a.end
-            if start == 0 or start % a.element or end < start or (start < begins[0] + workspace and begins[0] < end):
+            if start == 0 or start % a.element or end < start or (start < begins[0] + written and begins[0] < end):
                 return False
             for j in range(i):
                 b = &self.extents[j]
@@ -2568,7 +2576,7 @@ cdef class CallList:
                     return False
         return True
 
-    def run(self, Handle handle not None, tuple addresses):
+    def run(self, Handle handle not None, tuple addresses not None):
         """Make the calls.
 
         Parameters

@@ -161,7 +161,7 @@ class TensorAttributes:
 
     def set_name(self, name: str) -> TensorAttributes:
         """The name that errors and messages use."""
-        if not isinstance(name, str):
+        if not issubclass(type(name), str):
             raise ArgumentTypeError("name", name, "a string")
         self._name = name
         return self
@@ -252,15 +252,15 @@ def _data_type(value: object, argument: str) -> DataType:
 
 
 def _tensor(value: object, argument: str) -> TensorAttributes:
-    if not isinstance(value, TensorAttributes):
+    if not issubclass(type(value), TensorAttributes):
         raise ArgumentTypeError(argument, value, "a TensorAttributes")
-    return value
+    return value  # type: ignore[return-value]
 
 
 def _scalar(value: object, argument: str) -> TensorAttributes:
     """A tensor passed by value, also from a plain number."""
-    if isinstance(value, TensorAttributes):
-        return value
+    if issubclass(type(value), TensorAttributes):
+        return value  # type: ignore[return-value]
     return TensorAttributes(_arguments.scalar(value, argument)).set_name(argument)
 
 
@@ -276,7 +276,7 @@ class _Attributes:
 
     def set_name(self: _Self, name: str) -> _Self:
         """The node's name; default: kind and number."""
-        if not isinstance(name, str):
+        if not issubclass(type(name), str):
             raise ArgumentTypeError("name", name, "a string")
         self._name = name
         return self
@@ -604,7 +604,7 @@ class Graph:
 
     def set_name(self, name: str) -> Graph:
         """The name that messages use."""
-        if not isinstance(name, str):
+        if not issubclass(type(name), str):
             raise ArgumentTypeError("name", name, "a string")
         self._name = name
         return self
@@ -1322,9 +1322,8 @@ class Graph:
         _arguments.disjoint(outputs, inputs)
 
 
-def _check_handle(handle: object) -> None:
-    if not isinstance(handle, Handle):
-        raise ArgumentTypeError("handle", handle, "a Handle")
+def _check_handle(handle: Any) -> None:
+    _arguments.instance(handle, Handle, "handle", "a Handle")
     if handle.closed:
         raise ClosedError("handle")
 

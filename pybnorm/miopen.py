@@ -1087,7 +1087,7 @@ class _Call:
         return buffer
 
     def optional(self, name: str, value: Any, described: tuple[str, TensorDescriptor]) -> Buffer | None:
-        if value is None or (isinstance(value, numbers.Integral) and value == 0 and not isinstance(value, bool)):
+        if value is None or (issubclass(type(value), numbers.Integral) and value == 0 and not isinstance(value, bool)):
             return None
         return self.need(name, value, described)
 
@@ -1105,7 +1105,7 @@ class _Call:
             raise ArgumentError(
                 desc_name, f"a descriptor of backend {descriptor.backend}", f"one of backend {self.handle.backend}"
             )
-        if value is None or isinstance(value, numbers.Integral):
+        if value is None or issubclass(type(value), numbers.Integral):
             address = _arguments.pointer(0 if value is None else value, name)
             device_type = self.handle.library.device_type
             return Buffer(
