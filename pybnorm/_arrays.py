@@ -151,6 +151,8 @@ def as_memory(obj: Any, argument: str) -> Memory:
     if type(obj) is Buffer:
         _check_fields(obj, argument)
     view = _of_buffer(obj) if type(obj) is Buffer else _view(obj, argument)
+    if any(d < 0 for d in view.dims):
+        raise ArgumentError(argument, f"dims {view.dims}", "sizes of 0 or more")
     count = math.prod(view.dims)
     packed = _packed(view.dims)
     if count and any(d > 1 and s != p for d, s, p in zip(view.dims, view.strides, packed, strict=True)):
