@@ -230,13 +230,15 @@ def _ranks() -> Any:
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
     """A package's loggers write nothing: what ends with its cluster is no news, and no part of a report."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    names = [n for n in (name, *logging.root.manager.loggerDict) if n == name or n.startswith(f"{name}.")]
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}  # some have a level of their own
+    for logger in before:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def _imported(module: str, extra: str) -> Any:
