@@ -9,6 +9,7 @@ producer's stream before the call is the caller's, as with every asynchronous ve
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import operator
 import sys
@@ -326,6 +327,7 @@ def _torch(tensor: Any, argument: str, torch: Any) -> _View:
 
 # ---- __cuda_array_interface__
 
+_MAX_RANK = 64  # as NumPy's; what lies, lies with more
 _TYPESTRS = {"<f4": DataType.FLOAT32, "<f8": DataType.FLOAT64, "<f2": DataType.FLOAT16}
 
 
@@ -343,12 +345,12 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
             return None  # the interface has no bfloat16; DLPack has
         address, read_only = interface["data"]
         pointer = operator.index(address or 0)
-        dims = tuple(map(operator.index, interface["shape"]))
+        dims = _sizes(interface["shape"], "shape")
         if any(dim < 0 for dim in dims):
             raise ValueError(f"shape {dims}")
         byte_strides = interface.get("strides")
         if byte_strides is not None:
-            byte_strides = tuple(map(operator.index, byte_strides))
+            byte_strides = _sizes(byte_strides, "strides")
             if len(byte_strides) != len(dims):
                 raise ValueError(f"shape {dims} with strides {byte_strides}")
         mask = interface.get("mask")
@@ -373,6 +375,14 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
         not read_only,
         obj,
     )
+
+
+def _sizes(said: Any, what: str) -> tuple[int, ...]:
+    """The interface's numbers, which must end before they fill the memory."""
+    found = tuple(map(operator.index, itertools.islice(said, _MAX_RANK + 1)))
+    if len(found) > _MAX_RANK:
+        raise ValueError(f"{what} of more than {_MAX_RANK} axes")
+    return found
 
 
 # ---- DLPack: the structures of dlpack.h 1.x
@@ -408,7 +418,6 @@ class _DLManagedTensorVersioned(ctypes.Structure):
     ]
 
 
-_DL_MAX_RANK = 64  # as NumPy's; what lies, lies with more
 _DL_READ_ONLY = 1
 _DL_IS_COPIED = 2
 _DL_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -455,9 +464,9 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
         writable = True  # this form cannot say otherwise
     else:
         raise ArgumentError(argument, f"a __dlpack__ that returns {capsule!r}", "an unused DLPack capsule")
-    if not 0 <= tensor.ndim <= _DL_MAX_RANK or (tensor.ndim and not tensor.shape):
+    if not 0 <= tensor.ndim <= _MAX_RANK or (tensor.ndim and not tensor.shape):
         said = f"a tensor of DLPack with ndim {tensor.ndim}{'' if tensor.shape else ' and shape NULL'}"
-        raise ArgumentError(argument, said, f"0 to {_DL_MAX_RANK} axes, and their sizes")
+        raise ArgumentError(argument, said, f"0 to {_MAX_RANK} axes, and their sizes")
     dims = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     if any(dim < 0 for dim in dims):
         raise ArgumentError(argument, f"a tensor of DLPack with shape {dims}", "sizes of 0 or more")

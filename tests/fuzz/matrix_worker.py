@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import itertools
 import json
 import mmap
@@ -36,6 +35,9 @@ NOT_MADE, ACCEPTED, REFUSED, UNNAMED, RAW, CRASHED, HUNG = range(7)
 WORDS = ("not made", "accepted", "refused", "refused without a name", "raw error", "crash", "hang")
 MEMORY = 1 << 29
 """Bytes that the process may grow by: an endless iterable that is taken in ends in a MemoryError."""
+SPENT = 75
+"""Exit status after such a call: CPython does not give back all that it took, and oneDNN writes to the NULL of an
+allocation that failed, which would be a crash of some later, innocent call."""
 
 
 class Try(NamedTuple):
@@ -105,6 +107,8 @@ class Matrix:
 
 def judged(error: Exception, parameter: str, target: hostile_calls.Target) -> tuple[int, str]:
     """Whether an error is one to be raised."""
+    if no_memory(error):  # also where it became an error of ours
+        return RAW, f"MemoryError behind {described(error)}"
     try:
         text = str(error)
     except Exception:
@@ -119,6 +123,16 @@ def judged(error: Exception, parameter: str, target: hostile_calls.Target) -> tu
     if isinstance(error, TypeError | ValueError | OverflowError) and quoted:
         return REFUSED, described(error)
     return RAW, described(error)
+
+
+def no_memory(error: BaseException | None) -> bool:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, MemoryError):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def described(error: BaseException) -> str:
@@ -174,11 +188,11 @@ def main() -> None:
         journal = mmap.mmap(file.fileno(), 0)
         for index in range(options.first, options.first + options.count):
             became, text = matrix.perform(index, world)
-            if text.startswith("MemoryError"):
-                gc.collect()  # what was taken in hangs on the traceback
             journal[index] = became
             if became >= RAW:
                 print(json.dumps([index, became, str(matrix[index]), text]), file=findings, flush=True)
+            if text.startswith("MemoryError"):
+                sys.exit(SPENT)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import gc
+import operator
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -270,6 +271,14 @@ def test_cuda_array_interface_that_is_malformed(fields: dict[str, object]) -> No
     with pytest.raises(ArgumentError, match=r"x: got .*Cai whose __cuda_array_interface__ failed") as caught:
         as_buffer(Cai(**fields), "x")
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("field", ["shape", "strides"])
+def test_cuda_array_interface_that_never_ends_is_not_taken_in(field: str) -> None:
+    numbers = iter([1] * 100_000)
+    with pytest.raises(ArgumentError, match=f"{field} of more than 64 axes"):
+        as_buffer(Cai(**{field: numbers}), "x")
+    assert operator.length_hint(numbers) > 99_000
 
 
 def test_cuda_array_interface_at_null_is_refused() -> None:
