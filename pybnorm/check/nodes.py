@@ -3,6 +3,12 @@
 A case is given to one node at a time. A node that cannot open its library, that ends or that does not answer is named,
 taken out, and its cases go to others; so does a case that came back as ERROR. A case that `LIVES` nodes failed, or for
 which no node is left, is an error of its own and no verdict.
+
+A case may be what ends its nodes, or be on nodes that something else ended. What was running on a lost node therefore
+waits behind all other cases, so that it costs no node that these need and does not go from one dying node to the next.
+A node lost by itself counts against its case. Of nodes lost at one time none does: they were lost to something else,
+such as their rack's power, and a case that does end its nodes will meet another. So no case takes more than `LIVES`
+nodes by itself. A call that was cancelled, by a client that lost its connection to the scheduler, is made again.
 """
 
 from __future__ import annotations
@@ -45,6 +51,10 @@ class NotRunError(RuntimeError):
 
 class _LostError(RuntimeError):
     """A node ended with a call of its."""
+
+
+class _ReturnedError(RuntimeError):
+    """A call came to nothing, which says nothing of its node."""
 
 
 @dataclasses.dataclass
@@ -274,10 +284,12 @@ class Dealer(Executor):
             elif isinstance(error, (DiedError, TimeLimitError)):  # the library's own ending, which is a verdict
                 seat.errors = 0
                 work.future.set_exception(error)
+            elif isinstance(error, _ReturnedError):
+                self._waiting.appendleft(work)
             else:
                 everywhere = isinstance(error, (_LostError, CancelledError))
                 reason = f"{error}" if isinstance(error, _LostError) else f"{type(error).__name__}: {error}"
-                self._failed(seat, work, reason)
+                self._failed(seat, work, reason, lost=everywhere)
                 self._take_out(seat, reason.partition("\n")[0], everywhere)
             self._deal([seat] if self._full and seat.node in self._seats else self._seats.values())
             self._finish()
@@ -297,22 +309,27 @@ class Dealer(Executor):
         seat.errors = 0
         work.future.set_result(value)
 
-    def _failed(self, seat: _Seat, work: _Work, reason: str) -> None:
+    def _failed(self, seat: _Seat, work: _Work, reason: str, lost: bool = False) -> None:
         work.failed[seat.node] = reason
         self._full = False
         if len(work.failed) >= LIVES:
             self._give_up(work)
+        elif lost:
+            self._waiting.append(work)
         else:
             self._waiting.appendleft(work)
 
-    def _take_out(self, seat: _Seat, reason: str, everywhere: bool) -> None:
+    def _take_out(self, seat: _Seat, reason: str, everywhere: bool, alone: bool = True) -> None:
         if self._seats.pop(seat.node, None) is None:
             return
         if everywhere:
             seat.node.ended = reason
         for number, (future, work) in enumerate(list(seat.hands.items())):
             if everywhere and number < seat.node.slots:  # it was running that one
-                self._failed(seat, work, reason)
+                if alone:
+                    self._failed(seat, work, reason, lost=True)
+                else:
+                    self._waiting.append(work)
             else:
                 self._waiting.appendleft(work)
             seat.hands.pop(future)
@@ -341,11 +358,14 @@ class Dealer(Executor):
         while not self._closed.wait(_TICK):
             with self._lock:
                 now = time.monotonic()
-                for seat in list(self._seats.values()):
+                lost = []
+                for seat in self._seats.values():
                     if seat.node.ended:
-                        self._take_out(seat, seat.node.ended, everywhere=True)
+                        lost.append((seat, seat.node.ended))
                     elif self._seconds is not None and seat.hands and now - seat.since > self._seconds:
-                        self._take_out(seat, f"gave no answer in {self._seconds:g} s", everywhere=True)
+                        lost.append((seat, f"gave no answer in {self._seconds:g} s"))
+                for seat, reason in lost:
+                    self._take_out(seat, reason, everywhere=True, alone=len(lost) == 1)
                 if not self._full:
                     self._deal(self._seats.values())
                 self._finish()
@@ -373,8 +393,7 @@ class DaskNodes:
         self._some = threading.Event()
         self._cancelled: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = threading.Event()
-        workers = client.scheduler_info(n_workers=-1)["workers"]
-        self.nodes = [self._node(address, about) for address, about in workers.items()]
+        self.nodes = [self._node(address, about) for address, about in self._workers().items()]
         self._threads = [
             threading.Thread(target=target, name="pybnorm dask", daemon=True)
             for target in (self._collecting, self._polling)
@@ -389,6 +408,13 @@ class DaskNodes:
         node = Node(f"worker {about['name']}", submit, int(about["nthreads"]))
         node.address = address  # type: ignore[attr-defined]
         return node
+
+    def _workers(self) -> dict[str, Any]:
+        # not by scheduler_info(), which gives what the client has kept, where it could not ask or where its own look,
+        # of every few seconds, came in between: and that one has no workers in it
+        answer = self._client.sync(self._client.scheduler.identity)
+        workers: dict[str, Any] = answer["workers"]
+        return workers
 
     def _submit(self, address: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         ours: Future[Any] = Future()
@@ -428,11 +454,10 @@ class DaskNodes:
         while not self._closed.wait(_POLL):
             self._cancel()
             try:
-                present = self._client.scheduler_info(n_workers=-1)["workers"]
-                reason = "its worker is gone" if self._client.status == "running" else "the scheduler is gone"
-                if reason != "its worker is gone":
-                    present = {}
+                present, reason = self._workers(), "its worker is gone"
             except Exception as error:
+                if self._client.status in ("running", "connecting"):
+                    continue  # it connects anew, or ends after its time to do so
                 present, reason = {}, f"the scheduler is gone ({type(error).__name__})"
             for node in self.nodes:
                 if node.address not in present and not node.ended:  # type: ignore[attr-defined]
@@ -460,7 +485,7 @@ class DaskNodes:
 
 def _as_ours(error: BaseException | None) -> BaseException:
     if error is None:
-        return _LostError("its call was cancelled")
+        return _ReturnedError("its call was cancelled")
     if type(error).__name__ == "KilledWorker":
         return _LostError("its worker died")
     return error

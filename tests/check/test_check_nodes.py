@@ -1,8 +1,10 @@
 """Ranks and workers that fail: no case is lost, none is counted twice, and none of it is a verdict about a library."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -32,7 +34,8 @@ class Table:
     """Nodes that are threads, and what each does with a case."""
 
     def __init__(self, *doings, slots=1):
-        self.threads = [concurrent.futures.ThreadPoolExecutor(slots) for _ in doings]
+        pool = concurrent.futures.ThreadPoolExecutor
+        self.threads = [pool(slots, thread_name_prefix=str(i)) for i in range(len(doings))]
         self.nodes = []
         self.asked = {f"rank {i}": [] for i in range(1, len(doings) + 1)}
         self.lost = []
@@ -50,7 +53,8 @@ class Table:
         def wrap(node, function, arguments):
             return function, arguments[2]
 
-        return Dealer(self.nodes, "onednn", wrap, seconds, self.lost)
+        self.dealt = Dealer(self.nodes, "onednn", wrap, seconds, self.lost)
+        return self.dealt
 
     def results(self, cases=CASES, seconds=None):
         problems = [p for case in cases for p in expand(case)]
@@ -60,6 +64,11 @@ class Table:
             thread.shutdown(wait=False)
         assert sorted(r.case for r in results) == sorted(cases)  # nothing lost, nothing twice
         return {r.case: r for r in results}
+
+
+def number():
+    """Of the node that this thread is, from 0."""
+    return int(threading.current_thread().name.partition("_")[0])
 
 
 def good(case):
@@ -211,6 +220,138 @@ def test_closing_the_results_cancels_what_no_node_has():
         results.close()
     with pytest.raises(RuntimeError):
         dealer.submit(good, 1, 2, CASES[0])
+
+
+def test_a_case_that_ends_its_nodes_is_given_up_and_takes_few_of_them():
+    def ends(case):
+        if case == CASES[0]:
+            table.nodes[number()].ended = "its worker is gone"
+            stop.wait(LIMIT)
+        return good(case)
+
+    stop = threading.Event()
+    table = Table(*[ends] * 6)
+    results = table.results()
+    stop.set()
+    assert results.pop(CASES[0]).status == Status.ERROR
+    assert {r.status for r in results.values()} == {Status.PASS}
+    assert len(table.lost) == nodes.LIVES
+
+
+def test_a_case_is_not_to_blame_for_nodes_that_are_lost_together():
+    """As those of a rack that loses its power: not even where it meets more such racks than it has lives."""
+    stop = threading.Event()
+
+    def ends(case):
+        own = number() // 2 * 2
+        with table.dealt._lock:  # so that nobody looks between the two
+            table.nodes[own].ended = table.nodes[own + 1].ended = "its worker is gone"
+        stop.wait(LIMIT)
+        return wrong(case)
+
+    racks = nodes.LIVES + 1
+    table = Table(*[ends] * 2 * racks, good)
+    results = table.results(CASES[:1])
+    stop.set()
+    assert {(r.status, r.node) for r in results.values()} == {(Status.PASS, f"rank {2 * racks + 1}")}
+    assert len(table.lost) == 2 * racks
+
+
+def test_what_a_lost_node_had_waits_behind_all_others():
+    stop = threading.Event()
+
+    def ends(case):
+        table.nodes[0].ended = "its worker is gone"
+        stop.wait(LIMIT)
+        return wrong(case)
+
+    def slowly(case):
+        while not table.lost:
+            time.sleep(0.01)
+        return good(case)
+
+    table = Table(ends, slowly)
+    table.results()
+    stop.set()
+    assert table.asked["rank 2"][-1] == table.asked["rank 1"][0]
+
+
+# ---------------------------------------------------------------- dask's own client
+
+
+@pytest.fixture(scope="module")
+def dask_client():
+    """Of two workers in this process."""
+    launcher("dask")
+    import distributed
+
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    with (
+        executors._quiet("distributed"),
+        distributed.LocalCluster(protocol="tcp://", silence_logs=False, **options) as cluster,
+        distributed.Client(cluster.scheduler_address, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("trouble", ["another look", "no answer"])
+def test_a_scheduler_that_does_not_say_who_is_there_takes_nobody_out(dask_client, monkeypatch, trouble):
+    update, cancel, looks = dask_client._update_scheduler_info, nodes.DaskNodes._cancel, []
+
+    async def and_another(**options):  # the client's own look, which asks for no workers, before the answer is read
+        await update(**options)
+        await update()
+
+    async def nothing(**options):
+        raise OSError("Timed out")
+
+    monkeypatch.setattr(nodes, "_POLL", 0.01)
+    monkeypatch.setattr(nodes.DaskNodes, "_cancel", lambda self: (looks.append(self), cancel(self)))
+    if trouble == "another look":
+        monkeypatch.setattr(dask_client, "_update_scheduler_info", and_another)
+    with contextlib.closing(nodes.DaskNodes(dask_client)) as found:
+        assert len(found.nodes) == 2
+        if trouble == "no answer":
+            monkeypatch.setattr(dask_client.scheduler, "identity", nothing, raising=False)
+        looks.clear()
+        while len(looks) < 3:  # before the third there were two whole ones
+            time.sleep(0.01)
+        assert [node.ended for node in found.nodes] == ["", ""]
+
+
+_started, _go = queue.SimpleQueue(), threading.Event()
+
+
+def gated(case):
+    _started.put(case)
+    assert _go.wait(LIMIT)
+    return good(case), None
+
+
+def test_a_connection_to_the_scheduler_that_breaks_costs_neither_a_node_nor_a_case(dask_client):
+    def wrap(node, function, arguments):
+        return gated, arguments[2]
+
+    async def broken():
+        dask_client.scheduler_comm.comm.abort()
+
+    lost, before = [], dask_client.scheduler_comm
+    problems = [p for case in CASES for p in expand(case)]
+    with contextlib.closing(nodes.DaskNodes(dask_client)) as found:
+        with Dealer(found.nodes, "onednn", wrap, None, lost) as dealer:
+            results = executors.run_cases(dealer, INFO, problems)
+            collecting = concurrent.futures.ThreadPoolExecutor(1)
+            every = collecting.submit(list, results)
+            _started.get(timeout=LIMIT)
+            dask_client.sync(broken)
+            while dask_client.scheduler_comm in (None, before):
+                time.sleep(0.01)
+            _go.set()
+            done = every.result(LIMIT)
+        collecting.shutdown()
+    assert lost == []
+    assert sorted(r.case for r in done) == sorted(CASES)
+    assert {(r.status, r.message) for r in done} == {(Status.PASS, "")}
 
 
 # ---------------------------------------------------------------- whose device
