@@ -134,7 +134,10 @@ def main() -> None:
 
 
 def _write_json(value: Any, stream: IO[str]) -> None:
-    stream.write(json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n")
+    if isinstance(value, dict):
+        stream.writelines(report.json_parts(value))
+    else:
+        stream.write(json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n")
     stream.flush()
 
 
@@ -974,7 +977,7 @@ def compare_runs(
     if json_target != "-":
         compare.print_comparison(console, comparison, verbose)
     if "--json" in targets:
-        targets["--json"].put(functools.partial(_write_json, compare.document(comparison)))
+        targets["--json"].put(functools.partial(_write_json, compare.contents(comparison)))
     if "--html" in targets:
         targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:

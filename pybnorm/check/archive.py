@@ -242,7 +242,8 @@ def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> No
         Another file has its name.
     """
     with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
-        stream.write(json.dumps(report.to_json(document), indent=1, allow_nan=False).encode() + b"\n")
+        for part in report.json_parts(document):
+            stream.write(part.encode())
 
 
 def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -264,13 +265,15 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _journal_document(place)
     file = place / DOCUMENT if place.is_dir() else place
     try:
-        document = json.loads(_files.read(file, LARGEST))
+        # a case as soon as it is read: as dicts they take several times their size
+        document = json.loads(_files.read(file, LARGEST), object_hook=_case)
         if document.get("schema") != report.SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {report.SCHEMA!r}")
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}
-        for case in document["cases"]:
-            result = report.result_from_json(case)
+        for result in document["cases"]:
+            if not isinstance(result, CaseResult):
+                raise TypeError(f"a case is {result!r}")
             if results.setdefault((result.backend, result.case), result) is not result:
                 raise ValueError(f"it has a case twice: {result.backend} {result.case}")
         document["cases"] = list(results.values())
@@ -278,6 +281,10 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
     return dict(document)
+
+
+def _case(value: dict[str, Any]) -> Any:
+    return report.result_from_json(value) if {"backend", "case", "status"} <= value.keys() else value
 
 
 def _journal_document(folder: Path) -> dict[str, Any]:

@@ -59,6 +59,7 @@ __all__ = [
     "Run",
     "compare",
     "compare_outputs",
+    "contents",
     "document",
     "is_run",
     "lost_text",
@@ -731,7 +732,13 @@ def _remember(
 
 def document(comparison: Comparison) -> dict[str, Any]:
     """The comparison as `json.dumps` writes it; ``schema.json`` describes it."""
-    data = {
+    result: dict[str, Any] = report.to_json(contents(comparison))
+    return result
+
+
+def contents(comparison: Comparison) -> dict[str, Any]:
+    """What `document` makes JSON of; the cases, which are many, are made one after another."""
+    return {
         "schema": SCHEMA,
         "pybnorm": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -748,18 +755,16 @@ def document(comparison: Comparison) -> dict[str, Any]:
             for run in comparison.runs
         ],
         "pairs": [vars(pair) for pair in comparison.pairs],
-        "cases": [
+        "cases": (
             vars(case) | {"outcome": case.outcome.value, "change": case.change.value, "outputs": _outputs(case)}
             for case in comparison.cases
-        ],
+        ),
         "alone": [vars(item) for item in comparison.alone],
         "only": comparison.only,
         "notices": comparison.notices,
         "lost": [vars(item) for item in comparison.lost],
         "exit_status": comparison.exit_status,
     }
-    result: dict[str, Any] = report.to_json(data)
-    return result
 
 
 def _outputs(case: CasePair) -> list[dict[str, Any]]:

@@ -510,7 +510,7 @@ def run_cases(
     futures = {executor.submit(run_recorded, opener, info.backend, str(p), keep): p for p in problems}
     try:
         for future in as_completed(futures):
-            problem = futures[future]
+            problem = futures.pop(future)  # with what it holds: the description of a library, of every case
             ran = None
             try:
                 result, ran = future.result()

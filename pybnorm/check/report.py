@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import platform
@@ -13,7 +14,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ __all__ = [
     "environment",
     "exit_status",
     "groups",
+    "json_parts",
     "place",
     "print_attempts",
     "print_backends",
@@ -484,9 +486,29 @@ def to_json(value: Any) -> Any:
         return to_json(vars(value))
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Iterator)):
         return [to_json(v) for v in value]
     return value
+
+
+def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
+    """The text of ``to_json(document)``, an item of its lists at a time; all at once takes many times its size."""
+
+    def text(value: Any, margin: str) -> str:
+        # no line ends within a text of JSON
+        return json.dumps(to_json(value), indent=1, allow_nan=False).replace("\n", margin)
+
+    for number, (name, value) in enumerate(document.items()):
+        yield f"{',' if number else '{'}\n {json.dumps(str(name))}: "
+        if isinstance(value, (list, tuple, Iterator)):
+            before = "["
+            for item in value:
+                yield f"{before}\n  {text(item, chr(10) + '  ')}"
+                before = ","
+            yield "\n ]" if before == "," else "[]"
+        else:
+            yield text(value, "\n ")
+    yield "\n}\n" if document else "{}\n"
 
 
 def result_from_json(data: Mapping[str, Any]) -> CaseResult:
@@ -546,4 +568,5 @@ def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
         needed = _PLAIN.get(str(fields.get(name)))
         if needed is not None and not isinstance(value, needed):
             raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
-    return {name: value for name, value in data.items() if name in fields}
+    # a run's results have few texts but their cases
+    return {n: sys.intern(v) if type(v) is str else v for n, v in data.items() if n in fields}

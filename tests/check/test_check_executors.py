@@ -1,6 +1,7 @@
 """Where cases run: pools, this process, MPI ranks and dask workers give the same results."""
 
 import concurrent.futures
+import gc
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from pybnorm.check import executors
 from pybnorm.check.bounds import Status
 from pybnorm.check.executors import Pool, environments, isolated, opened, run_cases
 from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import BackendInfo
+from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.check.worker import DiedError, TimeLimitError, Worker
 from pybnorm.errors import ArgumentError
 
@@ -44,6 +46,32 @@ class Impatient(Worker):
     def call(self, function, *arguments, timeout=None):
         hangs = open_hanging in arguments and BAD in arguments
         return super().call(function, *arguments, timeout=6 if hangs else timeout)
+
+
+# ---------------------------------------------------------------- collecting
+
+
+def test_what_came_with_a_result_is_not_kept_with_it():
+    """The description of its library, which comes with every one: of many cases more than all else."""
+    described = []
+
+    def ran(opener, backend, case, keep):
+        info = BackendInfo(backend, version=(3, 2, 0), path="/x", id="same")
+        described.append(weakref.ref(info))
+        return CaseResult(backend, case, Status.PASS), info
+
+    class Here(concurrent.futures.ThreadPoolExecutor):
+        def submit(self, function, *arguments):
+            return super().submit(ran, *arguments)
+
+    with Here(1) as executor:
+        results = run_cases(executor, INFO, problems("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join("123456789")))
+        found = [next(results) for _ in range(9)]
+        executor.shutdown()
+        gc.collect()
+        assert sum(info() is not None for info in described) <= 2  # the one of all, and the last
+        results.close()
+    assert {r.status for r in found} == {Status.PASS}
 
 
 # ---------------------------------------------------------------- the pool

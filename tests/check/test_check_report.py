@@ -11,13 +11,14 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 import xml.etree.ElementTree as ET
 
 import pytest
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
-from pybnorm.check import claims, compare, defects, junit, report
+from pybnorm.check import archive, claims, compare, defects, junit, report
 from pybnorm.check import html as page
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.console import Console
@@ -262,6 +263,41 @@ def test_documents_of_every_status_meet_the_schema(schema):
         assert errors(schema, document | change)
     del document["cases"][0]["status"]
     assert errors(schema, document) == "$.cases[0]: 'status' is a required property"
+
+
+@pytest.mark.parametrize("empty", [[], {}, (), "", None])
+def test_a_document_written_in_parts_is_the_whole_one(empty):
+    document = made_document(INFOS, EVERY) | {"empty": empty, "nested": [[], [[1]], {"a": [float("inf"), "b\nc"]}]}
+    for whole in (document, {"empty": empty}, {}):
+        assert "".join(report.json_parts(whole)) == json.dumps(report.to_json(whole), indent=1) + "\n"
+
+
+def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_path, monkeypatch):
+    """Each case's text and dictionaries are there while it is written or read, and not those of all."""
+    monkeypatch.setattr(archive, "LARGEST", 1 << 22)  # as much is set aside before a file is read
+    results = [dataclasses.replace(EVERY[0], case=f"train,spatial,f32,nchw,2x3x4x4,seed={i}") for i in range(1, 1001)]
+    tracemalloc.start()
+    try:
+        archive.write_run(tmp_path, made_document(INFOS, results))
+        written = tracemalloc.get_traced_memory()[1]
+        size = (tmp_path / "run.json").stat().st_size
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        document = archive.read_run(tmp_path)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(document["cases"]) == 1000
+    assert written < size / 2
+    assert peak < held + 1.5 * size + before  # its bytes, and a part as text
+
+
+def test_what_is_no_case_is_refused(tmp_path):
+    document = json.loads(json.dumps(report.to_json(made_document(INFOS, EVERY))))
+    for case in ({}, 1, [], {"backend": "onednn", "case": "x"}, {"backend": "onednn", "case": "x", "status": "GOOD"}):
+        (tmp_path / "run.json").write_text(json.dumps(document | {"cases": [case]}))
+        with pytest.raises(ArgumentError, match=r"a folder of check --save or a file of check --json \("):
+            archive.read_run(tmp_path)
 
 
 def test_real_documents_meet_the_schema(schema, tmp_path):
