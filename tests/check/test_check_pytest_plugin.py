@@ -390,7 +390,12 @@ def test_as_many_processes_as_jobs_and_none_is_left(run, pytester, onednn, jobs)
 def test_the_first_failure_ends_what_runs_ahead(run, pytester, onednn):
     started = time.monotonic()
     arguments = ("-x", "--pybnorm-backend", "onednn", "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
-    text = "\ndef pytest_runtest_teardown(item):\n    raise OSError"
+    text = (
+        "\nimport pathlib, time\ndef pytest_runtest_teardown(item):\n"
+        "    while len(list(pathlib.Path().glob('pid*'))) < 2:  # both have begun\n"
+        "        time.sleep(0.01)\n"
+        "    raise OSError"
+    )
     run(*arguments, conftest=opener("openers.open_hanging") + text).assert_outcomes(passed=1, errors=1)
     assert time.monotonic() - started < 60
     assert len(processes(pytester)) == 2
