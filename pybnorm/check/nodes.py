@@ -478,6 +478,8 @@ class DaskNodes:
         for theirs in list(self._open):
             self._cancelled.put(theirs)
         self._cancel()
+        with self._completed.lock:  # those that a client without a scheduler made end never
+            self._completed.futures.clear()
         self._some.set()
         for thread in self._threads:
             thread.join()

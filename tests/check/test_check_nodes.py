@@ -354,6 +354,34 @@ def test_a_connection_to_the_scheduler_that_breaks_costs_neither_a_node_nor_a_ca
     assert {(r.status, r.message) for r in done} == {(Status.PASS, "")}
 
 
+_end = threading.Event()
+
+
+def endless():
+    _end.wait(LIMIT)
+
+
+def test_calls_that_never_end_do_not_keep_it_from_closing(dask_client, monkeypatch):
+    """As those that a client made after it had lost its scheduler, which nobody cancels."""
+    found, waiting = nodes.DaskNodes(dask_client), threading.Event()
+    look = found._completed.next_batch
+
+    def batch(block):
+        if found._completed.count():
+            waiting.set()
+        return look(block=block)
+
+    monkeypatch.setattr(found._completed, "next_batch", batch)
+    monkeypatch.setattr(dask_client, "cancel", lambda futures: None)
+    with concurrent.futures.ThreadPoolExecutor(1) as closing:
+        try:
+            found.nodes[0].submit(endless)
+            assert waiting.wait(LIMIT)
+            closing.submit(found.close).result(LIMIT / 2)
+        finally:
+            _end.set()
+
+
 # ---------------------------------------------------------------- whose device
 
 
