@@ -1212,7 +1212,11 @@ cdef class Handle:
 
         None where this thread is in the midst of it further up: a signal handler has come back here.
         """
-        cdef Plan plan = self.plans.get(key)
+        cdef Plan plan
+        try:
+            plan = self.plans.get(key)
+        except Exception:  # an argument without a hash, which is refused further on
+            return None
         if plan is None or plan.busy == PyThread_get_thread_ident():
             return None
         with cython.critical_section(plan):
@@ -2441,9 +2445,12 @@ cdef class CallList:
         handle._check()
         if handle.table != self.table:
             raise ValueError("a handle of another backend")
+        if op not in _DESCRIBED:
+            raise errors.ArgumentError("operation", operation, "an operation that computes")
         for name in _DESCRIBED[op]:
             if name not in arrays:
-                raise ValueError(f"{_CALL_NAMES[op]} without {name}")
+                needed = ", ".join(_DESCRIBED[op])
+                raise errors.ArgumentError("arrays", f"no {name}", f"{needed}, for {_CALL_NAMES[op]}")
         memset(&call, 0, sizeof(call))
         call.operation = op
         call.alpha_param = 1.0
@@ -2541,8 +2548,11 @@ cdef class CallList:
         if len(addresses) < self.slots or len(addresses) > _MAX_SLOTS:
             given = f"{len(addresses)} addresses for {self.slots} slots"
             raise errors.ArgumentError("addresses", given, "one for each slot")
-        for i in range(<int>len(addresses)):
-            begins[i] = addresses[i] if type(addresses[i]) is int else _arguments.pointer(addresses[i], "addresses")
+        try:
+            for i in range(<int>len(addresses)):
+                begins[i] = addresses[i] if type(addresses[i]) is int else _arguments.pointer(addresses[i], "addresses")
+        except OverflowError:
+            raise errors.ArgumentError("addresses", addresses[i], "an address of 64 bits") from None
         return 0
 
     def apart(self, tuple addresses not None, workspace=0):
@@ -3353,7 +3363,7 @@ cdef class Plan:
         if algorithm is None:
             shown = True if z[1] is None else z[1]
             raise errors.ArgumentError("z", shown, "None with algorithm None: no entry point adds a residual")
-        zd, address = _planned(self.handle, z[0], z[1])
+        zd, address = _planned(self.handle, z[0], z[1], "z")
         _arguments.residual(activation[0], zd, self.xd)
         self.zd = zd
         return address
@@ -3632,10 +3642,13 @@ cdef tuple _residual(Handle handle, object z, object x):
     return _like(handle, None if z is True else z, "z", x), None if z is True else z
 
 
-cdef tuple _planned(Handle handle, object like, object given):
+cdef tuple _planned(Handle handle, object like, object given, str name):
     """A private descriptor of what `_like` found, which nobody else can change, and the address given or 0."""
     cdef bint placed = given is not None and not isinstance(like, TensorDescriptor)
-    return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), like.pointer if placed else 0
+    cdef uintptr_t address = 0
+    if placed and like.pointer:  # without elements there is none
+        address = _address(like, name)
+    return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), address
 
 
 cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
@@ -3665,8 +3678,8 @@ cdef object _plan_forward_training(
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_training"
-        plan.xd, x_address = _planned(handle, x_like, x)
-        plan.yd, y_address = _planned(handle, y_like, y)
+        plan.xd, x_address = _planned(handle, x_like, x, "x")
+        plan.yd, y_address = _planned(handle, y_like, y, "y")
         _check_capability(plan.table, PBN_OP_FORWARD_TRAINING, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
@@ -3699,8 +3712,8 @@ cdef object _plan_forward_inference(
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_forward_inference"
-        plan.xd, x_address = _planned(handle, x_like, x)
-        plan.yd, y_address = _planned(handle, y_like, y)
+        plan.xd, x_address = _planned(handle, x_like, x, "x")
+        plan.yd, y_address = _planned(handle, y_like, y, "y")
         _check_capability(plan.table, PBN_OP_FORWARD_INFERENCE, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))
@@ -3734,9 +3747,9 @@ cdef object _plan_backward(
         handle._check()
         plan.handle, plan.table = handle, handle.table
         plan.name = "batch_normalization_backward"
-        plan.xd, x_address = _planned(handle, x_like, x)
-        plan.yd, dy_address = _planned(handle, dy_like, dy)
-        plan.dxd, dx_address = _planned(handle, dx_like, dx)
+        plan.xd, x_address = _planned(handle, x_like, x, "x")
+        plan.yd, dy_address = _planned(handle, dy_like, dy, "dy")
+        plan.dxd, dx_address = _planned(handle, dx_like, dx, "dx")
         _check_capability(plan.table, PBN_OP_BACKWARD, values[0], plan.xd, plan.name)
         plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
         memset(&plan.call, 0, sizeof(plan.call))

@@ -107,7 +107,7 @@ class Executor:
     def _memory(self, handle: Handle, workspace: Any, workspace_size: Any) -> tuple[int, int]:
         """Address and bytes, checked before the executor is used up."""
         size = _arguments.optional_pointer(workspace_size, "workspace_size")
-        if workspace is None or isinstance(workspace, int):
+        if workspace is None or issubclass(type(workspace), int):
             address = _arguments.optional_pointer(workspace, "workspace")
         else:
             address, available = handle.memory(workspace)
@@ -818,7 +818,11 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
     allowed = "a sequence of whole numbers >= 0, on the host"
     if values is None:
         raise ArgumentTypeError(name, None, f"{allowed} ({_NULLPTR})")
-    if hasattr(values, "__cuda_array_interface__"):  # also PyTorch's tensors on a device
+    try:
+        on_device = hasattr(values, "__cuda_array_interface__")  # also PyTorch's tensors on a device
+    except Exception:  # the object's own
+        _invalid(name, values, allowed, ArgumentTypeError)
+    if on_device:
         raise ArgumentTypeError(name, "an array on a device", allowed)
     try:
         items = _arguments.items(values.tolist() if hasattr(values, "tolist") else values, name, allowed, 1 << 20)
@@ -826,7 +830,7 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
         _invalid(name, values, allowed, ArgumentTypeError)
     result = []
     for item in items:
-        if isinstance(item, bool) or not isinstance(item, numbers.Real):
+        if issubclass(type(item), bool) or not issubclass(type(item), numbers.Real):
             _invalid(name, values, allowed, ArgumentTypeError)
         try:
             number = float(item)
@@ -846,6 +850,5 @@ def _prepared(function: str, sequence: Sequence) -> tuple[int, Executor]:
 def _execute(function: str, workspace: Any, workspace_size: int, executor: Any, stream: Any) -> None:
     if executor is None:
         raise ArgumentTypeError("executor", None, f"an Executor ({_NULLPTR})")
-    if not isinstance(executor, Executor):
-        raise ArgumentTypeError("executor", executor, "an Executor")
+    _arguments.instance(executor, Executor, "executor", "an Executor")
     executor._execute(function, workspace, workspace_size, stream)

@@ -336,7 +336,7 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     ArgumentError, ArgumentTypeError, UnsupportedError
         As the operator would.
     """
-    build = _OPERATORS.get(operator) if isinstance(operator, str) else None
+    build = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
     if build is None:
         raise ArgumentError("operator", operator, "one of " + ", ".join(_OPERATORS))
     return build(handle, *arguments, **options).check()

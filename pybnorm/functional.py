@@ -294,8 +294,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _ready_of(handle: Handle) -> dict[Any, Call]:
-    if not isinstance(handle, Handle):
-        raise ArgumentTypeError("handle", handle, "a Handle or None")
+    _arguments.instance(handle, Handle, "handle", "a Handle or None")
     return handle._ready
 
 
@@ -316,7 +315,7 @@ def _look(array: Any, argument: str) -> Any:
 
 
 def _out_key(out: Any, count: int) -> Any:
-    if not isinstance(out, (tuple, list)) or len(out) != count:
+    if not issubclass(type(out), (tuple, list)) or len(out) != count:
         raise ArgumentTypeError("out", out, f"a tuple of {count}, arrays or None")
     first = out[0]
     return type(first), None if first is None else signature(first) or _look(first, "out[0]"), *map(type, out[1:])

@@ -139,7 +139,7 @@ class TensorAttributes:
 
     def set_uid(self, uid: int) -> TensorAttributes:
         """The key of this tensor in the variant pack: any 64-bit integer that no other tensor of the graph has."""
-        if isinstance(uid, bool) or not isinstance(uid, int):
+        if issubclass(type(uid), bool) or not issubclass(type(uid), int):
             raise ArgumentTypeError("uid", uid, "an integer")
         if not -(2**63) <= uid < 2**63:
             raise ArgumentError("uid", uid, "an integer of 64 bits")
@@ -244,7 +244,7 @@ Tensor = TensorAttributes
 
 
 def _data_type(value: object, argument: str) -> DataType:
-    found = _NAMES.get(value.lower()) if isinstance(value, str) else None
+    found = _NAMES.get(_arguments.text(value, argument).lower()) if issubclass(type(value), str) else None
     found = _arguments.data_type(value, argument) if found is None else found
     if found not in _SUPPORTED:
         raise ArgumentTypeError(argument, found.short, "f32, f16 or bf16")
@@ -431,8 +431,9 @@ class PointwiseAttributes(_Attributes):
 
     def set_mode(self, mode: PointwiseMode | str) -> PointwiseAttributes:
         """Which operation; required."""
-        found = PointwiseMode.__members__.get(mode.upper()) if isinstance(mode, str) else mode
-        if not isinstance(found, PointwiseMode):
+        given: Any = mode
+        found = PointwiseMode.__members__.get(str.upper(given)) if issubclass(type(given), str) else given
+        if type(found) is not PointwiseMode:
             raise ArgumentError("mode", mode, "one of " + ", ".join(f"PointwiseMode.{m.name}" for m in PointwiseMode))
         self._mode = found
         return self
@@ -883,8 +884,7 @@ class Graph:
 
     def _attributes(self, given: Any, kind: type[Any], prefix: str) -> Any:
         """A copy, as C++ passes attributes by value, with a name."""
-        if not isinstance(given, kind):
-            raise ArgumentTypeError("attributes", given, f"a {kind.__name__}")
+        _arguments.instance(given, kind, "attributes", f"a {kind.__name__}")
         attributes = copy.copy(given)
         if not attributes.get_name():
             attributes.set_name(f"{prefix}_{len(self._nodes)}")
@@ -1079,11 +1079,10 @@ class Graph:
         """
         self._require(2, "create_execution_plans")
         allowed = "a sequence of " + ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
-        if isinstance(modes, (str, HeuristicMode)):
-            modes = (modes,)
-        for mode in _arguments.items(modes, "modes", allowed):
-            found = HeuristicMode.__members__.get(mode.upper()) if isinstance(mode, str) else mode
-            if not isinstance(found, HeuristicMode):
+        given: Any = (modes,) if issubclass(type(modes), (str, HeuristicMode)) else modes
+        for mode in _arguments.items(given, "modes", allowed):
+            found = HeuristicMode.__members__.get(str.upper(mode)) if issubclass(type(mode), str) else mode
+            if type(found) is not HeuristicMode:
                 raise ArgumentError("modes", mode, allowed)
         lowering = _Lowering(self._nodes, self._records)
         for tensor in lowering.unfaithful():
@@ -1278,13 +1277,13 @@ class Graph:
         _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
         buffers: dict[_Record, Buffer] = {}
         for key, value in variant_pack.items():
-            if isinstance(key, TensorAttributes):
+            if issubclass(type(key), TensorAttributes):
                 known = self._records.get(id(key))
                 if known is None:
                     raise ArgumentError("variant_pack", f"key {key!r}", "tensors of the graph that have memory")
                 record: _Record | None = known
             else:
-                if isinstance(key, bool) or not isinstance(key, int):
+                if issubclass(type(key), bool) or not issubclass(type(key), int):
                     raise ArgumentTypeError("variant_pack", f"key {key!r}", "integers, or tensors of the graph")
                 if key not in self._by_uid:
                     raise ArgumentError("variant_pack", f"uid {key}", f"uids of the graph: {self._wanted()}")

@@ -123,9 +123,11 @@ class Info:
         dtype = np.dtype(kind.name.lower())
         for name in _STATE:
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != dtype:
-                got = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else array
-                raise ArgumentTypeError(name, got, f"a NumPy array of {dtype}, as data_type says")
+            allowed = f"a NumPy array of {dtype}, as data_type says"
+            _arguments.instance(array, np.ndarray, name, allowed)
+            array = np.ndarray.view(array, np.ndarray)  # whose class may say what is not so
+            if array.dtype != dtype:
+                raise ArgumentTypeError(name, f"an array of {array.dtype}", allowed)
             if array.shape != dims:
                 raise ArgumentError(name, f"shape {array.shape}", f"dims, {dims}")
             own = array.copy()
@@ -182,7 +184,7 @@ class Info:
         """
         try:
             values = json.loads(text)
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # also the object's own
             raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
         if not isinstance(values, dict):
             raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
@@ -396,7 +398,7 @@ class BatchNorm:
             raise ClosedError("layer")
         if self._derived is not None:
             raise ArgumentError("layer", "a layer that is staged already", "stage once; close it and make another one")
-        if isinstance(x, TensorDescriptor):
+        if issubclass(type(x), TensorDescriptor):
             if x.backend != self._handle.backend:
                 raise ArgumentError("x", f"a descriptor of backend {x.backend}", f"one of {self._handle.backend}")
             x_desc = x

@@ -101,7 +101,7 @@ def cumulative_average_factor(n: int) -> float:
     ArgumentError, ArgumentTypeError
         `n` is not an integer, or negative.
     """
-    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+    if issubclass(type(n), bool) or not issubclass(type(n), numbers.Integral):
         raise ArgumentTypeError("n", n, "an integer from 0")
     if n < 0:
         raise ArgumentError("n", n, "an integer from 0")
@@ -968,8 +968,9 @@ def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
     """The activation as `Handle` takes it."""
     if descriptor is None:
         return {}
-    if not isinstance(descriptor, ActivationDescriptor):
+    if not issubclass(type(descriptor), ActivationDescriptor):
         raise ArgumentTypeError("activ_desc", descriptor, "an ActivationDescriptor or None")
+    assert isinstance(descriptor, ActivationDescriptor)
     try:
         mode = ActivationMode(descriptor.mode)
     except ValueError:

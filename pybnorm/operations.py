@@ -2316,9 +2316,9 @@ def asked(
     handle: Handle, operation: str, arguments: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Prepared, tuple[int, ...], list[Any]]:
     """`prepare` of an operation by name, with the defaults of its function; for use inside the package."""
-    if not isinstance(operation, str) or operation not in _RECIPES:
-        kind = ArgumentError if isinstance(operation, str) else ArgumentTypeError
-        raise kind("operation", operation, "one of " + ", ".join(_RECIPES))
+    operation = _arguments.text(operation, "operation")
+    if operation not in _RECIPES:
+        raise ArgumentError("operation", operation, "one of " + ", ".join(_RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
     signature, names, positional, defaults = _signature_of(operation)

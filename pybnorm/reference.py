@@ -534,16 +534,28 @@ def _walk(
     if not arrays:
         raise ArgumentError("arrays", "none", "at least one array")
     for i, array in enumerate(arrays):
+        _arguments.instance(array, np.ndarray, f"arrays[{i}]", "a NumPy array")
+    arrays = [_plain(a) for a in arrays]
+    for i, array in enumerate(arrays):
         _data(f"arrays[{i}]", array, arrays[0].shape if i else None)
     walk = _Walk(arrays[0], bn_mode, len(arrays))
     return walk, arrays, [_parameter(f"parameters[{i}]", p, walk.derived) for i, p in enumerate(parameters)]
 
 
+def _plain(array: Array) -> Array:
+    """The array without a class of its own, which may say what is not so."""
+    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+
+
 def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
     """Check an array of x's kind."""
     _arguments.instance(array, np.ndarray, argument, "a NumPy array")
+    try:
+        shape_of = array.shape
+    except Exception:  # the class's own
+        raise ArgumentTypeError(argument, f"a {type(array).__name__} whose shape fails", "a NumPy array") from None
     dtype = _arguments.data_type(array.dtype, argument)
-    dims = _arguments.dims(array.shape, argument)
+    dims = _arguments.dims(shape_of, argument)
     if shape is not None and dims != shape:
         raise ArgumentError(argument, f"shape {dims}", f"shape {shape}")
     return _Tensor(dims, array.strides, dtype)
@@ -552,6 +564,7 @@ def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _T
 def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
     """Check a parameter; a view of it in the derived shape."""
     _arguments.instance(array, np.ndarray, argument, f"a NumPy array of shape {derived}")
+    array = _plain(array)
     _arguments.data_type(array.dtype, argument)
     _arguments.parameter_dims(argument, array.shape, None, derived)
     return array.reshape(derived)  # a view: only axes of length 1 come or go
@@ -571,12 +584,12 @@ def _outputs(out: Mapping[str, Array] | None, allowed: Sequence[str]) -> dict[st
     if out is None:
         return {}
     _arguments.instance(out, Mapping, "out", "a mapping from result names to arrays")
-    for name, array in out.items():
+    for name, given in out.items():
         if name not in allowed:
             raise ArgumentError("out", f"key {name!r}", "keys among " + ", ".join(allowed))
         argument = f"out[{name!r}]"
-        if not isinstance(array, np.ndarray):
-            raise ArgumentTypeError(argument, array, "a NumPy array")
+        _arguments.instance(given, np.ndarray, argument, "a NumPy array")
+        array = _plain(given)
         _arguments.data_type(array.dtype, argument)
         if not array.flags.writeable:
             raise ArgumentError(argument, "a read-only array", "a writable array")
@@ -1186,8 +1199,8 @@ class _Case:
     """Checked arrays of an operation with `axis`, folded."""
 
     def __init__(self, name: str, x: Array, axis: int | Sequence[int]) -> None:
-        if not isinstance(x, np.ndarray):
-            raise ArgumentTypeError(name, x, "a NumPy array")
+        _arguments.instance(x, np.ndarray, name, "a NumPy array")
+        x = _plain(x)
         _arguments.data_type(x.dtype, name)
         self.own_dims = x.shape
         kept = _arguments.axes(axis, _rank(name, x))
@@ -1203,8 +1216,9 @@ class _Case:
 
     def data(self, name: str, array: Array | None) -> Array:
         """Check an array of x's shape; its folded form."""
-        if not isinstance(array, np.ndarray):
+        if not issubclass(type(array), np.ndarray):
             raise ArgumentTypeError(name, array, "a NumPy array")
+        array = _plain(array)  # type: ignore[arg-type]
         _arguments.data_type(array.dtype, name)
         if array.shape != self.own_dims:
             raise ArgumentError(name, f"shape {array.shape}", f"shape {self.own_dims}")

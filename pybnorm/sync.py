@@ -262,8 +262,9 @@ def _connect(communicator: Any) -> Communicator:
         if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
             connected: Communicator = adapter(communicator)
             return connected
-    if isinstance(communicator, Communicator):
-        return communicator
+    with contextlib.suppress(Exception):  # the object's own
+        if isinstance(communicator, Communicator) and issubclass(type(communicator.size), int):
+            return communicator
     raise ArgumentTypeError(
         "communicator",
         communicator,

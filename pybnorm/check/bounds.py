@@ -737,7 +737,11 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
         chain = Tier("C", True, float(expected.problem.m))
         if _compare(expected, output, got, (chain,)).ratio <= 1:
             notes.append("as one sequential chain of sums would err (class C)")
-        if output in ("y", "dx") and got.itemsize == 2 and _is_truncated(expected, output, got, classes):
+        if (
+            output in ("y", "dx")
+            and got.itemsize == expected.problem.dtype.itemsize == 2
+            and _is_truncated(expected, output, got, classes)
+        ):
             notes.append(TRUNCATED)
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE

@@ -423,7 +423,8 @@ _RANGES = {"repeats": (1, REPEATS_MAX), "streams": (1, STREAMS_MAX), "seed": (0,
 
 def _in_range(value: object, argument: str) -> None:
     low, high = _RANGES[argument]
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    number: Any = value
+    if issubclass(type(value), bool) or not issubclass(type(value), int) or not low <= number <= high:
         raise ArgumentError(argument, value, f"an integer from {low} to {high}")
 
 

@@ -305,11 +305,26 @@ def _address(good: Any) -> Any:
 VALUES.append(Value("the array's address", _address, True))
 
 
+ROOM = 1 << 15
+"""Bytes of memory on either side of what a `Buffer` or a DLPack tensor describes. Wider elements, more lanes, other
+strides and other dims reach beyond the array: it must still be memory of theirs, since a wrong size is the caller's."""
+
+
+def lent_with_room(good: Any) -> tuple[Any, Any]:
+    """A copy of the array, or where it is none of float32 an array of zeros; and the memory in whose midst it is."""
+    given = good if type(good) is np.ndarray and good.dtype == np.float32 else zeros()
+    memory = np.zeros(2 * ROOM + given.nbytes + 64, np.uint8)
+    start = ROOM + -(memory.ctypes.data + ROOM) % 64
+    lent = memory[start : start + given.nbytes].view(np.float32).reshape(given.shape)
+    lent[...] = given
+    return lent, memory
+
+
 def buffer(good: Any, **changed: Any) -> Buffer:
-    """A `Buffer` of the array's memory, or where none is of the lender's; with fields changed."""
-    lent = good if type(good) is np.ndarray and good.dtype == np.float32 else zeros()
+    """A `Buffer` of a copy of the array; with fields changed."""
+    lent, memory = lent_with_room(good)
     steps = tuple(s // lent.itemsize for s in lent.strides)
-    made = Buffer(lent.ctypes.data, lent.shape, steps, pybnorm.DataType.FLOAT32, 1, -1, True, lent)
+    made = Buffer(lent.ctypes.data, lent.shape, steps, pybnorm.DataType.FLOAT32, 1, -1, True, memory)
     return made._replace(**changed)
 
 
@@ -527,8 +542,8 @@ class Producer:
     """An object that hands out one DLPack structure."""
 
     def __init__(self, good: Any, version: int, name: bytes | None, fields: dict[str, int], device: Any) -> None:
-        lent = good if type(good) is np.ndarray and good.dtype == np.float32 else zeros()
-        self.lent, self.device = lent, device
+        lent, memory = lent_with_room(good)
+        self.lent, self.device = memory, device
         self.sizes = (ctypes.c_int64 * 8)(*(lent.shape + (1,) * (8 - lent.ndim)))
         tensor = Tensor(lent.ctypes.data, 1, 0, lent.ndim, 2, 32, 1, ctypes.addressof(self.sizes), None, 0, None, None)
         for field, value in fields.items():

@@ -100,6 +100,10 @@ class Matrix:
         except Exception as error:
             if (target.name, parameter) in hostile_calls.CALLED_BACK and not isinstance(error, PybnormError):
                 return ACCEPTED, "what is called back has its own errors"
+            if (target.name, parameter) in hostile_calls.ALLOCATES and isinstance(error, MemoryError):
+                return REFUSED, "no such memory"
+            if isinstance(error, hostile_values.Own) and str(error) == "function":
+                return ACCEPTED, "an array's class answers for NumPy's functions, such as empty_like"
             return judged(error, parameter, target)
         except BaseException as error:
             return RAW, described(error)
