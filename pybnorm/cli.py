@@ -75,6 +75,10 @@ class _Output:
     def write(self, text: str) -> int:
         return self._guarded(lambda: self._stream.write(text))
 
+    def writelines(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            self.write(part)
+
     def flush(self) -> None:
         self._guarded(self._stream.flush)
 
