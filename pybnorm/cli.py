@@ -1010,7 +1010,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
       0  no correct kernel was objected to, every bug was found often enough
       1  otherwise
     """
-    from pybnorm.check import detection
+    from pybnorm.check.selftest import detection
 
     try:
         targets = _targets(context, "selftest", json=json_target)

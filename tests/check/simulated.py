@@ -6,7 +6,7 @@ import threading
 
 from pybnorm import devices
 from pybnorm.check.runner import Session
-from pybnorm.check.simulated import BUGS, STYLES, Kernels, array_of, session
+from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, array_of, session
 
 __all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
 

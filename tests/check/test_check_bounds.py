@@ -25,7 +25,7 @@ from pybnorm.check.bounds import (
 from pybnorm.check.data import Inputs, generate, round_to
 from pybnorm.check.problem import FILLS, Problem, expand, read_suite
 from pybnorm.check.runner import execute, run_case
-from pybnorm.check.simulated import BUGS, STYLES, session
+from pybnorm.check.selftest.simulated import BUGS, STYLES, session
 from pybnorm.enums import DataType, Mode
 
 SMOKE = read_suite((importlib.resources.files("pybnorm.check") / "suites" / "smoke.txt").read_text(), "smoke")

@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from pybnorm.check import detection
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.simulated import BUGS, STYLES
+from pybnorm.check.selftest import detection
+from pybnorm.check.selftest.simulated import BUGS, STYLES
 from pybnorm.cli import main
 
 SMALL = [(dtype, 12544) for dtype in detection.DTYPES]

@@ -2,7 +2,7 @@
 
 They take the buffers that a `pybnorm.Handle` takes, compute in float32 (float64 for float64 data) and store in the
 dtype of the data, so the judge sees what it would see of a vendor. Nothing here uses the reference. The judge's own
-test bench: `pybnorm.check.detection` and the tests run cases on them.
+test bench: `pybnorm.check.selftest.detection` and the tests run cases on them.
 """
 
 from __future__ import annotations

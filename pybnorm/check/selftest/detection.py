@@ -17,7 +17,7 @@ from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import Session, execute
-from pybnorm.check.simulated import session
+from pybnorm.check.selftest.simulated import session
 
 __all__ = ["CORRECT", "FILLS", "REQUIRED", "SETTINGS", "Found", "Report", "Row", "render", "run"]
 

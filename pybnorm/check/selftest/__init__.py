@@ -1,0 +1,1 @@
+"""Tests the judge: simulated kernels with known bugs must be found, and correct ones must pass."""
