@@ -11,11 +11,14 @@ PBN_SANITIZE
 
 import os
 import sys
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-BACKENDS = ["cudnn", "miopen", "onednn"]  # PBN_BACKENDS in include/pybnorm/shim.h
+# A vendor is one file, or one folder whose adapter.c includes the others.
+BACKENDS = sorted(map(str, [*Path("pybnorm/backends").glob("*.c"), *Path("pybnorm/backends").glob("*/adapter.c")]))
+HEADERS = sorted(map(str, [*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.[ch]")]))
 
 
 def option(name, default, allowed):
@@ -40,9 +43,9 @@ setup(
         [
             Extension(
                 "pybnorm._core",
-                ["pybnorm/_core.pyx", *(f"pybnorm/backends/{name}.c" for name in BACKENDS)],
+                ["pybnorm/_core.pyx", *BACKENDS],
                 include_dirs=["include"],
-                depends=["include/pybnorm/shim.h", "include/pybnorm/dl.h", "include/pybnorm/adapter.h"],
+                depends=HEADERS,
                 define_macros=[("_GNU_SOURCE", None)],
                 extra_compile_args=["-std=c11", "-fvisibility=hidden", f"-O{optimize}", *sanitize],
                 extra_link_args=sanitize,

@@ -42,7 +42,7 @@ mypy
 say "every C file without a warning, under both compilers found"
 for compiler in gcc clang; do
     command -v "$compiler" >/dev/null || { echo "$compiler: not on this machine, skipped"; continue; }
-    for file in pybnorm/backends/*.c; do
+    for file in pybnorm/backends/*.c pybnorm/backends/*/adapter.c; do
         "$compiler" -std=c11 -Wall -Wextra -Werror -O2 -fsyntax-only -D_GNU_SOURCE -Iinclude "$file"
     done
 done

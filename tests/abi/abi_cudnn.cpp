@@ -6,8 +6,7 @@
 extern "C" void cudnnGetLastErrorString(char *, size_t);
 #endif
 
-#define PBN_PROTOTYPES_ONLY
-#include "cudnn.c"
+#include "cudnn/api.h"
 
 #include "../doubles/cudnn8.h"
 #include "abi_same.hpp"

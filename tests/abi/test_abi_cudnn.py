@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "abi_cudnn.cpp"
-BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn.c"
+BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn" / "api.h"
 
 
 @pytest.fixture
@@ -53,7 +53,8 @@ def test_declarations_are_the_vendors(check, flags):
 def test_a_wrong_declaration_is_caught(check, flags, tmp_path, declared, altered, complaint):
     text = BACKEND.read_text()
     assert text.count(declared) == 1
-    (tmp_path / "cudnn.c").write_text(text.replace(declared, altered))
+    (tmp_path / "cudnn").mkdir()
+    (tmp_path / "cudnn" / "api.h").write_text(text.replace(declared, altered))
     result = check.compile(SOURCE, flags, backends=tmp_path)
     assert result.returncode != 0
     assert complaint in result.stderr

@@ -1,6 +1,5 @@
 /* A cuDNN that computes float32 batch norm of at most 5 dims, as far as raw_cudnn.c asks; SLIP is added to every y and
  * dx, so that a program that checks its results has something to find. */
-#define PBN_PROTOTYPES_ONLY
 #include CUDNN_BACKEND
 #include <math.h>
 #include <stdlib.h>

@@ -13,7 +13,7 @@ from pybnorm.bench import rivals
 from pybnorm.bench.case import TOLERANCE, Case
 
 HERE = Path(__file__).parent
-BACKEND = Path(rivals.__file__).parents[1] / "backends" / "cudnn.c"
+BACKEND = Path(rivals.__file__).parents[1] / "backends" / "cudnn" / "api.h"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler is here")

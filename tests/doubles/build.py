@@ -22,6 +22,8 @@ ADAPTERS = HERE.parents[1] / "pybnorm" / "backends"
 class Vendor:
     """What the builder must know of one vendor."""
 
+    prototypes: str
+    """The file of the backends that has them."""
     symbols: str
     """The adapter's list macro, ``(REQUIRED, OPTIONAL)`` of ``(result, name, parameters)``."""
     soname: str
@@ -32,9 +34,9 @@ class Vendor:
 
 
 VENDORS = {
-    "cudnn": Vendor("PBN_CUDNN_SYMBOLS", "libcudnn.so.9", 91900, 7605),
-    "miopen": Vendor("PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 4000000),
-    "onednn": Vendor("PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
+    "cudnn": Vendor("cudnn/api.h", "PBN_CUDNN_SYMBOLS", "libcudnn.so.9", 91900, 7605),
+    "miopen": Vendor("miopen.c", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 4000000),
+    "onednn": Vendor("onednn.c", "PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
 }
 
 
@@ -131,7 +133,7 @@ class Doubles:
         # The preprocessor reads the list: what it expands to is what the adapter resolves.
         source = (
             "#define PBN_PROTOTYPES_ONLY\n"
-            f'#include "{ADAPTERS / f"{backend}.c"}"\n'
+            f'#include "{ADAPTERS / VENDORS[backend].prototypes}"\n'
             "#define PBN_TEST_REQUIRED(result, name, parameters) @REQUIRED:name@\n"
             "#define PBN_TEST_OPTIONAL(result, name, parameters) @OPTIONAL:name@\n"
             f"{VENDORS[backend].symbols}(PBN_TEST_REQUIRED, PBN_TEST_OPTIONAL)\n"
@@ -156,7 +158,7 @@ class Doubles:
                 "-Wno-unused-parameter",
                 "-fPIC",
                 "-O0",
-                f'-DDOUBLE_BACKEND="{ADAPTERS / f"{backend}.c"}"',
+                f'-DDOUBLE_BACKEND="{ADAPTERS / VENDORS[backend].prototypes}"',
                 f"-DDOUBLE_SYMBOLS={VENDORS[backend].symbols}",
                 *(f"-D{define}" for define in defines),
                 *flags,

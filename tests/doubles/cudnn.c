@@ -1,7 +1,6 @@
 /* A libcudnn that answers what loading asks. DOUBLE_VERSION: cudnnGetVersion()'s number.
  * DOUBLE_RECORDS: it also has descriptors and batch-norm calls, see cudnn_records.h; DOUBLE_COMPUTES: and they compute,
  * see cudnn_computes.h. */
-#define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
 #define DECLARE(result, name, parameters) result name parameters;

@@ -1,6 +1,6 @@
 /* Every symbol of one vendor's interface, so that a double can be loaded; calling one that the
  * double's own file does not define ends the process. Compiled by build.py with
- *   DOUBLE_BACKEND  the vendor's adapter file, for its prototypes
+ *   DOUBLE_BACKEND  the file of the backend that has the vendor's prototypes
  *   DOUBLE_SYMBOLS  the adapter's list of symbols
  */
 #define PBN_PROTOTYPES_ONLY

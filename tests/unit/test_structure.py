@@ -98,11 +98,12 @@ def test_what_is_imported_upward_is_imported_late():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "backends").glob("*.c")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((SOURCE / "backends").rglob("*.[ch]")), ids=lambda p: p.name)
 def test_backend_files_include_only_the_contract(path):
     included = re.findall(r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M)
     ours = {i for i in included if i.startswith('"')}
-    assert ours <= {'"pybnorm/shim.h"', '"pybnorm/dl.h"', '"pybnorm/adapter.h"'}
+    folder = set() if path.parent.name == "backends" else {f'"{p.name}"' for p in path.parent.iterdir()}
+    assert ours <= {'"pybnorm/shim.h"', '"pybnorm/dl.h"', '"pybnorm/adapter.h"'} | folder
     names = ["float", "limits", "math", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib", "string"]
     standard = {f"<{name}.h>" for name in names}
     assert {i for i in included if i.startswith("<")} <= standard
@@ -112,8 +113,7 @@ def test_backend_list_agrees_everywhere():
     shim = (ROOT / "include/pybnorm/shim.h").read_text()
     listed = re.findall(r"X\((\w+)\)", re.search(r"#define PBN_BACKENDS\(X\)((?:.*\\\n)*.*\n)", shim)[1])
     assert tuple(listed) == pybnorm.backends()
-    assert sorted(listed) == sorted(p.stem for p in (SOURCE / "backends").glob("*.c"))
-    assert repr(listed).replace("'", '"') in (ROOT / "setup.py").read_text()
+    assert sorted(listed) == sorted(p.stem for p in (SOURCE / "backends").iterdir())
 
 
 @pytest.mark.parametrize(
