@@ -382,8 +382,9 @@ def fused_library(tmp_path_factory):
 
 
 def run_again(environment, *arguments):
-    off = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # the latter takes longer to import than the tests
-    command = [sys.executable, "-m", "pytest", "-q", *off, __file__, *arguments]
+    # No plugins: they are not needed, take longer to import than the tests, and pytest-benchmark fails under xdist's names.
+    environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
