@@ -382,7 +382,7 @@ def fused_library(tmp_path_factory):
 
 
 def run_again(environment, *arguments):
-    # No plugins: they are not needed, take longer to import than the tests, and pytest-benchmark fails under xdist's names.
+    # No plugins: they take longer to import than the tests, and pytest-benchmark fails under the variables of xdist.
     environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
