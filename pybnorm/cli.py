@@ -292,7 +292,7 @@ def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
 
 
 def _print_claims(backend: str, timeout: float) -> None:
-    from pybnorm.check import claims
+    from pybnorm.check import support
 
     if backend not in pybnorm.backends():
         raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
@@ -301,7 +301,7 @@ def _print_claims(backend: str, timeout: float) -> None:
         if not item.loaded:
             raise click.ClickException(f"{backend}: {item.problem}")
         rows = worker.call(_abilities, backend, timeout=timeout)
-    _write_json([claims.recorded(rows, item.version, f"{item.label} {report.version_text(item)}")], _output())
+    _write_json([support.recorded(rows, item.version, f"{item.label} {report.version_text(item)}")], _output())
 
 
 def _abilities(backend: str) -> list[dict[str, Any]]:
@@ -557,12 +557,12 @@ def _allowed(result: runner.CaseResult, allow_known: bool) -> runner.CaseResult:
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:
-    from pybnorm.check import commands
+    from pybnorm.check import vendor_lines
 
     stream = _output()
     for problem in problems:
         stream.write(f"{problem}\n")
-        for tool, line in (commands.vendor_lines(problem) if verbose else {}).items():
+        for tool, line in (vendor_lines.vendor_lines(problem) if verbose else {}).items():
             stream.write(f"    {tool}: {line}\n")
     stream.flush()
 

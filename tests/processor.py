@@ -4,7 +4,7 @@ import pytest
 
 import pybnorm
 from pybnorm import DataType, Layout, Mode, Operation, _arguments
-from pybnorm.check.claims import features
+from pybnorm.check.support import features
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 

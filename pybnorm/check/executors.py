@@ -38,7 +38,7 @@ from typing import Any, Protocol
 from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm._find import SPECS
-from pybnorm.check import claims, defects, environment
+from pybnorm.check import defects, environment, support
 from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, LostNode, MpiNodes, Node, NotRunError, greeted
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import (
@@ -526,7 +526,7 @@ def run_cases(
 
 def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseResult:
     """`result` with `known`: damage, a failing check of trust or a lost claim is nothing that a defect explains."""
-    if not (result.verdicts and result.message) and result.claim != claims.NEWLY_UNSUPPORTED:
+    if not (result.verdicts and result.message) and result.claim != support.NEWLY_UNSUPPORTED:
         known = defects.explain(info.backend, info.version, problem, result.verdicts, result.status, result.message)
         result.known = ", ".join(d.id for d in known)
     return result

@@ -17,9 +17,9 @@ import numpy as np
 from pybnorm._text import visible
 from pybnorm.check import compare, report
 from pybnorm.check.bounds import Status
-from pybnorm.check.claims import NEWLY_UNSUPPORTED
 from pybnorm.check.nodes import LostNode
 from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.support import NEWLY_UNSUPPORTED
 from pybnorm.errors import ArgumentError
 
 __all__ = ["require", "write", "write_comparison"]

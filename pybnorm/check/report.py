@@ -25,11 +25,11 @@ from rich.text import Text
 
 from pybnorm._text import one_line
 from pybnorm.check.bounds import Point, Status, Verdict
-from pybnorm.check.claims import NEWLY_UNSUPPORTED
 from pybnorm.check.environment import cpu_flags
 from pybnorm.check.nodes import LostNode
 from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES, Problem
 from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.support import NEWLY_UNSUPPORTED
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -355,10 +355,10 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
 
 def vendor_lines(case: str) -> dict[str, str]:
     """How the vendors' own tools write the case, by tool; empty for a line of another version's language."""
-    from pybnorm.check import commands
+    from pybnorm.check import vendor_lines
 
     try:
-        return commands.vendor_lines(Problem.parse(case))
+        return vendor_lines.vendor_lines(Problem.parse(case))
     except ArgumentError:
         return {}
 

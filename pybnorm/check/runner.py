@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, devices, errors
 from pybnorm._arrays import CPU, Buffer, Memory
-from pybnorm.check import claims
+from pybnorm.check import support
 from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
 from pybnorm.check.environment import cpu_flags, file_digest, variables, visible
@@ -172,7 +172,7 @@ class CaseResult:
     """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
     claim: str = ""
     """"claimed", "not claimed", "newly unsupported" (status FAIL), or "" where nothing is recorded
-    (`pybnorm.check.claims`)."""
+    (`pybnorm.check.support`)."""
     saved: str = ""
     """File with the outputs, relative to the archive's folder."""
     host: str = ""
@@ -578,8 +578,8 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     result = run_case(problem, _sessions[key], keep)
     library = getattr(_sessions[key].handle, "library", None)  # simulated kernels have none
     if library is not None:
-        result.claim = claims.check(backend, library.version, problem, result.status)
-    if result.claim == claims.NEWLY_UNSUPPORTED:
+        result.claim = support.check(backend, library.version, problem, result.status)
+    if result.claim == support.NEWLY_UNSUPPORTED:
         result.status = Status.FAIL
         result.message = f"{result.claim}, but recorded as running in this version: {result.message}"
     return result

@@ -18,7 +18,7 @@ import pytest
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
-from pybnorm.check import archive, claims, compare, defects, junit, report
+from pybnorm.check import archive, compare, defects, junit, report, support
 from pybnorm.check import html as page
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.console import Console
@@ -134,17 +134,17 @@ def test_known_defects_are_shown_with_the_failure():
 
 
 def test_newly_unsupported_is_said():
-    result = made_result(Status.FAIL, claim=claims.NEWLY_UNSUPPORTED)
+    result = made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED)
     assert "newly unsupported" in printed(report.print_details, [result])
-    assert "claimed" not in printed(report.print_details, [made_result(Status.WARN, claim=claims.CLAIMED)])
+    assert "claimed" not in printed(report.print_details, [made_result(Status.WARN, claim=support.CLAIMED)])
 
 
 def test_details_have_the_vendors_own_lines():
-    from pybnorm.check import commands
+    from pybnorm.check import vendor_lines
     from pybnorm.check.problem import Problem
 
     result = made_result(Status.FAIL)
-    lines = commands.vendor_lines(Problem.parse(result.case))
+    lines = vendor_lines.vendor_lines(Problem.parse(result.case))
     assert lines
     text = printed(report.print_details, [result])
     for line in lines.values():

@@ -32,12 +32,15 @@ LEFT_OUT = {
     "pybnorm.devices.timing": "what tuner and benchmark measure with",
     "pybnorm.devices.cuda": "needs CUDA; pybnorm.devices.device_for is how it is asked for",
     "pybnorm.devices.hip": "needs ROCm; pybnorm.devices.device_for is how it is asked for",
+    **dict.fromkeys(
+        (f"pybnorm.check.{name}" for name in ("claims", "commands", "detection", "simulated")), "an old name"
+    ),
 }
 """Modules, with those below them."""
 PUBLIC = {
     "pybnorm.check.archive": ("read_run",),
     "pybnorm.check.bounds": ("judge", "Expected"),
-    "pybnorm.check.commands": ("benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"),
+    "pybnorm.check.vendor_lines": ("benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"),
     "pybnorm.check.compare": ("is_run", "read"),
     "pybnorm.check.data": ("generate",),
 }

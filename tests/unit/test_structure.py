@@ -2,6 +2,7 @@
 
 import ast
 import enum
+import importlib
 import importlib.metadata
 import inspect
 import re
@@ -213,3 +214,19 @@ def test_the_version_is_written_once():
     assert 'version = { attr = "pybnorm.__version__" }' in config
     if (installed := next(iter(importlib.metadata.distributions(name="pybnorm")), None)) is not None:
         assert installed.version == pybnorm.__version__
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("claims", "support"),
+        ("commands", "vendor_lines"),
+        ("detection", "selftest.detection"),
+        ("simulated", "selftest.simulated"),
+    ],
+)
+def test_an_old_module_name_is_the_new_module(old, new, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"pybnorm.check.{old}", raising=False)
+    with pytest.warns(DeprecationWarning, match=rf"pybnorm\.check\.{old} is deprecated; import pybnorm\.check\.{new}$"):
+        found = importlib.import_module(f"pybnorm.check.{old}")
+    assert found is importlib.import_module(f"pybnorm.check.{new}")

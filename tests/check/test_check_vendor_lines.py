@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pybnorm.check.commands import benchdnn, cudnn_call, miopen_driver, vendor_lines
 from pybnorm.check.problem import Problem, load_suite
+from pybnorm.check.vendor_lines import benchdnn, cudnn_call, miopen_driver, vendor_lines
 
 X = "CUDNN_DATA_FLOAT dims 8x64x32x16 strides 32768x512x16x1; bnDesc: CUDNN_DATA_FLOAT dims 1x64x1x1 */"
 

@@ -8,12 +8,12 @@ from simulated import Kernels
 
 import pybnorm
 from pybnorm import _core, devices, errors
-from pybnorm.check import claims, executors
+from pybnorm.check import executors, support
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem, expand, load_suite
 from pybnorm.check.runner import BackendInfo, Session, open_session, run_line
 
-FILES = sorted((Path(claims.__file__).parent / "claims").glob("*.json"))
+FILES = sorted((Path(support.__file__).parent / "support").glob("*.json"))
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
@@ -55,8 +55,8 @@ def test_every_backend_has_a_record():
 )
 def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
     records = ({"first": [3, 0], "last": None}, {"first": [3, 3], "last": [3, 3]})
-    monkeypatch.setattr(claims, "_records", lambda _: records)
-    record = claims.record_of("onednn", version)
+    monkeypatch.setattr(support, "_records", lambda _: records)
+    record = support.record_of("onednn", version)
     assert (record and record["first"]) == found
 
 
@@ -86,7 +86,7 @@ def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
     ],
 )
 def test_what_is_claimed_of_onednn(line, flags, is_claimed):
-    assert claims.claimed(claims.record_of("onednn", (3, 2, 0)), parsed(line), flags) == is_claimed
+    assert support.claimed(support.record_of("onednn", (3, 2, 0)), parsed(line), flags) == is_claimed
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_what_is_claimed_of_onednn(line, flags, is_claimed):
     ],
 )
 def test_limits_of_other_records(backend, line, is_claimed):
-    record = claims.record_of(backend, (9, 30) if backend == "cudnn" else (3, 4))
-    assert claims.claimed(record, parsed(line), ()) == is_claimed
+    record = support.record_of(backend, (9, 30) if backend == "cudnn" else (3, 4))
+    assert support.claimed(record, parsed(line), ()) == is_claimed
 
 
 def test_a_library_that_is_told_to_use_less_of_the_processor_claims_nothing_that_needs_more(monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    claims.features.cache_clear()
-    assert claims.features() == frozenset()
+    support.features.cache_clear()
+    assert support.features() == frozenset()
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
-    claims.features.cache_clear()
-    assert claims.features()
+    support.features.cache_clear()
+    assert support.features()
 
 
 def test_a_record_is_made_of_what_the_query_says():
@@ -132,7 +132,7 @@ def test_a_record_is_made_of_what_the_query_says():
         row("train", "bf16", "nchw", capability="RUNS"),
         row("axpby", "f32", "nchw"),
     ]
-    record = claims.recorded(rows, (3, 4, 0), "somewhere")
+    record = support.recorded(rows, (3, 4, 0), "somewhere")
     assert (record["first"], record["last"], record["source"]) == ([3, 4, 0], None, "somewhere")
     common = {"modes": ["spatial"], "ranks": [2, 4], "blends": True, "needs": []}
     assert record["combinations"] == [
@@ -177,7 +177,7 @@ def test_newly_unsupported_is_a_failure_that_no_known_defect_excuses(load_librar
 
 def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library):
     load_library("onednn")
-    monkeypatch.setattr(claims, "_records", lambda _: ())
+    monkeypatch.setattr(support, "_records", lambda _: ())
     result = run_line(open_lost, "onednn", "train,spatial,f32,nhwc,2x3x4x5")
     assert (result.status, result.claim) == (Status.UNSUPPORTED, "")
 
@@ -185,19 +185,19 @@ def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library
 def test_the_smoke_suite_holds_every_claim_about_onednn_on_this_machine(load_library):
     load_library("onednn")
     seen = [run_line(open_session, "onednn", str(problem)).claim for problem in load_suite("smoke")]
-    assert claims.NEWLY_UNSUPPORTED not in seen
-    assert seen.count(claims.CLAIMED) >= 100
+    assert support.NEWLY_UNSUPPORTED not in seen
+    assert seen.count(support.CLAIMED) >= 100
 
 
 def test_a_library_still_says_that_it_runs_what_is_claimed_of_it(backend):
     """Every combination, also those that the suite above has no case of."""
-    record = claims.record_of(backend, pybnorm.load(backend).version)
+    record = support.record_of(backend, pybnorm.load(backend).version)
     assert record is not None
     checked = 0
     for problem in expand(
         "train/infer/backward,spatial/persistent/peract,f32/f64/f16/bf16,nchw/nhwc,2x3/2x3x4/2x3x4x5/2x3x4x5x2"
     ):
-        if claims.claimed(record, problem, claims.features()):
+        if support.claimed(record, problem, support.features()):
             query = problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
             assert pybnorm.capability(backend, *query)[0], str(problem)
             checked += 1

@@ -1,0 +1,173 @@
+"""The same case in the vendors' own words, to paste into a vendor's ticket.
+
+None of the tools can take our data, and two of them not even epsilon or the factor, so a line makes the same call on
+the same shapes and says nothing about the values. Where a tool cannot make the call at all, there is no line.
+
+MIOpenDriver
+    Options as in ``driver/bn_driver.hpp`` of MIOpen 3.3 and of the ROCm libraries' tree (2025); names of the base
+    argument for each dtype as in ``driver/driver.hpp`` there. Epsilon is 1e-3 and the factor 1/(i+1) whatever is asked.
+benchdnn
+    Problem descriptor and options as in ``tests/benchdnn/bnorm/bnorm_aux.cpp`` and ``bench_bnorm.cpp`` of oneDNN 3.x.
+    Backward takes the statistics of its own forward pass, running statistics do not exist.
+cuDNN
+    The legacy call with its arguments, descriptors as dims and strides in comments.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pybnorm.check.problem import Problem, checked
+from pybnorm.enums import DataType, Layout, Mode, Operation
+
+__all__ = ["benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"]
+
+_MIOPEN_NAMES = {DataType.FLOAT32: "bnorm", DataType.FLOAT16: "bnormfp16", DataType.BFLOAT16: "bnormbfp16"}
+_CUDNN_MODES = {
+    Mode.SPATIAL: "CUDNN_BATCHNORM_SPATIAL",
+    Mode.SPATIAL_PERSISTENT: "CUDNN_BATCHNORM_SPATIAL_PERSISTENT",
+    Mode.PER_ACTIVATION: "CUDNN_BATCHNORM_PER_ACTIVATION",
+}
+_CUDNN_TYPES = {
+    DataType.FLOAT32: "CUDNN_DATA_FLOAT",
+    DataType.FLOAT64: "CUDNN_DATA_DOUBLE",
+    DataType.FLOAT16: "CUDNN_DATA_HALF",
+    DataType.BFLOAT16: "CUDNN_DATA_BFLOAT16",
+}
+
+
+def _plain(problem: Problem) -> bool:
+    """Whether nothing is blended and parameters have the dtype that every library wants."""
+    scalars = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
+    return scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
+
+
+def miopen_driver(problem: Problem) -> str | None:
+    """The ``MIOpenDriver`` command, or None: float64, strides, rank above 5, blending and persistent have none."""
+    checked(problem)
+    rank = len(problem.dims)
+    if (
+        not _plain(problem)
+        or problem.dtype not in _MIOPEN_NAMES
+        or problem.layout == Layout.STRIDED
+        or problem.mode == Mode.SPATIAL_PERSISTENT
+        or rank > 5
+    ):
+        return None
+    n, c, *spatial = problem.dims
+    words = ["MIOpenDriver", _MIOPEN_NAMES[problem.dtype], f"-n {n} -c {c}"]
+    if rank == 5:
+        words.append(f"-D {spatial.pop(0)}")
+    height, width = (*spatial, 1, 1)[:2]
+    words.append(f"-H {height} -W {width}")
+    words.append(f"-m {int(problem.mode == Mode.SPATIAL)}")
+    if problem.operation == Operation.FORWARD_TRAINING:
+        words.append(f"-F 1 -r {int(problem.running)} -s {int(problem.saved)}")
+    elif problem.operation == Operation.FORWARD_INFERENCE:
+        words.append("-F 2 -r 1")  # without -r it takes the statistics of the batch
+    else:
+        words.append(f"-F 0 -b 1 -s {int(problem.saved)}")
+    if problem.layout == Layout.CHANNELS_LAST:
+        words.append("-L " + ("NDHWC" if rank == 5 else "NHWC"))
+    return " ".join(words)
+
+
+def benchdnn(problem: Problem) -> str | None:
+    """The ``benchdnn`` command, or None: float64, rank above 5, blending and modes but spatial have none."""
+    checked(problem)
+    rank = len(problem.dims)
+    if not _plain(problem) or problem.dtype == DataType.FLOAT64 or problem.mode != Mode.SPATIAL or rank > 5:
+        return None
+    words = ["benchdnn", "--bnorm"]
+    words.append(
+        {
+            Operation.FORWARD_TRAINING: "--dir=FWD_D --flags=CH",
+            Operation.FORWARD_INFERENCE: "--dir=FWD_I --flags=GCH",
+            Operation.BACKWARD: "--dir=BWD_DW --flags=CH",
+        }[problem.operation]
+    )
+    words.append(f"--dt={problem.dtype.short}")
+    if problem.layout == Layout.CHANNELS_LAST:
+        words.append("--tag=axb")
+    elif problem.layout == Layout.STRIDED:
+        strides = "x".join(map(str, problem.strides))
+        words.append(f"--strides={strides}:{strides}")
+    n, c, *spatial = problem.dims
+    sizes = zip(("id", "ih", "iw")[3 - len(spatial) :], spatial, strict=True)
+    epsilon = "" if problem.epsilon == 0.0625 else f"eps{problem.epsilon!r}"
+    words.append(f"mb{n}ic{c}" + "".join(f"{name}{size}" for name, size in sizes) + epsilon)
+    return " ".join(words)
+
+
+def cudnn_call(problem: Problem) -> str | None:
+    """The legacy cuDNN call as C, or None where pybnorm would refuse to make it."""
+    checked(problem)
+    folded = _fold(problem)
+    if folded is None or problem.parameter_dtype != problem.default_params:
+        return None
+    dims, strides = folded
+    kind = _CUDNN_TYPES[problem.dtype]
+    parameter_kind = _CUDNN_TYPES[problem.parameter_dtype]
+    spatial = dims[2:] if problem.mode == Mode.PER_ACTIVATION else (1,) * (len(dims) - 2)
+    scalar = "double" if problem.dtype == DataType.FLOAT64 else "float"
+
+    def pointer(value: float) -> str:
+        return f"&({scalar}){{{value!r}}}"
+
+    def data(name: str) -> list[str]:
+        return [f"{name}Desc", name]
+
+    mode = _CUDNN_MODES[problem.mode]
+    blend = [pointer(problem.alpha), pointer(problem.beta)]
+    epsilon = repr(problem.epsilon)
+    if problem.operation == Operation.FORWARD_TRAINING:
+        name = "cudnnBatchNormalizationForwardTraining"
+        running = ["runningMean", "runningVariance"] if problem.running else ["NULL", "NULL"]
+        saved = ["savedMean", "savedInvVariance"] if problem.saved else ["NULL", "NULL"]
+        tail = [*data("x"), *data("y"), "bnDesc", "scale", "bias", repr(problem.factor), *running, epsilon, *saved]
+    elif problem.operation == Operation.FORWARD_INFERENCE:
+        name = "cudnnBatchNormalizationForwardInference"
+        tail = [*data("x"), *data("y"), "bnDesc", "scale", "bias", "estimatedMean", "estimatedVariance", epsilon]
+    else:
+        name = "cudnnBatchNormalizationBackward"
+        blend += [pointer(problem.alpha_param), pointer(problem.beta_param)]
+        saved = ["savedMean", "savedInvVariance"] if problem.saved else ["NULL", "NULL"]
+        tail = [*data("x"), *data("dy"), *data("dx"), "bnDesc", "scale", "dscale", "dbias", epsilon, *saved]
+    of_data = ", ".join(word for word in tail if word.endswith("Desc") and word != "bnDesc")
+    descriptors = (
+        f"{of_data}: {kind} dims {_joined(dims)} strides {_joined(strides)}; "
+        f"bnDesc: {parameter_kind} dims {_joined((1, dims[1], *spatial))}"
+    )
+    return f"{name}(handle, {', '.join([mode, *blend, *tail])}); /* {descriptors} */"
+
+
+def vendor_lines(problem: Problem) -> dict[str, str]:
+    """Every line that exists for `problem`, by the name of the tool or library."""
+    lines = {
+        "MIOpenDriver": miopen_driver(problem),
+        "benchdnn": benchdnn(problem),
+        "cuDNN": cudnn_call(problem),
+    }
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _joined(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _fold(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Dims and strides at the rank 4 or 5 that cuDNN computes at, as the binding folds them; None if it cannot."""
+    dims, strides = problem.dims, problem.strides
+    unit = dims[1] if problem.layout == Layout.CHANNELS_LAST else 1  # stride of an axis of length 1
+    if len(dims) <= 5:
+        missing = max(0, 4 - len(dims))
+        return dims + (1,) * missing, strides + (unit,) * missing
+    inner, expected = 0, 0
+    for size, stride in reversed(list(zip(dims[2:], strides[2:], strict=True))):
+        if size == 1:
+            continue
+        if inner and stride != expected:
+            return None
+        inner = inner or stride
+        expected = stride * size
+    return (*dims[:2], math.prod(dims[2:]), 1), (*strides[:2], inner or unit, unit)
