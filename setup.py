@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 
 # A vendor is one file, or one folder whose adapter.c includes the others.
 BACKENDS = sorted(map(str, [*Path("pybnorm/backends").glob("*.c"), *Path("pybnorm/backends").glob("*/adapter.c")]))
-HEADERS = sorted(map(str, [*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.[ch]")]))
+INCLUDED = (*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.[ch]"), *Path("pybnorm/_core").glob("*"))
 
 
 def option(name, default, allowed):
@@ -45,7 +45,7 @@ setup(
                 "pybnorm._core",
                 ["pybnorm/_core.pyx", *BACKENDS],
                 include_dirs=["include"],
-                depends=HEADERS,
+                depends=sorted(map(str, INCLUDED)),
                 define_macros=[("_GNU_SOURCE", None)],
                 extra_compile_args=["-std=c11", "-fvisibility=hidden", f"-O{optimize}", *sanitize],
                 extra_link_args=sanitize,

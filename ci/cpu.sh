@@ -36,7 +36,7 @@ python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda
 say "lint"
 ruff check .
 ruff format --check .
-cython-lint pybnorm/*.pyx pybnorm/*.pxd
+cython-lint pybnorm/*.pyx pybnorm/_core/*.pxi pybnorm/*.pxd
 mypy
 
 say "every C file without a warning, under both compilers found"

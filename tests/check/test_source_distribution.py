@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("pybnorm", "include", "tests", "examples", "ci")
+FOLDERS = ("pybnorm", "include", "tests", "examples", "ci", ".ci", ".github")
 FILES = ("LICENSE", "README.md", "MANIFEST.in", "pyproject.toml", "setup.py", "_pybnorm_pytestplugin.py")
 MADE = (".pyc", ".so", ".o")
 

@@ -423,6 +423,8 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"values": lambda w: w.data.astype(np.float64), "dtype": is_(np.float32)},
         **{"arrays": lambda w: [w.data], "parameters": lambda w: [vector(w)]},
         "function": is_(lambda x, *_: x),
+        **STATISTICS,
+        **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
     },
     "pybnorm.graph": GRAPH,
     **{
@@ -637,9 +639,11 @@ def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
             continue
         if path[1] == "torch" and not _has("torch"):
             continue
-        names = importlib.import_module(info.name).__all__
-        if path[1] == "check" and path[2:] not in ([], ["problem"]):
-            names = PUBLIC.get(info.name, ())
+        module = importlib.import_module(info.name)
+        if path[2:] and path[1:] != ["check", "problem"] and not hasattr(module, "__path__") and path[1] != "devices":
+            names = PUBLIC.get(info.name, ())  # a part of a package: what is public is in the package's own list
+        else:
+            names = module.__all__
         yield info.name, tuple(names)
 
 
@@ -679,7 +683,8 @@ def _targets(module: str, name: str, thing: Any) -> Iterator[Target]:
         return  # made by us; or a description of objects of others
     if not (issubclass(thing, tuple | enum.Enum | _core.Plan) or _is_record(thing)):
         yield Target(module, path, thing, thing, False)
-    for attribute, raw in vars(thing).items():
+    own = {name: raw for base in reversed(thing.__mro__) if _is_ours(base) for name, raw in vars(base).items()}
+    for attribute, raw in own.items():
         if (attribute.startswith("_") and attribute != "__call__") or module in PUBLIC:
             continue
         function = getattr(thing, attribute)
@@ -687,6 +692,10 @@ def _targets(module: str, name: str, thing: Any) -> Iterator[Target]:
             yield Target(
                 module, f"{path}.{attribute}", function, thing, not isinstance(raw, staticmethod | classmethod)
             )
+
+
+def _is_ours(thing: type) -> bool:
+    return thing.__module__.partition(".")[0] == "pybnorm"
 
 
 def _is_record(thing: type) -> bool:

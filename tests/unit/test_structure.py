@@ -80,7 +80,7 @@ def imports(path):
     return {name if name in known else "__init__" for name in found}
 
 
-FILES = sorted([*SOURCE.rglob("*.py"), SOURCE / "_core.pyx"])
+FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxi")])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -93,7 +93,9 @@ def test_imports_point_one_way(path):
 
 def test_what_is_imported_upward_is_imported_late():
     for name, target in UPWARD:
-        (line,) = re.findall(rf"^.*\bimport {target}\b.*$", (SOURCE / f"{name}.pyx").read_text(), re.M)
+        (line,) = re.findall(
+            rf"^.*\bimport {target}\b.*$", "".join(p.read_text() for p in (SOURCE / name).glob("*.pxi")), re.M
+        )
         assert line.startswith(" "), line
     code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('tuning', 'check', 'bench')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
@@ -151,7 +153,8 @@ def public_objects():
         thing = getattr(pybnorm, name)
         yield name, thing
         if inspect.isclass(thing) and not issubclass(thing, (enum.Enum, BaseException)):
-            for attribute, member in vars(thing).items():
+            for attribute in dir(thing):
+                member = inspect.getattr_static(thing, attribute)
                 if not attribute.startswith("_") and (callable(member) or inspect.isdatadescriptor(member)):
                     if isinstance(getattr(thing, "_fields", None), tuple) and attribute in thing._fields:
                         continue
@@ -183,7 +186,7 @@ def test_the_stub_has_every_public_name():
         if isinstance(node, ast.ClassDef) and node.name in ("Handle", "TensorDescriptor"):
             members = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
             members |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
-            actual = {a for a in vars(getattr(pybnorm, node.name)) if not a.startswith("_")}
+            actual = {a for a in dir(getattr(pybnorm, node.name)) if not a.startswith("_")}
             assert {m for m in members if not m.startswith("_")} == actual
 
 

@@ -1,0 +1,331 @@
+# A handle's life: opened, borrowed, forked, closed.
+
+cdef class _HandleLife:
+    """What a handle owns, from opening to closing."""
+    cdef const pbn_backend *table
+    cdef pbn_handle *handle
+    cdef bint borrowed
+    cdef bint forked
+    cdef int device_id  # -1 where it is not known
+    cdef bint several  # whether there are other devices, whose memory may be given
+    cdef object lock
+    cdef dict descriptors
+    cdef dict plans
+    cdef readonly dict _ready  # what pybnorm.functional has made ready for this handle
+    cdef readonly dict _prepared  # and pybnorm.operations
+    cdef void *scratch
+    cdef size_t scratch_size
+    cdef readonly str backend
+    cdef readonly object library
+    cdef readonly object device
+    cdef object __weakref__
+
+    def __cinit__(self):
+        self.handle = NULL
+        self.scratch = NULL
+        self.scratch_size = 0
+        self.forked = False
+        self.device_id = -1
+        self.lock = threading.RLock()
+        self.descriptors = {}
+        self.plans = {}
+        self._ready = {}
+        self._prepared = {}
+
+    def __init__(self, backend, *, stream=None):
+        cdef const pbn_backend *table
+        cdef pbn_handle *handle = NULL
+        cdef int status
+        address = None if stream is None else _stream(stream)
+        library = load(backend)
+        with self.lock:
+            if self.table != NULL:
+                raise errors.ArgumentError("self", "an initialised handle", "a new one")
+            table = _table(backend)
+            with nogil:
+                status = table.handle_create(&handle)
+            if status != 0:
+                raise _error(table, status, "create", ())
+            self._adopt(table, handle, library, False)
+        if address is not None:
+            try:
+                self.set_stream(address)
+            except BaseException:
+                self.close()
+                raise
+
+    cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed) except -1:
+        self.table = table
+        self.handle = handle
+        self.borrowed = borrowed
+        self.library = library
+        self.backend = library.backend
+        self.device_id = table.handle_device(handle)
+        if self.device_id >= 0:
+            self.device = self.device_id
+        self.several = self.device_id >= 0 and table.memory_device != NULL and table.device_count() > 1
+        _handles.add(self)
+        return 0
+
+    @staticmethod
+    def from_pointer(backend, pointer):
+        """Use a vendor's handle that somebody else owns.
+
+        Parameters
+        ----------
+        backend : str
+        pointer : int
+            ``cudnnHandle_t``, ``miopenHandle_t`` or ``dnnl_stream_t`` that outlives this object.
+
+        Returns
+        -------
+        Handle
+            ``close()`` leaves the vendor's object alone.
+        """
+        cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
+        library = load(backend)
+        cdef const pbn_backend *table = _table(backend)
+        cdef Handle self = Handle.__new__(Handle)
+        cdef pbn_handle *handle = NULL
+        cdef int status = table.handle_borrow(<void *>address, &handle)
+        if status != 0:
+            raise _error(table, status, "from_pointer", ())
+        self._adopt(table, handle, library, True)
+        return self
+
+    @property
+    def pointer(self):
+        """Address of the vendor's handle."""
+        with self.lock:
+            self._check_open()
+            return <uintptr_t>self.table.handle_pointer(self.handle)
+
+    @property
+    def closed(self):
+        """Whether `close` has been called."""
+        return self.handle == NULL
+
+    @property
+    def workspace_nbytes(self):
+        """Bytes of workspace the handle keeps for calls on CPU arrays; grows with the largest call."""
+        return self.scratch_size
+
+    @property
+    def stream(self):
+        """The stream that calls go to, as an integer."""
+        cdef void *stream = NULL
+        with self.lock:
+            self._check_open()
+            status = self.table.stream_get(self.handle, &stream)
+            if status != 0:
+                raise _error(self.table, status, "get_stream", ())
+        return <uintptr_t>stream
+
+    def set_stream(self, stream):
+        """Send later calls to `stream`: an integer or an object with ``__cuda_stream__``.
+
+        Vendor symbols: ``cudnnSetStream``, ``miopenSetStream``; oneDNN takes a ``dnnl_stream_t``.
+        """
+        cdef uintptr_t address = _stream(stream)
+        cdef int status
+        with self.lock:
+            self._check()
+            status = self.table.stream_set(self.handle, <void *>address)
+            if status != 0:
+                raise _error(self.table, status, "set_stream", ())
+
+    def query_runtime_error(self, mode="blocking"):
+        """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets.
+
+        A call returns success once its kernel is launched. cuDNN's kernels of `Mode.SPATIAL_PERSISTENT` sum in fixed
+        point and, by NVIDIA's documentation, record it when that overflows; no other batch-norm kernel is said to
+        record anything. None is therefore no proof that the results are right, and errors of CUDA itself come with the
+        next call or synchronisation, not from here. The record is the handle's and holds one error.
+
+        Parameters
+        ----------
+        mode : str
+            ``"blocking"``: after all work of the handle's stream, for which it waits; ``"nonblocking"``: at once,
+            ``"CUDNN_STATUS_RUNTIME_IN_PROGRESS"`` while the stream has work left; ``"raw"``: at once, whatever has run.
+            The first two ask the stream that the calls were made on: not after `set_stream`.
+
+        Returns
+        -------
+        str or None
+            The vendor's name of the status, such as ``"CUDNN_STATUS_RUNTIME_FP_OVERFLOW"``; None for success.
+
+        Raises
+        ------
+        ArgumentError
+            Another mode, or a closed handle.
+        UnsupportedError
+            The backend's kernels record nothing, or the library lacks the symbol.
+        VendorError
+            The query itself failed.
+
+        Notes
+        -----
+        Vendor symbol: ``cudnnQueryRuntimeError``, with ``CUDNN_ERRQUERY_BLOCKING``, ``_NONBLOCKING`` or ``_RAWCODE``;
+        deprecated in cuDNN 9. MIOpen and oneDNN have no such query.
+        """
+        cdef int query = _arguments.runtime_query(mode)
+        cdef int recorded = 0
+        cdef int status
+        with self.lock:
+            self._check()
+            if self.table.runtime_error == NULL:
+                raise _unsupported(<Handle>self, "query_runtime_error", "its kernels record no errors")
+            with nogil:
+                status = self.table.runtime_error(self.handle, query, &recorded)
+            if status != 0:
+                raise _error(self.table, status, "query_runtime_error", ())
+            return None if recorded == 0 else self.table.status_name(recorded).decode("utf-8", "replace")
+
+    def follow_stream(self, array):
+        """Send later calls to the stream that is current for an array in its framework.
+
+        Parameters
+        ----------
+        array : array
+            Of the handle's device and of a framework whose type has DLPack's table of C functions, as PyTorch's from
+            2.10 on.
+
+        Returns
+        -------
+        bool
+            False where the framework does not say it in C or the array is not of this kind of device; nothing has
+            changed then. True on the CPU, which has no streams to follow.
+
+        Raises
+        ------
+        ArgumentError
+            An array of another device.
+        ClosedError, VendorError
+
+        Notes
+        -----
+        Vendor symbols: ``cudnnGetStream``, and where it differs ``cudnnSetStream``; ``miopenGetStream``,
+        ``miopenSetStream``.
+        """
+        cdef uintptr_t current = 0
+        cdef int32_t device = -1
+        cdef void *mine = NULL
+        cdef int status
+        self._check()
+        if not _current_stream(array, self.table.device_type, &device, &current):
+            return False
+        if self.table.device_type == 1:
+            return True
+        with self.lock:
+            self._check()
+            self._same_device(device, "array")
+            status = self.table.stream_get(self.handle, &mine)
+            if status != 0:
+                raise _error(self.table, status, "get_stream", ())
+            if <uintptr_t>mine != current:
+                status = self.table.stream_set(self.handle, <void *>current)
+                if status != 0:
+                    raise _error(self.table, status, "set_stream", ())
+        return True
+
+    cdef int _check_open(self) except -1:
+        if self.handle == NULL:
+            raise errors.ClosedError("handle")
+        return 0
+
+    cdef int _check(self) except -1:
+        self._check_open()
+        if self.forked:
+            raise errors.ArgumentError(
+                "handle",
+                "a handle made before fork()",
+                "one made in this process, as threads do not survive a fork" if self.table.device_type == 1 else
+                "one of a process started by multiprocessing's spawn or forkserver: device contexts do not survive a "
+                "fork, and this process cannot make others",
+            )
+        return 0
+
+    cdef int _after_fork(self) except -1:
+        self.lock = threading.RLock()  # its owner may not exist in this process
+        self.forked = True
+        return 0
+
+    def close(self):
+        """Destroy the vendor's handle if it is ours; further calls do nothing.
+
+        Raises
+        ------
+        VendorError
+            The vendor reports a failure, for example of earlier asynchronous work. The handle is closed all the same.
+        ContextLostError
+            The device's context is lost. The handle is closed all the same, and plans of it can still be dropped.
+        """
+        cdef int status = 0
+        with self.lock:
+            if self.handle != NULL:
+                status = self._release()
+        if status != 0:
+            raise _error(self.table, status, "destroy", ())
+
+    cdef int _release(self) noexcept:
+        cdef pbn_handle *handle = self.handle
+        cdef int status
+        self.handle = NULL
+        if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
+            return 0
+        self._ready.clear()
+        self._prepared.clear()
+        self.plans.clear()
+        with nogil:
+            status = self.table.handle_destroy(handle)
+            free(self.scratch)
+        self.scratch = NULL
+        self.scratch_size = 0
+        self.descriptors.clear()
+        return status
+
+    def __enter__(self):
+        self._check()
+        return self
+
+    def __exit__(self, exception_type, *_):
+        try:
+            self.close()
+        except errors.VendorError:
+            # A lost device context makes destroy fail too; the first error is the one to see.
+            if exception_type is None:
+                raise
+
+    def __del__(self):
+        if self.handle == NULL:
+            return
+        if sys is None or sys.is_finalizing():
+            # The driver may have shut down already: destroying then crashes in some vendors.
+            self.handle = NULL
+            return
+        text = None
+        try:
+            if not self.borrowed and not self.forked:
+                text = repr(self)
+        finally:
+            self._release()  # before the warning, which may be an exception
+        if text is not None:
+            warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)
+
+    def __reduce__(self):
+        raise TypeError("a Handle belongs to its process and cannot be pickled")
+
+    def __repr__(self):
+        with self.lock:
+            if self.handle == NULL:
+                return "<Handle closed>"
+            where = "" if self.device is None else f" device={self.device}"
+            where += " made before fork()" if self.forked else ""
+            return f"<Handle {self.backend} {'.'.join(map(str, self.library.version))}{where} at {self.pointer:#x}>"
+
+    cdef int _same_device(self, object device_id, str argument) except -1:
+        if self.device is not None and device_id not in (self.device, -1):
+            raise errors.ArgumentError(
+                argument, f"memory of device {device_id}", f"memory of device {self.device}, the handle's"
+            )
+        return 0

@@ -1,0 +1,313 @@
+# A handle's arrays: descriptors of them, keys of calls, workspaces.
+
+cdef class _HandleArrays(_HandleLife):
+    """What a handle makes of arrays."""
+
+    cdef object _buffer(self, object array, str argument, bint output):
+        buffer = _arrays.as_buffer(array, argument)
+        if buffer.device_type not in _REACHABLE[self.table.device_type]:
+            raise errors.ArgumentError(
+                argument,
+                f"memory of device type {_DEVICE_NAMES.get(buffer.device_type, buffer.device_type)}",
+                f"{_DEVICE_NAMES[self.table.device_type]} memory, which backend {self.backend} computes on",
+            )
+        buffer = self._placed(buffer, argument)
+        if output and not buffer.writable:
+            raise errors.ArgumentError(argument, "a read-only array", "a writable one")
+        return buffer
+
+    cdef object _placed(self, object memory, str argument):
+        """A Buffer or Memory, whose protocol may not have said its device: the driver does."""
+        if memory.device_id == -1 and self.table.memory_device != NULL and type(memory.pointer) is int:
+            if 0 < memory.pointer < 1 << 64:
+                memory = memory._replace(device_id=self.table.memory_device(<void *><uintptr_t>memory.pointer))
+        self._same_device(memory.device_id, argument)
+        return memory
+
+    cdef int _here(self, uintptr_t address, str argument) except -1:
+        """Refuses a bare address of another device; asks the driver only where there is another one."""
+        if self.several and address != 0:
+            self._same_device(self.table.memory_device(<void *>address), argument)
+        return 0
+
+    cdef object _pointer(self, object value, str argument, bint optional=False):
+        address = (_arguments.optional_pointer if optional else _arguments.pointer)(value, argument)
+        self._here(address, argument)
+        return address
+
+    cdef object _data(self, object array, str argument, bint output=False):
+        buffer = self._buffer(array, argument, output)
+        shape = _arguments.dims(buffer.dims, argument)
+        steps = tuple([s if d != 1 else max(1, s) for d, s in zip(shape, buffer.strides, strict=True)])
+        _arguments.strides(steps, shape, argument)
+        return buffer._replace(dims=shape, strides=steps)
+
+    cdef uintptr_t _parameter(
+        self, object array, str argument, TensorDescriptor param, list kept, bint output=False
+    ) except? 0:
+        """The address of a parameter array; `kept` holds its memory until the call has returned."""
+        buffer = self._buffer(array, argument, output)
+        if buffer.dtype != param.dtype:
+            raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", param.dtype.short)
+        _arguments.parameter_dims(argument, buffer.dims, buffer.strides, param.dims)
+        kept.append(buffer)
+        return _address(buffer, argument)
+
+    cdef TensorDescriptor _described(self, object buffer):
+        """The descriptor of an array, from the handle's bounded cache."""
+        key = (buffer.dtype, buffer.dims, buffer.strides)
+        found = self.descriptors.get(key)
+        if found is None or not (<TensorDescriptor>found).open:
+            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
+                self.descriptors.pop(next(iter(self.descriptors)), None)
+            found = TensorDescriptor(self.backend, *key)
+            self.descriptors[key] = found
+        return <TensorDescriptor>found
+
+    cdef TensorDescriptor _derived(self, TensorDescriptor x, object mode):
+        key = (x.dtype, x.dims, x.strides, mode)
+        found = self.descriptors.get(key)
+        if found is None or not (<TensorDescriptor>found).open:
+            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
+                self.descriptors.pop(next(iter(self.descriptors)), None)
+            found = derive_bn_tensor_descriptor(x, mode)
+            self.descriptors[key] = found
+        return <TensorDescriptor>found
+
+    cdef tuple _kind(self, object array, str argument, bint output):
+        """(what decides which plan serves an array, what to call that with).
+
+        The second is the array itself, or, where only a protocol of its own describes it, the answer: it is asked once.
+        """
+        cdef _DLTensor view
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
+        if type(array) is _ndarray:
+            if _of_numpy(array, output, &view, shape, strides):
+                return _signed(&view), array
+        elif _seen(array, _exchange_of(type(array), output), &view):
+            return _signed(&view), array
+        buffer = self._data(array, argument, output)
+        address = _address(buffer, argument)
+        return (buffer.device_type, buffer.device_id, *_key(buffer), _alignment(address)), buffer
+
+    cdef tuple _activation(self, object activation, object low, object high, object x):
+        bounded = low is not None or high is not None  # by numbers that x's dtype limits
+        return _arguments.activation(activation, low, high, self._data(x, "x").dtype if bounded else DataType.FLOAT32)
+
+    cdef object _scalar(self, object value, str name, object x):
+        """alpha or beta as a float, converted once; whether x's dtype can hold a float is checked when planned."""
+        return value if type(value) is float else _arguments.scalar(value, name, self._data(x, "x").dtype)
+
+    def _look(self, tuple names, tuple arguments):
+        """What decides which calls serve these arguments, and where their arrays are.
+
+        Parameters
+        ----------
+        names : tuple of (str or None)
+            Of each argument; None: no array.
+        arguments : tuple
+
+        Returns
+        -------
+        key : tuple or None
+            None where an argument is of a type whose objects may change, or are equal to others that are not allowed.
+        addresses : tuple of int
+            Of the arrays in order, 0 for one that is None, behind a 0 for the workspace.
+        values : list
+            The arguments; those that were asked by a protocol of their own as what that said. They have to live until
+            the calls were made.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError, ClosedError
+        """
+        cdef _DLTensor view
+        cdef int64_t shape[_VIEW_RANK]
+        cdef int64_t strides[_VIEW_RANK]
+        cdef Py_ssize_t i
+        cdef list key = [], addresses = [0], values = list(arguments)
+        cdef bint keep = True
+        self._check()
+        for i in range(len(arguments)):
+            value = arguments[i]
+            if names[i] is None:
+                if issubclass(type(value), (_arrays.np.floating, _arrays.np.integer)):
+                    value = values[i] = value.item()
+                if type(value) is float:
+                    key.append(_keyed(value))
+                elif value is None or type(value) is int:
+                    key.append((value,))  # which is no 1.0
+                elif (type(value) is list or type(value) is tuple) and all([type(v) is int for v in value]):
+                    key.append((type(value), *value))
+                else:
+                    keep = False
+                continue
+            if value is None:
+                key.append(None)
+                addresses.append(0)
+                continue
+            if type(value) is _ndarray:
+                if _of_numpy(value, False, &view, shape, strides):
+                    key.append((_signed(&view), value.flags.writeable))
+                    addresses.append(<uintptr_t>view.data)
+                    continue
+            elif _seen(value, _exchange_of(type(value), True), &view):
+                key.append(_signed(&view))
+                addresses.append(0 if view.data == NULL else <uintptr_t>view.data + view.byte_offset)
+                continue
+            buffer = values[i] = self._buffer(value, names[i], False)
+            keep = (
+                keep and type(buffer.dtype) is DataType and type(buffer.dims) is tuple and type(buffer.strides) is tuple
+                and type(buffer.writable) is bool
+                and all([type(n) is int for n in (*buffer.dims, *buffer.strides, buffer.device_type, buffer.device_id)])
+            )
+            key.append(buffer[1:7])  # all but the address and what keeps it alive
+            addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # 0: no elements, or a query
+        return tuple(key) if keep else None, tuple(addresses), values
+
+    cdef Plan _cached(self, object key):
+        """The plan of a call, with this handle until `Plan._leave`.
+
+        None where this thread is in the midst of it further up: a signal handler has come back here.
+        """
+        cdef Plan plan
+        try:
+            plan = self.plans.get(key)
+        except Exception:  # an argument without a hash, which is refused further on
+            return None
+        if plan is None or plan.busy == PyThread_get_thread_ident():
+            return None
+        with cython.critical_section(plan):
+            plan.users += 1
+            plan.handle = self
+        return plan
+
+    cdef Plan _keep(self, object key, Plan plan):
+        plan.users = 1
+        plan.arrays = True
+        with self.lock:
+            # Where another has been kept since, this one goes with its call.
+            if key not in self.plans and self.handle != NULL:
+                if len(self.plans) >= _PLAN_CACHE:
+                    self.plans.pop(next(iter(self.plans)), None)
+                self.plans[key] = plan
+        return plan
+
+    def buffer(self, array, argument, *, output=False):
+        """Describe an array that this handle's calls can reach, without calling the vendor.
+
+        Parameters
+        ----------
+        array : array
+        argument : str
+            The name that errors give it.
+        output : bool
+            Whether it must be writable.
+
+        Returns
+        -------
+        Buffer
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not an array, on another device, or read-only where it must be writable.
+        """
+        self._check()
+        return self._buffer(array, _name(argument), _arguments.boolean(output, "output"))
+
+    def memory(self, workspace):
+        """Address and bytes of a workspace that this handle's calls can reach; (0, 0) for ``None``.
+
+        Parameters
+        ----------
+        workspace : array or (int, int) or None
+
+        Returns
+        -------
+        (int, int)
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not contiguous memory, on another device, or read-only.
+        """
+        self._check()
+        return self._workspace(workspace, [])
+
+    def descriptor(self, array, argument="array"):
+        """The descriptor of a data array, from the handle's bounded cache; the array's memory is not touched.
+
+        Parameters
+        ----------
+        array : array, rank 2 to 8
+        argument : str
+            The name that errors give it.
+
+        Returns
+        -------
+        TensorDescriptor
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+        """
+        self._check()
+        buffer = self._data(array, _name(argument))
+        with self.lock:
+            self._check()
+            return self._described(buffer)
+
+    cdef tuple _workspace(self, object workspace, list kept, str name="workspace"):
+        """(address, bytes) of the workspace argument; `kept` holds its memory until the call has returned."""
+        if workspace is None:
+            return 0, 0
+        if isinstance(workspace, tuple) and len(workspace) == 2:
+            return _workspace_pair(self, workspace[0], workspace[1], name)
+        memory = _arrays.as_memory(workspace, name)
+        device_type = memory.device_type
+        if not memory.writable:
+            raise errors.ArgumentError(name, "read-only memory", "writable memory")
+        if device_type not in _REACHABLE[self.table.device_type]:
+            raise errors.ArgumentError(
+                name,
+                f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
+                f"{_DEVICE_NAMES[self.table.device_type]} memory",
+            )
+        memory = self._placed(memory, name)
+        kept.append(memory)
+        return memory.pointer, memory.nbytes
+
+    cdef int _ensure_workspace(self, pbn_call *call, bint own, str function) except -1:
+        """Checks the caller's workspace, or lends the handle's own to a call on CPU arrays."""
+        cdef size_t need = 0
+        self._check()
+        cdef int status = self.table.workspace_size(self.handle, call, &need)
+        if status != 0:
+            raise _error(self.table, status, function, _shown(call))
+        if need <= call.workspace_size and (need == 0 or <uintptr_t>call.workspace % _WORKSPACE_ALIGNMENT == 0):
+            return 0
+        if own and call.workspace == NULL and self.table.device_type == 1:
+            if need > self.scratch_size:
+                free(self.scratch)
+                self.scratch = NULL
+                self.scratch_size = 0
+                if posix_memalign(&self.scratch, _WORKSPACE_ALIGNMENT, need) != 0:
+                    self.scratch = NULL
+                    raise errors.AllocationError(
+                        backend=self.backend, function=function, status=PBN_E_MEMORY, status_name="PBN_E_MEMORY",
+                        text=f"{need} bytes of workspace", library=self.library.path, version=self.library.version,
+                    )
+                self.scratch_size = need
+            call.workspace = self.scratch
+            call.workspace_size = self.scratch_size
+            return 0
+        raise errors.WorkspaceError(
+            "workspace",
+            f"{call.workspace_size} bytes at {<uintptr_t>call.workspace:#x}",
+            f"at least {need} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
+        )
+
+
+cdef object _handles = weakref.WeakSet()

@@ -1,0 +1,365 @@
+# A handle's calls on arrays.
+
+cdef class _HandleCalls(_HandleArrays):
+    """The calls on arrays."""
+
+    def forward_training(
+        self,
+        x,
+        scale,
+        bias,
+        y,
+        *,
+        mode=Mode.SPATIAL,
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        exponential_average_factor=0.1,
+        running_mean=None,
+        running_variance=None,
+        saved_mean=None,
+        saved_inv_variance=None,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
+        algorithm=None,
+        workspace=None,
+    ):
+        """Batch norm with the statistics of the batch, on arrays.
+
+        ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...), rank 2 to 8
+            Logical order N, C, spatial; any layout, given by its strides.
+        scale, bias : array
+            `derived` shape: (1, C, 1...) or (C,) for the spatial modes, (1, C, spatial...) for per-activation;
+            contiguous; float64 for float64 x, else float32.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        mode : Mode
+        alpha, beta : float
+            Blending of the result with the prior y.
+        epsilon : float
+            Added to the variance; finite, not negative.
+        exponential_average_factor : float
+            ``running = (1 - factor) * running + factor * batch``; from 0 to 1.
+        running_mean, running_variance : array, derived shape, optional
+            Updated in place; both or none. The batch variance enters unbiased, ``m / (m - 1)`` times the biased one.
+        saved_mean, saved_inv_variance : array, derived shape, optional
+            Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
+        activation : Activation
+            What ``act`` is, in the vendor's own fused kernel. Without `algorithm` refused where
+            `Capability.ACTIVATION` is not set; with one, NONE or RELU as in `plan_forward_training`.
+        activation_low, activation_high : float, optional
+            The bounds that the activation has: high of CLIPPED_RELU, low and high of CLAMP.
+        algorithm : str, optional
+            Default: the vendor's entry point for the mode, and nothing else. A name as `plan_forward_training` takes
+            it. What a kind of call needs is made at its first call and kept by the handle, for the 256 newest kinds.
+        workspace : array or (int, int), optional
+            Device memory for backends that need some (`workspace_size`). On the CPU the handle keeps its own.
+
+        Raises
+        ------
+        ArgumentError
+            A bad argument; nothing was called and nothing written.
+        UnsupportedError
+            The backend has no right path for the combination.
+        VendorError
+            The vendor returned a status other than success.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_forward_training`.
+        """
+        cdef Plan plan
+        self._check()
+        has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+        epsilon = _arguments.epsilon(epsilon)
+        factor = _arguments.factor(exponential_average_factor)
+        act = self._activation(activation, activation_low, activation_high, x)
+        key = (
+            PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+            _keyed(factor), has_running, has_saved, act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key,
+                _plan_forward_training(
+                    self, x, y, mode, algorithm, alpha, beta, epsilon, factor, has_running, has_saved, act, None
+                ),
+            )
+        try:
+            plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
+        finally:
+            plan._leave()
+
+    def forward_inference(
+        self,
+        x,
+        scale,
+        bias,
+        running_mean,
+        running_variance,
+        y,
+        *,
+        mode=Mode.SPATIAL,
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
+        algorithm=None,
+        workspace=None,
+    ):
+        """Batch norm with given statistics, on arrays.
+
+        ``y = alpha * act(scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
+
+        Parameters
+        ----------
+        x : array, shape (N, C, spatial...), rank 2 to 8
+        scale, bias, running_mean, running_variance : array, derived shape
+            As in `forward_training`. `running_variance` is a variance, not an inverse deviation; where it is below
+            -`epsilon` the result is NaN.
+        y : array, shape and dtype of x
+            Written. Read only if `beta` is not 0.
+        mode, alpha, beta, epsilon, activation, activation_low, activation_high, algorithm, workspace
+            As in `forward_training`.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_forward_inference`.
+        """
+        cdef Plan plan
+        self._check()
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+        epsilon = _arguments.epsilon(epsilon)
+        act = self._activation(activation, activation_low, activation_high, x)
+        key = (
+            PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+            act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key, _plan_forward_inference(<Handle>self, x, y, mode, algorithm, alpha, beta, epsilon, act, None)
+            )
+        try:
+            plan(x, scale, bias, running_mean, running_variance, y, workspace)
+        finally:
+            plan._leave()
+
+    def backward(
+        self,
+        x,
+        dy,
+        scale,
+        dx,
+        dscale,
+        dbias,
+        *,
+        mode=Mode.SPATIAL,
+        alpha_data=1.0,
+        beta_data=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        saved_mean=None,
+        saved_inv_variance=None,
+        bias=None,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
+        y=None,
+        algorithm=None,
+        workspace=None,
+    ):
+        """Gradients of `forward_training`, on arrays.
+
+        With ``xhat = (x - mean) * inv`` and sums over the reduced axes of m elements each:
+        ``dbias' = sum(dy)``, ``dscale' = sum(dy * xhat)``,
+        ``dx' = scale * inv * (dy - dbias' / m - xhat * dscale' / m)``;
+        then ``dx = alpha_data * dx' + beta_data * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
+        With an activation the given dy is the gradient at its output, and what stands for dy in the formulas is dy
+        where ``low < scale * xhat + bias <= high`` (RELU: above 0), else 0.
+
+        Parameters
+        ----------
+        x, dy : array, shape (N, C, spatial...), rank 2 to 8, one dtype
+        scale : array, derived shape
+        dx : array, shape and dtype of x
+            Written. Read only if `beta_data` is not 0.
+        dscale, dbias : array, derived shape
+            Written. Read only if `beta_param` is not 0.
+        mode : Mode
+        alpha_data, beta_data, alpha_param, beta_param : float
+        epsilon : float
+            Used only without saved statistics.
+        saved_mean, saved_inv_variance : array, derived shape, optional
+            From `forward_training`, or any values of your own: they are taken as they are. Both or none; without
+            them mean and inverse deviation are computed from x.
+        bias : array, derived shape, optional
+            Given with an activation, and only then.
+        activation, activation_low, activation_high, algorithm, workspace
+            As in `forward_training`.
+        y : array, shape and dtype of x, optional
+            What forward wrote: given where an algorithm is named and an activation fused, and only then.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see `batch_normalization_backward`.
+        """
+        cdef Plan plan
+        self._check()
+        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+        x_kind, x = self._kind(x, "x", False)
+        dy_kind, dy = self._kind(dy, "dy", False)
+        dx_kind, dx = self._kind(dx, "dx", True)
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
+        alpha_param = self._scalar(alpha_param, "alpha_param", x)
+        beta_param = self._scalar(beta_param, "beta_param", x)
+        epsilon = _arguments.epsilon(epsilon)
+        act = self._activation(activation, activation_low, activation_high, x)
+        _arguments.activation_bias(act[0], bias)
+        key = (
+            PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha_data), _keyed(beta_data),
+            _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
+        )
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._keep(
+                key,
+                _plan_backward(
+                    self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
+                    has_saved, act, None,
+                ),
+            )
+        try:
+            _arguments.activation_result((<BackwardPlan>plan).masked, y)
+            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
+        finally:
+            plan._leave()
+
+    def axpby(self, a, x, b, y, *, workspace=None):
+        """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
+
+        With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
+        """
+        self._check()
+        kept = []
+        xb = self._data(x, "x")
+        yb = self._data(y, "y", True)
+        values = _arguments.axpby(a, b, xb, yb)
+        space = self._workspace(workspace, kept)
+        with self.lock:
+            self._check()
+            _axpby(
+                self, values, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"), space,
+                True,
+            )
+
+    def fill(self, value, y):
+        """``y = value`` everywhere, on an array of any strides; what lies between its elements is not written.
+
+        Parameters
+        ----------
+        value : float
+            Finite and in the range of y's dtype, to which it is rounded.
+        y : array, rank 2 to 8
+            Written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `fill`.
+        """
+        self._check()
+        yb = self._data(y, "y", True)
+        number = _arguments.fill(value, yb)
+        with self.lock:
+            self._check()
+            _fill(<Handle>self, number, self._described(yb), _address(yb, "y"))
+
+    def relu(self, x, y):
+        """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
+
+        Parameters
+        ----------
+        x : array, rank 2 to 8
+        y : array, shape and dtype of x
+            Written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `relu`.
+        """
+        self._check()
+        xb = self._data(x, "x")
+        yb = self._data(y, "y", True)
+        _arguments.relu(xb, yb)
+        with self.lock:
+            self._check()
+            _relu(<Handle>self, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"))
+
+    def relu_backward(self, x, dy, dx):
+        """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
+
+        Parameters
+        ----------
+        x : array, rank 2 to 8
+            The input of `relu`, or its output: only the sign is read.
+        dy, dx : array, shape and dtype of x
+            dx is written.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`.
+
+        Notes
+        -----
+        Vendor symbols: see the module function `relu_backward`.
+        """
+        self._check()
+        xb = self._data(x, "x")
+        dyb = self._data(dy, "dy")
+        dxb = self._data(dx, "dx", True)
+        _arguments.relu_backward(xb, dyb, dxb)
+        with self.lock:
+            self._check()
+            _relu_backward(
+                self, self._described(xb), _address(xb, "x"), self._described(dyb), _address(dyb, "dy"),
+                self._described(dxb), _address(dxb, "dx"),
+            )

@@ -1,0 +1,324 @@
+# A handle's plans and workspace queries; the class itself.
+
+cdef class Handle(_HandleCalls):
+    """A vendor library's handle: the device and stream that calls go to.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``; its library is loaded if it is not yet.
+    stream : int or object with ``__cuda_stream__``, optional
+        Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
+
+    Attributes
+    ----------
+    backend : str
+    library : Library
+    device : int or None
+        Ordinal of the device that was current when the handle was made, where that can be known; of a cuDNN handle that
+        somebody else made the device of its stream, if that is not the default one. Its calls go there, whichever
+        device is current then, and leave that one current.
+    pointer : int
+        The vendor's handle (``cudnnHandle_t``, ``miopenHandle_t``, ``dnnl_stream_t``).
+
+    Raises
+    ------
+    LibraryNotFoundError
+        The vendor's library is not on this machine; the message lists every place tried.
+    NotInitializedError
+        The library is there but finds no device.
+
+    Notes
+    -----
+    Vendor symbols: ``cudnnCreate``, ``cudnnSetStream``, ``cudnnGetStream``, ``cudnnDestroy``; ``miopenCreate``,
+    ``miopenSetStream``, ``miopenGetStream``, ``miopenDestroy``; ``dnnl_engine_create``, ``dnnl_stream_create``.
+
+    Calls through one handle are serialised by a lock. Calls on a device return before they ran: keep the arrays
+    alive, and do not read results, until the stream has been synchronised.
+    """
+
+    def workspace_size(
+        self,
+        operation,
+        x_desc,
+        *,
+        mode=Mode.SPATIAL,
+        y_desc=None,
+        dy_desc=None,
+        dx_desc=None,
+        alpha=1.0,
+        beta=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        running=True,
+        saved=True,
+        algorithm=None,
+        activation=Activation.NONE,
+        activation_low=None,
+        activation_high=None,
+    ):
+        """Bytes of workspace that a call needs.
+
+        Parameters
+        ----------
+        operation : Operation
+            One of the three batch-norm calls or `Operation.AXPBY`.
+        x_desc : TensorDescriptor
+        mode : Mode
+        y_desc, dy_desc, dx_desc : TensorDescriptor, optional
+            Default: `x_desc`.
+        alpha, beta : float
+            The data pair of the call.
+        alpha_param, beta_param : float
+            The parameter pair; backward only.
+        epsilon : float
+        running, saved : bool
+            Whether the call passes running and saved statistics.
+        algorithm : str, optional
+            That of the call; not with `Operation.AXPBY`.
+        activation, activation_low, activation_high
+            Those of the call; a batch-norm call's only.
+
+        Returns
+        -------
+        int
+            0 where the vendor needs none.
+        """
+        self._check()
+        op = _arguments.operation(operation)
+        if op not in (
+            Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD, Operation.AXPBY
+        ):
+            raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
+        _arguments.boolean(running, "running")
+        _arguments.boolean(saved, "saved")
+        cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", self.table)
+        cdef TensorDescriptor yd = xd if y_desc is None else _descriptor(y_desc, "y_desc", self.table)
+        cdef TensorDescriptor dyd = xd if dy_desc is None else _descriptor(dy_desc, "dy_desc", self.table)
+        cdef TensorDescriptor dxd = xd if dx_desc is None else _descriptor(dx_desc, "dx_desc", self.table)
+        cdef TensorDescriptor pd
+        cdef pbn_call call
+        cdef size_t size = 0
+        cdef int status
+        cdef char here
+        memset(&call, 0, sizeof(call))
+        call.operation = op
+        if op == Operation.FORWARD_TRAINING:
+            values = _arguments.forward_training(mode, alpha, beta, xd, yd, None, 0.0, epsilon, False)
+        elif op == Operation.FORWARD_INFERENCE:
+            values = _arguments.forward_inference(mode, alpha, beta, xd, yd, None, epsilon)
+        elif op == Operation.BACKWARD:
+            values = _arguments.backward(mode, alpha, beta, alpha_param, beta_param, xd, dyd, dxd, None, epsilon)
+            call.alpha_param, call.beta_param = values[3], values[4]
+            call.dy_desc, call.dx_desc = &dyd.tensor, &dxd.tensor
+        else:
+            values = (Mode.SPATIAL, *_arguments.axpby(alpha, beta, xd, yd))
+        act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
+        if op == Operation.AXPBY and act[0] != Activation.NONE:
+            raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
+        call.activation, call.activation_low, call.activation_high = act
+        if algorithm is not None:
+            if op == Operation.FORWARD_TRAINING:
+                plan = _plan_forward_training(
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, act, None
+                )
+            elif op == Operation.FORWARD_INFERENCE:
+                plan = _plan_forward_inference(
+                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, act, None
+                )
+            elif op == Operation.BACKWARD:
+                plan = _plan_backward(
+                    self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved,
+                    act, None,
+                )
+            else:
+                raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
+            return (<Plan>plan).workspace_size
+        with self.lock:
+            self._check()
+            _check_capability(self.table, op, values[0], xd, "workspace_size")
+            if op != Operation.AXPBY:
+                pd = self._derived(xd, values[0])
+                call.param_desc = &pd.tensor
+            call.mode = values[0]
+            call.alpha, call.beta = values[1], values[2]
+            call.epsilon = values[-1]
+            call.x_desc = &xd.tensor
+            if op != Operation.BACKWARD:
+                call.y_desc = &yd.tensor
+            # The query reads no memory: only whether the statistics are there.
+            if running:
+                call.running_mean = call.running_variance = &here
+            if saved:
+                call.saved_mean = call.saved_inv_variance = &here
+            self._check()  # a signal handler may have closed it since
+            with nogil:
+                status = self.table.workspace_size(self.handle, &call, &size)
+            if status != 0:
+                raise _error(self.table, status, "workspace_size", (f"x={xd!r}",))
+        return size
+
+    def plan_forward_training(
+        self,
+        x,
+        y=None,
+        *,
+        mode=Mode.SPATIAL,
+        algorithm="auto",
+        alpha=1.0,
+        beta=0.0,
+        epsilon=1e-5,
+        exponential_average_factor=0.1,
+        running=True,
+        saved=True,
+        activation=Activation.NONE,
+        z=None,
+        tune=False,
+    ):
+        """Make a forward training call ready: everything but the pointers is validated and fixed now.
+
+        ``y = act(bn(x) + z)`` where an activation, and with it a residual z, is fused; ``y = alpha * bn(x) + beta * y``
+        where not.
+
+        Parameters
+        ----------
+        x, y : TensorDescriptor or array
+            What the tensors of the calls will look like; y like x by default. Of an array the alignment counts too:
+            later addresses must be no less aligned; for descriptors it is 16 bytes. Parameters aligned to less than
+            16 bytes: on cuDNN ``"ex"`` and ``"graph"`` refuse them, and what ``"auto"`` chose of these goes through the
+            plain entry point for that call.
+        mode : Mode
+        algorithm : str or None
+            ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
+            range is limited (cuDNN's persistent sums in fixed point) or that are less exact where a channel begins with
+            a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else.
+            ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
+            mode, as `forward_training` calls it. The same bits at every call: inference, ``"spatial"``, and ``"ex"``
+            and ``"graph"`` with saved statistics, as far as was seen on one device; the sums of ``"columns"`` and
+            ``"rows"``, and backward's of statistics that are not saved, differ in their last digits on large maps.
+        alpha, beta, epsilon, exponential_average_factor
+            As in `forward_training`.
+        running, saved : bool
+            Whether the calls pass running and saved statistics.
+        activation : Activation
+            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithm ``"ex"`` (``"auto"`` takes it), float32,
+            float16 and bfloat16, packed channels-last tensors with channels in multiples of 4, alpha 1 and beta 0,
+            saved statistics, and addresses aligned to 16 bytes. A NaN in front of the activation comes out as NaN or
+            as 0. MIOpen: algorithm None, where `Capability.ACTIVATION` is set. oneDNN has none.
+        z : bool, TensorDescriptor or array, optional
+            What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
+        tune : bool
+            With ``"auto"`` or ``"fast"``: measure their candidates once, in memory of its own, and remember the fastest
+            in a file (`pybnorm.tuning`); ``reason`` has the times. It takes seconds, and on CUDA the packages
+            ``cuda-core`` and ``cuda-bindings``. Not while a stream is captured into a graph.
+
+        Returns
+        -------
+        ForwardTrainingPlan
+            Its calls take `z` if planned, and `reserve` where `Plan.reserve_size` is not 0: device memory, aligned to
+            64 bytes, that they write and that the calls of `plan_backward` are given unchanged.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `forward_training`; UnsupportedError where the algorithm named cannot do it, with the reason.
+        LibraryNotFoundError
+            `tune` without those packages.
+
+        Notes
+        -----
+        Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
+        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
+        """
+        self._check()
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_FORWARD_TRAINING, x, algorithm,
+                dict(
+                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
+                    exponential_average_factor=exponential_average_factor, running=running, saved=saved,
+                    activation=activation, z=z,
+                ),
+            )
+        return _plan_forward_training(
+            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved,
+            (_arguments.plan_activation(activation), 0.0, 0.0), z,
+        )
+
+    def plan_forward_inference(
+        self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
+        activation=Activation.NONE, z=None, tune=False,
+    ):
+        """Make a forward inference call ready; parameters as in `plan_forward_training`.
+
+        cuDNN fuses RELU and a residual into its pointwise graph: packed channels-last float32, float16 and bfloat16
+        with any number of channels, alpha 1 and beta 0. A NaN stays one.
+
+        Returns
+        -------
+        ForwardInferencePlan
+            Its calls take `z` if planned.
+        """
+        self._check()
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_FORWARD_INFERENCE, x, algorithm,
+                dict(
+                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z
+                ),
+            )
+        return _plan_forward_inference(
+            self, x, y, mode, algorithm, alpha, beta, epsilon, (_arguments.plan_activation(activation), 0.0, 0.0), z
+        )
+
+    def plan_backward(
+        self,
+        x,
+        dy=None,
+        dx=None,
+        *,
+        mode=Mode.SPATIAL,
+        algorithm="auto",
+        alpha_data=1.0,
+        beta_data=0.0,
+        alpha_param=1.0,
+        beta_param=0.0,
+        epsilon=1e-5,
+        saved=True,
+        activation=Activation.NONE,
+        z=None,
+        tune=False,
+    ):
+        """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
+
+        With an activation, dy is the gradient at its output. `z` says that forward added a residual, and what its
+        gradient dz looks like: ``dz = dy where y > 0, else 0``, of which dx, dscale and dbias are made.
+
+        With ``saved=False`` the statistics are those of x and epsilon. On cuDNN ``"graph"``, ``"columns"``, ``"rows"``
+        and, over packed channels-last tensors that are not float64, ``"ex"`` compute them first, into the workspace;
+        the others leave that to cuDNN, whose kernels for it are its slow ones.
+
+        Returns
+        -------
+        BackwardPlan
+            With an activation its calls take `bias` and, but for algorithm None, `y`, forward's result and like x; with
+            z also `dz`, which is written, and `reserve` as forward left it where `Plan.reserve_size` is not 0.
+
+        Notes
+        -----
+        Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
+        """
+        self._check()
+        if _arguments.boolean(tune, "tune"):
+            return _tuned(
+                self, PBN_OP_BACKWARD, x, algorithm,
+                dict(
+                    dy=dy, dx=dx, mode=mode, alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param,
+                    beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
+                ),
+            )
+        return _plan_backward(
+            self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
+            (_arguments.plan_activation(activation), 0.0, 0.0), z,
+        )
