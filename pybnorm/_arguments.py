@@ -408,6 +408,22 @@ def integer(value: object, argument: str, low: int = 0, high: int = INT32_MAX, a
     return number
 
 
+def count(value: object, argument: str, low: int) -> int:
+    """A number of elements, which need not be in memory."""
+    return integer(value, argument, low, (1 << 63) - 1, f"an integer from {low} to 2**63 - 1")
+
+
+def counts(value: object, ranks: int) -> list[int]:
+    """Elements of each rank; on the host, because calls and their factors depend on them."""
+    given = items(value, "counts", "a sequence of integers on the host", most=max(ranks, 64))
+    numbers = [count(c, "counts", 0) for c in given]
+    if len(numbers) != ranks:
+        raise ArgumentError("counts", numbers, f"a count for each of the {ranks} rows of means")
+    if not any(numbers):
+        raise ArgumentError("counts", numbers, "at least one count above 0")
+    return numbers
+
+
 def text(value: object, argument: str) -> str:
     """A string."""
     instance(value, str, argument, "a string")

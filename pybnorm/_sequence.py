@@ -16,10 +16,11 @@ from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
 from pybnorm.errors import WorkspaceError
+from pybnorm.operations.program import ALIGNMENT, Prepared
 
 __all__ = ["Scratch", "Sequence", "data_buffer", "disjoint"]
 
-_ALIGNMENT = operations.ALIGNMENT
+_ALIGNMENT = ALIGNMENT
 
 
 class Scratch(NamedTuple):
@@ -108,7 +109,7 @@ class Sequence:
         rest = (address + self._scratch, given - self._scratch) if given > self._scratch else None
         self._execute(address, rest)
 
-    def _prepared(self, address: int) -> list[tuple[operations.Prepared, tuple[int, ...], list[Any], str]]:
+    def _prepared(self, address: int) -> list[tuple[Prepared, tuple[int, ...], list[Any], str]]:
         """Every step, checked."""
         return [
             (*operations.asked(self.handle, name, arguments, options), name)

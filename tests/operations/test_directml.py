@@ -5,8 +5,9 @@ import pytest
 from parts import DTYPES, A, U, batch, fresh, hold, kept, laid_out, over, perform, subsets, sums_errors, upload, wide
 
 import pybnorm
-from pybnorm import directml, operations, reference
+from pybnorm import directml, reference
 from pybnorm.check import bounds
+from pybnorm.operations import program
 
 SHAPES = [
     ((9,), (1,)),
@@ -316,12 +317,12 @@ def test_relu_takes_one_array_more(bench, order):
 
 
 def test_a_backend_without_relu_refuses_before_anything_is_written(bench, monkeypatch):
-    capability = operations.capability
+    capability = program.capability
 
     def without(backend, operation, *rest):
         return (0, "no relu for this") if operation == pybnorm.Operation.RELU else capability(backend, operation, *rest)
 
-    monkeypatch.setattr(operations, "capability", without)
+    monkeypatch.setattr(program, "capability", without)
     x, z, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
     refuses_relu(bench, "batch_normalization", x, mean, variance, scale, bias, fresh(x), why="no relu for this")
     outputs = fresh(x), fresh(scale), fresh(scale)

@@ -20,6 +20,7 @@ import pytest
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, ClosedError, WorkspaceError, _core, operations
 from pybnorm._arrays import Buffer
+from pybnorm.operations import program, recipes
 
 DIMS = (4, 3, 5, 2)
 PARAMETERS = ("scale", "bias", "mean", "variance", "inv_variance", "dscale", "dbias", "sum_dy", "sum_dy_xmu",
@@ -60,7 +61,7 @@ def given(bench, operation, axis=1):
     return placed
 
 
-EVERY = sorted(set(operations._RECIPES))
+EVERY = sorted(set(recipes._RECIPES))
 WITH_AXIS = [o for o in EVERY if "axis" in inspect.signature(getattr(operations, o)).parameters]
 
 
@@ -115,14 +116,14 @@ def test_the_kept_workspace_goes_with_its_handle(bench):
     if bench.handle.library.device_type != 1:
         pytest.skip(f"{bench.handle.backend}: keeps none")
     gc.collect()  # handles of tests before this one
-    before = len(operations._kept)
+    before = len(program._kept)
     with pybnorm.Handle(bench.handle.backend) as handle:
         operations.stats(handle, np.ones((4, 3, 5), np.float32), mean=np.empty(3, np.float32))
         assert operations.kept_workspace_nbytes(handle) > 0
-        assert len(operations._kept) == before + 1
+        assert len(program._kept) == before + 1
     del handle
     gc.collect()
-    assert len(operations._kept) == before
+    assert len(program._kept) == before
 
 
 def test_threads_share_a_handle_and_its_kept_workspace(bench):
@@ -664,7 +665,7 @@ def test_a_signal_handler_may_call_the_same_operation(bench):
         calls.append(theirs[0, 0])
         signal.setitimer(signal.ITIMER_REAL, 0.002)  # none while this one is at work
 
-    lent = operations._kept_of(bench.handle).lent
+    lent = program._kept_of(bench.handle).lent
     with lent(64) as outer, lent(64) as inner:
         assert abs(outer - inner) >= 64
     before = signal.signal(signal.SIGALRM, handler)
@@ -689,18 +690,18 @@ def test_an_unknown_argument_is_a_type_error(bench):
 
 
 def test_roles_of_arguments_are_declared_not_read_from_their_hints(monkeypatch):
-    source = inspect.getsource(operations)
+    source = inspect.getsource(recipes)
     changed = types.ModuleType("pybnorm._with_other_hints")
     monkeypatch.setitem(sys.modules, changed.__name__, changed)  # where dataclasses look their module up
     assert source.count(": Any") > 50
     exec(compile(source.replace(": Any", ": object").replace(": float", ": Any"), "other hints", "exec"), vars(changed))
-    assert changed._NAMES == operations._NAMES
+    assert changed._NAMES == recipes._NAMES
 
 
 def test_a_recipe_that_declares_an_argument_it_has_not_is_refused():
     with pytest.raises(TypeError, match="_do_nothing has no argument dx"):
-        operations._recipe("x dx")(_do_nothing)
-    assert "nothing" not in operations._RECIPES
+        recipes._recipe("x dx")(_do_nothing)
+    assert "nothing" not in recipes._RECIPES
 
 
 def _do_nothing(program, x):

@@ -21,7 +21,7 @@ from pybnorm.check.bounds import Expected, Status, judge, precision, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType
-from pybnorm.sync import SyncBatchNorm
+from pybnorm.sync import SyncBatchNorm, messages
 
 ORDERS = ("any order", "fixed order")
 worst = collections.defaultdict(float)  # (kind, dtype, output) -> error / bound
@@ -397,9 +397,9 @@ def test_the_memory_goes_with_the_object():
 
 def test_counts_beyond_float32_survive_the_message():
     for number in (0, 1, 4095, 4096, 2**24 + 1, 2**31 - 1, 2**36 - 1):
-        digits = np.array(sync._digits(number), np.float32)
-        assert sync._number(digits) == number
-        assert sync._number(sum(digits for _ in range(4096))) == 4096 * number
+        digits = np.array(messages._digits(number), np.float32)
+        assert messages._number(digits) == number
+        assert messages._number(sum(digits for _ in range(4096))) == 4096 * number
 
 
 def test_workspace_size_is_asked_by_call():

@@ -15,6 +15,7 @@ from pybnorm import _arguments, reference
 from pybnorm.bench import reference as bench
 from pybnorm.enums import DataType, Layout, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.reference import blocks as walk
 
 MODES = list(Mode)
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
@@ -36,9 +37,9 @@ def blocks(request, monkeypatch):
     """Block sizes: the real ones, and such that small arrays are cut along every axis."""
     if request.param != "whole":
         block, kept, run = {"tiny": (8, 2, 4), "odd": (37, 5, 11)}[request.param]
-        monkeypatch.setattr(reference, "BLOCK", block)
-        monkeypatch.setattr(reference, "_KEPT", kept)
-        monkeypatch.setattr(reference, "_RUN", run)
+        monkeypatch.setattr(walk, "BLOCK", block)
+        monkeypatch.setattr(walk, "_KEPT", kept)
+        monkeypatch.setattr(walk, "_RUN", run)
     return request.param
 
 
@@ -275,9 +276,9 @@ def test_statistics_against_fractions(data):
     order = data.draw(st.permutations(range(3)), label="order")
     x = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "BLOCK", data.draw(st.integers(1, 40), label="block"))
-        patch.setattr(reference, "_KEPT", data.draw(st.integers(1, 4), label="kept"))
-        patch.setattr(reference, "_RUN", data.draw(st.integers(1, 16), label="run"))
+        patch.setattr(walk, "BLOCK", data.draw(st.integers(1, 40), label="block"))
+        patch.setattr(walk, "_KEPT", data.draw(st.integers(1, 4), label="kept"))
+        patch.setattr(walk, "_RUN", data.draw(st.integers(1, 16), label="run"))
         ones = np.ones(derived(shape, mode))
         got = reference.forward_training(x, ones, ones, mode=mode)
     m = count(shape, mode)
@@ -336,7 +337,7 @@ def test_long_reductions_do_not_lose_digits():
 
 def test_sums_over_many_blocks_are_compensated(monkeypatch):
     """With blocks of one element a plain running sum of 0.1 would be off by 1e-11 relative."""
-    monkeypatch.setattr(reference, "BLOCK", 1)
+    monkeypatch.setattr(walk, "BLOCK", 1)
     x = np.full((20_000, 1), 0.1)
     (total,) = reference.reduce_blocks(lambda v: v, (x,), Mode.SPATIAL)
     exact = 20_000 * Fraction(0.1)
@@ -768,9 +769,9 @@ def test_blocks_visit_every_element_once_with_its_parameters(data):
     seen, reach = np.zeros(shape), np.full(shape, -1.0)
     with pytest.MonkeyPatch.context() as patch:
         block_size = data.draw(st.integers(1, 100), label="block")
-        patch.setattr(reference, "BLOCK", block_size)
-        patch.setattr(reference, "_KEPT", data.draw(st.integers(1, 20), label="kept"))
-        patch.setattr(reference, "_RUN", data.draw(st.integers(1, 40), label="run"))
+        patch.setattr(walk, "BLOCK", block_size)
+        patch.setattr(walk, "_KEPT", data.draw(st.integers(1, 20), label="kept"))
+        patch.setattr(walk, "_RUN", data.draw(st.integers(1, 40), label="run"))
         for block in reference.iterate_blocks((x, other), mode, (p,)):
             (a, b), (q,) = block.arrays, block.parameters
             assert a.shape == b.shape == x[block.index].shape
@@ -804,7 +805,7 @@ def test_blocks_visit_every_element_once_with_its_parameters(data):
     ],
 )
 def test_blocks_follow_memory(layout, extents, monkeypatch):
-    monkeypatch.setattr(reference, "BLOCK", 128)
+    monkeypatch.setattr(walk, "BLOCK", 128)
     x = laid_out(random((4, 8, 8, 8)), layout)
     blocks = list(reference.iterate_blocks((x,), Mode.SPATIAL))
     assert {b.arrays[0].shape for b in blocks} == {extents}

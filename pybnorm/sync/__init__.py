@@ -24,292 +24,45 @@ time-out, if it has one, is what ends that.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import inspect
 import math
 import operator
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, operations
-from pybnorm._arrays import CPU, CUDA, ROCM, Buffer
+from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle, backends
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, RankError, WorkspaceError
+from pybnorm.operations.preparation import prepare
+from pybnorm.operations.program import ALIGNMENT, Prepared
+from pybnorm.sync.communicators import Array, Communicator, _connect
+from pybnorm.sync.messages import (
+    _ALIGN,
+    _BASE,
+    _CODE,
+    _COUNT,
+    _DIGITS,
+    _FAILED_RANK,
+    _FAILURES,
+    _HEADER,
+    BACKWARD,
+    FAILED,
+    FORWARD,
+    _agree,
+    _Agreed,
+    _digits,
+    _number,
+    _raise_failed,
+    _ranks,
+)
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
-
-Array = npt.NDArray[Any]
-
-FORWARD, BACKWARD, FAILED = 1, 2, 0  # what a message says its sender does
-_ALIGN = 16  # elements; sections of a message start at multiples of 64 bytes
-_HEADER = 16
-_CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a message's header; the count takes three
-_BASE = 4096  # of the digits that carry an integer: their sums over 4096 ranks are exact in float32
-_DIGITS = 3
-
-
-# ---------------------------------------------------------------- communicators
-
-
-@runtime_checkable
-class Communicator(Protocol):
-    """What `SyncBatchNorm` needs of a communicator; an object that has it is used as it is.
-
-    Vectors are one-dimensional and contiguous, float32 or float64, made by `vector`. Streams are addresses; 0 on the
-    CPU.
-    """
-
-    rank: int
-    size: int
-    devices: tuple[int, ...]
-    """Memory that its collectives move, by DLPack device type; the first is the one that `vector` gets while ranks
-    still have to agree."""
-
-    def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        """A copy of a NumPy vector in memory of that kind, on the current device; ready when this returns."""
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        """Put the vectors of all ranks into `received`, one behind the other in the order of the ranks."""
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        """Put the sum over all ranks into `received`."""
-
-    def read(self, vector: Any, out: Array, stream: int) -> None:
-        """Copy a vector to a NumPy vector, after what is on the stream, and wait for it."""
-
-
-class _Mpi:
-    """mpi4py: ``MPI_Allgather`` and ``MPI_Allreduce`` on host memory."""
-
-    devices = (CPU,)
-
-    def __init__(self, communicator: Any) -> None:
-        mpi = importlib.import_module("mpi4py.MPI")
-        if communicator == mpi.COMM_NULL or communicator.Is_inter():
-            raise ArgumentError("communicator", communicator, "an intracommunicator that this process is part of")
-        self._communicator, self._sum = communicator, mpi.SUM
-        self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
-
-    def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        return values.copy()
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        self._communicator.Allgather(send, received)
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        self._communicator.Allreduce(send, received, self._sum)
-
-    def read(self, vector: Any, out: Array, stream: int) -> None:
-        out[:] = vector
-
-
-class _Torch:
-    """``torch.distributed``: all_gather of one tensor and all_reduce of any of its backends.
-
-    The handle's stream is made PyTorch's current one around each call, so that its collectives are ordered with the
-    vendor's kernels without a wait on the host.
-    """
-
-    def __init__(self, communicator: Any) -> None:
-        self._torch = importlib.import_module("torch")
-        self._distributed = importlib.import_module("torch.distributed")
-        self._group = communicator
-        distributed = self._distributed  # the first name is that of PyTorch 2.13 and later
-        self._gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-        self.rank, self.size = communicator.rank(), communicator.size()
-        config = self._distributed.get_backend_config(communicator)  # "cpu:gloo,cuda:nccl"
-        named = [pair.partition(":")[0] for pair in str(config).split(",")]
-        device = ROCM if getattr(self._torch.version, "hip", None) else CUDA
-        found = {"cpu": CPU} | ({"cuda": device} if self._torch.cuda.is_available() else {})
-        self.devices = tuple(kind for name, kind in found.items() if name in named)
-        if not self.devices:
-            raise ArgumentError("communicator", f"a process group for {config}", "one whose backend is for cpu or cuda")
-
-    def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        device = "cpu" if device_type == CPU else "cuda"
-        with self._on(stream, device):
-            tensor = self._torch.from_numpy(values.copy()).to(device)
-            if device == "cuda":
-                self._torch.cuda.current_stream().synchronize()
-        return tensor
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        with self._on(stream, send.device.type):
-            self._gather(received, send, group=self._group)
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        with self._on(stream, send.device.type):
-            received.copy_(send)
-            self._distributed.all_reduce(received, group=self._group)
-
-    def read(self, vector: Any, out: Array, stream: int) -> None:
-        with self._on(stream, vector.device.type):
-            self._torch.from_numpy(out).copy_(vector)
-
-    def _on(self, stream: int, device: str) -> Any:
-        if device == "cpu":
-            return contextlib.nullcontext()
-        cuda = self._torch.cuda
-        # ExternalStream(0) is not the default stream but a new one of PyTorch's pool.
-        return cuda.stream(cuda.ExternalStream(stream) if stream else cuda.default_stream())
-
-
-class _Cupy:
-    """CuPy's ``NcclCommunicator``: ``ncclAllGather`` and ``ncclAllReduce``, RCCL's in CuPy for ROCm."""
-
-    def __init__(self, communicator: Any) -> None:
-        self._cupy = importlib.import_module("cupy")
-        self._nccl = importlib.import_module("cupy.cuda.nccl")
-        self._communicator = communicator
-        self.rank, self.size = communicator.rank_id(), communicator.size()
-        self.devices = (ROCM if self._cupy.cuda.runtime.is_hip else CUDA,)
-
-    def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        with self._cupy.cuda.Device(self._communicator.device_id()), self._cupy.cuda.ExternalStream(stream) as queue:
-            vector = self._cupy.asarray(values)
-            queue.synchronize()
-        return vector
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        self._communicator.allGather(send.data.ptr, received.data.ptr, send.size, self._kind(send), stream)
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        operation = self._nccl.NCCL_SUM
-        self._communicator.allReduce(send.data.ptr, received.data.ptr, send.size, self._kind(send), operation, stream)
-
-    def read(self, vector: Any, out: Array, stream: int) -> None:
-        vector.get(stream=self._cupy.cuda.ExternalStream(stream), out=out)
-
-    def _kind(self, vector: Any) -> int:
-        return int(self._nccl.NCCL_FLOAT64 if vector.dtype == np.float64 else self._nccl.NCCL_FLOAT32)
-
-
-class _CudaVector:
-    """A vector in device memory that speaks ``__cuda_array_interface__``."""
-
-    def __init__(self, memory: Any, values: Array) -> None:
-        self.memory = memory  # keeps it alive
-        self.nbytes = values.nbytes
-        self.__cuda_array_interface__ = {
-            "shape": values.shape,
-            "typestr": values.dtype.str,
-            "data": (int(memory.handle), False),
-            "strides": None,
-            "version": 3,
-        }
-
-
-class _Nccl4py:
-    """nccl4py's ``nccl.core.Communicator``, with memory of ``cuda.core``, which it needs itself."""
-
-    devices = (CUDA,)
-
-    def __init__(self, communicator: Any) -> None:
-        self._core = importlib.import_module("cuda.core")
-        self._sum = importlib.import_module("nccl.core").SUM
-        self._communicator = communicator
-        self.rank, self.size = int(communicator.rank), int(communicator.nranks)
-        self._device = communicator.device
-
-    def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        queue = self._queue(stream)
-        memory = self._device.allocate(values.nbytes, stream=queue)
-        memory.copy_from(self._core.Buffer.from_handle(values.ctypes.data, values.nbytes), stream=queue)
-        queue.sync()
-        return _CudaVector(memory, values)
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        self._communicator.allgather(send, received, stream=stream)
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        self._communicator.allreduce(send, received, self._sum, stream=stream)
-
-    def read(self, vector: Any, out: Array, stream: int) -> None:
-        queue = self._queue(stream)
-        self._core.Buffer.from_handle(out.ctypes.data, out.nbytes).copy_from(vector.memory, stream=queue)
-        queue.sync()
-
-    def _queue(self, stream: int) -> Any:
-        return self._core.Stream.from_handle(stream) if stream else self._device.default_stream
-
-
-_ADAPTERS: dict[str, Any] = {
-    "mpi4py": _Mpi,
-    "torch": _Torch,
-    "cupy": _Cupy,
-    "cupy_backends": _Cupy,  # where NcclCommunicator lives
-    "nccl": _Nccl4py,
-}
-_METHODS = {
-    _Mpi: ("Allgather", "Allreduce", "Get_rank"),
-    _Torch: ("allgather", "allreduce", "rank", "size"),
-    _Cupy: ("allGather", "allReduce", "rank_id", "size"),
-    _Nccl4py: ("allgather", "allreduce", "nranks"),
-}
-
-
-def _connect(communicator: Any) -> Communicator:
-    """The adapter of a communicator, by the package that its class comes from."""
-    for cls in type(communicator).__mro__:
-        adapter = _ADAPTERS.get(cls.__module__.partition(".")[0])
-        if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
-            connected: Communicator = adapter(communicator)
-            return connected
-    with contextlib.suppress(Exception):  # the object's own
-        if isinstance(communicator, Communicator) and issubclass(type(communicator.size), int):
-            return communicator
-    raise ArgumentTypeError(
-        "communicator",
-        communicator,
-        "an mpi4py communicator, a torch.distributed process group, a cupy.cuda.nccl.NcclCommunicator, an "
-        "nccl.core.Communicator, or an object with the members of pybnorm.sync.Communicator",
-    )
-
-
-# ---------------------------------------------------------------- integers in messages
-
-
-def _digits(number: int) -> list[float]:
-    """Digits of an integer below 2**36, lowest first."""
-    return [float(number // _BASE**place % _BASE) for place in range(_DIGITS)]
-
-
-def _number(digits: Array) -> int:
-    return sum(round(float(digit)) * _BASE**place for place, digit in enumerate(digits))
-
-
-class _Agreed(NamedTuple):
-    """The header of the constructor, of one rank."""
-
-    failed: int = 1
-    dtype: int = 0
-    backend: int = 0
-    deterministic: int = 0
-    counts: int = 0
-    """0 for None, else a hash."""
-    channels: tuple[int, ...] = ()
-
-    def message(self) -> Array:
-        """Digits of all fields; of channels their number and 8 sizes."""
-        sizes = (*self.channels, *[0] * (8 - len(self.channels)))
-        return np.array([d for n in (*self[:5], len(self.channels), *sizes) for d in _digits(n)], np.float32)
-
-    @classmethod
-    def of(cls, message: Array) -> _Agreed:
-        """What `message` made."""
-        numbers = [_number(digits) for digits in message.reshape(-1, _DIGITS)]
-        failed, dtype, backend, deterministic, counts, rank, *sizes = numbers
-        return cls(failed, dtype, backend, deterministic, counts, tuple(sizes[:rank]))
-
-
-# ---------------------------------------------------------------- the layer
 
 
 class SyncBatchNorm:
@@ -793,7 +546,7 @@ class SyncBatchNorm:
 
     def _program(self, operation: str, *arguments: Any, **options: Any) -> _Call:
         # Checked now and executed later: all refusals come before the collective.
-        prepared, addresses, _ = operations.prepare(self._handle, operation, arguments, options)
+        prepared, addresses, _ = prepare(self._handle, operation, arguments, options)
         return _Call(self._handle, operation, prepared, addresses)
 
     def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:
@@ -809,9 +562,9 @@ class SyncBatchNorm:
         address, size = self._handle.memory(workspace)
         if workspace is None and (self._device == CPU or not plan.nbytes):
             return
-        if size < plan.nbytes or address % operations.ALIGNMENT:
+        if size < plan.nbytes or address % ALIGNMENT:
             given = "None" if workspace is None else f"{size} bytes at {address:#x}"
-            allowed = f"at least {plan.nbytes} bytes, aligned to {operations.ALIGNMENT}"
+            allowed = f"at least {plan.nbytes} bytes, aligned to {ALIGNMENT}"
             raise WorkspaceError("workspace", given, allowed)
 
     def _carry(self, code: int, count: int) -> None:
@@ -861,8 +614,6 @@ class SyncBatchNorm:
         return [_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads]
 
 
-# ---------------------------------------------------------------- calls, checked
-
 # Argument i is planned at address (i + 1) * _SLOT: beyond all memory, and far enough from the others.
 _SLOT = 1 << SLOT_BITS
 _PLANS = 64
@@ -874,7 +625,7 @@ class _Call(NamedTuple):
 
     handle: Handle
     operation: str
-    prepared: operations.Prepared
+    prepared: Prepared
     addresses: tuple[int, ...]
 
     @property
@@ -1009,42 +760,3 @@ class _Placed:
 
     def elemt(self, total: int) -> Any:
         return self._plan.elemt(total).at(self._addresses)
-
-
-# ---------------------------------------------------------------- agreement
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _raise_failed(failed: Sequence[int], me: int) -> NoReturn:
-    raise RankError(f"rank {me}: the call cannot be completed, because it failed on {_ranks(failed)}", failed)
-
-
-def _agree(adapter: Communicator, mine: _Agreed, failure: Exception | None) -> None:
-    """Exchange the constructor's headers; raise on all ranks if one failed or they differ."""
-    values, device, size = mine.message(), adapter.devices[0], adapter.size
-    received = adapter.vector(np.zeros(size * values.size, np.float32), device, 0)
-    adapter.all_gather(adapter.vector(values, device, 0), received, 0)
-    host = np.zeros(size * values.size, np.float32)
-    adapter.read(received, host, 0)
-    if failure is not None:
-        raise failure
-    heads = [_Agreed.of(row) for row in host.reshape(size, -1)]
-    failed = [rank for rank, head in enumerate(heads) if head.failed]
-    if failed:
-        message = f"rank {adapter.rank}: no SyncBatchNorm, because its arguments were refused on {_ranks(failed)}"
-        raise RankError(message, failed)
-    names = backends()
-    texts: dict[str, list[str]] = {
-        "channels": [str(head.channels[0] if len(head.channels) == 1 else head.channels) for head in heads],
-        "dtype": [DataType(head.dtype).short for head in heads],
-        "backend": [names[head.backend] for head in heads],
-        "deterministic": [str(bool(head.deterministic)) for head in heads],
-        "counts": [f"#{head.counts:x}" if head.counts else "None" for head in heads],
-    }
-    for field, shown in texts.items():
-        if len({getattr(head, field) for head in heads}) > 1:
-            given = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
-            raise ArgumentError("handle" if field == "backend" else field, given, f"one {field} on all ranks")

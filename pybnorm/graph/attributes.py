@@ -1,0 +1,386 @@
+"""Tensors and attributes of nodes."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+_log = logging.getLogger("pybnorm.graph")
+logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent unless somebody asks
+_NAMES = {"float": DataType.FLOAT32, "half": DataType.FLOAT16, "double": DataType.FLOAT64}  # hipDNN's words
+_SUPPORTED = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
+_DATA_ROLES = frozenset({"x", "y", "dy", "dx", "in_0", "in_1", "out_0"})
+_Self = TypeVar("_Self", bound="_Attributes")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class PointwiseMode(enum.IntEnum):
+    """Elementwise operations, with hipDNN's numbers."""
+
+    ADD = 2
+    """``in_0 + in_1``."""
+    RELU_BWD = 33
+    """``in_1 where in_0 > 0, else 0``: in_0 is x, in_1 is dy."""
+    RELU_FWD = 34
+    """``max(in_0, 0)``."""
+
+
+class HeuristicMode(enum.IntEnum):
+    """What create_execution_plans is given; there is one plan whatever the mode."""
+
+    FALLBACK = 0
+    A = 1
+    B = 2
+
+
+class TensorAttributes:
+    """A tensor of a graph: what it looks like, not where it is.
+
+    Attributes are set and read by methods, as in hipDNN; setters return the tensor, so that they chain.
+
+    Parameters
+    ----------
+    value : float, optional
+        Makes it a scalar that is passed by value (`set_value`).
+    """
+
+    def __init__(self, value: float | None = None) -> None:
+        self._uid: int | None = None
+        self._name = ""
+        self._data_type: DataType | None = None
+        self._dim: tuple[int, ...] = ()
+        self._stride: tuple[int, ...] = ()
+        self._virtual = False
+        self._value: float | None = None
+        if value is not None:
+            self.set_value(value)
+
+    @staticmethod
+    def create(dims: Sequence[int], data_type: object) -> TensorAttributes:
+        """A packed, channels-first tensor."""
+        tensor = TensorAttributes().set_dim(dims).set_data_type(data_type)
+        return tensor.set_stride(_arguments.packed_strides(tuple(tensor.get_dim())))
+
+    def set_uid(self, uid: int) -> TensorAttributes:
+        """The key of this tensor in the variant pack: any 64-bit integer that no other tensor of the graph has."""
+        if issubclass(type(uid), bool) or not issubclass(type(uid), int):
+            raise ArgumentTypeError("uid", uid, "an integer")
+        if not -(2**63) <= uid < 2**63:
+            raise ArgumentError("uid", uid, "an integer of 64 bits")
+        self._uid = uid
+        return self
+
+    def get_uid(self) -> int:
+        """The uid; without `set_uid` build_operation_graph gives one, and it is 0 until then."""
+        return 0 if self._uid is None else self._uid
+
+    def has_uid(self) -> bool:
+        """Whether it has been set or given."""
+        return self._uid is not None
+
+    def clear_uid(self) -> TensorAttributes:
+        """Forget the uid."""
+        self._uid = None
+        return self
+
+    def set_name(self, name: str) -> TensorAttributes:
+        """The name that errors and messages use."""
+        if not issubclass(type(name), str):
+            raise ArgumentTypeError("name", name, "a string")
+        self._name = name
+        return self
+
+    def get_name(self) -> str:
+        """The name; may be empty."""
+        return self._name
+
+    def set_data_type(self, data_type: object) -> TensorAttributes:
+        """float32, float16 or bfloat16; also by hipDNN's names, "float" and "half"."""
+        self._data_type = _data_type(data_type, "data_type")
+        return self
+
+    def get_data_type(self) -> DataType | None:
+        """The data type; None if it has not been set, nor filled in by validate."""
+        return self._data_type
+
+    def set_dim(self, dim: Sequence[int]) -> TensorAttributes:
+        """Shape in the logical order N, C, spatial, whatever the layout."""
+        self._dim = _arguments.dims(dim, "dim", low=1)
+        return self
+
+    def get_dim(self) -> list[int]:
+        """The shape; empty if not set."""
+        return list(self._dim)
+
+    def set_stride(self, stride: Sequence[int]) -> TensorAttributes:
+        """Strides in elements; they are checked against the shape by validate."""
+        self._stride = tuple(_arguments.dims(stride, "stride", low=1))
+        return self
+
+    def get_stride(self) -> list[int]:
+        """The strides; empty if not set."""
+        return list(self._stride)
+
+    def get_volume(self) -> int:
+        """Number of elements."""
+        return math.prod(self._dim)
+
+    def set_is_virtual(self, is_virtual: bool) -> TensorAttributes:
+        """Whether it exists inside the graph only."""
+        self._virtual = _arguments.boolean(is_virtual, "is_virtual")
+        return self
+
+    def get_is_virtual(self) -> bool:
+        """Whether it exists inside the graph only, as outputs of nodes do unless `set_output` says otherwise."""
+        return self._virtual
+
+    def set_output(self, output: bool) -> TensorAttributes:
+        """Whether the caller gives memory for it: the opposite of virtual."""
+        return self.set_is_virtual(not _arguments.boolean(output, "output"))
+
+    def set_value(self, value: float) -> TensorAttributes:
+        """Make it a scalar of one element that is passed by value."""
+        self._value = _arguments.scalar(value, "value")
+        self._data_type = DataType.FLOAT64
+        self._dim = self._stride = (1,)
+        return self
+
+    def get_value(self) -> float | None:
+        """The scalar's value; None for a tensor with memory."""
+        return self._value
+
+    def clear_value(self) -> TensorAttributes:
+        """Make it a tensor with memory again."""
+        self._value = None
+        return self
+
+    def get_pass_by_value(self) -> bool:
+        """Whether it is a scalar that is passed by value."""
+        return self._value is not None
+
+    def __repr__(self) -> str:
+        kind = "by value" if self._value is not None else "virtual" if self._virtual else "real"
+        dtype = self._data_type.short if self._data_type is not None else "no data type"
+        return f"<Tensor {self._name!r} uid={self._uid} {kind} {dtype} dim={self._dim} stride={self._stride}>"
+
+
+Tensor = TensorAttributes
+
+
+def _data_type(value: object, argument: str) -> DataType:
+    found = _NAMES.get(_arguments.text(value, argument).lower()) if issubclass(type(value), str) else None
+    found = _arguments.data_type(value, argument) if found is None else found
+    if found not in _SUPPORTED:
+        raise ArgumentTypeError(argument, found.short, "f32, f16 or bf16")
+    return found
+
+
+def _tensor(value: object, argument: str) -> TensorAttributes:
+    if not issubclass(type(value), TensorAttributes):
+        raise ArgumentTypeError(argument, value, "a TensorAttributes")
+    return value  # type: ignore[return-value]
+
+
+def _scalar(value: object, argument: str) -> TensorAttributes:
+    """A tensor passed by value, also from a plain number."""
+    if issubclass(type(value), TensorAttributes):
+        return value  # type: ignore[return-value]
+    return TensorAttributes(_arguments.scalar(value, argument)).set_name(argument)
+
+
+class _Attributes:
+    """What all nodes have."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._compute: DataType | None = None
+
+    def set_name(self: _Self, name: str) -> _Self:
+        """The node's name; default: kind and number."""
+        if not issubclass(type(name), str):
+            raise ArgumentTypeError("name", name, "a string")
+        self._name = name
+        return self
+
+    def get_name(self) -> str:
+        """The node's name; may be empty."""
+        return self._name
+
+    def set_compute_data_type(self: _Self, data_type: object) -> _Self:
+        """float32, the only one; default: the graph's."""
+        self._compute = _data_type(data_type, "compute_data_type")
+        return self
+
+    def get_compute_data_type(self) -> DataType | None:
+        """None where the graph's holds."""
+        return self._compute
+
+
+class BatchnormAttributes(_Attributes):
+    """Attributes of `Graph.batchnorm`. Scalars are tensors passed by value or plain numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epsilon: TensorAttributes | None = None
+        self._momentum: TensorAttributes | None = None
+        self._prev_running_mean: TensorAttributes | None = None
+        self._prev_running_variance: TensorAttributes | None = None
+        self._peer_stats: tuple[TensorAttributes, ...] = ()
+
+    def set_epsilon(self, epsilon: TensorAttributes | float) -> BatchnormAttributes:
+        """Added to the variance; required."""
+        self._epsilon = _scalar(epsilon, "epsilon")
+        return self
+
+    def get_epsilon(self) -> TensorAttributes | None:
+        """The epsilon's tensor."""
+        return self._epsilon
+
+    def set_previous_running_stats(
+        self, mean: TensorAttributes, variance: TensorAttributes, momentum: TensorAttributes | float
+    ) -> BatchnormAttributes:
+        """Ask for next = (1 - momentum) * previous + momentum * batch, with the unbiased batch variance."""
+        return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
+
+    def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
+        """The first of the three that go together."""
+        self._prev_running_mean = _tensor(mean, "prev_running_mean")
+        return self
+
+    def set_prev_running_variance(self, variance: TensorAttributes) -> BatchnormAttributes:
+        """The second of the three that go together."""
+        self._prev_running_variance = _tensor(variance, "prev_running_variance")
+        return self
+
+    def set_momentum(self, momentum: TensorAttributes | float) -> BatchnormAttributes:
+        """The third of the three that go together; from 0 to 1."""
+        self._momentum = _scalar(momentum, "momentum")
+        return self
+
+    def get_prev_running_mean(self) -> TensorAttributes | None:
+        """None without running statistics."""
+        return self._prev_running_mean
+
+    def get_prev_running_variance(self) -> TensorAttributes | None:
+        """None without running statistics."""
+        return self._prev_running_variance
+
+    def get_momentum(self) -> TensorAttributes | None:
+        """None without running statistics."""
+        return self._momentum
+
+    def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormAttributes:
+        """Several devices in one graph: refused by validate; `pybnorm.sync` joins devices over a communicator."""
+        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
+        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
+        return self
+
+    def get_peer_stats(self) -> list[TensorAttributes]:
+        """Empty unless set."""
+        return list(self._peer_stats)
+
+
+class BatchnormInferenceAttributes(_Attributes):
+    """Attributes of `Graph.batchnorm_inference`."""
+
+
+class BatchnormInferenceAttributesVarianceExt(_Attributes):
+    """Attributes of `Graph.batchnorm_inference_variance_ext`; the epsilon is an argument there."""
+
+
+class BatchnormBackwardAttributes(_Attributes):
+    """Attributes of `Graph.batchnorm_backward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mean: TensorAttributes | None = None
+        self._inv_variance: TensorAttributes | None = None
+        self._epsilon: TensorAttributes | None = None
+        self._peer_stats: tuple[TensorAttributes, ...] = ()
+
+    def set_saved_mean_and_inv_variance(
+        self, mean: TensorAttributes, inv_variance: TensorAttributes
+    ) -> BatchnormBackwardAttributes:
+        """The statistics that batchnorm saved, 1 / sqrt(biased variance + epsilon) the second."""
+        return self.set_mean(mean).set_inv_variance(inv_variance)
+
+    def set_mean(self, mean: TensorAttributes) -> BatchnormBackwardAttributes:
+        """One of the pair."""
+        self._mean = _tensor(mean, "mean")
+        return self
+
+    def set_inv_variance(self, inv_variance: TensorAttributes) -> BatchnormBackwardAttributes:
+        """The other of the pair."""
+        self._inv_variance = _tensor(inv_variance, "inv_variance")
+        return self
+
+    def get_mean(self) -> TensorAttributes | None:
+        """None where statistics are taken from x."""
+        return self._mean
+
+    def get_inv_variance(self) -> TensorAttributes | None:
+        """None where statistics are taken from x."""
+        return self._inv_variance
+
+    def set_epsilon(self, epsilon: TensorAttributes | float) -> BatchnormBackwardAttributes:
+        """The forward pass' epsilon: required without saved statistics, unused with them."""
+        self._epsilon = _scalar(epsilon, "epsilon")
+        return self
+
+    def get_epsilon(self) -> TensorAttributes | None:
+        """None unless set."""
+        return self._epsilon
+
+    def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormBackwardAttributes:
+        """As in `BatchnormAttributes.set_peer_stats`."""
+        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
+        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
+        return self
+
+    def get_peer_stats(self) -> list[TensorAttributes]:
+        """Empty unless set."""
+        return list(self._peer_stats)
+
+
+class PointwiseAttributes(_Attributes):
+    """Attributes of `Graph.pointwise`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mode: PointwiseMode | None = None
+        self._clips: dict[str, float] = {}
+
+    def set_mode(self, mode: PointwiseMode | str) -> PointwiseAttributes:
+        """Which operation; required."""
+        given: Any = mode
+        found = PointwiseMode.__members__.get(str.upper(given)) if issubclass(type(given), str) else given
+        if type(found) is not PointwiseMode:
+            raise ArgumentError("mode", mode, "one of " + ", ".join(f"PointwiseMode.{m.name}" for m in PointwiseMode))
+        self._mode = found
+        return self
+
+    def get_mode(self) -> PointwiseMode | None:
+        """None unless set."""
+        return self._mode
+
+    def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
+        """0, the only one that validate accepts."""
+        self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
+        return self
+
+    def set_relu_upper_clip(self, value: float) -> PointwiseAttributes:
+        """Refused by validate: no clipped ReLU yet."""
+        self._clips["relu_upper_clip"] = _arguments.scalar(value, "relu_upper_clip")
+        return self
+
+    def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
+        """0, the only one that validate accepts."""
+        self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
+        return self

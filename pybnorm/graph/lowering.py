@@ -1,0 +1,229 @@
+"""From nodes to the calls of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pybnorm.enums import Operation
+from pybnorm.graph.attributes import PointwiseMode, TensorAttributes, _log
+from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
+
+ALIGNMENT = 64  # of everything in the workspace
+
+
+class _Vector(NamedTuple):
+    """A parameter tensor, given to an operation without its axes of length 1."""
+
+    record: _Record
+
+
+class _Step(NamedTuple):
+    """One call of `pybnorm.operations`, or of Handle for ReLU; records stand for arrays."""
+
+    node: str
+    function: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def records(self) -> Iterator[_Record]:
+        """Every tensor that the call reads or writes."""
+        for value in (*self.arguments, *self.options.values()):
+            if isinstance(value, _Vector):
+                yield value.record
+            elif isinstance(value, _Record):
+                yield value
+
+
+_RELU = {"relu": Operation.RELU, "relu_backward": Operation.RELU_BACKWARD}
+_STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class _Lowering:
+    """Which calls the nodes become, and whether the data types of virtual tensors are honoured by them."""
+
+    def __init__(self, nodes: Sequence[_Node], records: Mapping[int, _Record]) -> None:
+        self.nodes = nodes
+        self.records = records
+        self.producer = {id(t): i for i, node in enumerate(nodes) for t in node.outputs.values()}
+        self.consumers: dict[int, list[tuple[_Node, str]]] = {}
+        for node in nodes:
+            for role, tensor in node.inputs.items():
+                self.consumers.setdefault(id(tensor), []).append((node, role))
+        self.fused = self._find_fused()
+
+    def record(self, tensor: TensorAttributes) -> _Record:
+        """The record of a tensor."""
+        return self.records[id(tensor)]
+
+    def wanted(self, tensor: TensorAttributes) -> bool:
+        """Whether anybody sees it."""
+        return not self.record(tensor).virtual or id(tensor) in self.consumers
+
+    # -------- additions that the batch norm before them does
+
+    def _find_fused(self) -> dict[int, tuple[TensorAttributes, TensorAttributes]]:
+        """For a batch norm (by index) whose y goes into one addition only: the other summand, and the sum."""
+        fused: dict[int, tuple[TensorAttributes, TensorAttributes]] = {}
+        for index, node in enumerate(self.nodes):
+            if "y" not in node.outputs or not self.record(node.outputs["y"]).virtual:
+                continue
+            consumers = self.consumers.get(id(node.outputs["y"]), [])
+            if len(consumers) != 1 or _mode(consumers[0][0]) != PointwiseMode.ADD:
+                continue
+            addition, role = consumers[0]
+            if id(addition) in {id(self.nodes[self.producer[id(total)]]) for _, total in fused.values()}:
+                continue
+            other = addition.inputs["in_1" if role == "in_0" else "in_0"]
+            if self.producer.get(id(other), -1) < index:
+                fused[index] = other, addition.outputs["out_0"]
+        return fused
+
+    # -------- data types
+
+    def unfaithful(self) -> Iterator[TensorAttributes]:
+        """Virtual tensors whose storage changes results against their data type."""
+        for node in self.nodes:
+            for tensor in node.outputs.values():
+                record = self.record(tensor)
+                differs = record.virtual and _dtype_of(tensor) != record.dtype
+                if differs and not self._exact(tensor) and not self._late(tensor):
+                    yield tensor
+
+    def _exact(self, tensor: TensorAttributes) -> bool:
+        """Whether its values are values of the storage type anyway."""
+        index = self.producer.get(id(tensor))
+        if index is None or not self.record(tensor).virtual:
+            return True
+        mode = _mode(self.nodes[index])
+        if mode == PointwiseMode.RELU_FWD:
+            return self._exact(self.nodes[index].inputs["in_0"])
+        if mode == PointwiseMode.RELU_BWD:
+            return self._exact(self.nodes[index].inputs["in_1"])
+        return False
+
+    def _late(self, tensor: TensorAttributes) -> bool:
+        """Whether rounding now gives what rounding after its consumers would."""
+        if id(tensor) in {id(self.nodes[i].outputs["y"]) for i in self.fused}:
+            return True  # never stored
+        for node, role in self.consumers.get(id(tensor), []):
+            mode = _mode(node)
+            if mode == PointwiseMode.RELU_BWD and role == "in_0":
+                continue
+            if mode not in (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD):
+                return False
+            out = node.outputs["out_0"]
+            if _dtype_of(out) != self.record(out).dtype and not self._late(out):
+                return False
+        return True
+
+    # -------- calls
+
+    def steps(self) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
+        """The calls, and those that copy previous to next running statistics, with the two."""
+        steps: list[_Step] = []
+        copies: list[tuple[int, _Record, _Record]] = []
+        sums = {id(total) for _, total in self.fused.values()}
+        for index, node in enumerate(self.nodes):
+            if node.kind == "pointwise":
+                if id(node.outputs["out_0"]) not in sums:
+                    steps += self._pointwise(node)
+                continue
+            if node.kind == "batchnorm_backward":
+                steps.append(self._backward(node))
+                continue
+            blend = {}
+            y = self.record(node.outputs["y"])
+            if index in self.fused:
+                other, total = self.fused[index]
+                y, blend = self.record(total), {"beta": 1.0}
+                steps.append(_Step(node.name, "axpby", (1.0, self.record(other), 0.0, y), {}))
+            if node.kind == "batchnorm":
+                made, copied = self._training(node, y, blend, len(steps))
+                steps += made
+                copies += copied
+            else:
+                steps.append(self._inference(node, y, blend))
+        return steps, copies
+
+    def _vector(self, tensor: TensorAttributes) -> _Vector:
+        return _Vector(self.record(tensor))
+
+    def _training(
+        self, node: _Node, y: _Record, blend: dict[str, float], place: int
+    ) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
+        steps: list[_Step] = []
+        copies: list[tuple[int, _Record, _Record]] = []
+        options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
+        if any(self.wanted(node.outputs[role]) for role in ("mean", "inv_variance")):
+            options["saved_mean"] = self._vector(node.outputs["mean"])
+            options["saved_inv_variance"] = self._vector(node.outputs["inv_variance"])
+        pair = ("running_mean", "running_variance")
+        if "momentum" in node.scalars and any(self.wanted(node.outputs[f"next_{name}"]) for name in pair):
+            options["exponential_average_factor"] = _scalar_of(node, "momentum")
+            for name in pair:
+                prev, following = self.record(node.inputs[f"prev_{name}"]), self.record(node.outputs[f"next_{name}"])
+                if prev.dtype == following.dtype:
+                    if not prev.virtual and not following.virtual:
+                        copies.append((place + len(steps), prev, following))
+                    arguments: tuple[Any, ...] = (1.0, _Vector(prev), 0.0, _Vector(following))
+                    steps.append(_Step(node.name, "axpby", arguments, {}))
+                else:
+                    steps.append(_Step(node.name, "convert", (_Vector(prev), _Vector(following)), {}))
+                options[name] = _Vector(following)
+        vectors = [self._vector(node.inputs[role]) for role in ("scale", "bias")]
+        steps.append(_Step(node.name, "forward_training", (self.record(node.inputs["x"]), *vectors, y), options))
+        return steps, copies
+
+    def _inference(self, node: _Node, y: _Record, blend: dict[str, float]) -> _Step:
+        x = self.record(node.inputs["x"])
+        given = node.kind == "batchnorm_inference"
+        function = "forward_inference_inv_variance" if given else "forward_inference"
+        roles = ("scale", "bias", "mean", "inv_variance" if given else "variance")
+        options: dict[str, float] = dict(blend)
+        if not given:
+            options["epsilon"] = _scalar_of(node, "epsilon")
+        return _Step(node.name, function, (x, *[self._vector(node.inputs[r]) for r in roles], y), options)
+
+    def _backward(self, node: _Node) -> _Step:
+        options: dict[str, Any] = {}
+        if "mean" in node.inputs:
+            options["saved_mean"] = self._vector(node.inputs["mean"])
+            options["saved_inv_variance"] = self._vector(node.inputs["inv_variance"])
+        else:
+            options["epsilon"] = _scalar_of(node, "epsilon")
+        outputs: list[Any] = [
+            (self.record(t) if role == "dx" else self._vector(t)) if self.wanted(t) else None
+            for role, t in node.outputs.items()
+        ]
+        if not any(outputs):
+            outputs[0] = self.record(node.outputs["dx"])
+        arguments = (self.record(node.inputs["x"]), self.record(node.inputs["dy"]), self._vector(node.inputs["scale"]))
+        return _Step(node.name, "backward", (*arguments, *outputs), options)
+
+    def _pointwise(self, node: _Node) -> list[_Step]:
+        inputs = [self.record(t) for t in node.inputs.values()]
+        out = self.record(node.outputs["out_0"])
+        mode = _mode(node)
+        if mode == PointwiseMode.ADD:
+            return [
+                _Step(node.name, "axpby", (1.0, inputs[0], 0.0, out), {}),
+                _Step(node.name, "axpby", (1.0, inputs[1], 1.0, out), {}),
+            ]
+        steps = []
+        for i, record in enumerate(inputs):  # not every vendor's activation takes tensors of different layouts
+            if any(d > 1 and s != o for d, s, o in zip(out.dims, record.strides, out.strides, strict=True)):
+                _log.warning("%s copies %r into the memory order of %r", node.name, record.name, out.name)
+                inputs[i] = record.copied_like(out)
+                steps.append(_Step(node.name, "axpby", (1.0, record, 0.0, inputs[i]), {}))
+        function = "relu" if mode == PointwiseMode.RELU_FWD else "relu_backward"
+        return [*steps, _Step(node.name, function, (*inputs, out), {})]
+
+
+def _mode(node: _Node) -> PointwiseMode | None:
+    """The elementwise operation of a node; None for batch norm."""
+    return node.attributes.get_mode() if node.kind == "pointwise" else None

@@ -1,0 +1,203 @@
+"""What each node asks of its tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+from pybnorm.graph.attributes import _DATA_ROLES, PointwiseMode, TensorAttributes
+
+
+class _Node(NamedTuple):
+    """One operation, as it was asked for."""
+
+    kind: str
+    attributes: Any
+    inputs: dict[str, TensorAttributes]
+    outputs: dict[str, TensorAttributes]
+    scalars: dict[str, TensorAttributes]
+
+    @property
+    def name(self) -> str:
+        return str(self.attributes.get_name())
+
+    def tensors(self) -> Iterator[tuple[str, TensorAttributes]]:
+        """Roles and tensors with memory."""
+        yield from self.inputs.items()
+        yield from self.outputs.items()
+
+    def data(self) -> Iterator[TensorAttributes]:
+        """Tensors of x's kind."""
+        for role, tensor in self.tensors():
+            if role in _DATA_ROLES:
+                yield tensor
+
+
+class _Record:
+    """A tensor as build_operation_graph found it: later changes of the attributes do not reach the plan."""
+
+    def __init__(self, tensor: TensorAttributes, storage: DataType, parameter: bool, output: bool) -> None:
+        self.uid = tensor.get_uid()
+        self.name = tensor.get_name()
+        self.dims = tuple(tensor.get_dim())
+        self.strides = tuple(tensor.get_stride())
+        self.dtype = storage
+        self.virtual = tensor.get_is_virtual()
+        self.parameter = parameter
+        self.output = output
+        self.offset: int | None = None  # in the workspace, where a virtual tensor is needed
+
+    @property
+    def nbytes(self) -> int:
+        return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
+
+    def copied_like(self, other: _Record) -> _Record:
+        """A tensor in the workspace with these values in the memory order of another."""
+        made = copy.copy(self)
+        made.strides, made.virtual = other.strides, True
+        return made
+
+    def at(self, pointer: int, device_type: int) -> Buffer:
+        """The tensor at an address."""
+        return Buffer(pointer, self.dims, self.strides, self.dtype, device_type, -1, True, self)
+
+
+def _dtype_of(tensor: TensorAttributes) -> DataType:
+    dtype = tensor.get_data_type()
+    assert dtype is not None
+    return dtype
+
+
+_MISSING = {
+    "prev_running_mean": "a tensor: previous mean, previous variance and momentum go together",
+    "prev_running_variance": "a tensor: previous mean, previous variance and momentum go together",
+    "momentum": "a scalar: previous mean, previous variance and momentum go together",
+    "mean": "a tensor: mean and inverse deviation go together",
+    "inv_variance": "a tensor: mean and inverse deviation go together",
+    "epsilon": "a scalar, by set_epsilon",
+}
+
+
+def _data_rules(node: _Node, role: str, low: int = 2) -> tuple[int, ...]:
+    """Dims and strides of a data tensor that must be known."""
+    tensor, where = node.inputs[role], f"{role} of {node.name}"
+    dims = tuple(tensor.get_dim())
+    if not low <= len(dims) <= 8:
+        raise ArgumentError(where, f"dim {dims}", f"rank {low} to 8")
+    if not tensor.get_stride():
+        raise ArgumentError(where, "no strides", "strides, by set_stride")
+    _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
+    return dims
+
+
+def _same_dims(node: _Node, role: str, dims: tuple[int, ...], other: str) -> None:
+    tensor = {**node.inputs, **node.outputs}[role]
+    if tuple(tensor.get_dim()) != dims:
+        raise ArgumentError(f"{role} of {node.name}", f"dim {tuple(tensor.get_dim())}", f"{dims}, as {other}")
+
+
+def _inferred(node: _Node, role: str, dims: tuple[int, ...], strides: Sequence[int], other: str) -> None:
+    """An output: what is not set follows from `other`, what is set must agree."""
+    tensor = node.outputs[role]
+    if not tensor.get_dim():
+        tensor.set_dim(dims)
+    _same_dims(node, role, dims, other)
+    if not tensor.get_stride():
+        tensor.set_stride(strides)
+    _arguments.strides(tensor.get_stride(), dims, f"stride of {role} of {node.name}")
+
+
+def _parameter_rules(node: _Node, channels: int, rank: int) -> None:
+    """Inputs and outputs of one element for each channel."""
+    for role, tensor in node.tensors():
+        if role in _DATA_ROLES:
+            continue
+        where = f"{role} of {node.name}"
+        if role in node.outputs and not tensor.get_dim():
+            tensor.set_dim([channels if axis == 1 else 1 for axis in range(rank)])
+        dims = tuple(tensor.get_dim())
+        if len(dims) < 2 or dims[1] != channels or any(d != 1 for d in (dims[0], *dims[2:])):
+            raise ArgumentError(where, f"dim {dims}", f"(1, {channels}, 1...), one element for each channel")
+        if not tensor.get_stride():
+            tensor.set_stride([1 if axis == 1 else channels for axis in range(len(dims))])
+        strides = _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
+        if channels > 1 and strides[1] != 1:
+            raise ArgumentError(where, f"stride {strides}", "1 between channels")
+
+
+def _peer_rules(node: _Node) -> None:
+    if node.attributes.get_peer_stats():
+        raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none: pybnorm.sync joins devices")
+
+
+def _several(node: _Node, dims: tuple[int, ...]) -> None:
+    if math.prod(dims) == dims[1]:
+        raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
+
+
+def _scalar_of(node: _Node, role: str) -> float:
+    value = node.scalars[role].get_value()
+    return _arguments.epsilon(value) if role == "epsilon" else _arguments.factor(value, role)
+
+
+def _batchnorm_rules(node: _Node) -> None:
+    dims = _data_rules(node, "x")
+    _inferred(node, "y", dims, node.inputs["x"].get_stride(), "x")
+    _parameter_rules(node, dims[1], len(dims))
+    _several(node, dims)
+    _peer_rules(node)
+    for role in node.scalars:
+        _scalar_of(node, role)
+
+
+def _inference_rules(node: _Node) -> None:
+    dims = _data_rules(node, "x")
+    _inferred(node, "y", dims, node.inputs["x"].get_stride(), "x")
+    _parameter_rules(node, dims[1], len(dims))
+    for role in node.scalars:
+        _scalar_of(node, role)
+
+
+def _backward_rules(node: _Node) -> None:
+    dims = _data_rules(node, "x")
+    _data_rules(node, "dy")
+    _same_dims(node, "dy", dims, "x")
+    _inferred(node, "dx", dims, node.inputs["x"].get_stride(), "x")
+    _parameter_rules(node, dims[1], len(dims))
+    _several(node, dims)
+    _peer_rules(node)
+    for role in node.scalars:
+        _scalar_of(node, role)
+
+
+def _pointwise_rules(node: _Node) -> None:
+    mode = node.attributes.get_mode()
+    if mode is None:
+        raise ArgumentError(f"mode of {node.name}", None, "a PointwiseMode, by set_mode")
+    wanted = 1 if mode == PointwiseMode.RELU_FWD else 2
+    if len(node.inputs) != wanted:
+        raise ArgumentError(f"inputs of {node.name}", f"{len(node.inputs)} for {mode.name}", str(wanted))
+    for clip, value in node.attributes._clips.items():
+        if clip == "relu_upper_clip" or value != 0.0:
+            allowed = "none, or a lower clip or slope of 0: ReLU is max(x, 0)"
+            raise ArgumentError(f"{clip} of {node.name}", value, allowed)
+    dims = _data_rules(node, "in_0")
+    for role in list(node.inputs)[1:]:
+        _data_rules(node, role)
+        _same_dims(node, role, dims, "in_0; nothing is broadcast")
+    _inferred(node, "out_0", dims, node.inputs["in_0"].get_stride(), "in_0")
+
+
+_RULES: dict[str, Callable[[_Node], None]] = {
+    "batchnorm": _batchnorm_rules,
+    "batchnorm_inference": _inference_rules,
+    "batchnorm_inference_variance_ext": _inference_rules,
+    "batchnorm_backward": _backward_rules,
+    "pointwise": _pointwise_rules,
+}

@@ -1,0 +1,665 @@
+"""The program: what will be called, before anything is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm._core import SLOT_BITS, CallList, Handle, capability
+from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
+from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
+
+ALIGNMENT = 64  # what backends ask of a workspace; scratch arrays start at multiples of it
+CPU = 1  # DLPack's device type
+_log = logging.getLogger("pybnorm.operations")
+
+
+class Derived(NamedTuple):
+    """What `derive` returns."""
+
+    dims: Dims
+    """Shape of scale, bias and statistics: x's rank, 1 in the reduced axes."""
+    data_type: DataType
+    """float64 for float64 data, else float32."""
+
+
+class Plan(NamedTuple):
+    """What `plan` returns."""
+
+    operation: str
+    nbytes: int
+    """Bytes of workspace."""
+    calls: tuple[str, ...]
+    """The primitive calls in order, such as ``"backward SPATIAL f32 (4, 3, 5)"``."""
+    copies: tuple[str, ...]
+    """Arrays that are copied because no view of them serves, with the reason."""
+
+
+def kept_axes(axis: Axis, rank: int) -> Dims:
+    """The axes that parameters keep, ascending and not negative.
+
+    Parameters
+    ----------
+    axis : int or sequence of int
+        From -rank to rank - 1, none twice.
+    rank : int
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+    """
+    return _arguments.axes(axis, _arguments.count(rank, "rank", 0))
+
+
+def _derived(dims: Dims, kept: Dims) -> Dims:
+    return tuple(d if a in kept else 1 for a, d in enumerate(dims))
+
+
+class _Shape:
+    """What an axis choice makes of x."""
+
+    def __init__(self, x: Buffer, axis: Axis) -> None:
+        self.kept = kept_axes(axis, len(x.dims))
+        self.derived = _derived(x.dims, self.kept)
+        self.count = math.prod(self.derived)
+        if self.count == 0:
+            raise ArgumentError("x", f"dims {x.dims} with axis {axis}", "at least one statistic")
+        self.m = math.prod(x.dims) // self.count
+        self.dtype = _arguments.derived_data_type(x.dtype)
+
+
+class _Step(NamedTuple):
+    """One primitive call."""
+
+    operation: Operation
+    arrays: dict[str, Buffer]
+    values: dict[str, Any]
+    inner: int
+    """Bytes of workspace of its own."""
+    text: str
+
+
+_NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
+_OPERATIONS = {
+    "forward_training": Operation.FORWARD_TRAINING,
+    "forward_inference": Operation.FORWARD_INFERENCE,
+    "backward": Operation.BACKWARD,
+}
+
+
+class Program:
+    """Checks an operation's arguments and collects its primitive calls and the scratch memory they need.
+
+    Collecting executes nothing, so a refusal by any of the calls comes before the first, and the workspace query and
+    the execution are the same code. Where arrays lie does not count: they have made-up addresses as in `CallList`
+    (slot 0 is the workspace, slot i + 1 the array argument i), and what `finish` makes runs wherever they are.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.device_type = handle.library.device_type
+        self.steps: list[_Step] = []
+        self.copies: list[str] = []
+        self.used = 0  # bytes of scratch so far
+        self.inner = 0  # the largest workspace that a call asks for
+        self.inputs: list[_arguments.Region] = []
+        self.outputs: list[_arguments.Region] = []
+        self._constants: dict[tuple[float, int, DataType], Buffer] = {}
+        self._packed: dict[tuple[int, Dims], Buffer] = {}
+        self._pending: list[tuple[Buffer, Buffer]] = []
+
+    # -------- arguments
+
+    def data(
+        self,
+        name: str,
+        array: Any,
+        like: Buffer | None = None,
+        other: str = "x",
+        *,
+        output: bool = False,
+        empty: bool = False,
+    ) -> Buffer:
+        """Check an array of x's kind."""
+        buffer = self.handle.buffer(array, name, output=output)
+        if like is not None:
+            if buffer.dims != like.dims:
+                raise ArgumentError(name, f"dims {buffer.dims}", f"the dims of {other}, {like.dims}")
+            if buffer.dtype != like.dtype:
+                raise ArgumentTypeError(
+                    name, f"dtype {buffer.dtype.short}", f"the dtype of {other}, {like.dtype.short}"
+                )
+        if empty and 0 in buffer.dims and 1 <= len(buffer.dims) <= 8:
+            return buffer._replace(strides=_arguments.packed_strides(buffer.dims))
+        dims = _arguments.dims(buffer.dims, name, low=1)
+        strides = tuple([s if d > 1 else max(1, s) for d, s in zip(dims, buffer.strides, strict=True)])
+        buffer = buffer._replace(dims=dims, strides=_arguments.strides(strides, dims, name))
+        self._note(name, buffer, output)
+        return buffer
+
+    def flat(self, name: str, array: Any, dims: Dims, output: bool = False) -> Buffer:
+        """Check a contiguous array of these dims; a view of it with one axis."""
+        buffer = self.handle.buffer(array, name, output=output)
+        _arguments.parameter_dims(name, buffer.dims, buffer.strides, dims)
+        buffer = buffer._replace(dims=(math.prod(dims),), strides=(1,))
+        self._note(name, buffer, output)
+        return buffer
+
+    def parameter(self, name: str, array: Any, shape: _Shape, default: float | None = None) -> Buffer:
+        """A parameter vector in the vendors' dtype, widened if it is a 16-bit one."""
+        if array is None and default is not None:
+            return self.constant(default, shape)
+        if array is None:
+            raise ArgumentError(name, None, f"an array of shape {shape.derived}")
+        buffer = self.flat(name, array, shape.derived)
+        _parameter_dtype(name, buffer.dtype, shape.dtype)
+        return buffer if buffer.dtype == shape.dtype else self.widen(buffer)
+
+    def result(self, name: str, array: Any, shape: _Shape, *, prior: bool = False) -> Buffer:
+        """A vector in the vendors' dtype that ends up in `array`; scratch if that is None.
+
+        `prior`: its value is read too.
+        """
+        if array is None:
+            return self.vector(shape)
+        buffer = self.flat(name, array, shape.derived, True)
+        _parameter_dtype(name, buffer.dtype, shape.dtype)
+        if buffer.dtype == shape.dtype:
+            return buffer
+        wide = self.widen(buffer) if prior else self.vector(shape)
+        self._pending.append((wide, buffer))
+        return wide
+
+    def scalars(self, shape: _Shape, **values: float) -> list[float]:
+        """alpha and beta in canonical form."""
+        return [_arguments.scalar(value, name, shape.dtype) for name, value in values.items()]
+
+    def _note(self, name: str, buffer: Buffer, output: bool) -> None:
+        size = buffer.dtype.itemsize
+        region = _arguments.Region(name, buffer.pointer, buffer.dims, tuple([s * size for s in buffer.strides]), size)
+        (self.outputs if output else self.inputs).append(region)
+
+    # -------- scratch
+
+    def scratch(self, dims: Dims, dtype: DataType, strides: Dims | None = None) -> Buffer:
+        """An uninitialised dense array in the workspace."""
+        start = self.used
+        nbytes = math.prod(dims) * dtype.itemsize
+        self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        steps = _arguments.packed_strides(dims) if strides is None else strides
+        return Buffer(start, dims, steps, dtype, self.device_type, -1, True, None)
+
+    def vector(self, shape: _Shape) -> Buffer:
+        """An uninitialised parameter vector."""
+        return self.scratch((shape.count,), shape.dtype)
+
+    def filled(self, value: float, shape: _Shape) -> Buffer:
+        """A parameter vector of one value."""
+        vector = self.vector(shape)
+        self.fill(value, vector)
+        return vector
+
+    def constant(self, value: float, shape: _Shape, dtype: DataType | None = None) -> Buffer:
+        """The same, only to be read: one for all who ask."""
+        key = value, shape.count, dtype or shape.dtype
+        if key not in self._constants:
+            vector = self.scratch((shape.count,), key[2])
+            self.fill(value, vector)
+            self._constants[key] = vector
+        return self._constants[key]
+
+    # -------- vector algebra
+
+    def product(
+        self, a: Buffer, b: Buffer, out: Buffer | None = None, *, alpha: float = 1.0, beta: float = 0.0
+    ) -> Buffer:
+        """``out = alpha * a * b + beta * out``."""
+        shape = _Shape(a, 0)
+        target = self.vector(shape) if out is None else out
+        zeros, ones = self.constant(0.0, shape), self.constant(1.0, shape)
+        self.inference(shape.kept, a, b, zeros, zeros, ones, target, alpha=alpha, beta=beta)
+        return target
+
+    def inverse(self, variance: Buffer, epsilon: float, out: Buffer | None = None) -> Buffer:
+        """``out = 1 / sqrt(variance + epsilon)``."""
+        shape = _Shape(variance, 0)
+        target = self.vector(shape) if out is None else out
+        zeros, ones = self.constant(0.0, shape), self.constant(1.0, shape)
+        self.inference(shape.kept, ones, ones, zeros, zeros, variance, target, epsilon=epsilon)
+        return target
+
+    def widen(self, narrow: Buffer, out: Buffer | None = None) -> Buffer:
+        """float32 values of a 16-bit vector: the saved means of a training with one element per statistic."""
+        shape = _Shape(narrow, 0)
+        target = self.vector(shape) if out is None else out
+        ones, zeros = self.constant(1.0, shape), self.constant(0.0, shape)
+        self.training(shape.kept, narrow, ones, zeros, None, epsilon=1.0, saved=(target, self.vector(shape)))
+        return target
+
+    def narrow(self, wide: Buffer, target: Buffer) -> None:
+        """Round a float32 vector: the inference of zeros, with the vector as the bias."""
+        shape = _Shape(target, 0)
+        zeros, ones = self.constant(0.0, shape), self.constant(1.0, shape)
+        self.inference(shape.kept, self.constant(0.0, shape, target.dtype), zeros, wide, zeros, ones, target)
+
+    # -------- primitives
+
+    def training(
+        self,
+        kept: Dims,
+        x: Buffer,
+        scale: Buffer,
+        bias: Buffer,
+        y: Buffer | None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float,
+        factor: float = 0.0,
+        running: tuple[Buffer, Buffer] | None = None,
+        saved: tuple[Buffer, Buffer] | None = None,
+    ) -> None:
+        """Forward training; y None: scratch."""
+        parameters = {"scale": scale, "bias": bias}
+        if running is not None:
+            parameters |= {"running_mean": running[0], "running_variance": running[1]}
+        if saved is not None:
+            parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
+        options = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor}
+        self._call("forward_training", kept, {"x": x, "y": y}, {"y": beta}, parameters, options)
+
+    def inference(
+        self,
+        kept: Dims,
+        x: Buffer,
+        scale: Buffer,
+        bias: Buffer,
+        mean: Buffer,
+        variance: Buffer,
+        y: Buffer,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        epsilon: float = 0.0,
+    ) -> None:
+        """Forward inference; nothing for an empty x."""
+        if 0 in x.dims:
+            return
+        parameters = {"scale": scale, "bias": bias, "running_mean": mean, "running_variance": variance}
+        options = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        self._call("forward_inference", kept, {"x": x, "y": y}, {"y": beta}, parameters, options)
+
+    def gradient(
+        self,
+        kept: Dims,
+        x: Buffer,
+        dy: Buffer,
+        scale: Buffer,
+        dx: Buffer | None,
+        dscale: Buffer,
+        dbias: Buffer,
+        alpha_data: float = 1.0,
+        beta_data: float = 0.0,
+        alpha_param: float = 1.0,
+        beta_param: float = 0.0,
+        *,
+        epsilon: float = 0.0,
+        saved: tuple[Buffer, Buffer] | None = None,
+    ) -> None:
+        """Backward; dx None: scratch."""
+        parameters = {"scale": scale, "dscale": dscale, "dbias": dbias}
+        if saved is not None:
+            parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
+        options = {
+            "alpha_data": alpha_data,
+            "beta_data": beta_data,
+            "alpha_param": alpha_param,
+            "beta_param": beta_param,
+            "epsilon": epsilon,
+        }
+        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, {"dx": beta_data}, parameters, options)
+
+    def axpby(self, a: float, x: Buffer, b: float, y: Buffer) -> None:
+        """``y = a * x + b * y``."""
+        for xs, ys in _pieces(x, y):
+            xd = self.handle.descriptor(xs, "x")
+            inner = self.handle.workspace_size(
+                Operation.AXPBY, xd, y_desc=self.handle.descriptor(ys, "y"), alpha=a, beta=b
+            )
+            text = f"axpby {xs.dtype.short} {xs.dims}"
+            self._step(Operation.AXPBY, {"x": xs, "y": ys}, {"a": a, "b": b}, inner, text)
+
+    def fill(self, value: float, y: Buffer) -> None:
+        """``y = value``."""
+        for ys, _ in _pieces(y, y):
+            self._require(Operation.FILL, "fill", "y", ys)
+            self._step(Operation.FILL, {"y": ys}, {"value": value}, 0, f"fill {ys.dtype.short} {ys.dims}")
+
+    def relu(self, x: Buffer, y: Buffer) -> None:
+        """``y = max(x, 0)``."""
+        for xs, ys in _pieces(x, y):
+            self._require(Operation.RELU, "relu", "x", xs)
+            self._require(Operation.RELU, "relu", "y", ys)
+            self._step(Operation.RELU, {"x": xs, "y": ys}, {}, 0, f"relu {xs.dtype.short} {xs.dims}")
+
+    def relu_backward(self, x: Buffer, dy: Buffer, dx: Buffer) -> None:
+        """``dx = dy where x > 0, else 0``; cuDNN wants one memory order, so others are copied, whatever the backend."""
+        target = dx
+        if any(b.strides != dx.strides for b in (x, dy)):
+            if math.prod(dx.dims) != _arguments.span(dx.dims, dx.strides):
+                dx = self.scratch(dx.dims, dx.dtype)
+                self.copies.append("dx of relu_backward: its memory order is not that of x and dy")
+            x, dy = (self._in_order(b, dx, name) for b, name in ((x, "x"), (dy, "dy")))
+        for xs, dys, dxs in _pieces(x, dy, dx):
+            for name, array in (("x", xs), ("dy", dys), ("dx", dxs)):
+                self._require(Operation.RELU_BACKWARD, "relu_backward", name, array)
+            arrays = {"x": xs, "dy": dys, "dx": dxs}
+            self._step(Operation.RELU_BACKWARD, arrays, {}, 0, f"relu_backward {xs.dtype.short} {xs.dims}")
+        if dx is not target:
+            self.axpby(1.0, dx, 0.0, target)
+
+    def _in_order(self, array: Buffer, like: Buffer, name: str) -> Buffer:
+        """The array, or a copy that lies as the dense `like` does."""
+        if array.strides == like.strides:
+            return array
+        self.copies.append(f"{name} of relu_backward: its memory order is not that of dx")
+        copy = self.scratch(like.dims, like.dtype, like.strides)
+        self.axpby(1.0, array, 0.0, copy)
+        return copy
+
+    def _require(self, operation: Operation, method: str, name: str, array: Buffer) -> None:
+        """Refuse before the first call what a call without a workspace query would refuse later."""
+        layout = _arguments.layout_of(array.dims, array.strides)
+        backend = self.handle.backend
+        bits, why = capability(backend, operation, Mode.SPATIAL, array.dtype, layout, len(array.dims))
+        if not bits:
+            raise UnsupportedError(
+                backend=backend,
+                function=method,
+                status=-1,
+                status_name="PBN_E_UNSUPPORTED",
+                text=why,
+                library=self.handle.library.path,
+                version=self.handle.library.version,
+                descriptors=(f"{name}: {array.dtype.short} dims={array.dims} strides={array.strides}",),
+            )
+
+    def _step(
+        self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str
+    ) -> None:
+        self.inner = max(self.inner, inner)
+        self.steps.append(_Step(operation, arrays, values, inner, text))
+
+    def _call(
+        self,
+        method: str,
+        kept: Dims,
+        data: dict[str, Buffer | None],
+        written: dict[str, float],
+        parameters: dict[str, Buffer],
+        options: dict[str, Any],
+    ) -> None:
+        """A batch-norm call on the first view that the backend takes, or on packed copies.
+
+        `data` starts with x; None stands for a scratch array. `written` has the beta of the output.
+        """
+        refusal = None
+        present = [b for b in data.values() if b is not None]
+        for mode, axes in _views(kept, present):
+            mark = self.used
+            strides = iter(range(len(present)))
+            viewed = {}
+            for name, buffer in data.items():
+                if buffer is None:
+                    viewed[name] = self._unused(present[0].dtype, axes)
+                else:
+                    i = next(strides)
+                    viewed[name] = buffer._replace(
+                        dims=tuple(size for size, _ in axes), strides=tuple(steps[i] for _, steps in axes)
+                    )
+            try:
+                self._emit(method, mode, viewed, parameters, options)
+                return
+            except UnsupportedError as error:
+                self.used = mark
+                refusal = refusal or error
+        reason = "its axes of either kind do not merge"
+        if refusal is not None:
+            reason = f"the backend has no path for a view: {refusal.text}"
+        try:
+            self._on_copies(method, kept, data, written, parameters, options, reason)
+        except UnsupportedError as error:
+            raise (refusal or error) from None
+
+    def _on_copies(
+        self,
+        method: str,
+        kept: Dims,
+        data: dict[str, Buffer | None],
+        written: dict[str, float],
+        parameters: dict[str, Buffer],
+        options: dict[str, Any],
+        reason: str,
+    ) -> None:
+        x = next(b for b in data.values() if b is not None)
+        # One order for the calls of a program: they share the copies.
+        order = [*kept, *(a for a in range(len(x.dims)) if a not in kept)]
+        dims = tuple(x.dims[a] for a in order)
+        count = math.prod(x.dims[a] for a in kept)
+        packed, back = {}, []
+        for name, buffer in data.items():
+            if buffer is None:
+                packed[name] = self.scratch(dims, x.dtype)
+                continue
+            key = buffer.pointer, buffer.dims
+            if name not in written and key in self._packed:
+                packed[name] = self._packed[key]
+                continue
+            packed[name] = self.scratch(dims, x.dtype)
+            original = buffer._replace(dims=dims, strides=tuple(buffer.strides[a] for a in order))
+            self.copies.append(f"{name} of {method}: {reason}")
+            if name not in written:
+                self._packed[key] = packed[name]
+            if written.get(name) != 0.0:
+                self.axpby(1.0, original, 0.0, packed[name])
+            if name in written:
+                back.append((packed[name], original))
+        m = math.prod(dims) // count
+        viewed = {n: b._replace(dims=(1, count, m), strides=(count * m, m, 1)) for n, b in packed.items()}
+        self._emit(method, Mode.SPATIAL, viewed, parameters, options)
+        for source, target in back:
+            self.axpby(1.0, source, 0.0, target)
+
+    def _unused(self, dtype: DataType, axes: list[_Axis]) -> Buffer:
+        """Scratch for an output nobody wants, in the memory order of the first array."""
+        dims = tuple(size for size, _ in axes)
+        steps = [0] * len(dims)
+        step = 1
+        for a in sorted(range(len(dims)), key=lambda a: (axes[a][1][0], dims[a] == 1)):
+            steps[a] = step
+            step *= dims[a]
+        return self.scratch(dims, dtype, tuple(steps))
+
+    def _emit(
+        self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
+    ) -> None:
+        """One call on views that the vendors know."""
+        descriptors: dict[str, Any] = {
+            f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
+        }
+        x = data["x"]
+        query = {name: value for name, value in options.items() if name in ("alpha", "beta", "epsilon")}
+        if method == "backward":
+            query |= {"alpha": options["alpha_data"], "beta": options["beta_data"]}
+            query |= {"alpha_param": options["alpha_param"], "beta_param": options["beta_param"]}
+        inner = self.handle.workspace_size(
+            _OPERATIONS[method],
+            descriptors.pop("x_desc"),
+            mode=mode,
+            **descriptors,
+            **query,
+            running="running_mean" in parameters,
+            saved="saved_mean" in parameters,
+        )
+        dims = _arguments.derived_dims(x.dims, mode)
+        steps = _arguments.packed_strides(dims)
+        shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
+        text = f"{method} {mode.name} {x.dtype.short} {x.dims}"
+        self._step(_OPERATIONS[method], {**data, **shaped}, {"mode": mode, **options}, inner, text)
+
+    # -------- the end
+
+    def finish(self) -> Prepared:
+        """Round the results that were asked for in 16 bits, and make it ready to run."""
+        for wide, target in self._pending:
+            self.narrow(wide, target)
+        self._pending.clear()
+        return Prepared(self)
+
+
+class Prepared:
+    """An operation, checked and ready to run any number of times, on arrays that lie anywhere.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of workspace: the scratch arrays, then what the greediest call asks for.
+    calls, copies : tuple of str
+        As in `Plan`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.nbytes = program.used + program.inner
+        self.calls = tuple([step.text for step in program.steps])
+        self.copies = tuple(program.copies)
+        self._regions = program.outputs, program.inputs
+        self._list = CallList(program.handle)
+        for step in program.steps:
+            inner = program.used, step.inner
+            self._list.append(program.handle, step.operation, step.arrays, inner, **step.values)
+        for regions, written in ((program.outputs, True), (program.inputs, False)):
+            for region in regions:
+                self._list.reach(region.pointer, region.end - region.pointer, region.itemsize, written)
+
+    def check(self, addresses: tuple[int, ...], workspace: int = 0) -> None:
+        """Refuse arrays that overlap where they must not.
+
+        Parameters
+        ----------
+        addresses : tuple of int
+            Of the workspace, then those of the array arguments.
+        workspace : int
+            Bytes of it that are held against the arrays too.
+        """
+        if self._list.apart(addresses, workspace):
+            return
+        outputs, inputs = ([_moved(r, addresses) for r in regions] for regions in self._regions)
+        for region in (*outputs, *inputs):
+            if region.pointer == 0:
+                raise ArgumentError(region.name, "address 0", "a non-NULL address of 64 bits")
+        if workspace:
+            outputs.append(_arguments.Region("workspace", addresses[0], (workspace,), (1,), 1))
+        _arguments.disjoint(outputs, inputs)
+
+    def execute(self, handle: Handle, operation: str, addresses: tuple[int, ...], workspace: Any) -> None:
+        """Check the workspace and overlaps, then make the calls.
+
+        Parameters
+        ----------
+        handle : Handle
+            The one that it was prepared for.
+        operation : str
+            Its name in errors and messages.
+        addresses : tuple of int
+            As in `check`.
+        workspace : array, (address, bytes) or None
+        """
+        address, size = (0, 0) if workspace is None else handle.memory(workspace)
+        given = workspace is not None
+        if self.nbytes and given and (size < self.nbytes or address % ALIGNMENT):
+            raise WorkspaceError("workspace", f"{size} bytes at {address:#x}", self._needed(operation))
+        addresses = (address, *addresses[1:])
+        self.check(addresses, self.nbytes if given else 0)
+        for copy in self.copies:
+            _log.info("%s: copied %s", operation, copy)
+        if given or not self.nbytes:
+            self._list.run(handle, addresses)
+            return
+        if handle.library.device_type != CPU:
+            raise WorkspaceError("workspace", "None", self._needed(operation))
+        with _kept_of(handle).lent(self.nbytes) as start:
+            self._list.run(handle, (start, *addresses[1:]))
+
+    def _needed(self, operation: str) -> str:
+        return f"at least {self.nbytes} bytes for {operation}, aligned to {ALIGNMENT}, on the handle's device"
+
+
+def _moved(region: _arguments.Region, addresses: tuple[int, ...]) -> _arguments.Region:
+    slot, offset = divmod(region.pointer, 1 << SLOT_BITS)
+    return region._replace(pointer=addresses[slot] + offset)
+
+
+class _Kept:
+    """Workspace that is kept for a handle of a CPU backend."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.memory = np.empty(0, np.uint8)
+        self._usable = self._address = 0
+        self._in_use = False
+
+    @contextlib.contextmanager
+    def lent(self, nbytes: int) -> Iterator[int]:
+        """Address of so many bytes; of other ones for a signal handler's call during a call of its thread."""
+        with self.lock:
+            if self._in_use:
+                other = np.empty(nbytes + ALIGNMENT, np.uint8)
+                yield _aligned(other)
+                return
+            self._in_use = True
+            try:
+                if self._usable < nbytes:
+                    self._usable = 0
+                    self.memory = np.empty(0, np.uint8)  # before the next: both need not exist at once
+                    self.memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+                    self._address = _aligned(self.memory)
+                    self._usable = nbytes
+                yield self._address
+            finally:
+                self._in_use = False
+
+
+def _aligned(memory: np.ndarray[Any, Any]) -> int:
+    return -(-int(memory.ctypes.data) // ALIGNMENT) * ALIGNMENT
+
+
+_kept: weakref.WeakKeyDictionary[Handle, _Kept] = weakref.WeakKeyDictionary()
+
+
+def _kept_of(handle: Handle) -> _Kept:
+    return _kept.get(handle) or _kept.setdefault(handle, _Kept())  # without a lock, which a fork could leave taken
+
+
+def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
+    allowed = (expected, *_NARROW) if expected == DataType.FLOAT32 else (expected,)
+    if dtype not in allowed:
+        raise ArgumentTypeError(name, f"dtype {dtype.short}", " or ".join(d.short for d in allowed))
+
+
+def _need(buffer: Buffer | None) -> Buffer:
+    assert buffer is not None
+    return buffer

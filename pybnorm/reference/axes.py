@@ -1,0 +1,647 @@
+"""Statistics, gradients and gathered statistics over any subset of the axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm.enums import Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.reference.blocks import _data, _parameter, _Walk
+from pybnorm.reference.mathematics import (
+    Backward,
+    ForwardInference,
+    _blend,
+    _gradient_terms,
+    _input_gradient,
+    _inverse,
+    _normalize,
+    _prior,
+    _statistics,
+)
+from pybnorm.reference.rounding import Array, Float64Array, _load, _plain
+
+
+class Folded(NamedTuple):
+    """What `fold` returns."""
+
+    mode: Mode
+    dims: tuple[int, ...]
+    """Shape under which `mode` reduces the axes that were asked for."""
+    derived: tuple[int, ...]
+    """Shape of parameters in the array's own terms: its rank, 1 in the reduced axes."""
+    order: tuple[int, ...]
+    """The array's axes in the order of `dims`, where that is not their own."""
+
+    def _view(self, array: Array) -> Array:
+        """The array as `mode` takes it: itself, or transposed and merged, which copies it if no view can."""
+        return array.transpose(self.order).reshape(self.dims)
+
+    def _restore(self, array: Array, dims: tuple[int, ...]) -> Array:
+        """The array of shape `dims` that `_view` came from."""
+        ordered = array.reshape([dims[a] for a in self.order])
+        return ordered.transpose(sorted(range(len(dims)), key=self.order.__getitem__))
+
+
+def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
+    """How parameters that keep any subset of the axes are one of the two modes.
+
+    ``axis=1`` is the spatial mode and all axes but 0 the per-activation one, on the array as it is. Every other subset
+    K, with the rest R, is the spatial mode on ``(1, prod K, prod R)``.
+
+    Parameters
+    ----------
+    dims : sequence of int
+        Rank 1 to 8.
+    axis : int or sequence of int
+        The axes that parameters keep.
+
+    Returns
+    -------
+    Folded
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    shape = _arguments.dims(dims, low=1)
+    rank = len(shape)
+    kept = _arguments.axes(axis, rank)
+    derived = tuple(d if a in kept else 1 for a, d in enumerate(shape))
+    own = tuple(range(rank))
+    if rank > 1 and kept == (1,):
+        return Folded(Mode.SPATIAL, shape, derived, own)
+    if rank > 1 and kept == own[1:]:
+        return Folded(Mode.PER_ACTIVATION, shape, derived, own)
+    count = math.prod(derived)
+    order = (*kept, *(a for a in own if a not in kept))
+    return Folded(Mode.SPATIAL, (1, count, math.prod(shape) // count), derived, order)
+
+
+class Stats(NamedTuple):
+    """What `stats` returns, each of the derived shape."""
+
+    mean: Float64Array
+    variance: Float64Array
+    """Biased."""
+    inv_variance: Float64Array
+    """1 / sqrt(variance + epsilon)."""
+
+
+class BackwardReduce(NamedTuple):
+    """What `backward_reduce` returns, each of the derived shape."""
+
+    sum_dy: Float64Array
+    sum_dy_xmu: Float64Array
+    dscale: Float64Array | None
+    """None without the inverse deviation."""
+    dbias: Float64Array
+
+
+class GatherStats(NamedTuple):
+    """What `gather_stats` returns, each of shape (C,)."""
+
+    mean: Float64Array
+    variance: Float64Array
+    """Biased."""
+    inv_variance: Float64Array
+    running_mean: Float64Array | None
+    running_variance: Float64Array | None
+
+
+class _Case:
+    """Checked arrays of an operation with `axis`, folded."""
+
+    def __init__(self, name: str, x: Array, axis: int | Sequence[int]) -> None:
+        _arguments.instance(x, np.ndarray, name, "a NumPy array")
+        x = _plain(x)
+        _arguments.data_type(x.dtype, name)
+        self.own_dims = x.shape
+        kept = _arguments.axes(axis, _rank(name, x))
+        self.empty = 0 in x.shape
+        self.derived = tuple(d if a in kept else 1 for a, d in enumerate(x.shape))
+        if 0 in self.derived:
+            raise ArgumentError(name, f"shape {x.shape}", "at least one statistic")
+        if not self.empty:
+            self.fold = fold(x.shape, axis)
+            self.mode = self.fold.mode
+            self.x = self.fold._view(x)
+            self.shape = _arguments.derived_dims(self.x.shape, self.mode)
+
+    def data(self, name: str, array: Array | None) -> Array:
+        """Check an array of x's shape; its folded form."""
+        if not issubclass(type(array), np.ndarray):
+            raise ArgumentTypeError(name, array, "a NumPy array")
+        array = _plain(array)  # type: ignore[arg-type]
+        _arguments.data_type(array.dtype, name)
+        if array.shape != self.own_dims:
+            raise ArgumentError(name, f"shape {array.shape}", f"shape {self.own_dims}")
+        return array if self.empty else self.fold._view(array)
+
+    def prior(self, name: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
+        """The folded prior value, or None where it is not to be read."""
+        given = _prior(name, array, beta_name, beta)
+        return None if given is None else self.data(name, given)
+
+    def parameter(self, name: str, array: Array | None, default: float | None = None) -> Float64Array:
+        """Check a parameter; float64, of the folded derived shape."""
+        if array is None and default is not None:
+            return np.full(self.derived if self.empty else self.shape, default)
+        values = _load(_parameter(name, array, self.derived))
+        return values if self.empty else values.reshape(self.shape)
+
+    def result(self) -> Float64Array:
+        """An array for data results."""
+        return np.empty(self.own_dims) if self.empty else np.empty_like(self.x, dtype=np.float64, subok=False)
+
+    def restore(self, array: Array) -> Array:
+        """A data result in x's own shape."""
+        return array if self.empty else self.fold._restore(array, self.own_dims)
+
+
+def _rank(name: str, x: Array) -> int:
+    if not 1 <= x.ndim <= 8:
+        raise ArgumentError(name, f"shape {x.shape}", "rank 1 to 8")
+    return x.ndim
+
+
+def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> Stats:
+    """Mean, biased variance and inverse deviation of the batch.
+
+    Parameters
+    ----------
+    x : ndarray
+        Rank 1 to 8, any of the four dtypes, any strides.
+    epsilon : float
+        Finite, at least 0.
+    axis : int or sequence of int
+        The axes that are kept; any subset, see `fold`.
+
+    Returns
+    -------
+    Stats
+        mean, variance, inv_variance.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    epsilon = _arguments.epsilon(epsilon)
+    case = _Case("x", x, axis)
+    if case.empty:
+        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
+    walk = _Walk(case.x, case.mode, 2)
+    mean, variance = np.empty(case.shape), np.empty(case.shape)
+    for kept in walk.kept_tiles():
+        index = walk.parameter_index(kept)
+        mean[index], squares = _statistics(walk, kept, case.x)
+        variance[index] = squares / walk.count
+    inv = _inverse(variance, epsilon)
+    return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
+
+
+def forward_inference_inv_variance(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    mean: Array,
+    inv_variance: Array,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    axis: int | Sequence[int] = 1,
+    prior: Array | None = None,
+) -> ForwardInference:
+    """Normalize by a given mean and inverse deviation.
+
+    ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * prior`` (hipDNN's ``batchnorm_inference``).
+
+    Parameters
+    ----------
+    x : ndarray
+        Rank 1 to 8; reduced axes may be empty.
+    scale, bias : ndarray or None
+        Derived shape; None: 1 and 0.
+    mean, inv_variance : ndarray
+        Derived shape.
+    alpha, beta : float
+        Finite. With beta 0, `prior` is never read.
+    axis : int or sequence of int
+        The axes that parameters keep; any subset, see `fold`.
+    prior : ndarray, optional
+        What y held before; required if beta is not 0.
+
+    Returns
+    -------
+    ForwardInference
+        y.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    case = _Case("x", x, axis)
+    alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
+    gains, offsets = case.parameter("scale", scale, 1.0), case.parameter("bias", bias, 0.0)
+    means, invs = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
+    old = case.prior("prior", prior, "beta", beta)
+    y = case.result()
+    if not case.empty:
+        walk = _Walk(case.x, case.mode, 2)
+        for kept in walk.kept_tiles():
+            i = walk.parameter_index(kept)
+            _normalize(walk, kept, case.x, means[i], alpha * (gains[i] * invs[i]), alpha * offsets[i], beta, old, y)
+    return ForwardInference(case.restore(y))
+
+
+def elemt(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    mean: Array,
+    inv_variance: Array,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    axis: int | Sequence[int] = 1,
+    prior: Array | None = None,
+) -> ForwardInference:
+    """`forward_inference_inv_variance` by the name that PyTorch and CANN give it in synchronized batch norm.
+
+    Parameters
+    ----------
+    x, scale, bias, mean, inv_variance, alpha, beta, axis, prior
+        As there.
+
+    Returns
+    -------
+    ForwardInference
+        y.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    return forward_inference_inv_variance(
+        x, scale, bias, mean, inv_variance, alpha=alpha, beta=beta, axis=axis, prior=prior
+    )
+
+
+def backward_frozen(
+    x: Array,
+    dy: Array,
+    mean: Array,
+    variance: Array,
+    scale: Array | None,
+    *,
+    alpha_data: float = 1.0,
+    beta_data: float = 0.0,
+    alpha_param: float = 1.0,
+    beta_param: float = 0.0,
+    epsilon: float = 1e-5,
+    axis: int | Sequence[int] = 1,
+    prior_dx: Array | None = None,
+    prior_dscale: Array | None = None,
+    prior_dbias: Array | None = None,
+) -> Backward:
+    """Gradients of `forward_inference`: the statistics are constants.
+
+    With ``c = 1 / sqrt(variance + epsilon)``: ``dx = dy * scale * c``, ``dscale = c * sum(dy * (x - mean))``,
+    ``dbias = sum(dy)`` (DirectML's ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``), blended as in `backward`.
+
+    Parameters
+    ----------
+    x, dy : ndarray
+        One shape, rank 1 to 8.
+    mean, variance : ndarray
+        Derived shape; no negative variance.
+    scale : ndarray or None
+        Derived shape; None: 1.
+    alpha_data, beta_data, alpha_param, beta_param : float
+        Finite. With a beta of 0 its priors are never read.
+    epsilon : float
+        Finite, at least 0.
+    axis : int or sequence of int
+        The axes that parameters keep; any subset, see `fold`.
+    prior_dx, prior_dscale, prior_dbias : ndarray, optional
+        What the outputs held before; required where the beta is not 0.
+
+    Returns
+    -------
+    Backward
+        dx, dscale, dbias.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    case, dys, factors, priors = _gradient_case(
+        x, dy, axis, (alpha_data, beta_data, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+    )
+    means, invs = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
+    gains = case.parameter("scale", scale, 1.0)
+    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
+    walk = _Walk(case.x, case.mode, 2)
+    for kept in walk.kept_tiles():
+        i = walk.parameter_index(kept)
+        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse: the inf and NaN of IEEE 754
+            dscale[i] = invs[i] * moment
+            gain = factors[0] * (gains[i] * invs[i])
+            zero = np.zeros_like(gain)
+            _normalize(walk, kept, dys, zero, gain, zero, factors[1], priors[0], dx)
+    return _gradient_result(case, dx, dscale, dbias, factors, priors)
+
+
+def training_grad(
+    x: Array,
+    dy: Array,
+    mean: Array,
+    variance: Array,
+    scale: Array | None,
+    *,
+    alpha_data: float = 1.0,
+    beta_data: float = 0.0,
+    alpha_param: float = 1.0,
+    beta_param: float = 0.0,
+    epsilon: float = 1e-5,
+    axis: int | Sequence[int] = 1,
+    prior_dx: Array | None = None,
+    prior_dscale: Array | None = None,
+    prior_dbias: Array | None = None,
+) -> Backward:
+    """Gradients of `forward_training` from the batch mean and biased variance.
+
+    With ``c = 1 / sqrt(variance + epsilon)``: ``dbias = sum(dy)``, ``dscale = c * sum(dy * (x - mean))``,
+    ``dx = scale * c * (dy - dbias / m - (x - mean) * c * dscale / m)`` (DirectML's
+    ``DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC``), blended as in `backward`.
+
+    Parameters
+    ----------
+    x, dy, mean, variance, scale, alpha_data, beta_data, alpha_param, beta_param, epsilon, axis
+        As for `backward_frozen`.
+    prior_dx, prior_dscale, prior_dbias : ndarray, optional
+        As for `backward_frozen`.
+
+    Returns
+    -------
+    Backward
+        dx, dscale, dbias.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    case, dys, factors, priors = _gradient_case(
+        x, dy, axis, (alpha_data, beta_data, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+    )
+    means, invs = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
+    gains = case.parameter("scale", scale, 1.0)
+    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
+    walk = _Walk(case.x, case.mode, 2)
+    for kept in walk.kept_tiles():
+        i = walk.parameter_index(kept)
+        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse: the inf and NaN of IEEE 754
+            dscale[i] = invs[i] * moment
+            gain = factors[0] * (gains[i] * invs[i])
+            slope, centre = invs[i] * (dscale[i] / walk.count), dbias[i] / walk.count
+            _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, gain, factors[1], priors[0], dx)
+    return _gradient_result(case, dx, dscale, dbias, factors, priors)
+
+
+_Factors: TypeAlias = tuple[float, float, float, float]
+_Priors: TypeAlias = tuple[Array | None, Array | None, Array | None]
+
+
+def _gradient_case(
+    x: Array, dy: Array, axis: int | Sequence[int], given: _Factors, given_priors: _Priors
+) -> tuple[_Case, Array, _Factors, _Priors]:
+    case = _Case("x", x, axis)
+    if case.empty:
+        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
+    names = ("alpha_data", "beta_data", "alpha_param", "beta_param")
+    a_data, b_data, a_param, b_param = (_arguments.scalar(v, n) for v, n in zip(given, names, strict=True))
+    dys = case.data("dy", dy)
+    prior_dx = case.prior("prior_dx", given_priors[0], "beta_data", b_data)
+    old = [
+        _prior(f"prior_{n}", p, "beta_param", b_param)
+        for n, p in zip(("dscale", "dbias"), given_priors[1:], strict=True)
+    ]
+    scales, biases = (
+        None if p is None else case.parameter(f"prior_{n}", p) for n, p in zip(("dscale", "dbias"), old, strict=True)
+    )
+    return case, dys, (a_data, b_data, a_param, b_param), (prior_dx, scales, biases)
+
+
+def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array:
+    epsilon = _arguments.epsilon(epsilon)
+    values = case.parameter("variance", variance)
+    if (values < 0.0).any():
+        raise ArgumentError("variance", f"an element {float(values.min())!r}", "variances >= 0")
+    return _inverse(values, epsilon)
+
+
+def _gradient_result(
+    case: _Case, dx: Array, dscale: Float64Array, dbias: Float64Array, factors: _Factors, priors: _Priors
+) -> Backward:
+    everything = (slice(None),)
+    return Backward(
+        case.restore(dx),
+        _blend(factors[2], dscale, factors[3], priors[1], everything).reshape(case.derived),
+        _blend(factors[2], dbias, factors[3], priors[2], everything).reshape(case.derived),
+    )
+
+
+def backward_reduce(
+    dy: Array, x: Array, mean: Array, inv_variance: Array | None = None, *, axis: int | Sequence[int] = 1
+) -> BackwardReduce:
+    """The sums of backward.
+
+    ``sum_dy = dbias = sum(dy)``, ``sum_dy_xmu = sum(dy * (x - mean))``, ``dscale = sum_dy_xmu * inv_variance``
+    (``aclnnBatchNormReduceBackward``), sums where the older CANN golden code averages.
+
+    Parameters
+    ----------
+    dy, x : ndarray
+        One shape, rank 1 to 8; reduced axes may be empty: all sums are 0 then.
+    mean : ndarray
+        Derived shape.
+    inv_variance : ndarray, optional
+        Derived shape.
+    axis : int or sequence of int
+        The axes that are kept; any subset, see `fold`.
+
+    Returns
+    -------
+    BackwardReduce
+        sum_dy, sum_dy_xmu, dscale, dbias.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    case = _Case("x", x, axis)
+    dys = case.data("dy", dy)
+    means = case.parameter("mean", mean)
+    invs = None if inv_variance is None else case.parameter("inv_variance", inv_variance)
+    total, moment = np.zeros(means.shape), np.zeros(means.shape)
+    if not case.empty:
+        walk = _Walk(case.x, case.mode, 2)
+        for kept in walk.kept_tiles():
+            i = walk.parameter_index(kept)
+            total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
+    total, moment = total.reshape(case.derived), moment.reshape(case.derived)
+    dscale = None if invs is None else moment * invs.reshape(case.derived)
+    return BackwardReduce(total, moment, dscale, total.copy())
+
+
+def gather_stats(
+    means: Array,
+    m2s: Array | None,
+    counts: Sequence[int],
+    *,
+    variances: Array | None = None,
+    running_mean: Array | None = None,
+    running_variance: Array | None = None,
+    exponential_average_factor: float = 0.1,
+    epsilon: float = 1e-5,
+) -> GatherStats:
+    """Merge the statistics of several batches into those of their union.
+
+    With ``n = sum(counts)``: ``mean = sum(n_k * mean_k) / n``,
+    ``variance = (sum(M2_k) + sum(n_k * (mean_k - mean)**2)) / n`` (Chan, Golub & LeVeque 1983 for many parts at once).
+    A factor of 1 replaces the running statistics unread.
+
+    Parameters
+    ----------
+    means : ndarray, shape (R, C)
+    m2s : ndarray, shape (R, C), or None
+        Sums of squared deviations; None: `variances` is given.
+    counts : sequence of R int
+        Rows of ranks with 0 are not read.
+    variances : ndarray, shape (R, C), optional
+        Biased variances instead of `m2s`.
+    running_mean, running_variance : ndarray, shape (C,), optional
+        Both or neither. They are not written.
+    exponential_average_factor, epsilon : float
+
+    Returns
+    -------
+    GatherStats
+        mean, variance, inv_variance, running_mean, running_variance.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    _data("means", means)
+    if means.ndim != 2:
+        raise ArgumentError("means", f"shape {means.shape}", "two axes: ranks and statistics")
+    if (m2s is None) == (variances is None):
+        raise ArgumentError("m2s", m2s if m2s is None else "an array beside variances", "one of m2s and variances")
+    name, squares = ("m2s", m2s) if variances is None else ("variances", variances)
+    _data(name, squares, means.shape)
+    factor = _arguments.factor(exponential_average_factor)
+    epsilon = _arguments.epsilon(epsilon)
+    numbers = np.array(_arguments.counts(counts, means.shape[0]), np.float64)
+    has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+    n = float(numbers.sum())
+    if has_running and n == 1:
+        raise ArgumentError("counts", counts, "a sum above 1 when running statistics are updated")
+    present = numbers > 0
+    weight = (numbers[present] / n)[:, None]
+    rows, parts = means[present].astype(np.float64), np.asarray(squares)[present].astype(np.float64)
+    pivot = rows[0]
+    mean = pivot + (weight * (rows - pivot)).sum(axis=0)
+    within = parts / n if variances is None else weight * parts
+    variance = (within + weight * (rows - mean) ** 2).sum(axis=0)
+    running: list[Float64Array | None] = [None, None]
+    if has_running:
+        old = [
+            _load(_parameter(n_, a, mean.shape))
+            for n_, a in (("running_mean", running_mean), ("running_variance", running_variance))
+        ]
+        batch = mean, variance * (n / (n - 1))
+        running = [b if factor == 1 else factor * b + (1 - factor) * o for b, o in zip(batch, old, strict=True)]
+    return GatherStats(mean, variance, _inverse(variance, epsilon), running[0], running[1])
+
+
+def backward_elemt(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    inv_variance: Array,
+    scale: Array | None,
+    sum_dy: Array,
+    sum_dy_xmu: Array,
+    count: int,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    axis: int | Sequence[int] = 1,
+    prior: Array | None = None,
+) -> Array:
+    """The elementwise half of a synchronized backward.
+
+    ``dx = alpha * scale * iv * (dy - sum_dy / count - (x - mean) * iv**2 * sum_dy_xmu / count) + beta * prior``
+    (PyTorch's ``batch_norm_backward_elemt``).
+
+    Parameters
+    ----------
+    dy, x : ndarray
+        One shape, rank 1 to 8; reduced axes may be empty.
+    mean, inv_variance : ndarray
+        Derived shape, of all ranks.
+    scale : ndarray or None
+        Derived shape; None: 1.
+    sum_dy, sum_dy_xmu : ndarray
+        Derived shape; sums over all ranks.
+    count : int
+        Elements per statistic of all ranks.
+    alpha, beta : float
+        Finite. With beta 0, `prior` is never read.
+    axis : int or sequence of int
+        The axes that parameters keep; any subset, see `fold`.
+    prior : ndarray, optional
+        What dx held before; required if beta is not 0.
+
+    Returns
+    -------
+    ndarray
+        dx.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+    """
+    case = _Case("x", x, axis)
+    dys = case.data("dy", dy)
+    alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
+    count = _arguments.count(count, "count", 1)
+    means, invs = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
+    gains = case.parameter("scale", scale, 1.0)
+    centre = case.parameter("sum_dy", sum_dy) / count
+    slope = invs * invs * (case.parameter("sum_dy_xmu", sum_dy_xmu) / count)
+    old = case.prior("prior", prior, "beta", beta)
+    dx = case.result()
+    if not case.empty:
+        walk = _Walk(case.x, case.mode, 2)
+        for kept in walk.kept_tiles():
+            i = walk.parameter_index(kept)
+            gain = alpha * (gains[i] * invs[i])
+            _input_gradient(walk, kept, case.x, dys, means[i], slope[i], centre[i], gain, beta, old, dx)
+    return case.restore(dx)

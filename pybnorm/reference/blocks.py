@@ -1,0 +1,394 @@
+"""The walk over blocks: every element once, in float64, sums without a copy of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType, Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _even, _load, _plain, _widen
+
+_MOST_ARRAYS = 64
+BLOCK = 1 << 18  # elements: long enough to hide what NumPy costs per call, short enough for a last-level cache
+_KEPT = 1 << 13  # statistics per block, when m is large enough to fill the block otherwise
+_RUN = 1 << 13  # elements: over shorter inner loops NumPy copies what broadcasts into its own buffers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """One step of `iterate_blocks`."""
+
+    index: Index
+    """Where the block lies in the arrays: ``arrays[i][index]``."""
+    parameter_index: Index
+    """Where its parameters lie in arrays of the derived shape."""
+    arrays: tuple[Float64Array, ...]
+    """float64 copies of ``arrays[i][index]``, in the same axis order, free to overwrite until the next step."""
+    parameters: tuple[Float64Array, ...]
+    """float64 copies of the parameters that broadcast against `arrays`; not to be written."""
+
+
+def iterate_blocks(
+    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array] = ()
+) -> Iterator[Block]:
+    """Walk arrays of one shape in cache-sized float64 blocks, with the parameters that belong to each block.
+
+    Every element is visited once. Blocks follow the memory order of ``arrays[0]`` as far as the mode lets them: all
+    blocks of one set of statistics come before the next set. Holds ``len(arrays) + len(parameters)`` buffers of
+    `BLOCK` float64 elements at most, whatever the shape, and reuses them from step to step.
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray
+        At least one; all of one shape, rank 2 to 8, any strides, any of the four dtypes each.
+    mode : Mode
+        Decides the derived shape.
+    parameters : sequence of ndarray
+        Arrays of the derived shape (axes of length 1 may be left out), any of the four dtypes.
+
+    Yields
+    ------
+    Block
+        index, parameter_index, float64 blocks, float64 parameters.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        A shape, dtype or mode that is not allowed.
+
+    Examples
+    --------
+    Write ``|x - mean|`` without a temporary of x's size::
+
+        for block in iterate_blocks((x,), mode, (mean,)):
+            (values,), (mu,) = block.arrays, block.parameters
+            values -= mu
+            out[block.index] = np.abs(values, out=values)
+    """
+    walk, arrays, parameters = _walk(arrays, mode, parameters)
+    for kept in walk.kept_tiles():
+        spread = [walk.spread(_load(p[walk.parameter_index(kept)])) for p in parameters]
+        for index in walk.blocks(kept):
+            blocks = tuple(walk.load(slot, a, index) for slot, a in enumerate(arrays))
+            yield Block(index, walk.parameter_index(kept), blocks, tuple(_cut(p, blocks[0].shape) for p in spread))
+
+
+def reduce_blocks(
+    function: Callable[..., Float64Array | Iterable[Float64Array]],
+    arrays: Sequence[Array],
+    mode: Mode | int | str,
+    parameters: Sequence[Array] = (),
+) -> tuple[Float64Array, ...]:
+    """Sum elementwise quantities over the reduced axes of `mode`, by blocks, in float64.
+
+    Pairwise within a block, compensated across blocks: the relative error is a few float64 units for terms of one
+    sign, whatever m. Memory as for `iterate_blocks`, plus one block for each array that `function` allocates.
+
+    Parameters
+    ----------
+    function : callable
+        Called as ``function(*blocks, *parameter_blocks)`` for every block. Returns one array of the block's shape, or
+        an iterable of several; a generator is best, because each array is summed before the next is asked for. It may
+        overwrite its blocks, not its parameter blocks.
+    arrays, mode, parameters
+        As for `iterate_blocks`.
+
+    Returns
+    -------
+    tuple of ndarray
+        One float64 array of the derived shape for each array that `function` gives.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        A shape, dtype or mode that is not allowed.
+
+    Examples
+    --------
+    Sums of ``|x|`` and ``x**2``, and of ``|dy|`` and ``|dy * x_hat|``::
+
+        def moments(x):
+            np.abs(x, out=x)
+            yield x
+            x *= x
+            yield x
+
+        abs_x, squares = reduce_blocks(moments, (x,), mode)
+
+        def gradients(dy, x, mean, inv):
+            np.abs(dy, out=dy)
+            yield dy
+            x -= mean
+            x *= inv
+            x *= dy
+            yield np.abs(x, out=x)
+
+        abs_dy, weighted = reduce_blocks(gradients, (dy, x), mode, (saved_mean, saved_inv_variance))
+    """
+    _arguments.function(function, "function")
+    walk, arrays, parameters = _walk(arrays, mode, parameters)
+
+    def terms(*blocks: Float64Array) -> Iterator[Float64Array]:
+        values = function(*blocks)
+        if not isinstance(values, Iterable):
+            raise ArgumentTypeError("function", f"one that returns {type(values).__name__}", "one that returns arrays")
+        for value in [values] if isinstance(values, np.ndarray) else values:
+            yield np.broadcast_to(value, blocks[0].shape)
+
+    results: list[Float64Array] = []
+    for kept in walk.kept_tiles():
+        index = walk.parameter_index(kept)
+        sums = walk.reduce(kept, terms, arrays, [_load(p[index]) for p in parameters], walk.load)
+        if not results:
+            results = [np.empty(walk.derived) for _ in sums]
+        for result, total in zip(results, sums, strict=True):
+            result[index] = total
+    return tuple(results)
+
+
+_Read: TypeAlias = tuple[Float64Array, Float64Array]
+
+
+class _Walk:
+    """Tiles of one shape: the axes in memory order, which of them the parameters keep, and a block's extents.
+
+    In either mode one axis stands alone, C in the spatial modes and N in per-activation, so any block, taken in memory
+    order, is a contiguous array of three axes (outer, alone, inner) of which either the one or the two are summed.
+    """
+
+    def __init__(self, x: Array, mode: Mode, slots: int) -> None:
+        self.dims = x.shape
+        self.kept_axes = _arguments.kept_axes(x.ndim, mode)
+        self.reduced_axes = _arguments.reduced_axes(x.ndim, mode)
+        self.derived = _arguments.derived_dims(x.shape, mode)
+        self.count = _arguments.reduced_count(x.shape, mode)
+        self.spatial = mode != Mode.PER_ACTIVATION
+        # Outermost in memory first. An axis of length 1 has no place in memory, whatever its stride says.
+        self.order = sorted(range(x.ndim), key=lambda a: (x.shape[a] != 1, -abs(x.strides[a]), a))
+        self.inverse = sorted(range(x.ndim), key=self.order.__getitem__)
+        self.alone = self.order.index(1 if self.spatial else 0)
+        self.tile = self._extents()
+        self.steps = math.prod(-(-self.dims[a] // self.tile[a]) for a in self.reduced_axes)
+        size = math.prod(self.tile)
+        self._buffers = [np.empty(size) for _ in range(slots)]
+        self._halves = np.empty(size // 2 + 1)
+
+    def _extents(self) -> tuple[int, ...]:
+        """Extents of a full block: innermost axes whole, then a cut."""
+        room = BLOCK
+        # Bounded so that what is kept per statistic costs little time and memory beside the block itself.
+        kept_room = max(_KEPT, BLOCK // max(self.count, 4))
+        tile = [1] * len(self.dims)
+        for axis in reversed(self.order):
+            kept = axis in self.kept_axes
+            extent = min(self.dims[axis], room, kept_room if kept else room)
+            extent = _even(self.dims[axis], extent)
+            tile[axis] = extent
+            room //= extent
+            if kept:
+                kept_room //= extent
+        return tuple(tile)
+
+    def kept_tiles(self) -> Iterator[Index]:
+        """Indices that cut the kept axes only."""
+        yield from self._cuts(self.kept_axes, tuple(slice(0, d) for d in self.dims))
+
+    def blocks(self, kept: Index) -> Iterator[Index]:
+        """Indices that cut the reduced axes of one kept tile."""
+        yield from self._cuts(self.reduced_axes, kept)
+
+    def _cuts(self, axes: Sequence[int], index: Index) -> Iterator[Index]:
+        ordered = [a for a in self.order if a in axes]
+        steps = [range(0, self.dims[a], self.tile[a]) for a in ordered]
+        for starts in itertools.product(*steps):
+            cut = list(index)
+            for axis, start in zip(ordered, starts, strict=True):
+                cut[axis] = slice(start, min(start + self.tile[axis], self.dims[axis]))
+            yield tuple(cut)
+
+    def parameter_index(self, kept: Index) -> Index:
+        """The same tile in an array of the derived shape."""
+        return tuple(s if a in self.kept_axes else slice(0, 1) for a, s in enumerate(kept))
+
+    def load(self, slot: int, array: Array, index: Index) -> Float64Array:
+        """A float64 copy of ``array[index]`` in buffer `slot`, contiguous in memory order, axes in logical order."""
+        part = array[index]
+        block = self._buffer(slot, part)
+        _widen(block, part)
+        return block
+
+    def read(self, slot: int, array: Array, index: Index) -> _Read:
+        """The values of ``array[index]`` in float64, only to be read, and buffer `slot` for what is made of them.
+
+        The two are one array, except that float64 data are read where they are: a copy would cost as much as the rest.
+        """
+        part = array[index]
+        block = self._buffer(slot, part)
+        if part.dtype == np.float64:
+            return part, block
+        _widen(block, part)
+        return block, block
+
+    def _buffer(self, slot: int, part: Array) -> Float64Array:
+        shape = tuple(part.shape[a] for a in self.order)
+        return self._buffers[slot][: part.size].reshape(shape).transpose(self.inverse)
+
+    def spread(self, parameter: Float64Array) -> Float64Array:
+        """The parameters of a tile, repeated along inner reduced axes until inner loops are long."""
+        extents = [parameter.shape[a] if a in self.kept_axes else self.tile[a] for a in range(len(self.dims))]
+        target = list(parameter.shape)
+        inner = math.prod(extents[a] for a in self.order[self.alone + 1 :])
+        enough = _RUN if self.steps >= 4 else _RUN // 128  # for few blocks the repetition costs what it saves
+        if not (self.spatial and inner >= enough):  # there each loop has one parameter
+            run = 1
+            for axis in reversed(self.order):
+                target[axis] = extents[axis]
+                run *= extents[axis]
+                if run >= enough:
+                    break
+        result = np.empty([target[a] for a in self.order]).transpose(self.inverse)
+        result[...] = parameter
+        return result
+
+    def reduce(
+        self,
+        kept: Index,
+        function: Callable[..., Iterable[Float64Array]],
+        arrays: Sequence[Array],
+        parameters: Sequence[Float64Array],
+        get: Callable[[int, Array, Index], Any],
+    ) -> list[Float64Array]:
+        """Sums over the reduced axes for one kept tile, each of the tile's derived shape.
+
+        `function` is called with what `get` (`load` or `read`) returns for each array, then with the parameters.
+        """
+        spread = [self.spread(p) for p in parameters]
+        totals: list[_Sum] = []
+        for index in self.blocks(kept):
+            shape = tuple(s.stop - s.start for s in index)
+            blocks = [get(slot, a, index) for slot, a in enumerate(arrays)]
+            for i, values in enumerate(function(*blocks, *(_cut(p, shape) for p in spread))):
+                part = self._block_sum(values)
+                if i == len(totals):
+                    totals.append(_Sum(part))
+                else:
+                    totals[i].add(part)
+        lengths = [kept[a].stop - kept[a].start if a in self.kept_axes else 1 for a in self.order]
+        return [t.value().reshape(lengths).transpose(self.inverse) for t in totals]
+
+    def _block_sum(self, values: Float64Array) -> Float64Array:
+        ordered = values.transpose(self.order)
+        outer = math.prod(ordered.shape[: self.alone])
+        three = ordered.reshape(outer, ordered.shape[self.alone], -1)
+        if self.spatial:
+            return _row_sums(self._halve(three, 0)[0])
+        return _row_sums(three[:, :, 0]) if three.shape[2] == 1 else self._halve(three, 1)
+
+    def _halve(self, values: Float64Array, axis: int) -> Float64Array:
+        """Pairwise sum along axis 0 or 1 of three, that axis kept with length 1. Does not write `values`.
+
+        As fast as ``np.sum``, which adds along an outer axis one row after the other, with an error that grows as m.
+        """
+        length = values.shape[axis]
+        if length == 1:
+            return values
+        half = length // 2
+        shape = (half, *values.shape[1:]) if axis == 0 else (values.shape[0], half, values.shape[2])
+        sums = self._halves[: math.prod(shape)].reshape(shape)
+        while length > 1:
+            half = length // 2
+            into = _part(sums, axis, 0, half)
+            np.add(_part(values, axis, 0, half), _part(values, axis, half, 2 * half), out=into)
+            if length % 2:
+                first = _part(into, axis, 0, 1)
+                first += _part(values, axis, length - 1, length)
+            values, length = into, half
+        return values
+
+
+class _Sum:
+    """Compensated sum of blocks (Ogita, Rump & Oishi 2005, Sum2)."""
+
+    def __init__(self, first: Float64Array) -> None:
+        self._total = first.copy()  # `first` may be a view of a buffer
+        self._error = np.zeros_like(self._total)
+
+    def add(self, part: Float64Array) -> None:
+        with np.errstate(invalid="ignore"):  # inf - inf, in the error term of a sum that is inf already
+            total = self._total + part
+            taken = total - self._total
+            self._error += (self._total - (total - taken)) + (part - taken)
+        self._total = total
+
+    def value(self) -> Float64Array:
+        return np.where(np.isfinite(self._error), self._total + self._error, self._total)
+
+
+def _part(values: Float64Array, axis: int, start: int, stop: int) -> Float64Array:
+    return values[start:stop] if axis == 0 else values[:, start:stop]
+
+
+def _row_sums(rows: Float64Array) -> Float64Array:
+    total: Float64Array
+    if rows.shape[1] > 8:
+        total = np.add.reduce(rows, axis=1)  # pairwise
+        return total
+    total = rows[:, 0].copy()  # NumPy is slow on short rows
+    for column in range(1, rows.shape[1]):
+        total += rows[:, column]
+    return total
+
+
+class _Tensor(NamedTuple):
+    """What the call rules of `_arguments` read."""
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DataType
+
+
+def _walk(
+    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array]
+) -> tuple[_Walk, Sequence[Array], list[Array]]:
+    bn_mode = _arguments.mode(mode)
+    arrays = _arguments.items(arrays, "arrays", "a sequence of NumPy arrays", _MOST_ARRAYS)
+    parameters = _arguments.items(parameters, "parameters", "a sequence of NumPy arrays", _MOST_ARRAYS)
+    if not arrays:
+        raise ArgumentError("arrays", "none", "at least one array")
+    for i, array in enumerate(arrays):
+        _arguments.instance(array, np.ndarray, f"arrays[{i}]", "a NumPy array")
+    arrays = [_plain(a) for a in arrays]
+    for i, array in enumerate(arrays):
+        _data(f"arrays[{i}]", array, arrays[0].shape if i else None)
+    walk = _Walk(arrays[0], bn_mode, len(arrays))
+    return walk, arrays, [_parameter(f"parameters[{i}]", p, walk.derived) for i, p in enumerate(parameters)]
+
+
+def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
+    """Check an array of x's kind."""
+    _arguments.instance(array, np.ndarray, argument, "a NumPy array")
+    try:
+        shape_of = array.shape
+    except Exception:  # the class's own
+        raise ArgumentTypeError(argument, f"a {type(array).__name__} whose shape fails", "a NumPy array") from None
+    dtype = _arguments.data_type(array.dtype, argument)
+    dims = _arguments.dims(shape_of, argument)
+    if shape is not None and dims != shape:
+        raise ArgumentError(argument, f"shape {dims}", f"shape {shape}")
+    return _Tensor(dims, array.strides, dtype)
+
+
+def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
+    """Check a parameter; a view of it in the derived shape."""
+    _arguments.instance(array, np.ndarray, argument, f"a NumPy array of shape {derived}")
+    array = _plain(array)
+    _arguments.data_type(array.dtype, argument)
+    _arguments.parameter_dims(argument, array.shape, None, derived)
+    return array.reshape(derived)  # a view: only axes of length 1 come or go

@@ -1,0 +1,88 @@
+"""Rounding: any array to float64, float64 to any dtype, once."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentTypeError
+
+Array: TypeAlias = npt.NDArray[Any]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+Index: TypeAlias = tuple[slice, ...]
+
+
+def _plain(array: Array) -> Array:
+    """The array without a class of its own, which may say what is not so."""
+    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+
+
+def _even(length: int, most: int) -> int:
+    """The extent of at most `most` that cuts `length` into parts as equal as can be."""
+    return -(-length // -(-length // most))
+
+
+def _cut(parameter: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    """The part of a spread parameter that fits a block, which may be smaller at the end of an axis."""
+    return parameter[tuple(map(slice, shape))]
+
+
+def _widen(target: Float64Array, part: Array) -> None:
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        np.copyto(target, part, casting="unsafe")
+
+
+def _load(part: Array) -> Float64Array:
+    with np.errstate(invalid="ignore"):
+        return part.astype(np.float64)
+
+
+def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
+    """Round float64 values to `dtype`, once, to nearest even.
+
+    ml_dtypes rounds float64 to bfloat16 by way of float32, that is twice; here the first step rounds to odd (Boldo &
+    Melquiond 2008), after which the second one is right.
+
+    Parameters
+    ----------
+    values : ndarray of float64
+        Any shape.
+    dtype : dtype
+        float16, bfloat16, float32 or float64.
+
+    Returns
+    -------
+    ndarray
+        A new array of `dtype`; what overflows is inf.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Any other dtype.
+    """
+    _arguments.instance(values, np.ndarray, "values", "a NumPy array of float64")
+    _arguments.data_type(values.dtype, "values")
+    try:
+        target = np.dtype(dtype)
+    except Exception as error:
+        raise ArgumentTypeError("dtype", dtype, "float32, float64, float16 or bfloat16") from error
+    if _arguments.data_type(target) != DataType.BFLOAT16:
+        with np.errstate(over="ignore", under="ignore"):
+            return values.astype(target)
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype(np.float32)
+    back = narrow.astype(np.float64)
+    bits = narrow.view(np.uint32)
+    bits -= np.abs(back) > np.abs(values)  # towards zero; from inf to the largest finite float32
+    bits |= back != values  # the last bit says "inexact"; a NaN stays one
+    with np.errstate(over="ignore", under="ignore"):
+        return narrow.astype(target)
+
+
+def _store(target: Array, index: Index, values: Float64Array) -> None:
+    """Write values, rounded once."""
+    target[index] = values if target.dtype == np.float64 else round_to(values, target.dtype)

@@ -1,0 +1,230 @@
+"""Communicators: one allreduce, whoever makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm._arrays import CPU, CUDA, ROCM
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+Array = npt.NDArray[Any]
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """What `SyncBatchNorm` needs of a communicator; an object that has it is used as it is.
+
+    Vectors are one-dimensional and contiguous, float32 or float64, made by `vector`. Streams are addresses; 0 on the
+    CPU.
+    """
+
+    rank: int
+    size: int
+    devices: tuple[int, ...]
+    """Memory that its collectives move, by DLPack device type; the first is the one that `vector` gets while ranks
+    still have to agree."""
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        """A copy of a NumPy vector in memory of that kind, on the current device; ready when this returns."""
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        """Put the vectors of all ranks into `received`, one behind the other in the order of the ranks."""
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        """Put the sum over all ranks into `received`."""
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        """Copy a vector to a NumPy vector, after what is on the stream, and wait for it."""
+
+
+class _Mpi:
+    """mpi4py: ``MPI_Allgather`` and ``MPI_Allreduce`` on host memory."""
+
+    devices = (CPU,)
+
+    def __init__(self, communicator: Any) -> None:
+        mpi = importlib.import_module("mpi4py.MPI")
+        if communicator == mpi.COMM_NULL or communicator.Is_inter():
+            raise ArgumentError("communicator", communicator, "an intracommunicator that this process is part of")
+        self._communicator, self._sum = communicator, mpi.SUM
+        self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        return values.copy()
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.Allgather(send, received)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.Allreduce(send, received, self._sum)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        out[:] = vector
+
+
+class _Torch:
+    """``torch.distributed``: all_gather of one tensor and all_reduce of any of its backends.
+
+    The handle's stream is made PyTorch's current one around each call, so that its collectives are ordered with the
+    vendor's kernels without a wait on the host.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._torch = importlib.import_module("torch")
+        self._distributed = importlib.import_module("torch.distributed")
+        self._group = communicator
+        distributed = self._distributed  # the first name is that of PyTorch 2.13 and later
+        self._gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        self.rank, self.size = communicator.rank(), communicator.size()
+        config = self._distributed.get_backend_config(communicator)  # "cpu:gloo,cuda:nccl"
+        named = [pair.partition(":")[0] for pair in str(config).split(",")]
+        device = ROCM if getattr(self._torch.version, "hip", None) else CUDA
+        found = {"cpu": CPU} | ({"cuda": device} if self._torch.cuda.is_available() else {})
+        self.devices = tuple(kind for name, kind in found.items() if name in named)
+        if not self.devices:
+            raise ArgumentError("communicator", f"a process group for {config}", "one whose backend is for cpu or cuda")
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        device = "cpu" if device_type == CPU else "cuda"
+        with self._on(stream, device):
+            tensor = self._torch.from_numpy(values.copy()).to(device)
+            if device == "cuda":
+                self._torch.cuda.current_stream().synchronize()
+        return tensor
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        with self._on(stream, send.device.type):
+            self._gather(received, send, group=self._group)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        with self._on(stream, send.device.type):
+            received.copy_(send)
+            self._distributed.all_reduce(received, group=self._group)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        with self._on(stream, vector.device.type):
+            self._torch.from_numpy(out).copy_(vector)
+
+    def _on(self, stream: int, device: str) -> Any:
+        if device == "cpu":
+            return contextlib.nullcontext()
+        cuda = self._torch.cuda
+        # ExternalStream(0) is not the default stream but a new one of PyTorch's pool.
+        return cuda.stream(cuda.ExternalStream(stream) if stream else cuda.default_stream())
+
+
+class _Cupy:
+    """CuPy's ``NcclCommunicator``: ``ncclAllGather`` and ``ncclAllReduce``, RCCL's in CuPy for ROCm."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._cupy = importlib.import_module("cupy")
+        self._nccl = importlib.import_module("cupy.cuda.nccl")
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank_id(), communicator.size()
+        self.devices = (ROCM if self._cupy.cuda.runtime.is_hip else CUDA,)
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        with self._cupy.cuda.Device(self._communicator.device_id()), self._cupy.cuda.ExternalStream(stream) as queue:
+            vector = self._cupy.asarray(values)
+            queue.synchronize()
+        return vector
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allGather(send.data.ptr, received.data.ptr, send.size, self._kind(send), stream)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        operation = self._nccl.NCCL_SUM
+        self._communicator.allReduce(send.data.ptr, received.data.ptr, send.size, self._kind(send), operation, stream)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        vector.get(stream=self._cupy.cuda.ExternalStream(stream), out=out)
+
+    def _kind(self, vector: Any) -> int:
+        return int(self._nccl.NCCL_FLOAT64 if vector.dtype == np.float64 else self._nccl.NCCL_FLOAT32)
+
+
+class _CudaVector:
+    """A vector in device memory that speaks ``__cuda_array_interface__``."""
+
+    def __init__(self, memory: Any, values: Array) -> None:
+        self.memory = memory  # keeps it alive
+        self.nbytes = values.nbytes
+        self.__cuda_array_interface__ = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (int(memory.handle), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class _Nccl4py:
+    """nccl4py's ``nccl.core.Communicator``, with memory of ``cuda.core``, which it needs itself."""
+
+    devices = (CUDA,)
+
+    def __init__(self, communicator: Any) -> None:
+        self._core = importlib.import_module("cuda.core")
+        self._sum = importlib.import_module("nccl.core").SUM
+        self._communicator = communicator
+        self.rank, self.size = int(communicator.rank), int(communicator.nranks)
+        self._device = communicator.device
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Any:
+        queue = self._queue(stream)
+        memory = self._device.allocate(values.nbytes, stream=queue)
+        memory.copy_from(self._core.Buffer.from_handle(values.ctypes.data, values.nbytes), stream=queue)
+        queue.sync()
+        return _CudaVector(memory, values)
+
+    def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allgather(send, received, stream=stream)
+
+    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
+        self._communicator.allreduce(send, received, self._sum, stream=stream)
+
+    def read(self, vector: Any, out: Array, stream: int) -> None:
+        queue = self._queue(stream)
+        self._core.Buffer.from_handle(out.ctypes.data, out.nbytes).copy_from(vector.memory, stream=queue)
+        queue.sync()
+
+    def _queue(self, stream: int) -> Any:
+        return self._core.Stream.from_handle(stream) if stream else self._device.default_stream
+
+
+_ADAPTERS: dict[str, Any] = {
+    "mpi4py": _Mpi,
+    "torch": _Torch,
+    "cupy": _Cupy,
+    "cupy_backends": _Cupy,  # where NcclCommunicator lives
+    "nccl": _Nccl4py,
+}
+_METHODS = {
+    _Mpi: ("Allgather", "Allreduce", "Get_rank"),
+    _Torch: ("allgather", "allreduce", "rank", "size"),
+    _Cupy: ("allGather", "allReduce", "rank_id", "size"),
+    _Nccl4py: ("allgather", "allreduce", "nranks"),
+}
+
+
+def _connect(communicator: Any) -> Communicator:
+    """The adapter of a communicator, by the package that its class comes from."""
+    for cls in type(communicator).__mro__:
+        adapter = _ADAPTERS.get(cls.__module__.partition(".")[0])
+        if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
+            connected: Communicator = adapter(communicator)
+            return connected
+    with contextlib.suppress(Exception):  # the object's own
+        if isinstance(communicator, Communicator) and issubclass(type(communicator.size), int):
+            return communicator
+    raise ArgumentTypeError(
+        "communicator",
+        communicator,
+        "an mpi4py communicator, a torch.distributed process group, a cupy.cuda.nccl.NcclCommunicator, an "
+        "nccl.core.Communicator, or an object with the members of pybnorm.sync.Communicator",
+    )
