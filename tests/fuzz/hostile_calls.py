@@ -640,7 +640,7 @@ def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
         if path[1] == "torch" and not _has("torch"):
             continue
         module = importlib.import_module(info.name)
-        if path[2:] and path[1:] != ["check", "problem"] and not hasattr(module, "__path__") and path[1] != "devices":
+        if path[2:] and path[1:] != ["check", "problem"] and path[1] != "devices":
             names = PUBLIC.get(info.name, ())  # a part of a package: what is public is in the package's own list
         else:
             names = module.__all__
