@@ -187,6 +187,7 @@ def test_a_new_public_name_needs_good_arguments(monkeypatch):
         hostile_calls.targets()
 
 
+@pytest.mark.filterwarnings("ignore:pybnorm.* is deprecated; import:DeprecationWarning")
 def test_what_is_left_out_is_there():
     names = {*hostile_calls.LEFT_OUT, *hostile_calls.PUBLIC}
     for name in (n for n in names if not n.startswith(("pybnorm.bench", "pybnorm.cli", "pybnorm.__main__"))):
