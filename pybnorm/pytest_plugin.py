@@ -32,10 +32,11 @@ import pytest
 
 from pybnorm import backends
 from pybnorm._text import visible
-from pybnorm.check import executors, report
+from pybnorm.check import executors, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
+from pybnorm.check.results import verdict_text
 from pybnorm.check.runner import BackendInfo, CaseResult, open_session
 from pybnorm.errors import ArgumentError
 
@@ -55,7 +56,7 @@ class _CaseError(Exception):
 
 def _printed(function: Callable[..., None], *arguments: Any) -> str:
     stream = io.StringIO()
-    function(Console(file=stream, width=report.WIDTH, color_system=None), *arguments)
+    function(Console(file=stream, width=terminal.WIDTH, color_system=None), *arguments)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
@@ -74,7 +75,7 @@ class Case(pytest.Item):
     def setup(self) -> None:
         """Have the case run, if no process has done so yet. One that could not be is an error, and no failed test."""
         self._result = self._runs.result(self.problem)
-        texts = [_printed(report.print_backends, [self._runs.info]), _printed(_print_result, self._result)]
+        texts = [_printed(terminal.print_backends, [self._runs.info]), _printed(_print_result, self._result)]
         self._text = "\n".join(texts)
         if self._result.status == Status.ERROR:
             pytest.fail(self._text, pytrace=False)
@@ -104,11 +105,11 @@ class Case(pytest.Item):
 
 
 def _print_result(console: Console, result: CaseResult) -> None:
-    report.print_details(console, [result])
+    terminal.print_details(console, [result])
 
 
 def _short(result: CaseResult) -> str:
-    parts = [f"{v.output}: {report.verdict_text(v)}" for v in result.verdicts if v.status != Status.PASS]
+    parts = [f"{v.output}: {verdict_text(v)}" for v in result.verdicts if v.status != Status.PASS]
     text = "; ".join(filter(None, [visible(result.message), *parts]))
     return f"{result.status.value} {result.backend} {result.case}: {text}"
 
@@ -149,9 +150,9 @@ class Root(pytest.Collector):
 
 def _print_absent(console: Console, infos: Sequence[BackendInfo]) -> None:
     for info in infos:
-        report.print_backends(console, [info])
+        terminal.print_backends(console, [info])
         if not info.override:  # where it is set, the attempts are already there
-            report.print_attempts(console, info)
+            terminal.print_attempts(console, info)
         if info.hint:
             console.print(f"    to have it: {info.hint}", markup=False, soft_wrap=True)
 
@@ -291,7 +292,7 @@ class Plugin:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what runs."""
-        return _printed(report.print_backends, self._infos).splitlines()
+        return _printed(terminal.print_backends, self._infos).splitlines()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """See whether anything is judged at all."""

@@ -34,11 +34,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, _files
-from pybnorm.check import report
+from pybnorm.check import environment
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.results import (
+    SCHEMA,
+    BackendInfo,
+    CaseResult,
+    backend_from_json,
+    json_parts,
+    result_from_json,
+    to_json,
+    version_text,
+)
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError
 
@@ -242,7 +251,7 @@ def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> No
         Another file has its name.
     """
     with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
-        for part in report.json_parts(document):
+        for part in json_parts(document):
             stream.write(part.encode())
 
 
@@ -267,8 +276,8 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         # a case as soon as it is read: as dicts they take several times their size
         document = json.loads(_files.read(file, LARGEST), object_hook=_case)
-        if document.get("schema") != report.SCHEMA:
-            raise ValueError(f"its schema is {document.get('schema')!r}, not {report.SCHEMA!r}")
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is {document.get('schema')!r}, not {SCHEMA!r}")
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}
         for result in document["cases"]:
@@ -277,14 +286,14 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
             if results.setdefault((result.backend, result.case), result) is not result:
                 raise ValueError(f"it has a case twice: {result.backend} {result.case}")
         document["cases"] = list(results.values())
-        document["backends"] = [report.backend_from_json(info) for info in document["backends"]]
+        document["backends"] = [backend_from_json(info) for info in document["backends"]]
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
     return dict(document)
 
 
 def _case(value: dict[str, Any]) -> Any:
-    return report.result_from_json(value) if {"backend", "case", "status"} <= value.keys() else value
+    return result_from_json(value) if {"backend", "case", "status"} <= value.keys() else value
 
 
 def _journal_document(folder: Path) -> dict[str, Any]:
@@ -393,20 +402,23 @@ class Journal:
             vendors, or by a library of another version, file or device.
         """
         infos = list(backends)
-        environment = report.environment()
+        now = environment.machine()
         before = _identities(info for start in self._starts for info in start.backends)
         for start in self._starts:
             old = start.environment
-            _same(self.folder, "pybnorm", str(old.get("pybnorm")), environment["pybnorm"])
-            _same(self.folder, "environment", settings(old), settings(environment))
-        for backend, now in _identities(infos).items():
-            if backend in before and not now <= before[backend]:
-                _same(self.folder, backend, *("; ".join(sorted(texts)) for texts in (before[backend], now)))
-        self._write({"schema": JOURNAL_SCHEMA, "environment": environment, "backends": infos})
+            _same(self.folder, "pybnorm", str(old.get("pybnorm")), now["pybnorm"])
+            _same(self.folder, "environment", settings(old), settings(now))
+        for backend, ids in _identities(infos).items():
+            if backend in before and not ids <= before[backend]:
+                _same(self.folder, backend, *("; ".join(sorted(texts)) for texts in (before[backend], ids)))
+        self._start(now, infos)
 
     def enter(self, backends: Iterable[BackendInfo]) -> None:
         """Note that libraries have joined those of `begin`."""
-        self._write({"schema": JOURNAL_SCHEMA, "environment": report.environment(), "backends": list(backends)})
+        self._start(environment.machine(), list(backends))
+
+    def _start(self, machine: dict[str, Any], backends: list[BackendInfo]) -> None:
+        self._write({"schema": JOURNAL_SCHEMA, "environment": machine, "backends": backends})
 
     def libraries(self) -> list[BackendInfo]:
         """Those that finished cases ran on."""
@@ -433,7 +445,7 @@ class Journal:
         return dict(self._finished)
 
     def _write(self, value: Any) -> None:
-        data = json.dumps(report.to_json(value), allow_nan=False).encode() + b"\n"
+        data = json.dumps(to_json(value), allow_nan=False).encode() + b"\n"
         while data:  # an unbuffered write may be a partial one
             data = data[self._stream.write(data) :]
 
@@ -473,9 +485,9 @@ def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
                 raise ValueError(f"its schema is {line['schema']!r}, not {JOURNAL_SCHEMA!r}")
             if "schema" in line:
                 _check_environment(line["environment"])
-                lines.append(_Start(line["environment"], [report.backend_from_json(b) for b in line["backends"]]))
+                lines.append(_Start(line["environment"], [backend_from_json(b) for b in line["backends"]]))
             else:
-                lines.append(report.result_from_json(line))
+                lines.append(result_from_json(line))
         except _DAMAGED as error:
             reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
             raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
@@ -496,7 +508,7 @@ def _identities(infos: Iterable[BackendInfo]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for info in infos:
         if not info.problem:
-            text = f"{report.version_text(info)}, {info.path}, on {info.device}"
+            text = f"{version_text(info)}, {info.path}, on {info.device}"
             found.setdefault(info.backend, set()).add(text + (info.driver and f" with {info.driver}"))
     return found
 

@@ -36,11 +36,20 @@ from rich.text import Text
 
 from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
-from pybnorm.check import archive, report
+from pybnorm.check import archive
 from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, Verdict, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.results import (
+    OUTPUTS,
+    BackendInfo,
+    CaseResult,
+    label,
+    ratio_text,
+    to_json,
+    verdict_text,
+    version_text,
+)
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -158,7 +167,7 @@ class Side:
     @property
     def name(self) -> str:
         """Such as ``B:cudnn``; with the library's id where the nodes of a run had several."""
-        return f"{self.run.name}:{report.label(self.info, self.run.backends.values())}"
+        return f"{self.run.name}:{label(self.info, self.run.backends.values())}"
 
     def has(self, result: CaseResult) -> bool:
         """Whether it is this side's."""
@@ -188,7 +197,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         document = _shown(archive.read_run(path))
         # an ERROR is a case that was not run
         results = {(c.backend, c.case): c for c in document["cases"] if c.status != Status.ERROR}
-        infos = {report.label(b, document["backends"]): b for b in document["backends"]}
+        infos = {label(b, document["backends"]): b for b in document["backends"]}
         named = {b.backend for b in document["backends"]}
         infos |= {backend: BackendInfo(backend) for backend, _ in results if backend not in named}
         name = chr(ord("A") + number) if number < 26 else f"run{number + 1}"
@@ -493,7 +502,7 @@ class _Outputs:
         """Outputs that both sides have."""
         if self.problem is None or first not in self.digests or second not in self.digests:
             return []
-        known = report.OUTPUTS[self.problem.word]
+        known = OUTPUTS[self.problem.word]
         return [name for name in self.digests[first] if name in self.digests[second] and name in known]
 
     def pair(self, first: Side, second: Side, output: str) -> OutputPair:
@@ -558,7 +567,7 @@ def _outcome(results: tuple[CaseResult, CaseResult], outputs: list[OutputPair]) 
 def _reason(result: CaseResult) -> str:
     if result.status.good:
         return ""
-    verdicts = [f"{v.output}: {report.verdict_text(v)}" for v in result.verdicts if not v.status.good]
+    verdicts = [f"{v.output}: {verdict_text(v)}" for v in result.verdicts if not v.status.good]
     return "; ".join(filter(None, [result.message, *verdicts]))
 
 
@@ -732,7 +741,7 @@ def _remember(
 
 def document(comparison: Comparison) -> dict[str, Any]:
     """The comparison as `json.dumps` writes it; ``schema.json`` describes it."""
-    result: dict[str, Any] = report.to_json(contents(comparison))
+    result: dict[str, Any] = to_json(contents(comparison))
     return result
 
 
@@ -798,7 +807,7 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
     """The comparison as tables; lists are cut after `SHOWN` entries, which is said, unless `verbose`."""
     for run in comparison.runs:
         libraries = ", ".join(
-            f"{info.label or info.backend} {report.version_text(info)} on {info.device}".strip()
+            f"{info.label or info.backend} {version_text(info)} on {info.device}".strip()
             for info in run.backends.values()
             if not info.problem
         )
@@ -827,7 +836,7 @@ def _print_pairs(console: Console, comparison: Comparison) -> None:
         table.add_column(name, justify="right")
     for pair in comparison.pairs:
         counts = [Text(str(pair.outcomes.get(o.value, "")), STYLES[o]) for o in present]
-        ratio = report.ratio_text(pair.ratio) if pair.ratio else ""
+        ratio = ratio_text(pair.ratio) if pair.ratio else ""
         only = [str(len(lines) or "") for lines in (pair.only_first, pair.only_second)]
         names = pair.first, pair.second, pair.kind
         table.add_row(*names, str(sum(pair.outcomes.values())), *counts, ratio, nearer_text(pair), *only)
@@ -860,7 +869,7 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
         _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if change.regression else "")
     moved = [c for c in own if c.change == Change.BITS and _factor(c) > ACCURACY]
     moved.sort(key=_factor, reverse=True)
-    lines = [f"{report.ratio_text(c.ratios[0])} -> {report.ratio_text(c.ratios[1])} {c.case}" for c in moved]
+    lines = [f"{ratio_text(c.ratios[0])} -> {ratio_text(c.ratios[1])} {c.case}" for c in moved]
     _print_list(console, f"bits and worst error / bound changed: {len(lines)}", lines, verbose)
 
 
@@ -905,7 +914,7 @@ def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for point in output.worst:
         numbers = (f"{value:.9g}" for value in (point.reference, point.first, point.second))
-        ratio = report.ratio_text(point.ratio)
+        ratio = ratio_text(point.ratio)
         table.add_row(",".join(map(str, point.index)), *numbers, f"{point.bound:.3g}", ratio)
     console.print(table)
 

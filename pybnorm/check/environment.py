@@ -1,15 +1,26 @@
-"""What of a process's surroundings can change what its library computes: the file, the processor, the variables."""
+"""The machine and the process: everything outside a library that can change what it computes."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import importlib.metadata
 import os
+import platform
+import re
+import sys
 from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["VISIBLE", "cpu_flags", "file_digest", "variables", "visible"]
+import numpy as np
+
+from pybnorm import __version__
+from pybnorm.check.results import host_digest
+
+__all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Which devices a process sees: its own from process to process, and no other library."""
+"""Which devices a process sees. They differ from process to process and change no library's results."""
 _OF_BACKEND = {
     "cudnn": ("CUDNN_", "NVIDIA_TF32_OVERRIDE", "CUDA_FORCE_", "CUDA_DISABLE_", "CUDA_MODULE_LOADING"),
     "miopen": ("MIOPEN_", "HSA_", "HIP_", "AMD_", "ROCM_"),
@@ -22,6 +33,54 @@ _FLAGS = (
     *("asimd", "asimdhp", "bf16", "sve", "sve2", "svebf16"),
 )
 _ENDS = 1 << 20
+_RECORDED = (
+    *("PYBNORM_", "CUDNN_", "CUDA_VISIBLE", "NVIDIA_TF32_OVERRIDE", "MIOPEN_", "HIP_VISIBLE", "ROCR_VISIBLE", "HSA_"),
+    *("ONEDNN_", "DNNL_", "OMP_"),
+)
+"""Beginnings of the names of variables that a run's document records."""
+_DRIVERS = {
+    "nvidia": ("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)"),
+    "amdgpu": ("/sys/module/amdgpu/version", r"(\S+)"),
+    "rocm": ("/opt/rocm/.info/version", r"(\S+)"),
+}
+
+
+def machine() -> dict[str, Any]:
+    """The machine and what can change a library's behaviour on it, for a run's document.
+
+    The document is made to be attached to tickets, so it holds neither user nor host name: ``host`` is a digest of the
+    name, equal for all runs of one machine. Libraries and devices are in `BackendInfo`, filled by their own processes.
+    """
+    return {
+        "pybnorm": __version__,
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "ml_dtypes": importlib.metadata.version("ml_dtypes"),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "host": host_digest(platform.node()),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "processors": os.cpu_count(),
+        "processors_usable": len(os.sched_getaffinity(0)),
+        "cpu": cpuinfo("model name", "cpu model") or platform.processor(),
+        "cpu_flags": cpu_flags(),
+        "drivers": _drivers(),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_RECORDED)},
+    }
+
+
+def _drivers() -> dict[str, str]:
+    """Versions of the GPUs' kernel drivers and of ROCm, read from files: no library is loaded here."""
+    found = {}
+    for name, (file, pattern) in _DRIVERS.items():
+        try:
+            with open(file, encoding="utf-8", errors="replace") as stream:
+                match = re.search(pattern, stream.read(4096))
+        except OSError:
+            continue
+        if match:
+            found[name] = match[1]
+    return found
 
 
 def variables(backend: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -36,24 +95,29 @@ def visible() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name))
 
 
-def cpu_flags(file: str = "/proc/cpuinfo") -> list[str]:
-    """The instruction sets, of this processor's, that libraries choose their kernels by."""
+def cpuinfo(*names: str, file: str = "/proc/cpuinfo") -> str:
+    """The first value that Linux gives for one of `names`; all processors have the same. Empty if there is none."""
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                name, _, value = (part.strip() for part in line.partition(":"))
-                if name in ("flags", "Features"):  # x86, ARM; every further processor says the same
-                    found = set(value.split())
-                    return [flag for flag in _FLAGS if flag in found]
+                name, _, value = line.partition(":")
+                if name.strip() in names:
+                    return value.strip()
     except OSError:
         pass
-    return []
+    return ""
+
+
+def cpu_flags(file: str = "/proc/cpuinfo") -> list[str]:
+    """Those of the processor's instruction sets by which libraries choose their kernels."""
+    found = set(cpuinfo("flags", "Features", file=file).split())  # as x86 and ARM call them
+    return [flag for flag in _FLAGS if flag in found]
 
 
 def file_digest(path: str) -> str:
-    """Which file it is, wherever it lies: a digest of its size, its first and its last MiB; empty if it cannot be read.
+    """A digest of a file's size and of its first and last MiB; empty if the file cannot be read.
 
-    Not of all of it, for a vendor's library may have a gigabyte; build ids and symbol tables lie at the ends.
+    A vendor's library may have a gigabyte, so not all of it is read; build ids and symbol tables lie at the ends.
     """
     state = hashlib.blake2b(digest_size=8)
     try:

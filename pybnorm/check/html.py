@@ -15,10 +15,27 @@ from typing import IO, Any
 import numpy as np
 
 from pybnorm._text import visible
-from pybnorm.check import compare, report
+from pybnorm.check import compare, defects, vendor_lines
 from pybnorm.check.bounds import Status
-from pybnorm.check.nodes import LostNode
-from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.environment import machine
+from pybnorm.check.results import (
+    OUTPUTS,
+    BackendInfo,
+    CaseResult,
+    LostNode,
+    groups,
+    host_digest,
+    label,
+    labels,
+    lost_text,
+    not_run,
+    place,
+    ratio_text,
+    repro,
+    verdict_text,
+    version_text,
+    worst_ratios,
+)
 from pybnorm.check.support import NEWLY_UNSUPPORTED
 from pybnorm.errors import ArgumentError
 
@@ -87,7 +104,7 @@ def write(
     ----------
     target : path or text stream
     environment : dict
-        `pybnorm.check.report.environment`.
+        `pybnorm.check.environment.machine`.
     backends : sequence of BackendInfo
     results : sequence of CaseResult
     lost : sequence of LostNode, optional
@@ -105,22 +122,22 @@ def write(
     plain = results
     results = [
         r if name == r.backend else dataclasses.replace(r, backend=name)
-        for name, r in zip(report.labels(plain), plain, strict=True)
+        for name, r in zip(labels(plain), plain, strict=True)
     ]
     names = list(dict.fromkeys(r.backend for r in results))
     bad = [i for i, r in enumerate(results) if r.status not in (Status.PASS, Status.UNSUPPORTED)]
     bad.sort(key=lambda i: (-results[i].status.severity, i))
     shown = bad[:DETAILS]
-    columns = {name: title for own in report.OUTPUTS.values() for name, title in own.items()}
+    columns = {name: title for own in OUTPUTS.values() for name, title in own.items()}
     columns = {n: t for n, t in columns.items() if any(v.output == n for r in results for v in r.verdicts)}
     failures = [{"number": i, "result": results[i], "commands": _commands(plain[i])} for i in shown]
-    layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=report.place)
+    layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=place)
     text = _render(
         "report.html",
         environment=environment,
-        backends=[(report.label(info, backends), info) for info in backends],
-        lost=[report.lost_text(dataclasses.replace(n, host=n.host and report.host_digest(n.host))) for n in lost],
-        not_run=report.not_run(results),
+        backends=[(label(info, backends), info) for info in backends],
+        lost=[lost_text(dataclasses.replace(n, host=n.host and host_digest(n.host))) for n in lost],
+        not_run=not_run(results),
         results=results,
         totals=[_total(name, [r for r in results if r.backend == name]) for name in names],
         layouts=layouts,
@@ -174,7 +191,7 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
     text = _render(
         "compare.html",
         comparison=comparison,
-        date=report.environment()["date"],
+        date=machine()["date"],
         lost_text=compare.lost_text,
         outcomes=[o.value for o in compare.Outcome if any(c.outcome == o for c in cases)],
         changes=changes,
@@ -192,7 +209,7 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
             {
                 "case": c,
                 "operation": _operation(c.case),
-                "ratio": report.ratio_text(max(o.ratio for o in c.outputs)) if c.outputs else "",
+                "ratio": ratio_text(max(o.ratio for o in c.outputs)) if c.outputs else "",
                 "link": links.get(id(c)),
             }
             for c in listed
@@ -222,7 +239,7 @@ def _render(template: str, **values: Any) -> str:
     for name in ("heat_map", "strips"):
         if name in values:
             values[name] = Markup(values[name])
-    words = {"ratio_text": report.ratio_text, "verdict_text": report.verdict_text, "version_text": report.version_text}
+    words = {"ratio_text": ratio_text, "verdict_text": verdict_text, "version_text": version_text}
     return visible(place.get_template(template).render(colours=COLOURS, **words, **values))
 
 
@@ -236,8 +253,8 @@ def _put(target: str | os.PathLike[str] | IO[str], text: str) -> None:
 
 def _commands(result: CaseResult) -> str:
     """How to run the case again, here and with the vendors' own tools."""
-    lines = [report.repro(result)]
-    for tool, line in report.vendor_lines(result.case).items():
+    lines = [repro(result)]
+    for tool, line in vendor_lines.of_case(result.case).items():
         lines += [f"# {tool}", line]
     return "\n".join(lines)
 
@@ -261,7 +278,7 @@ def _groups(results: Sequence[CaseResult], columns: Sequence[tuple[str, str]]) -
     """Rows of the table of groups: operation, mode and dtype, and a cell for each backend and layout."""
     rows = []
     for operation in dict.fromkeys(_operation(r.case) for r in results):
-        by_group = report.groups(r for r in results if _operation(r.case) == operation)
+        by_group = groups(r for r in results if _operation(r.case) == operation)
         for mode, dtype in dict.fromkeys(group[:2] for group in by_group):
             cells = []
             for backend, layout in columns:
@@ -276,19 +293,17 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
     judged = [r for r in results if r.status not in (Status.UNSUPPORTED, Status.ERROR)]
     worst = max((r.status for r in results), key=lambda s: s.severity if s != Status.UNSUPPORTED else -1)
     right = sum(r.status in (Status.PASS, Status.WARN) for r in judged)
-    ratios = report.worst_ratios(judged)
+    ratios = worst_ratios(judged)
     return {
         "status": worst.value,
         "right": f"{right}/{len(judged)}" if judged else "",
-        "ratio": report.ratio_text(max(ratios.values())) if ratios else "",
+        "ratio": ratio_text(max(ratios.values())) if ratios else "",
         "refused": len(refused),
     }
 
 
 def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
-    from pybnorm.check import defects
-
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
     recorded = {defect.id: defect for defect in defects.DEFECTS}
     rows = []
@@ -300,7 +315,7 @@ def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
 
 
 def _row(number: int, result: CaseResult, columns: Mapping[str, str], linked: bool) -> dict[str, Any]:
-    ratios = {v.output: report.ratio_text(v.ratio) for v in result.verdicts}
+    ratios = {v.output: ratio_text(v.ratio) for v in result.verdicts}
     return {
         "result": result,
         "operation": _operation(result.case),
@@ -332,8 +347,8 @@ def _strips(panels: Mapping[str, Sequence[tuple[str, float, str]]]) -> str:
     """
     if not panels:
         return "<p>No output was judged.</p>"
-    order = [name for own in report.OUTPUTS.values() for name in own]
-    titles = {name: title for own in report.OUTPUTS.values() for name, title in own.items()}
+    order = [name for own in OUTPUTS.values() for name in own]
+    titles = {name: title for own in OUTPUTS.values() for name, title in own.items()}
     outputs = [n for n in dict.fromkeys(order) if any(n == p[0] for points in panels.values() for p in points)]
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
@@ -419,7 +434,7 @@ def _patch(colour: str, label: str) -> Any:
 
 def _order(case: str) -> tuple[int, int, int, str]:
     _, mode, dtype, layout, *rest = case.split(",")
-    return report.place(dtype), report.place(layout.partition("=")[0]), report.place(mode), ",".join(rest)
+    return place(dtype), place(layout.partition("=")[0]), place(mode), ",".join(rest)
 
 
 def _style() -> Any:

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from pybnorm._text import visible
-from pybnorm.check import report
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.results import BackendInfo, CaseResult, label, ratio_text, repro, verdict_text, version_text
 
 __all__ = ["write"]
 
@@ -47,7 +46,7 @@ def write(
     ----------
     target : path or text stream
     environment : dict
-        `pybnorm.check.report.environment`.
+        `pybnorm.check.environment.machine`.
     backends : sequence of BackendInfo
     results : sequence of CaseResult
     missing : sequence of str, optional
@@ -64,7 +63,7 @@ def write(
         first = info is next(i for i in backends if i.backend == info.backend)
         own = [r for r in results if r.backend == info.backend]
         own = [r for r in own if r.library == info.id or (first and (r.backend, r.library) not in known)]
-        root.append(_suite(environment, info, report.label(info, backends), own, missing))
+        root.append(_suite(environment, info, label(info, backends), own, missing))
     for name in ("tests", "failures", "errors"):  # the schema that Jenkins reads by has no other
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     root.set("time", f"{sum(r.seconds for r in results):.3f}")
@@ -84,7 +83,7 @@ def _suite(
     suite.set("hostname", str(environment.get("host", "")))
     properties = ET.SubElement(suite, "properties")
     versions = {n: environment[n] for n in ("pybnorm", "python", "numpy", "platform", "cpu") if n in environment}
-    library = {"library": info.label, "version": report.version_text(info), "path": info.path}
+    library = {"library": info.label, "version": version_text(info), "path": info.path}
     library |= {"device": info.device, "driver": info.driver, "digest": info.digest} | info.variables
     for fact, value in (versions | library | environment.get("drivers", {})).items():
         ET.SubElement(properties, "property", name=fact, value=str(value))
@@ -111,7 +110,7 @@ def _case(result: CaseResult) -> ET.Element:
     lines += [f"known defect: {result.known}"] if result.known else []
     lines += [f"support: {result.claim}"] if result.claim else []
     lines += [_verdict(v) for v in result.verdicts if v.status != Status.PASS]
-    lines.append(report.repro(result))
+    lines.append(repro(result))
     element = _ELEMENTS.get(result.status)
     if element is None:
         if result.status != Status.PASS:
@@ -124,18 +123,18 @@ def _case(result: CaseResult) -> ET.Element:
 
 def _headline(result: CaseResult) -> str:
     first = result.message.partition("\n")[0]
-    worst = [f"{v.output}: error / bound {report.ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good]
+    worst = [f"{v.output}: error / bound {ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good]
     known = [f"known defect {result.known}"] if result.known else []
     return "; ".join([result.status.value, *known, *([first] if first else []), *worst])
 
 
 def _verdict(verdict: Verdict) -> str:
-    lines = [f"{verdict.output}: {report.verdict_text(verdict)}"]
+    lines = [f"{verdict.output}: {verdict_text(verdict)}"]
     for point in verdict.worst:
         index = ",".join(map(str, point.index))
         lines.append(
             f"  [{index}] reference {point.reference:.9g}, got {point.got:.9g}, bound {point.bound:.3g}, "
-            f"error / bound {report.ratio_text(point.ratio)}"
+            f"error / bound {ratio_text(point.ratio)}"
         )
     return "\n".join(lines)
 

@@ -31,7 +31,7 @@ from typing import Any
 from pybnorm import __version__
 from pybnorm.check.bounds import Status
 from pybnorm.check.environment import visible
-from pybnorm.check.runner import CaseResult
+from pybnorm.check.results import CaseResult, LostNode
 from pybnorm.check.worker import DiedError, TimeLimitError, answered
 
 __all__ = ["DaskNodes", "Dealer", "Greeting", "LostNode", "MpiNodes", "Node", "NotRunError", "greet", "greeted"]
@@ -55,17 +55,6 @@ class _LostError(RuntimeError):
 
 class _ReturnedError(RuntimeError):
     """A call came to nothing, which says nothing of its node."""
-
-
-@dataclasses.dataclass
-class LostNode:
-    """A node that was taken out."""
-
-    node: str
-    host: str
-    backend: str
-    """That it was taken out for; empty: for all."""
-    reason: str
 
 
 @dataclasses.dataclass

@@ -24,11 +24,13 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, devices, errors
 from pybnorm._arrays import CPU, Buffer, Memory
-from pybnorm.check import support
-from pybnorm.check.bounds import Expected, Status, Verdict, judge, untrusted
+from pybnorm._find import SPECS
+from pybnorm.check import archive, support
+from pybnorm.check.bounds import Expected, Status, judge, untrusted
 from pybnorm.check.data import Inputs, generate, numpy_dtype
 from pybnorm.check.environment import cpu_flags, file_digest, variables, visible
 from pybnorm.check.problem import Problem, checked
+from pybnorm.check.results import BackendInfo, CaseResult
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Capability, DataType, Operation
 
@@ -59,41 +61,6 @@ NOT_KEPT = "the outputs could not be kept: "
 own_process = False
 """Whether this process is a worker's, so that its standard error may be captured (`pybnorm.vendor_stderr`)."""
 _BUILD = re.compile(r"compil|hiprtc|nvrtc|comgr|build program|code object", re.IGNORECASE)
-
-
-@dataclasses.dataclass
-class BackendInfo:
-    """What a backend's process says about its library."""
-
-    backend: str
-    label: str = ""
-    version: tuple[int, ...] = ()
-    path: str = ""
-    found_via: str = ""
-    attempts: tuple[tuple[str, str, str], ...] = ()
-    device: str = ""
-    problem: str = ""
-    """Why no case can run; empty if cases can."""
-    hint: str = ""
-    """How to install the library, where it was searched for and not found."""
-    override: str = ""
-    """The environment variable that names the library's file, where that file cannot be used."""
-    driver: str = ""
-    """Version of what lies below the library, as it says itself: CUDA driver or HIP runtime; empty on the CPU."""
-    digest: str = ""
-    """Of the file (`pybnorm.check.environment.file_digest`): the same file is the same library wherever it lies."""
-    variables: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The environment variables that its library, or what lies below it, reads."""
-    cpu_flags: list[str] = dataclasses.field(default_factory=list)
-    """Instruction sets of the processor, where the library computes on it."""
-    id: str = ""
-    """What the results of this library say in `CaseResult.library`: its version and a digest of all that makes one
-    node differ from another; empty if it cannot run."""
-
-    @property
-    def loaded(self) -> bool:
-        """Whether the library could be loaded, usable or not."""
-        return bool(self.path)
 
 
 @dataclasses.dataclass
@@ -151,43 +118,6 @@ class Observed:
     """As stored, contiguous, in logical order."""
     damage: list[str]
     """Memory that changed and should not have."""
-
-
-@dataclasses.dataclass
-class CaseResult:
-    """The outcome of one problem on one backend."""
-
-    backend: str
-    case: str
-    status: Status
-    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
-    message: str = ""
-    """The error, the damage, or the inputs that a mistrusted case would not notice."""
-    repeat: str = ""
-    """"equal" if every call gave the same bits, else the outputs that differ; "" after a single call."""
-    capability: str = ""
-    seconds: float = 0.0
-    """Of the calls, without data, judging and the first use of the library."""
-    known: str = ""
-    """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
-    claim: str = ""
-    """"claimed", "not claimed", "newly unsupported" (status FAIL), or "" where nothing is recorded
-    (`pybnorm.check.support`)."""
-    saved: str = ""
-    """File with the outputs, relative to the archive's folder."""
-    host: str = ""
-    """"hostname:process id" of where the case ran."""
-    library: str = ""
-    """`BackendInfo.id` of the library that it ran on; empty for simulated kernels, and where nothing ran."""
-    visible: str = ""
-    """The devices that the process was given, such as "CUDA_VISIBLE_DEVICES=1"."""
-    node: str = ""
-    """Which MPI rank or dask worker ran it."""
-
-    @property
-    def ratio(self) -> float:
-        """Worst error / bound of all outputs."""
-        return max((v.ratio for v in self.verdicts), default=0.0)
 
 
 # ---------------------------------------------------------------- memory
@@ -429,8 +359,6 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
 
 
 def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[str, Array]) -> None:
-    from pybnorm.check import archive
-
     try:
         result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
     except (OSError, errors.ArgumentError) as error:  # no fault of the library
@@ -510,8 +438,6 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
 
     `session` is one that is open already.
     """
-    from pybnorm._find import SPECS
-
     info = BackendInfo(backend, label=SPECS[backend].label)
     try:
         library = _core.load(backend)
@@ -550,8 +476,6 @@ def device_type(backend: str) -> int:
 
 def override(backend: str) -> str:
     """The environment variable that names `backend`'s library, if it is set; nothing else is searched then."""
-    from pybnorm._find import SPECS
-
     variable = SPECS[backend].variable
     return variable if os.environ.get(variable) else ""
 

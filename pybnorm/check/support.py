@@ -25,6 +25,7 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm.check.bounds import Status
+from pybnorm.check.environment import cpuinfo
 from pybnorm.check.problem import MODES, Problem
 from pybnorm.enums import Layout
 
@@ -110,18 +111,10 @@ def _records(backend: str) -> tuple[dict[str, Any], ...]:
 
 @functools.cache
 def features() -> frozenset[str]:
-    """The processor's flags as Linux names them; none where an environment variable hides some from a library."""
+    """The processor's flags as Linux names them; none if an environment variable hides some from a library."""
     if any(os.environ.get(name) for name in _LIMITING):
         return frozenset()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, _, text = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return frozenset(text.split())
-    except OSError:
-        pass
-    return frozenset()
+    return frozenset(cpuinfo("flags", "Features").split())
 
 
 def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: str) -> dict[str, Any]:

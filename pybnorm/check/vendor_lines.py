@@ -19,8 +19,9 @@ import math
 
 from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError
 
-__all__ = ["benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"]
+__all__ = ["benchdnn", "cudnn_call", "miopen_driver", "of_case", "vendor_lines"]
 
 _MIOPEN_NAMES = {DataType.FLOAT32: "bnorm", DataType.FLOAT16: "bnormfp16", DataType.BFLOAT16: "bnormbfp16"}
 _CUDNN_MODES = {
@@ -149,6 +150,14 @@ def vendor_lines(problem: Problem) -> dict[str, str]:
         "cuDNN": cudnn_call(problem),
     }
     return {name: line for name, line in lines.items() if line is not None}
+
+
+def of_case(case: str) -> dict[str, str]:
+    """`vendor_lines` of a problem's line; empty if the line is of another version's language."""
+    try:
+        return vendor_lines(Problem.parse(case))
+    except ArgumentError:
+        return {}
 
 
 def _joined(sizes: tuple[int, ...]) -> str:

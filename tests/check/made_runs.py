@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from pybnorm.check import archive, report
+from pybnorm.check import archive
 from pybnorm.check.bounds import Expected, Point, Status, Verdict, judge
 from pybnorm.check.data import generate, round_to
+from pybnorm.check.environment import machine
 from pybnorm.check.problem import Problem
+from pybnorm.check.results import SCHEMA, exit_status
 from pybnorm.check.runner import BackendInfo, CaseResult
 
 
@@ -57,14 +59,14 @@ def make_run(folder, backend, lines, version=(1, 0, 0), change=None, status=None
 def made_document(backends, results):
     """As ``check --json`` writes it."""
     return {
-        "schema": report.SCHEMA,
-        "environment": report.environment(),
+        "schema": SCHEMA,
+        "environment": machine(),
         "backends": backends,
         "cases": results,
         "required_but_absent": [],
         "unusable_overrides": [],
         "complete": True,
-        "exit_status": report.exit_status(results, []),
+        "exit_status": exit_status(results, []),
     }
 
 

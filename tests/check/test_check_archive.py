@@ -10,10 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from pybnorm.check import archive, report
+from pybnorm.check import archive, environment
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.data import numpy_dtype
+from pybnorm.check.environment import machine
 from pybnorm.check.problem import Problem
+from pybnorm.check.results import SCHEMA, backend_from_json, result_from_json, to_json
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
@@ -128,19 +130,19 @@ def test_only_floating_point_outputs_are_taken(tmp_path):
 
 def test_results_and_libraries_survive_json():
     for original in (result(known="X-1", saved="outputs/x.npz"), CaseResult("cudnn", LINE, Status.CRASHED)):
-        text = json.dumps(report.to_json(original), allow_nan=False)
-        back = report.result_from_json(json.loads(text))
+        text = json.dumps(to_json(original), allow_nan=False)
+        back = result_from_json(json.loads(text))
         assert repr(back) == repr(original)  # not ==, for NaN
     info = BackendInfo("cudnn", "cuDNN", (9, 1, 0), "/x", "loader", (("a", "b", "c"),), problem="no device")
-    assert report.backend_from_json(json.loads(json.dumps(report.to_json(info)))) == info
+    assert backend_from_json(json.loads(json.dumps(to_json(info)))) == info
 
 
 def test_results_of_other_versions_are_read():
-    data = report.to_json(result()) | {"a_field_of_the_future": 1}
+    data = to_json(result()) | {"a_field_of_the_future": 1}
     del data["known"]
-    assert report.result_from_json(data).known == ""
+    assert result_from_json(data).known == ""
     with pytest.raises(KeyError):
-        report.result_from_json({"backend": "onednn", "case": LINE})
+        result_from_json({"backend": "onednn", "case": LINE})
 
 
 # ---------------------------------------------------------------- journal
@@ -161,7 +163,7 @@ def test_a_journal_gives_back_what_was_finished(tmp_path):
     assert not document["complete"]
     assert document["backends"] == [INFO]
     assert [c.case for c in document["cases"]] == [LINE, LINE + ",seed=1"]
-    assert document["environment"]["pybnorm"] == report.environment()["pybnorm"]
+    assert document["environment"]["pybnorm"] == machine()["pybnorm"]
 
 
 def test_a_truncated_last_line_is_cut_off(tmp_path):
@@ -372,7 +374,7 @@ def test_a_journal_of_another_environment_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PYBNORM_REQUIRE", "onednn")  # changes no result
     with archive.Journal(tmp_path, resume=True) as journal:
         journal.begin([INFO])
-    monkeypatch.setattr(report, "environment", lambda: {"pybnorm": "0", "variables": {}})
+    monkeypatch.setattr(environment, "machine", lambda: {"pybnorm": "0", "variables": {}})
     with archive.Journal(tmp_path, resume=True) as journal, pytest.raises(ArgumentError, match="the pybnorm that ran"):
         journal.begin([INFO])
 
@@ -390,7 +392,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
-    document = {"schema": report.SCHEMA, "environment": {}, "backends": [INFO], "cases": [result()], "complete": True}
+    document = {"schema": SCHEMA, "environment": {}, "backends": [INFO], "cases": [result()], "complete": True}
     archive.write_run(tmp_path, document)
     for path in (tmp_path, tmp_path / "run.json"):
         back = archive.read_run(path)
@@ -404,7 +406,7 @@ def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
     [
         *("", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1", "[" * 100_000),
         *(
-            json.dumps({"schema": report.SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
+            json.dumps({"schema": SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
             for change in (
                 {"environment": 1},
                 {"environment": {"variables": []}},

@@ -12,9 +12,10 @@ from made_runs import made_document, made_result, make_run, nudged, right_output
 
 import pybnorm
 from pybnorm import cli
-from pybnorm.check import archive, compare, report
+from pybnorm.check import archive, compare
 from pybnorm.check.bounds import Status, tiers
 from pybnorm.check.compare import Change, Outcome
+from pybnorm.check.environment import machine
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import BackendInfo
 from pybnorm.errors import ArgumentError
@@ -284,7 +285,7 @@ def test_a_regression_alone_exits_with_1(tmp_path):
 )
 def test_in_what_two_runs_of_one_library_differ(tmp_path, document, kind):
     make_run(tmp_path / "a", "cudnn", LINES[:1])
-    environment = report.environment() | document
+    environment = machine() | document
     make_run(tmp_path / "b", "cudnn", LINES[:1], document={"environment": environment})
     assert only_pair(tmp_path / "a", tmp_path / "b")[1].kind == kind
 
@@ -532,12 +533,12 @@ def test_a_backend_that_is_gone_from_a_later_run_is_a_regression(tmp_path):
 
 
 def test_a_machine_of_another_kind_has_not_lost_what_it_never_had(tmp_path):
-    other = report.environment() | {"host": "host-00000000"}
+    other = machine() | {"host": "host-00000000"}
     (tmp_path / "b").mkdir()
     make_run(tmp_path / "a", "cudnn", LINES)
     for backends, environment, lost in (
         (["miopen"], other, 0),
-        (["miopen"], report.environment(), 1),
+        (["miopen"], machine(), 1),
         ([], other, 1),
     ):
         gone(tmp_path / "b", "cudnn", backends, environment=environment)
@@ -614,7 +615,7 @@ def test_bad_arguments_are_one_line(tmp_path):
 
 def test_runs_of_another_version_or_incomplete_are_noticed(tmp_path):
     make_run(tmp_path / "a", "cudnn", LINES[:1])
-    environment = report.environment() | {"pybnorm": "99.0"}
+    environment = machine() | {"pybnorm": "99.0"}
     make_run(tmp_path / "b", "cudnn", LINES[:1], document={"environment": environment, "complete": False})
     notices = only_pair(tmp_path / "a", tmp_path / "b")[0].notices
     assert any("B is of pybnorm 99.0" in notice for notice in notices)

@@ -16,10 +16,12 @@ from rich.text import Text
 import pybnorm
 from pybnorm import cli, errors, tuning
 from pybnorm._text import one_line, visible
-from pybnorm.check import archive, compare, junit, report
+from pybnorm.check import archive, compare, junit, terminal
 from pybnorm.check import html as page
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
+from pybnorm.check.environment import machine
+from pybnorm.check.results import to_json
 from pybnorm.check.runner import BackendInfo
 
 FAKE = "onednn: 5 cases, 5 PASS"
@@ -169,7 +171,7 @@ def test_runs_of_others_are_shown(tmp_path):
                 made_result(Status.FAIL, LINE),
             ]
             infos += [BackendInfo(f"x{EVIL}", problem="gone", override=EVIL)]
-        document = json.loads(json.dumps(report.to_json(made_document(infos, results))))
+        document = json.loads(json.dumps(to_json(made_document(infos, results))))
         if name == "b":
             for i, case in enumerate(document["cases"]):
                 case["status"] = results[(i + 1) % len(results)].status.value
@@ -187,10 +189,10 @@ def test_what_a_vendor_says_is_shown(tmp_path):
     infos = [BackendInfo("cudnn", EVIL, (1,), EVIL, EVIL, ((EVIL, EVIL, EVIL),), EVIL, problem=p) for p in ("", EVIL)]
     stream = io.StringIO()
     console = Console(file=stream, width=200)
-    report.print_backends(console, infos)
-    report.print_results(console, results, True)
-    report.print_details(console, results, True)
-    environment = report.environment() | {"host": EVIL, "cpu": EVIL, "drivers": {EVIL: EVIL}}
+    terminal.print_backends(console, infos)
+    terminal.print_results(console, results, True)
+    terminal.print_details(console, results, True)
+    environment = machine() | {"host": EVIL, "cpu": EVIL, "drivers": {EVIL: EVIL}}
     junit.write(stream, environment, infos, results)
     page.write(stream, environment, infos, results)
     assert_harmless(stream.getvalue(), fakes=False)

@@ -18,10 +18,11 @@ from test_check_executors import launcher, without_requirements
 
 from pybnorm import errors
 from pybnorm._arrays import CPU, CUDA
-from pybnorm.check import executors, nodes, report
+from pybnorm.check import executors, nodes
 from pybnorm.check.bounds import Status
 from pybnorm.check.nodes import Dealer, Greeting, LostNode, Node, greeted
 from pybnorm.check.problem import expand
+from pybnorm.check.results import exit_status
 from pybnorm.check.runner import BackendInfo, CaseResult, identified
 from pybnorm.check.worker import DiedError
 
@@ -188,7 +189,7 @@ def test_where_no_node_is_left_every_case_says_so():
     results = table.results()
     assert {r.status for r in results.values()} == {Status.ERROR}
     assert any("no node is left" in r.message for r in results.values())
-    assert report.exit_status(list(results.values()), []) == 2
+    assert exit_status(list(results.values()), []) == 2
     assert [n.node for n in table.lost] == ["rank 1", "rank 2"]
 
 

@@ -18,10 +18,12 @@ import pytest
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
-from pybnorm.check import archive, compare, defects, junit, report, support
+from pybnorm.check import archive, compare, defects, environment, junit, support, terminal, vendor_lines
 from pybnorm.check import html as page
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.console import Console
+from pybnorm.check.environment import machine
+from pybnorm.check.results import host_digest, json_parts, ratio_text, repro, result_from_json, to_json, worst_ratios
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.errors import ArgumentError
 
@@ -62,24 +64,25 @@ def real_results(*cases):
 
 
 def test_the_environment_names_versions_and_processor_and_no_person():
-    found = report.environment()
+    found = machine()
     assert found["pybnorm"] == pybnorm.__version__
     assert found["processors_usable"] <= found["processors"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["date"])
     text = json.dumps(found | {"platform": ""})
     for private in (platform.node(), os.environ.get("USER")):
         assert not private or private not in text
-    assert report.host_digest("one") != report.host_digest("two")
-    assert report.host_digest(found["host"]) == found["host"]
+    assert host_digest("one") != host_digest("two")
+    assert host_digest(found["host"]) == found["host"]
 
 
 def test_the_processor_is_read_from_what_linux_says(tmp_path):
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\nflags\t\t: fpu avx2 amx_bf16 avx512_fp16 other\n")
-    assert report._cpu(str(file)) == {"cpu": "A CPU @ 2 GHz", "cpu_flags": ["avx2", "avx512_fp16", "amx_bf16"]}
+    assert environment.cpuinfo("model name", "cpu model", file=str(file)) == "A CPU @ 2 GHz"
+    assert environment.cpu_flags(str(file)) == ["avx2", "avx512_fp16", "amx_bf16"]
     file.write_text("processor: 0\nFeatures: fp asimd asimdhp bf16\n")
-    assert report._cpu(str(file))["cpu_flags"] == ["asimd", "asimdhp", "bf16"]
-    assert report._cpu(str(tmp_path / "absent"))["cpu_flags"] == []
+    assert environment.cpu_flags(str(file)) == ["asimd", "asimdhp", "bf16"]
+    assert environment.cpu_flags(str(tmp_path / "absent")) == []
 
 
 @pytest.mark.parametrize(
@@ -92,22 +95,22 @@ def test_the_processor_is_read_from_what_linux_says(tmp_path):
 def test_drivers_are_read_from_files(tmp_path, monkeypatch, text):
     file = tmp_path / "version"
     file.write_text(text)
-    pattern = report._DRIVERS["nvidia"][1]
-    monkeypatch.setattr(report, "_DRIVERS", {"nvidia": (str(file), pattern), "amdgpu": ("/nonexistent", ".")})
-    assert report._drivers() == {"nvidia": "550.54.15"}
+    pattern = environment._DRIVERS["nvidia"][1]
+    monkeypatch.setattr(environment, "_DRIVERS", {"nvidia": (str(file), pattern), "amdgpu": ("/nonexistent", ".")})
+    assert environment._drivers() == {"nvidia": "550.54.15"}
 
 
 def test_only_variables_of_vendors_are_kept(monkeypatch):
     monkeypatch.setenv("MIOPEN_FIND_MODE", "3")
     monkeypatch.setenv("A_SECRET", "x")
-    assert report.environment()["variables"]["MIOPEN_FIND_MODE"] == "3"
-    assert "A_SECRET" not in report.environment()["variables"]
+    assert machine()["variables"]["MIOPEN_FIND_MODE"] == "3"
+    assert "A_SECRET" not in machine()["variables"]
 
 
 def test_host_names_of_results_are_not_written():
-    data = report.to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
-    assert data["host"] == report.host_digest("node17.example") + ":4711"
-    again = report.to_json(report.result_from_json(data))
+    data = to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
+    assert data["host"] == host_digest("node17.example") + ":4711"
+    again = to_json(result_from_json(data))
     assert again["host"] == data["host"]
 
 
@@ -115,28 +118,28 @@ def test_host_names_of_results_are_not_written():
 
 
 def test_every_status_has_a_style_and_a_row():
-    text = printed(report.print_results, EVERY)
+    text = printed(terminal.print_results, EVERY)
     for i, status in enumerate(Status):
         assert any(line.split()[:1] == [status.value] and f"seed={i}" in line for line in text.splitlines() if line)
-        assert status in report.STYLES
+        assert status in terminal.STYLES
         assert status.value in page.COLOURS
 
 
 def test_known_defects_are_shown_with_the_failure():
     known = made_result(Status.FAIL, known="CUDNN-X")
     other = made_result(Status.FAIL, "train,spatial,f32,nchw,2x3x4x6")
-    text = printed(report.print_results, [known, other])
+    text = printed(terminal.print_results, [known, other])
     (row,) = [line for line in text.splitlines() if line.rstrip().endswith("4x5")]
     assert "CUDNN-X" in row
-    assert "known defect: CUDNN-X" in printed(report.print_details, [known])
-    assert "2 FAIL (1 known)" in printed(report.print_totals, [known, other], 1.0)
-    assert "known" not in printed(report.print_results, [other])
+    assert "known defect: CUDNN-X" in printed(terminal.print_details, [known])
+    assert "2 FAIL (1 known)" in printed(terminal.print_totals, [known, other], 1.0)
+    assert "known" not in printed(terminal.print_results, [other])
 
 
 def test_newly_unsupported_is_said():
     result = made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED)
-    assert "newly unsupported" in printed(report.print_details, [result])
-    assert "claimed" not in printed(report.print_details, [made_result(Status.WARN, claim=support.CLAIMED)])
+    assert "newly unsupported" in printed(terminal.print_details, [result])
+    assert "claimed" not in printed(terminal.print_details, [made_result(Status.WARN, claim=support.CLAIMED)])
 
 
 def test_details_have_the_vendors_own_lines():
@@ -146,10 +149,10 @@ def test_details_have_the_vendors_own_lines():
     result = made_result(Status.FAIL)
     lines = vendor_lines.vendor_lines(Problem.parse(result.case))
     assert lines
-    text = printed(report.print_details, [result])
+    text = printed(terminal.print_details, [result])
     for line in lines.values():
         assert line.splitlines()[0] in text
-    assert report.vendor_lines("train,of,another,language,x") == {}
+    assert vendor_lines.of_case("train,of,another,language,x") == {}
 
 
 def many(count=300):
@@ -163,7 +166,7 @@ def many(count=300):
 
 def test_many_cases_are_shown_by_group_and_all_of_them_if_asked():
     results = many()
-    text = printed(report.print_results, results)
+    text = printed(terminal.print_results, results)
     rows = [line.split() for line in text.splitlines()]
     groups = [row for row in rows if row[:1] == ["spatial"]]
     assert [row[1:3] for row in groups] == [["f32", "nchw"], ["f32", "nhwc"], ["bf16", "nchw"], ["bf16", "nhwc"]]
@@ -171,35 +174,35 @@ def test_many_cases_are_shown_by_group_and_all_of_them_if_asked():
     assert sum("seed=" in line for line in text.splitlines()) == 1
     assert "seed=7" in text
     assert "300 cases; PASS and UNSUPPORTED have no row, all have one with -v" in text
-    full = printed(report.print_results, results, True)
+    full = printed(terminal.print_results, results, True)
     assert sum("seed=" in line for line in full.splitlines()) == 300
-    few = printed(report.print_results, results[:200])
+    few = printed(terminal.print_results, results[:200])
     assert sum("seed=" in line for line in few.splitlines()) == 200
 
 
 def test_the_worst_ratio_of_a_group_leaves_infinities_out():
     group = [made_result(Status.PASS), made_result(Status.FAIL), made_result(Status.WARN)]
-    assert report.worst_ratios(group) == {"y": 3.0}
+    assert worst_ratios(group) == {"y": 3.0}
 
 
 def test_refusals_of_many_cases_are_counted_by_reason():
-    text = printed(report.print_details, many())
+    text = printed(terminal.print_details, many())
     assert text.count("seed=") == 3 + 2  # the failure is named in its headline and in its repro line
     assert "and 27 more cases" in text
-    assert printed(report.print_details, many(), True).count("seed=") >= 300
+    assert printed(terminal.print_details, many(), True).count("seed=") >= 300
 
 
 def test_details_of_many_failures_are_cut_and_counted():
     results = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(260)]
-    text = printed(report.print_details, results)
-    assert text.count("FAIL cudnn train") == report.DETAILS
+    text = printed(terminal.print_details, results)
+    assert text.count("FAIL cudnn train") == terminal.DETAILS
     assert "and details of 210 more cases" in text
-    assert printed(report.print_details, results, True).count("FAIL cudnn train") == 260
-    assert printed(report.print_details, results[:200]).count("FAIL cudnn train") == 200
+    assert printed(terminal.print_details, results, True).count("FAIL cudnn train") == 260
+    assert printed(terminal.print_details, results[:200]).count("FAIL cudnn train") == 200
 
 
 def test_a_library_cannot_steer_the_terminal():
-    text = printed(report.print_details, [made_result(Status.CRASHED, message="\x1b[2J [bold]gone")])
+    text = printed(terminal.print_details, [made_result(Status.CRASHED, message="\x1b[2J [bold]gone")])
     assert "\\x1b[2J [bold]gone" in text
     assert "\x1b" not in text
 
@@ -257,7 +260,7 @@ def test_documents_of_every_status_meet_the_schema(schema):
         *EVERY,
         made_result(Status.FAIL, known="X", claim="newly unsupported", host="h:1", saved="outputs/x.npz"),
     ]
-    document = json.loads(json.dumps(report.to_json(made_document(INFOS, results)), allow_nan=False))
+    document = json.loads(json.dumps(to_json(made_document(INFOS, results)), allow_nan=False))
     assert errors(schema, document) == ""
     for change in ({"schema": "pybnorm.check/2"}, {"unknown": 1}, {"exit_status": 3}, {"complete": "yes"}):
         assert errors(schema, document | change)
@@ -269,7 +272,7 @@ def test_documents_of_every_status_meet_the_schema(schema):
 def test_a_document_written_in_parts_is_the_whole_one(empty):
     document = made_document(INFOS, EVERY) | {"empty": empty, "nested": [[], [[1]], {"a": [float("inf"), "b\nc"]}]}
     for whole in (document, {"empty": empty}, {}):
-        assert "".join(report.json_parts(whole)) == json.dumps(report.to_json(whole), indent=1) + "\n"
+        assert "".join(json_parts(whole)) == json.dumps(to_json(whole), indent=1) + "\n"
 
 
 def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_path, monkeypatch):
@@ -293,7 +296,7 @@ def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_pat
 
 
 def test_what_is_no_case_is_refused(tmp_path):
-    document = json.loads(json.dumps(report.to_json(made_document(INFOS, EVERY))))
+    document = json.loads(json.dumps(to_json(made_document(INFOS, EVERY))))
     for case in ({}, 1, [], {"backend": "onednn", "case": "x"}, {"backend": "onednn", "case": "x", "status": "GOOD"}):
         (tmp_path / "run.json").write_text(json.dumps(document | {"cases": [case]}))
         with pytest.raises(ArgumentError, match=r"a folder of check --save or a file of check --json \("):
@@ -323,7 +326,7 @@ def test_comparisons_meet_the_schema(schema, tmp_path):
 
 def junit_of(results, infos=None, missing=()):
     stream = io.StringIO()
-    junit.write(stream, report.environment(), INFOS if infos is None else infos, results, missing)
+    junit.write(stream, machine(), INFOS if infos is None else infos, results, missing)
     root = ET.fromstring(stream.getvalue())
     check_junit(root)
     return root
@@ -445,7 +448,7 @@ def test_absent_libraries_in_junit(tmp_path):
     assert error.get("type") == "absent"
     named = [BackendInfo("onednn", problem="invalid ELF header", override="PYBNORM_LIB_ONEDNN")]
     assert junit_of([], named).find("testsuite/testcase/error") is not None
-    junit.write(tmp_path / "x.xml", report.environment(), INFOS, EVERY)
+    junit.write(tmp_path / "x.xml", machine(), INFOS, EVERY)
     check_junit(ET.parse(tmp_path / "x.xml").getroot())
 
 
@@ -507,7 +510,7 @@ def plots():
 
 def page_of(results, infos=None):
     stream = io.StringIO()
-    page.write(stream, report.environment(), INFOS if infos is None else infos, results)
+    page.write(stream, machine(), INFOS if infos is None else infos, results)
     text = stream.getvalue()
     found = Page(text)
     found.check_that_it_loads_nothing()
@@ -533,9 +536,9 @@ def test_the_page_shows_everything_and_loads_nothing(plots):
     assert "NVIDIA <made>" in words
     for result in [*EVERY, known, hostile]:
         assert result.case in words
-        shown = report.repro(result) in words
+        shown = repro(result) in words
         assert shown == (result.status not in (Status.PASS, Status.UNSUPPORTED))
-    for line in report.vendor_lines(known.case).values():
+    for line in vendor_lines.of_case(known.case).values():
         assert line in words
     details = text[text.index("<h2>Details") : text.index("<h2>Cases")]
     failure = details[details.index("d10") :].partition("</details>")[0]  # EVERY's FAIL
@@ -612,7 +615,7 @@ def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
         results.append(result)
     started = time.monotonic()
     file = tmp_path / "page.html"
-    page.write(file, report.environment(), INFOS, results)
+    page.write(file, machine(), INFOS, results)
     assert time.monotonic() - started < 60
     assert file.stat().st_size < 10e6
     found = Page(file.read_text(encoding="utf-8"))
@@ -663,7 +666,7 @@ def test_the_page_of_a_comparison(plots, tmp_path):
 def test_a_page_without_its_packages_says_what_to_install(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ArgumentError, match=rf"{missing}.*pip install 'pybnorm\[report\]'"):
-        page.write(io.StringIO(), report.environment(), INFOS, EVERY)
+        page.write(io.StringIO(), machine(), INFOS, EVERY)
 
 
 @pytest.mark.parametrize("command", [("check", "--case", "infer,spatial,f32,nchw,2x3x4x4"), ("compare", "nowhere")])
@@ -684,4 +687,4 @@ def test_a_command_that_cannot_make_its_page_says_so_before_it_runs(tmp_path, co
 
 def test_ratios_are_short():
     texts = {0.0: "0", 0.123: "0.12", 1.0: "1.00", 99.99: "99.99", 1234.5: "1e+03", 1e-5: "1e-05", math.inf: "inf"}
-    assert {value: report.ratio_text(value) for value in texts} == texts
+    assert {value: ratio_text(value) for value in texts} == texts

@@ -24,10 +24,10 @@ from simulated import (
 )
 
 from pybnorm import devices, errors
-from pybnorm.check import report
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
+from pybnorm.check.results import exit_status, ratio_text, repro, to_json
 from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, execute, run_case
 from pybnorm.check.worker import DiedError, TimeLimitError, Worker
 
@@ -458,12 +458,12 @@ def results_of(*statuses):
     ],
 )
 def test_exit_statuses(statuses, missing, code):
-    assert report.exit_status(results_of(*statuses), missing) == code
+    assert exit_status(results_of(*statuses), missing) == code
 
 
 def test_json_is_strict_and_complete():
     result = run_case(Problem.parse("infer,spatial,f32,nchw,4x3x4x4"), session(bug="NaN in one element"))
-    text = json.dumps(report.to_json(result), allow_nan=False)
+    text = json.dumps(to_json(result), allow_nan=False)
     data = json.loads(text)
     assert data["status"] == "FAIL"
     assert data["repro"] == "pybnorm check --backend onednn --case 'infer,spatial,f32,nchw,4x3x4x4'"
@@ -477,7 +477,7 @@ def test_json_is_strict_and_complete():
 def test_a_repro_line_carries_the_library_that_was_named(monkeypatch):
     monkeypatch.setenv("PYBNORM_LIB_ONEDNN", "/a b/libdnnl.so.3")
     (result,) = results_of(Status.FAIL)
-    assert report.repro(result).startswith("PYBNORM_LIB_ONEDNN='/a b/libdnnl.so.3' pybnorm check --backend onednn")
+    assert repro(result).startswith("PYBNORM_LIB_ONEDNN='/a b/libdnnl.so.3' pybnorm check --backend onednn")
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_a_repro_line_carries_the_library_that_was_named(monkeypatch):
     [(0, "0"), (0.001234, "1e-03"), (0.5, "0.50"), (99.4, "99.40"), (12345.0, "1e+04"), (math.inf, "inf")],
 )
 def test_ratios_are_short(value, text):
-    assert report.ratio_text(value) == text
+    assert ratio_text(value) == text
 
 
 def test_a_backend_that_is_absent_is_not_loaded():

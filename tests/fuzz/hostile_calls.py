@@ -33,7 +33,8 @@ LEFT_OUT = {
     "pybnorm.devices.cuda": "needs CUDA; pybnorm.devices.device_for is how it is asked for",
     "pybnorm.devices.hip": "needs ROCm; pybnorm.devices.device_for is how it is asked for",
     **dict.fromkeys(
-        (f"pybnorm.check.{name}" for name in ("claims", "commands", "detection", "simulated")), "an old name"
+        (f"pybnorm.check.{name}" for name in ("claims", "commands", "detection", "report", "simulated")),
+        "an old name",
     ),
 }
 """Modules, with those below them."""

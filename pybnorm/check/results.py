@@ -1,0 +1,377 @@
+"""What a run found: one result per case and backend, the libraries and nodes it ran on, and their JSON form.
+
+The second half holds the texts and counts that the terminal, the HTML page and the JUnit file have in common.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES
+
+__all__ = [
+    "OUTPUTS",
+    "SCHEMA",
+    "BackendInfo",
+    "CaseResult",
+    "LostNode",
+    "backend_from_json",
+    "by_label",
+    "exit_status",
+    "groups",
+    "host_digest",
+    "json_parts",
+    "label",
+    "labels",
+    "library_text",
+    "lost_text",
+    "not_run",
+    "place",
+    "ratio_text",
+    "repro",
+    "result_from_json",
+    "to_json",
+    "verdict_text",
+    "version_text",
+    "worst_ratios",
+]
+
+SCHEMA = "pybnorm.check/1"
+"""Of the JSON document of a run; ``schema.json`` beside this file describes it."""
+OUTPUTS = {
+    "train": {
+        "y": "y",
+        "saved_mean": "mean",
+        "saved_inv_variance": "inv.var",
+        "running_mean": "run.mean",
+        "running_variance": "run.var",
+    },
+    "infer": {"y": "y"},
+    "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
+}
+"""Outputs of each operation, with their titles in tables and plots."""
+_HOST = re.compile(r"host-[0-9a-f]{8}")
+
+
+@dataclasses.dataclass
+class BackendInfo:
+    """A backend's library as the process that loaded it describes it."""
+
+    backend: str
+    label: str = ""
+    version: tuple[int, ...] = ()
+    path: str = ""
+    found_via: str = ""
+    attempts: tuple[tuple[str, str, str], ...] = ()
+    device: str = ""
+    problem: str = ""
+    """Why no case can run; empty if cases can."""
+    hint: str = ""
+    """How to install the library, if it was searched for and not found."""
+    override: str = ""
+    """The environment variable that names the library's file, if that file cannot be used."""
+    driver: str = ""
+    """Version of the CUDA driver or HIP runtime, as it reports it; empty on the CPU."""
+    digest: str = ""
+    """Of the file (`pybnorm.check.environment.file_digest`): the same file is the same library wherever it lies."""
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The environment variables that the library, its driver or its runtime reads."""
+    cpu_flags: list[str] = dataclasses.field(default_factory=list)
+    """Instruction sets of the processor, if the library computes on it."""
+    id: str = ""
+    """Value of `CaseResult.library` in this library's results: its version, and a digest of everything that
+    distinguishes one node's library from another's. Empty if it cannot run."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the library could be loaded, usable or not."""
+        return bool(self.path)
+
+
+@dataclasses.dataclass
+class CaseResult:
+    """The outcome of one problem on one backend."""
+
+    backend: str
+    case: str
+    status: Status
+    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
+    message: str = ""
+    """The error, the damage, or the inputs whose change a mistrusted case would not notice."""
+    repeat: str = ""
+    """"equal" if every call gave the same bits, else the outputs that differ; "" after a single call."""
+    capability: str = ""
+    seconds: float = 0.0
+    """Of the calls, without data, judging and the first use of the library."""
+    known: str = ""
+    """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
+    claim: str = ""
+    """"claimed", "not claimed", "newly unsupported" (status FAIL), or "" if nothing is recorded
+    (`pybnorm.check.support`)."""
+    saved: str = ""
+    """File with the outputs, relative to the archive's folder."""
+    host: str = ""
+    """"hostname:process id" of the process that ran the case."""
+    library: str = ""
+    """`BackendInfo.id` of the library that it ran on; empty for simulated kernels, and if nothing ran."""
+    visible: str = ""
+    """The devices that the process was given, such as "CUDA_VISIBLE_DEVICES=1"."""
+    node: str = ""
+    """The MPI rank or dask worker that ran it."""
+
+    @property
+    def ratio(self) -> float:
+        """Worst error / bound of all outputs."""
+        return max((v.ratio for v in self.verdicts), default=0.0)
+
+
+@dataclasses.dataclass
+class LostNode:
+    """A node that was taken out of a run."""
+
+    node: str
+    host: str
+    backend: str
+    """The backend that it can no longer run; empty: all of them."""
+    reason: str
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def host_digest(name: str) -> str:
+    """The name of a host in documents: a digest, so that they can be attached to tickets."""
+    if _HOST.fullmatch(name):  # a digest already, read from a journal
+        return name
+    return "host-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+
+
+def to_json(value: Any) -> Any:
+    """`value` as something `json.dumps` writes without NaN or Infinity tokens, which are not JSON."""
+    if isinstance(value, Status):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, CaseResult):
+        host, colon, process = value.host.rpartition(":")
+        anonymous = {"host": host_digest(host) + colon + process} if value.host else {}
+        return to_json(vars(value) | {"ratio": value.ratio, "repro": repro(value)} | anonymous)
+    if isinstance(value, LostNode):
+        return vars(value) | {"host": host_digest(value.host) if value.host else ""}
+    if isinstance(value, (Point, Verdict, BackendInfo)):
+        return to_json(vars(value))
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, Iterator)):
+        return [to_json(v) for v in value]
+    return value
+
+
+def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
+    """The text of ``to_json(document)``, an item of its lists at a time; all at once takes many times its size."""
+
+    def text(value: Any, margin: str) -> str:
+        # no line ends within a text of JSON
+        return json.dumps(to_json(value), indent=1, allow_nan=False).replace("\n", margin)
+
+    for number, (name, value) in enumerate(document.items()):
+        yield f"{',' if number else '{'}\n {json.dumps(str(name))}: "
+        if isinstance(value, (list, tuple, Iterator)):
+            before = "["
+            for item in value:
+                yield f"{before}\n  {text(item, chr(10) + '  ')}"
+                before = ","
+            yield "\n ]" if before == "," else "[]"
+        else:
+            yield text(value, "\n ")
+    yield "\n}\n" if document else "{}\n"
+
+
+def result_from_json(data: Mapping[str, Any]) -> CaseResult:
+    """The result that `to_json` wrote.
+
+    Fields that this version does not know are left out, and fields that are not there are at their default, so that
+    runs of other versions can be compared.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `data` is no result.
+    """
+    own = _own(CaseResult, data)
+    own["status"] = Status(data["status"])
+    own["verdicts"] = [_verdict_from_json(v) for v in data.get("verdicts", ())]
+    own["seconds"] = float(data.get("seconds", 0.0))
+    return CaseResult(**own)
+
+
+def _verdict_from_json(data: Mapping[str, Any]) -> Verdict:
+    own = _own(Verdict, data)
+    own["status"] = Status(data["status"])
+    own["ratio"] = float(data["ratio"])  # "inf" and "nan" are text in JSON
+    own["ratios"] = {name: float(ratio) for name, ratio in data["ratios"].items()}
+    own["worst"] = [_point_from_json(p) for p in data.get("worst", ())]
+    return Verdict(**own)
+
+
+def _point_from_json(data: Mapping[str, Any]) -> Point:
+    numbers = (float(data[name]) for name in ("reference", "got", "bound", "ratio"))
+    return Point(tuple(int(i) for i in data["index"]), *numbers)
+
+
+_PLAIN = {"str": str, "int": int, "bool": bool}  # annotations, which are text, of fields that JSON holds as they are
+
+
+def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
+    """The description of a library that `to_json` wrote.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `data` is no description.
+    """
+    own = _own(BackendInfo, data)
+    own["version"] = tuple(int(n) for n in data.get("version", ()))
+    own["variables"] = {str(k): str(v) for k, v in data.get("variables", {}).items()}
+    own["cpu_flags"] = [str(flag) for flag in data.get("cpu_flags", ())]
+    own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
+    return BackendInfo(**own)
+
+
+def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    for name, value in data.items():
+        needed = _PLAIN.get(str(fields.get(name)))
+        if needed is not None and not isinstance(value, needed):
+            raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
+    # a run's results have few texts but their cases
+    return {n: sys.intern(v) if type(v) is str else v for n, v in data.items() if n in fields}
+
+
+# ---------------------------------------------------------------- texts and counts
+
+
+def repro(result: CaseResult) -> str:
+    """The command that runs this one case again."""
+    command = f"pybnorm check --backend {result.backend} --case '{result.case}'"
+    variable = f"PYBNORM_LIB_{result.backend.upper()}"
+    if variable in os.environ:
+        command = f"{variable}={shlex.quote(os.environ[variable])} {command}"
+    return command
+
+
+def label(info: BackendInfo, infos: Iterable[BackendInfo]) -> str:
+    """The name of one library of a run: its backend's, with its id where nodes had others of the same backend."""
+    several = sum(i.backend == info.backend and not i.problem for i in infos) > 1
+    return f"{info.backend}@{info.id}" if several and info.id else info.backend
+
+
+def labels(results: Sequence[CaseResult]) -> list[str]:
+    """By result, the name of the library that it is of, as `label` has it."""
+    libraries: dict[str, set[str]] = {}
+    for result in results:
+        if result.library:
+            libraries.setdefault(result.backend, set()).add(result.library)
+    several = {backend for backend, ids in libraries.items() if len(ids) > 1}
+    return [f"{r.backend}@{r.library}" if r.backend in several and r.library else r.backend for r in results]
+
+
+def by_label(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
+    """The results of each library, by its name."""
+    found: dict[str, list[CaseResult]] = {}
+    for name, result in zip(labels(results), results, strict=True):
+        found.setdefault(name, []).append(result)
+    return found
+
+
+def library_text(info: BackendInfo) -> str:
+    """What makes one library of a backend differ from another, in one line."""
+    parts = [f"{info.label} {version_text(info)}", info.path, info.digest, f"on {info.device}", info.driver]
+    return ", ".join([*filter(None, parts), *(f"{k}={v}" for k, v in info.variables.items())])
+
+
+def not_run(results: Sequence[CaseResult]) -> str:
+    """That there are cases without a verdict, in one line; empty if there are none."""
+    count = sum(r.status == Status.ERROR for r in results)
+    return f"NOT ALL RUN: {count} of {len(results)} cases are ERROR, which is no verdict" if count else ""
+
+
+def lost_text(lost: LostNode) -> str:
+    """What became of a node, in one line."""
+    place = f"{lost.node} on {lost.host}" if lost.host else lost.node
+    return f"{place}: taken out{lost.backend and f' for {lost.backend}'}: {lost.reason}"
+
+
+def exit_status(results: Sequence[CaseResult], missing: Sequence[str]) -> int:
+    """0, 1 or 2.
+
+    0: every case is PASS, WARN or UNSUPPORTED and at least one was judged. 1: any other status, INCONCLUSIVE included,
+    because such a case has not been shown to be right; or a backend that was asked for (`missing`) could not run.
+    2: nothing was judged: no backend could run, or none supports any of the cases. 2 also where a case is ERROR,
+    whatever the others are: there is no verdict on all of them.
+    """
+    if any(r.status == Status.ERROR for r in results):
+        return 2
+    if missing or any(not r.status.good for r in results):
+        return 1
+    return 0 if any(r.status != Status.UNSUPPORTED for r in results) else 2
+
+
+def ratio_text(value: float) -> str:
+    """An error / bound ratio in four or five characters."""
+    if not math.isfinite(value):
+        return "inf"
+    if value == 0:
+        return "0"
+    return f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.0e}"
+
+
+def version_text(info: BackendInfo) -> str:
+    """The version as people write it."""
+    return ".".join(map(str, info.version))
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """Status, worst ratios and counts of an output in one line."""
+    classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
+    parts = [f"{verdict.status.value}, worst error / bound by class: {classes}"]
+    if verdict.over:
+        parts.append(f"{verdict.over} of {verdict.elements} elements over the bound")
+    if verdict.unjudged:
+        parts.append(f"{verdict.unjudged} not judged (reference not finite or out of range)")
+    if verdict.note:
+        parts.append(verdict.note)
+    return "; ".join(parts)
+
+
+def groups(results: Iterable[CaseResult]) -> dict[tuple[str, str, str], list[CaseResult]]:
+    """Results by mode, dtype and layout, in the order of the language; every strided layout is one."""
+    found: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for result in results:
+        _, mode, dtype, layout = result.case.split(",")[:4]
+        found.setdefault((mode, dtype, layout.partition("=")[0]), []).append(result)
+    return dict(sorted(found.items(), key=lambda item: [place(word) for word in item[0]]))
+
+
+def place(word: str) -> int:
+    """Where a mode, dtype or layout stands among its kind; what is unknown comes last."""
+    return next((list(words).index(word) for words in (MODES, DATA_TYPES, (*LAYOUTS, "strides")) if word in words), 99)
+
+
+def worst_ratios(results: Iterable[CaseResult]) -> dict[str, float]:
+    """Largest finite error / bound of each output."""
+    worst: dict[str, float] = {}
+    for verdict in (v for r in results for v in r.verdicts):
+        if math.isfinite(verdict.ratio):
+            worst[verdict.output] = max(verdict.ratio, worst.get(verdict.output, 0.0))
+    return worst

@@ -1,0 +1,219 @@
+"""A run in the terminal: tables and texts for people. Only the command line and the pytest plugin print with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pybnorm._text import one_line
+from pybnorm.check import vendor_lines
+from pybnorm.check.bounds import Status, Verdict
+from pybnorm.check.results import (
+    OUTPUTS,
+    BackendInfo,
+    CaseResult,
+    by_label,
+    groups,
+    label,
+    ratio_text,
+    repro,
+    verdict_text,
+    version_text,
+    worst_ratios,
+)
+from pybnorm.check.support import NEWLY_UNSUPPORTED
+
+__all__ = ["WIDTH", "print_attempts", "print_backends", "print_details", "print_results", "print_totals", "shown"]
+
+STYLES = {
+    Status.PASS: "green",
+    Status.WARN: "yellow",
+    Status.UNSUPPORTED: "cyan",
+    Status.INCONCLUSIVE: "magenta",
+    Status.MISTRUSTED: "magenta",
+    Status.ERROR: "red",
+    Status.RESOURCE: "red",
+    Status.BUILD_FAILED: "red",
+    Status.CRASHED: "bold red",
+    Status.TIMEOUT: "bold red",
+    Status.FAIL: "bold red",
+}
+MANY = 200
+"""Cases above which the terminal shows groups of them in place of each."""
+DETAILS = 50
+"""Failures shown with their points, where there are many cases."""
+WIDTH = 200
+"""Columns of what is not a terminal: no case line is folded there."""
+REFUSALS = 3
+"""Cases shown of each reason to refuse, where there are many."""
+
+
+def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
+    """One line per backend: what runs, or why it does not."""
+    every = [shown(info) for info in infos]
+    for info in every:
+        name = label(info, every)
+        if info.problem:
+            word = f"unusable: {info.label} {version_text(info)}, {info.path}: " if info.loaded else "absent: "
+            console.print(Text.assemble((f"{name}: ", "bold"), (word, "yellow"), info.problem))
+            if info.override:
+                print_attempts(console, info)
+        else:
+            text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
+            text += info.driver and f", {info.driver}"
+            text += "".join(one_line(f", {k}={v}") for k, v in info.variables.items()) if name != info.backend else ""
+            console.print(Text.assemble((f"{name}: ", "bold"), text))
+
+
+def shown(info: BackendInfo) -> BackendInfo:
+    """`info` as it may be printed; rich would drop the carriage return of a path or message."""
+    texts: dict[str, Any] = {n: one_line(v) for n, v in vars(info).items() if isinstance(v, str)}
+    return dataclasses.replace(info, **texts)
+
+
+def print_attempts(console: Console, info: BackendInfo) -> None:
+    """Every file that was tried, and why it did not serve."""
+    for how, file, why in info.attempts:
+        console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True, markup=False)
+
+
+def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
+    """A table per backend and operation: status, worst error / bound of each output, and the case.
+
+    A letter behind a ratio above 1 is the class that holds the output nevertheless. Of more than `MANY` cases only
+    those that are neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes before them.
+    """
+    many = len(results) > MANY and not verbose
+    for backend, own in by_label(results).items():
+        for word, columns in OUTPUTS.items():
+            rows = [r for r in own if r.case.startswith(word + ",")]
+            if not rows:
+                continue
+            if many:
+                _print_groups(console, f"{backend} {word}", rows, columns)
+                rows = [r for r in rows if r.status not in (Status.PASS, Status.UNSUPPORTED)]
+            if rows:
+                _print_rows(console, f"{backend} {word}", rows, columns)
+    if many:
+        console.print(f"{len(results)} cases; PASS and UNSUPPORTED have no row, all have one with -v", highlight=False)
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
+    prefix = repro(rows[0]).removesuffix(f"'{rows[0].case}'")
+    console.print(Text(f"{title}: worst error / bound; to run one again: {prefix}'CASE'", "bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("status", no_wrap=True)
+    for name in columns.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("repeat", no_wrap=True)
+    known = any(r.known for r in rows)
+    if known:
+        table.add_column("known")
+    table.add_column("CASE", overflow="fold")
+    for result in rows:
+        by_name = {v.output: v for v in result.verdicts}
+        cells: list[Text | str] = [_cell(by_name.get(name)) for name in columns]
+        cells.append("" if not result.repeat else "=" if result.repeat == "equal" else "differs")
+        if known:
+            cells.append(Text(result.known))
+        table.add_row(Text(result.status.value, STYLES[result.status]), *cells, Text(result.case))
+    console.print(table)
+
+
+def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
+    """Cases of each dtype and layout: how many have which status, and the worst error / bound."""
+    console.print(Text(f"{title}: worst error / bound of each group, inf left out", "bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("mode", "dtype", "layout"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    present = [status for status in Status if any(r.status == status for r in rows)]
+    for status in present:
+        table.add_column(status.value, justify="right", no_wrap=True)
+    for name in columns.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for group, members in groups(rows).items():
+        counts = Counter(r.status for r in members)
+        cells = [Text(str(counts[s] or ""), STYLES[s]) for s in present]
+        worst = worst_ratios(members)
+        table.add_row(*group, str(len(members)), *cells, *(ratio_text(worst[n]) if n in worst else "" for n in columns))
+    console.print(table)
+
+
+def _cell(verdict: Verdict | None) -> Text:
+    if verdict is None:
+        return Text("")
+    text = ratio_text(verdict.ratio)
+    if verdict.status in (Status.PASS, Status.WARN) and verdict.tier != next(iter(verdict.ratios)):
+        text += verdict.tier
+    return Text(text, "" if verdict.status == Status.PASS else STYLES[verdict.status])
+
+
+def print_details(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
+    """What is wrong with each case that did not pass, and its repro line; of all cases if `verbose`."""
+    refusals: dict[str, list[CaseResult]] = {}
+    for result in results:
+        if result.status == Status.UNSUPPORTED:
+            reason = result.message.partition("\n")[0]
+            refusals.setdefault(f"{result.backend}: {reason}", []).append(result)
+    few = verbose or len(results) <= MANY
+    shown = None if few else REFUSALS
+    for reason, refused in refusals.items():  # few reasons, many cases
+        console.print(Text.assemble((Status.UNSUPPORTED.value, STYLES[Status.UNSUPPORTED]), f" {reason}"))
+        for result in refused[:shown]:
+            console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
+        if shown and len(refused) > shown:
+            console.print(f"  and {len(refused) - shown} more cases", highlight=False)
+    detailed = [r for r in results if r.status != Status.UNSUPPORTED and (r.status != Status.PASS or verbose)]
+    for result in detailed if few else detailed[:DETAILS]:
+        console.print(Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}"))
+        if result.known:
+            console.print(Text(f"  known defect: {result.known}", "yellow"))
+        if result.claim == NEWLY_UNSUPPORTED:
+            console.print(Text(f"  support: {result.claim}", "bold red"))
+        if result.message:
+            console.print(f"  {result.message}", markup=False, highlight=False)
+        for verdict in result.verdicts:
+            if verdict.status != Status.PASS or verbose:
+                _print_verdict(console, verdict)
+        console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
+        for line in vendor_lines.of_case(result.case).values():
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if not few and len(detailed) > DETAILS:
+        console.print(f"and details of {len(detailed) - DETAILS} more cases, all with -v, --json or --html")
+
+
+def _print_verdict(console: Console, verdict: Verdict) -> None:
+    console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False)
+    if verdict.status == Status.PASS or not verdict.worst:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for title in ("index", "reference", "got", f"bound ({verdict.tier})", "error / bound"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for point in verdict.worst:
+        numbers = (f"{point.reference:.9g}", f"{point.got:.9g}", f"{point.bound:.3g}", ratio_text(point.ratio))
+        table.add_row(",".join(map(str, point.index)), *numbers)
+    console.print(table)
+
+
+def print_totals(console: Console, results: Sequence[CaseResult], seconds: float) -> None:
+    """Cases of each status, per backend."""
+    for backend, own in by_label(results).items():
+        counts = Counter(r.status for r in own)
+        text = Text.assemble((f"{backend}: ", "bold"), f"{len(own)} cases")
+        for status in Status:
+            if counts[status]:
+                text.append(f", {counts[status]} ")
+                text.append(status.value, STYLES[status])
+                known = sum(bool(r.known) for r in own if r.status == status)
+                if known:
+                    text.append(f" ({known} known)")
+        console.print(text)
+    console.print(f"{seconds:.1f} s", highlight=False)
