@@ -961,7 +961,7 @@ def compare_runs(
          be written
     130  interrupted
     """
-    from pybnorm.check import compare, html
+    from pybnorm.check import compare, compare_terminal, html
 
     console = _console(stderr=json_target == "-")
     try:
@@ -979,7 +979,7 @@ def compare_runs(
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     if json_target != "-":
-        compare.print_comparison(console, comparison, verbose)
+        compare_terminal.print_comparison(console, comparison, verbose)
     if "--json" in targets:
         targets["--json"].put(functools.partial(_write_json, compare.contents(comparison)))
     if "--html" in targets:

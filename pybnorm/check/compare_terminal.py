@@ -1,0 +1,176 @@
+"""A comparison in the terminal. Only the command line prints with it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pybnorm.check.compare import (
+    ACCURACY,
+    REFERENCE,
+    REFERENCE_ALONE,
+    CasePair,
+    Change,
+    Comparison,
+    Outcome,
+    OutputPair,
+    Pair,
+    lost_text,
+    nearer_text,
+    output_text,
+)
+from pybnorm.check.results import ratio_text, version_text
+
+__all__ = ["print_comparison"]
+
+STYLES = {
+    Outcome.REFUSED: "cyan",
+    Outcome.AGREE: "green",
+    Outcome.EQUAL: "green",
+    Outcome.WITHIN: "green",
+    Outcome.UNDECIDED: "magenta",
+    Outcome.DIFFER: "bold red",
+    Outcome.BEYOND: "bold red",
+}
+SHOWN = 20
+"""Rows of a list in the terminal, unless all are asked for."""
+
+
+def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
+    """The comparison as tables; lists are cut after `SHOWN` entries, which is said, unless `verbose`."""
+    for run in comparison.runs:
+        libraries = ", ".join(
+            f"{info.label or info.backend} {version_text(info)} on {info.device}".strip()
+            for info in run.backends.values()
+            if not info.problem
+        )
+        environment = run.environment
+        made = f"pybnorm {environment.get('pybnorm')}, {environment.get('date', '')}, {environment.get('host', '')}"
+        console.print(Text.assemble((f"{run.name} = {run.path}: ", "bold"), f"{libraries}; {made}"), soft_wrap=True)
+    for notice in comparison.notices:
+        console.print(Text(notice, "yellow"))
+    for item in comparison.lost:
+        console.print(Text(lost_text(item), "bold red"), soft_wrap=True)
+    _print_pairs(console, comparison)
+    for pair in comparison.pairs:
+        _print_changes(console, comparison, pair, verbose)
+    _print_beyond(console, comparison, verbose)
+    _print_alone(console, comparison, verbose)
+    for name, lines in comparison.only.items():
+        _print_list(console, f"only in {name}: {len(lines)} cases", lines, verbose)
+
+
+def _print_pairs(console: Console, comparison: Comparison) -> None:
+    present = [o for o in Outcome if any(o.value in pair.outcomes for pair in comparison.pairs)]
+    table = Table(box=box.SIMPLE_HEAD, title="pairs; ratio is the worst difference / sum of both bounds")
+    for name in ("first", "second", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", *(o.value for o in present), "ratio", "nearer to the reference", "only first", "only second"):
+        table.add_column(name, justify="right")
+    for pair in comparison.pairs:
+        counts = [Text(str(pair.outcomes.get(o.value, "")), STYLES[o]) for o in present]
+        ratio = ratio_text(pair.ratio) if pair.ratio else ""
+        only = [str(len(lines) or "") for lines in (pair.only_first, pair.only_second)]
+        names = pair.first, pair.second, pair.kind
+        table.add_row(*names, str(sum(pair.outcomes.values())), *counts, ratio, nearer_text(pair), *only)
+    console.print(table)
+
+
+def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose: bool) -> None:
+    """What changed between two runs of one backend."""
+    if pair.kind == "vendors":
+        return
+    own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    title = f"{pair.first} to {pair.second} ({pair.kind})"
+    counts = ", ".join(f"{number} {name}" for name, number in pair.changes.items()) or "no case changed"
+    accuracy = f"nearer to the reference by a factor of {ACCURACY}: {pair.better} cases, farther: {pair.worse}"
+    console.print(Text.assemble((f"{title}: ", "bold"), f"{counts}; {accuracy}"))
+    for change in Change:
+        changed = [c for c in own if c.change == change]
+        if change in (Change.NONE, Change.BITS) and not (verbose and change == Change.BITS):
+            continue
+        lines = [f"{_statuses(c)} {c.case}{_known(c)}" for c in changed]
+        _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if change.regression else "")
+    moved = [c for c in own if c.change == Change.BITS and _factor(c) > ACCURACY]
+    moved.sort(key=_factor, reverse=True)
+    lines = [f"{ratio_text(c.ratios[0])} -> {ratio_text(c.ratios[1])} {c.case}" for c in moved]
+    _print_list(console, f"bits and worst error / bound changed: {len(lines)}", lines, verbose)
+
+
+def _factor(case: CasePair) -> float:
+    low, high = sorted(case.ratios)
+    return high / low if low else math.inf if high else 1.0
+
+
+def _statuses(case: CasePair) -> str:
+    return f"{case.statuses[0].value} -> {case.statuses[1].value}"
+
+
+def _known(case: CasePair) -> str:
+    known = ", ".join(dict.fromkeys(filter(None, case.known)))
+    return f" (known defect {known})" if known else ""
+
+
+def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> None:
+    bad = [c for c in comparison.cases if not c.outcome.good]
+    for case in bad if verbose else bad[:SHOWN]:
+        names = (
+            f" {case.first} {case.statuses[0].value}, {case.second} {case.statuses[1].value}: {case.case}{_known(case)}"
+        )
+        console.print(Text.assemble((case.outcome.value, STYLES[case.outcome]), names))
+        for side, reason in zip((case.first, case.second), case.reasons, strict=True):
+            if reason and case.outcome == Outcome.DIFFER:
+                console.print(f"  {side}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        for output in case.outputs:
+            if not output.outcome.good:
+                _print_output(console, case, output)
+    if len(bad) > SHOWN and not verbose:
+        console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html", highlight=False)
+
+
+def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
+    text = f"  {output.output}: {output_text(output)}"
+    console.print(text, markup=False, highlight=False)
+    if not output.worst:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for title in ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for point in output.worst:
+        numbers = (f"{value:.9g}" for value in (point.reference, point.first, point.second))
+        ratio = ratio_text(point.ratio)
+        table.add_row(",".join(map(str, point.index)), *numbers, f"{point.bound:.3g}", ratio)
+    console.print(table)
+
+
+def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> None:
+    if not comparison.alone:
+        return
+    table = Table(box=box.SIMPLE_HEAD, title="who stands alone")
+    for name in ("alone", "output", "agree with one another"):
+        table.add_column(name)
+    table.add_column("CASE", overflow="fold")
+    for item in comparison.alone if verbose else comparison.alone[:SHOWN]:
+        groups = " | ".join(", ".join(group) for group in item.groups if item.alone not in group)
+        table.add_row(Text(item.alone or "no single one", "bold"), item.output, groups, Text(item.case))
+    console.print(table)
+    counts = Counter(item.alone or "no single one" for item in comparison.alone)
+    console.print("outputs: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()), highlight=False)
+    if counts[REFERENCE]:
+        console.print(REFERENCE_ALONE, highlight=False)
+
+
+def _print_list(console: Console, title: str, lines: Sequence[str], verbose: bool, style: str = "") -> None:
+    if not lines:
+        return
+    console.print(Text(f"  {title}", style))
+    for line in lines if verbose else lines[:SHOWN]:
+        console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
+    if len(lines) > SHOWN and not verbose:
+        console.print(f"    and {len(lines) - SHOWN} more; all with -v or --json", highlight=False)
