@@ -456,6 +456,37 @@ def test_what_is_chosen(child: Any, computing: str) -> None:
             assert ("statistics that are not saved first" in reason) == (name != "spatial"), (name, reason)
 
 
+def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, driver: str) -> None:
+    told = child(
+        """
+        import ctypes, pybnorm
+        pybnorm.load("cudnn", values["file"])
+
+        def reasons(**options):
+            with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (2, 64, 8, 8)) as x:
+                return [plan.reason for plan in (
+                    handle.plan_backward(x), handle.plan_forward_training(x, algorithm="fast"),
+                    handle.plan_forward_training(x, mode="per_activation"), handle.plan_backward(x, algorithm="spatial"),
+                )]
+
+        told = [reasons()]
+        driver = ctypes.CDLL(values["driver"])
+        driver.driver_go(1)
+        for name in (b"NVIDIA H200", b"NVIDIA H200 NVL"):
+            ctypes.c_char_p.in_dll(driver, "driver_name").value = name
+            told.append(reasons())
+        report(told)
+        """,
+        file=computing,
+        driver=driver,
+    )
+    table = " (by the table of NVIDIA H200, cuDNN 9.19, 2026-11-22: there is none of this device"
+    unknown, measured, other = told
+    assert all("table" not in reason for reason in measured)
+    assert unknown == [reason + table + ")" for reason in measured[:2]] + measured[2:]
+    assert other == [reason + table + ", NVIDIA H200 NVL)" for reason in measured[:2]] + measured[2:]
+
+
 def test_where_the_statistics_cannot_be_computed(child: Any, computing: str, computing_without: Any) -> None:
     script = """
         import pybnorm

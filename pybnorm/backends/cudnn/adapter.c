@@ -14,12 +14,15 @@
 #include "pybnorm/adapter.h"
 #include "pybnorm/dl.h"
 #include "api.h"
+#include "rules.h"
 
 struct pbn_handle {
     void *vendor;
     int owned;
     void *context; /* CUDA's, of the device that the vendor's handle was made for; NULL where it is not known */
     int device;
+    char device_name[96];
+    const struct rule_table *rules;
 };
 
 typedef struct cudnn_api {
@@ -45,7 +48,7 @@ static const char not_mergeable[] =
     "so they cannot be merged into one";
 
 /* cuDNN 9's text stays until someone reads it, whoever's failure it was: another user of the library
- * on this thread may have left one. Reading it takes some 36 ns, a call 3 microseconds and more. */
+ * on this thread may have left one. */
 static inline void forget_vendor_text(void) {
     char text[1];
     if (api.cudnnGetLastErrorString != NULL)
@@ -291,7 +294,7 @@ static int find_driver(void) {
 /* The context of the last call that the vendor refused, on this thread. */
 static _Thread_local void *failed_in;
 
-/* Asking for the current context takes some 10 ns. A context pushed on the thread's stack is the runtime's, too. */
+/* A context pushed on the thread's stack is also the CUDA runtime's. */
 static int go_to(void *context, int *before) {
     void *current = NULL;
     *before = 0;
@@ -392,6 +395,8 @@ static void place(pbn_handle *handle) {
     int before;
     handle->context = NULL;
     handle->device = -1;
+    handle->device_name[0] = '\0';
+    handle->rules = rule_tables;
     if (!find_driver() || driver.cuCtxGetDevice == NULL)
         return;
     if (driver.cuCtxGetCurrent != NULL && driver.cuCtxPushCurrent_v2 != NULL && driver.cuCtxPopCurrent_v2 != NULL) {
@@ -406,6 +411,12 @@ static void place(pbn_handle *handle) {
     if (driver.cuCtxGetDevice(&handle->device) != 0)
         handle->device = -1;
     come_back(before);
+    if (handle->device < 0 || driver.cuDeviceGetName == NULL ||
+        driver.cuDeviceGetName(handle->device_name, sizeof handle->device_name, handle->device) != 0)
+        handle->device_name[0] = '\0';
+    for (size_t i = 0; i < sizeof rule_tables / sizeof rule_tables[0]; i++)
+        if (strcmp(handle->device_name, rule_tables[i].device) == 0)
+            handle->rules = &rule_tables[i];
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
@@ -962,8 +973,8 @@ static inline uintptr_t bits(const void *pointer) {
 
 /* A misaligned access is no status in cuDNN: it is reported by the next synchronisation and the CUDA context
  * is lost. The 16-bit batch-norm kernels load pairs of elements, except where every tensor is channels-last;
- * cudnnTransformTensor, cudnnSetTensor and the activation calls take any element address (240 cases of odd offsets,
- * H200, cuDNN 9.19).
+ * cudnnTransformTensor, cudnnSetTensor and the activation calls take any element address
+ * (tried on an H200 with cuDNN 9.19).
  * `data` and `params` are the call's addresses or-ed together. */
 static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t params) {
     uintptr_t element = dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;

@@ -1,4 +1,4 @@
-/* cuDNN's binary interface, 8 and 9, and the little of the CUDA driver's that the adapter needs: numbers and prototypes.
+/* The binary interface of cuDNN 8 and 9, and the little of the CUDA driver's that the adapter needs.
  * Readable as C and as C++: tests/abi compares it with the vendor's headers, the test doubles and the benchmark in C are
  * compiled from it.
  */
@@ -272,6 +272,7 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
     X(int, cuCtxGetDevice, (int *device))                                                             \
     X(int, cuStreamGetCtx, (void *stream, void **context))                                            \
     X(int, cuDeviceGetCount, (int *count))                                                            \
+    X(int, cuDeviceGetName, (char *name, int size, int device))                                       \
     X(int, cuPointerGetAttributes,                                                                    \
       (unsigned count, int *attributes, void **values, unsigned long long address))                   \
     X(int, cuMemGetInfo_v2, (size_t *unused, size_t *total))                                          \

@@ -271,6 +271,7 @@ struct pbn_plan {
     int kind; /* index into algorithm_names */
     char name[2 * PLAN_NAME];
     const char *why;
+    char told[512]; /* why, where it is put together */
     void *context; /* the handle's */
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
@@ -392,8 +393,8 @@ static void norm_attribute(graph *g, void *op, int attribute, void *tensor) {
     graph_set_desc(g, op, attribute, tensor);
 }
 
-/* NORM_FORWARD in its training phase. It wants mean and inverse deviation written, so where the caller does not,
- * they go to the workspace. Running statistics are updated in place (checked on an H200, 9.19). */
+/* NORM_FORWARD in its training phase. It writes mean and inverse standard deviation; where the caller does not
+ * want them, they go to the workspace. Running statistics are updated in place (checked on an H200, 9.19). */
 static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     graph *g = &p->graphs[0];
     view v;
@@ -412,7 +413,8 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
                    graph_tensor(g, SLOT_Y, dtype, v.rank, v.dims, v.strides, p->alignment));
     norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
     norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, scalar_tensor(g, SLOT_VALUE + VALUE_EPSILON, &v));
+    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
+                   scalar_tensor(g, SLOT_VALUE + VALUE_EPSILON, &v));
     norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC,
                    param_tensor(g, saved ? SLOT_SAVED_MEAN : SLOT_SCRATCH, &v));
     norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
@@ -463,8 +465,8 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
 }
 
 /* y = ((x - mean) * rsqrt(variance + epsilon)) * scale + bias in one kernel. x - mean first, where the plain entry
- * point's channels-last kernel folds to a*x + b and errs by 4e-4 at mean/sigma = 1e4 (H200, 9.19). In the same kernel,
- * if asked for, what follows: + z, and relu. */
+ * point's channels-last kernel folds to a*x + b, which loses the digits that a large mean cancels. + z and relu follow in
+ * the same kernel if asked for. */
 static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     graph *g = &p->graphs[0];
     view v;

@@ -11,8 +11,7 @@
  * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward. Forward up to the statistics, which reads x
  * and writes next to nothing, is also what a backward without saved ones does first; then over packed channels-last
  * memory too, whose columns have a channel each as it is.
- * Only the row view has one kernel for two 16-bit sums as fast as one sum (161 us against 2 * 165 for 256x256x56x56),
- * short vectors in place of those of C * S numbers, and room for images of any size; only the column view serves rows
+ * Only the row view has one kernel for two 16-bit sums as fast as one sum, short vectors in place of those of C * S numbers, and room for images of any size; only the column view serves rows
  * that are no whole number of 16 bytes well (H200, 9.19). */
 
 /* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
@@ -51,7 +50,7 @@ enum {
     LINE_MEAN,       /* the expanded mean, for backward */
     CHANNEL_AVERAGE, /* 2 C: saved mean of the small batch norm */
     CHANNEL_AVERAGE_2,
-    CHANNEL_INVERSE, /* 2 C: its saved inverse deviation, not used; then the channel's own where none is saved */
+    CHANNEL_INVERSE, /* 2 C: its saved inverse standard deviation, not used; then the channel's own where none is saved */
     CHANNEL_ZERO,    /* 8 C zeros: its scale and bias, running mean and running variance */
     CHANNEL_A,       /* 3 C: what is expanded to lines */
     CHANNEL_B,
@@ -165,8 +164,7 @@ static void *number_tensor(pbn_plan *p, graph *g, int which, double value) {
     return graph_tensor(g, SLOT_VALUE + which, PBN_FLOAT32, 4, ones, ones, 4);
 }
 
-/* Two sums in one kernel where that is the faster way, else a kernel for each (columns of 16 bits): columns f32 464
- * against 530 us, f16 483 against 330 us for 256x64x112x112 (H200, 9.19). */
+/* Two sums in one kernel where that is the faster way, else a kernel for each (columns of 16 bits). */
 static int one_kernel(const pbn_plan *p, const pbn_call *call) {
     return p->kind == ROWS || call->x_desc->dtype == PBN_FLOAT32;
 }

@@ -1,7 +1,5 @@
 /* Plans: the ways to one result, which of them can do a call, and what "auto" takes. Part of adapter.c. */
 
-#include "rules.h"
-
 static const char no_blending[] = "the graphs of batch norm do not blend: alpha must be 1 and beta 0";
 static const char no_float64[] = "cuDNN's graph API has no float64 batch norm";
 static const char spatial_only[] = "the algorithm is for the spatial modes";
@@ -77,8 +75,8 @@ static int run_dense(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     return status != PBN_OK ? status : copy_tensor(handle, &p->packed, out, out_desc, result);
 }
 
-/* Views whose plain kernels are 7 to 18 times slower than copy, packed kernel and copy together: an innermost axis
- * with gaps, or channels-last that is not packed. Channel slices of channels-first memory cost nothing. */
+/* Views whose plain kernels are slower than copy, packed kernel and copy together: an innermost axis with gaps, or
+ * channels-last that is not packed. Channel slices of channels-first memory cost nothing. */
 static int is_slow_view(const pbn_tensor *t) {
     return t->layout == PBN_STRIDED &&
            (t->strides[t->rank - 1] != 1 || (t->strides[1] == 1 && t->dims[1] > 1 && t->rank > 2));
@@ -127,9 +125,8 @@ static const char *cannot_fuse(const pbn_call *call) {
 
 /* ---- backward without saved statistics, where the vendor's own way to them is slow ----------------------------------
  *
- * cuDNN recomputes them in the plain entry points' kernels: its Ex call takes 12269 us in place of 134 us for f16
- * 256x256x28x28, persistent 5836 in place of 1456 us for f32 256x64x112x112 (H200, 9.19), and dscale errs by 4e-4 at
- * mean/sigma = 1e4. So they are computed first, and the fast kernels are given them as saved ones. */
+ * cuDNN recomputes them in slow kernels of the plain entry points, whose dscale loses the digits that a large mean
+ * cancels. So they are computed first, and the fast kernels are given them as saved ones. */
 
 static const char *unavailable(int kind, const pbn_call *call);
 
@@ -437,6 +434,13 @@ static void cudnn_plan_destroy(pbn_plan *plan) {
     free(plan);
 }
 
+static const rule spatial_rule = {.algorithm = "spatial",
+                                  .why = "exact to rounding over any range, where persistent sums in fixed point"};
+static const rule split_rule = {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST,
+                                "split", "the plain entry point refuses N above 65535"};
+static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
+static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
+
 static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
     const int64_t elements = pbn_numel(x->rank, x->dims), size = elements / x->dims[0] / x->dims[1];
@@ -510,7 +514,9 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
 
 static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
     const int any = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
+    const struct rule_table *table;
     const char *missing;
+    int by_table;
     const rule *last;
     pbn_plan *p;
     int status = PBN_OK;
@@ -532,12 +538,24 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
         last = fuses(call) ? &fused_rule : call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
+        table = handle->rules;
         status = PBN_E_UNSUPPORTED;
-        for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < sizeof rules / sizeof rules[0]; i++)
-            if (fits(&rules[i], call, algorithm[0] == 'f'))
-                status = try_algorithm(p, handle, call, rules[i].algorithm, rules[i].why);
-        if (status != PBN_OK)
+        for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < table->count; i++)
+            if (fits(&table->rules[i], call, algorithm[0] == 'f'))
+                status = try_algorithm(p, handle, call, table->rules[i].algorithm, table->rules[i].why);
+        by_table = status == PBN_OK;
+        if (status != PBN_OK && last != &plain_rule && fits(&split_rule, call, 0))
+            status = try_algorithm(p, handle, call, split_rule.algorithm, split_rule.why);
+        if (status != PBN_OK) {
             status = try_algorithm(p, handle, call, last->algorithm, last->why);
+            by_table = last == &spatial_rule;
+        }
+        if (status == PBN_OK && by_table && strcmp(handle->device_name, table->device) != 0) {
+            snprintf(p->told, sizeof p->told, "%s (by the table of %s, cuDNN %s, %s: there is none of this device%s%s)",
+                     p->why, table->device, table->libraries, table->date, handle->device_name[0] != '\0' ? ", " : "",
+                     handle->device_name);
+            p->why = p->told;
+        }
     }
     if (status != PBN_OK) {
         cudnn_plan_destroy(p);

@@ -1,11 +1,14 @@
 #ifndef PYBNORM_CUDNN_RULES_H
 #define PYBNORM_CUDNN_RULES_H
 
-/* What "auto" takes, the first row that fits and can be built; figures: H200, cuDNN 9.19, medians over the shapes
- * of networks. Every row's results but those for "fast" stay within the stable class of the error bound. The same bits at
- * every call were seen of inference, spatial, and ex and graph with saved statistics; sums of matrices, which columns,
- * rows and backward without saved statistics go by, differ in their last digits on large maps. The rows of backward
- * without saved statistics have the thresholds of the same ways with them, because either side reads x once more. */
+/* What "auto" takes, by device: the first rule of the table that fits and can be built. The results of every rule but
+ * those for "fast" stay within the stable class of the error bound. Inference, spatial, and ex and graph with saved statistics
+ * gave the same bits at every call; the sums of columns, rows and backward without saved statistics differ in their last
+ * digits on large maps. Backward without saved statistics has the thresholds of the same ways with them: either reads x
+ * once more.
+ */
+#include "pybnorm/shim.h"
+
 #define HALVES (1u << PBN_FLOAT16 | 1u << PBN_BFLOAT16)
 #define SINGLE (1u << PBN_FLOAT32)
 #define ANY_DTYPE (HALVES | SINGLE | 1u << PBN_FLOAT64)
@@ -42,7 +45,7 @@ static const char moments_rows_why[] =
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
-static const rule rules[] = {
+static const rule h200_rules[] = {
     /* channels-last */
     {PBN_OP_FORWARD_INFERENCE, HALVES | SINGLE, LAST, 0, 0, 0, 0, MOST, 0, 0, 8, "pointwise",
      "one fused kernel, and the heuristic's own choice is the fastest of its plans in L2"},
@@ -98,13 +101,17 @@ static const rule rules[] = {
     {PBN_OP_FORWARD_TRAINING, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
     {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, 0, 0, 0, 0, MOST, 0, 4, MOST, "dense", packed_why},
-    {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST, "split",
-     "the plain entry point refuses N above 65535"},
 };
 
-static const rule spatial_rule = {.algorithm = "spatial",
-                                  .why = "exact to rounding over any range, where persistent sums in fixed point"};
-static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
-static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
+/* The first is also that of devices without one of their own. */
+static const struct rule_table {
+    const char *device;    /* the driver's name of it */
+    const char *libraries; /* cuDNN's versions that the table was measured with */
+    const char *date;
+    const rule *rules;
+    size_t count;
+} rule_tables[] = {
+    {"NVIDIA H200", "9.19", "2026-11-22", h200_rules, sizeof h200_rules / sizeof h200_rules[0]},
+};
 
 #endif
