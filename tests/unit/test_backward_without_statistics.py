@@ -466,7 +466,8 @@ def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, d
             with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (2, 64, 8, 8)) as x:
                 return [plan.reason for plan in (
                     handle.plan_backward(x), handle.plan_forward_training(x, algorithm="fast"),
-                    handle.plan_forward_training(x, mode="per_activation"), handle.plan_backward(x, algorithm="spatial"),
+                    handle.plan_forward_training(x, mode="per_activation"),
+                    handle.plan_backward(x, algorithm="spatial"),
                 )]
 
         told = [reasons()]
