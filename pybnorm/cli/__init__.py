@@ -1,0 +1,60 @@
+"""The command ``pybnorm``: what is here, and is it right?
+
+Each command is a module of this package. It is imported when the command is run or listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import pybnorm
+from pybnorm._text import visible
+
+__all__ = ["main"]
+
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_COMMANDS = ("bench", "check", "compare", "info", "selftest", "tune")
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # All are imported for an unknown name: click suggests similar ones from self.commands.
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                self.add_command(getattr(importlib.import_module(f"{__name__}.{name}"), name))
+        return super().get_command(ctx, cmd_name)
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _shown():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _shown():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Write out hidden characters in click's errors, which quote users, files and libraries; report an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except click.ClickException as error:
+        vars(error)["message"] = visible(error.message)
+        raise
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(pybnorm.__version__, prog_name="pybnorm")
+def main() -> None:
+    """Batch normalization of every vendor library on this machine, held against a float64 reference."""

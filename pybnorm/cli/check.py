@@ -1,0 +1,387 @@
+"""``pybnorm check``: run cases on the vendor libraries and judge every output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any
+
+import click
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+import pybnorm
+from pybnorm._text import one_line
+from pybnorm.check import executors, report, runner
+from pybnorm.check.bounds import Status
+from pybnorm.check.console import Console
+from pybnorm.check.problem import Problem, select
+from pybnorm.cli import INTERRUPTED, output
+from pybnorm.errors import ArgumentError
+
+__all__ = ["check"]
+
+REQUIRE = "PYBNORM_REQUIRE"
+REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
+
+
+@click.command()
+@click.option("--backend", "backends", multiple=True, help="Backend to run; may be repeated. Default: all that load.")
+@click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
+@click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
+@click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
+@output.json_option("the table")
+@click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
+@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in the folder of --save.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one per core, or one per GPU.")
+@click.option(
+    "--timeout",
+    type=float,
+    help=f"Seconds for a case, after which its process is killed.  [default: {executors.TIMEOUT:g}]",
+)
+@click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
+@click.option("--same", is_flag=True, help="Refuse nodes (MPI ranks, dask workers) whose libraries differ.")
+@click.option(
+    "--scheduler-timeout",
+    type=float,
+    help=f"Seconds that dask's scheduler and workers have to answer.  [default: {executors.CONNECT:g}]",
+)
+@click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
+@click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
+@click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
+@click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
+@click.pass_context
+def check(
+    context: click.Context,
+    backends: tuple[str, ...],
+    cases: tuple[str, ...],
+    suites: tuple[str, ...],
+    only_list: bool,
+    json_target: str | None,
+    junit_target: str | None,
+    html_target: str | None,
+    folder: str | None,
+    resume: bool,
+    jobs: int | None,
+    timeout: float | None,
+    executor: str,
+    same: bool,
+    scheduler_timeout: float | None,
+    fail_fast: bool,
+    allow_known: bool,
+    needed: tuple[str, ...],
+    verbose: bool,
+) -> None:
+    """Run cases on the vendor libraries and judge every output by its error bound.
+
+    \b
+    Exit status:
+      0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
+      1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
+         PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
+         others, or a file that PYBNORM_LIB_<BACKEND> names cannot be used
+      2  nothing could be judged: no library, no supported case, bad arguments;
+         a case is ERROR, which is no verdict: the library could not be used on
+         any node that tried, or pybnorm itself failed; nodes differ that must
+         not (--same); or the result could not be written
+    130  interrupted; what was finished is printed
+    141  standard output was closed by its reader, such as head
+
+    \b
+    A case, options at their default left out:
+      train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
+      nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
+    Options: see the documentation of pybnorm.check.problem.
+    """
+    from pybnorm.check import html
+
+    with output.usage_errors():
+        problems = select(cases, suites)
+        if only_list:
+            _list(problems, verbose)
+            return
+        chosen = _backends(backends, "--backend") or pybnorm.backends()
+        required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
+        required[REQUIRE_DEVICE] += _backends(needed, "--require")
+        if resume and folder is None:
+            raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
+        if folder == "":
+            raise ArgumentError("--save", folder, "the name of a folder")
+        executors.check_timeout("--timeout", timeout)
+        if timeout is not None and executor == "process":
+            raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
+        if html_target is not None:
+            html.require()
+        executors.check_timeout("--scheduler-timeout", scheduler_timeout)
+        opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
+        farm = context.with_resource(opened)
+        if farm is None:  # an MPI rank that has served the first one
+            return
+        console = output.console(stderr=json_target == "-")
+        targets = output.targets(context, "check", folder, json=json_target, junit=junit_target, html=html_target)
+        journal = _journal(context, folder, resume)
+    started = time.monotonic()
+    if farm.notice:
+        click.echo(farm.notice, err=True)
+    run = _Run(farm, console, journal, same, fail_fast, allow_known)
+    with output.usage_errors():  # --same, or a journal of other libraries
+        run.all(list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE]))), problems)
+    document = run.document(required, backends)
+    failed = _write_reports(document, targets)
+    trouble = run.trouble or failed
+    if journal is not None:
+        from pybnorm.check import archive
+
+        try:
+            archive.write_run(journal.folder, document)
+        except (OSError, ArgumentError) as error:
+            trouble = trouble or output.WriteError(f"--save {folder}", error)
+    if json_target != "-":
+        report.print_results(console, run.results, verbose)
+    report.print_details(console, run.results, verbose)
+    report.print_totals(console, run.results, time.monotonic() - started)
+    run.explain(document, len(problems))
+    if trouble is not None:
+        raise trouble
+    context.exit(document["exit_status"])
+
+
+def _list(problems: Sequence[Problem], verbose: bool) -> None:
+    from pybnorm.check import vendor_lines
+
+    stream = output.standard_output()
+    for problem in problems:
+        stream.write(f"{problem}\n")
+        for tool, line in (vendor_lines.vendor_lines(problem) if verbose else {}).items():
+            stream.write(f"    {tool}: {line}\n")
+    stream.flush()
+
+
+def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
+    if folder is None:
+        return None
+    from pybnorm.check import archive
+
+    return context.with_resource(archive.Journal(folder, resume=resume))
+
+
+def _write_reports(document: dict[str, Any], targets: dict[str, output.Target]) -> output.WriteError | None:
+    """Write every report that was asked for. An error does not keep the others from it; the first is returned."""
+    from pybnorm.check import html, junit
+
+    environment, backends, results = (document[key] for key in ("environment", "backends", "cases"))
+    writers: dict[str, Callable[[IO[str]], object]] = {
+        "--json": lambda stream: output.write_json(document, stream),
+        "--junit": lambda stream: junit.write(stream, environment, backends, results, document["required_but_absent"]),
+        "--html": lambda stream: html.write(stream, environment, backends, results, document["lost_nodes"]),
+    }
+    trouble: output.WriteError | None = None
+    for option, target in targets.items():
+        try:
+            target.put(writers[option])
+        except output.WriteError as error:
+            trouble = trouble or error
+    return trouble
+
+
+def _required(variable: str) -> tuple[str, ...]:
+    names = (name.strip() for name in os.environ.get(variable, "").split(","))
+    return _backends(tuple(filter(None, names)), variable)
+
+
+def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
+    known = pybnorm.backends()
+    for name in names:
+        if name not in known:
+            raise ArgumentError(argument, name, " | ".join(known))
+    return names
+
+
+class _Run:
+    """Every case on every backend that can run; the results in the order of the cases."""
+
+    def __init__(
+        self, farm: executors.Farm, console: Console, journal: Any, same: bool, fail_fast: bool, allow_known: bool
+    ) -> None:
+        self._farm, self._console, self._journal = farm, console, journal
+        self._same, self._fail_fast, self._allow_known = same, fail_fast, allow_known
+        self.found: list[runner.BackendInfo] = []
+        self.results: list[runner.CaseResult] = []
+        self.interrupted = self.stopped = False
+        self.trouble: output.WriteError | None = None
+        """The error of --save that ended the run."""
+
+    def all(self, names: Sequence[str], problems: Sequence[Problem]) -> None:
+        """Run. After an interrupt, what was finished stays."""
+        try:
+            for name in names:
+                self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
+                self.found += self._farm.others(name)
+            self._alike()
+            report.print_backends(self._console, self.found)
+            if self._journal is not None:
+                self._noted(self._journal.begin, self.found)
+            usable = list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
+            done = {} if self._journal is None else self._journal.finished()
+            self._entered([] if self._journal is None else self._journal.libraries())
+            with output.progress(self._console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+                task = progress.add_task("check", total=len(usable) * len(problems))
+                for item in usable:
+                    progress.update(task, description=item.backend)
+                    before = {str(p): done[item.backend, str(p)] for p in problems if (item.backend, str(p)) in done}
+                    progress.advance(task, len(before))
+                    self._one(item, problems, before, lambda: progress.advance(task))
+                    if self.stopped:
+                        break
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except output.WriteError as error:
+            self.trouble = error
+
+    def _one(
+        self,
+        item: runner.BackendInfo,
+        problems: Sequence[Problem],
+        finished: dict[str, runner.CaseResult],
+        advance: Callable[[], None],
+    ) -> None:
+        rest = [p for p in problems if str(p) not in finished]
+        entries = {i.id: i for i in self.found if i.backend == item.backend}
+        executor = self._farm.executor(item.backend, len(rest))
+        complete = False
+        try:
+            keep = None if self._journal is None else str(self._journal.folder.resolve())
+            with contextlib.closing(executors.run_cases(executor, item, rest, keep, entries=entries)) as results:
+                for result in results:
+                    self._entered(entries.values())
+                    finished[result.case] = result
+                    self._note(result)
+                    advance()
+                    if self._fail_fast and report.exit_status([self._judged(result)], []) == 1:
+                        self.stopped = True
+                        break
+            complete = not self.stopped
+        finally:
+            executor.shutdown(wait=complete, cancel_futures=True)
+            self.results += [finished[str(p)] for p in problems if str(p) in finished]
+
+    def _judged(self, result: runner.CaseResult) -> runner.CaseResult:
+        """The result as the exit status counts it: with --allow-known a known defect is a warning."""
+        allowed = self._allow_known and result.known
+        return dataclasses.replace(result, status=Status.WARN) if allowed else result
+
+    def _entered(self, entries: Iterable[runner.BackendInfo]) -> None:
+        """List every library that gave a result, in the interrupted run too."""
+        here = {(info.backend, info.id) for info in self.found}
+        new = [info for info in entries if (info.backend, info.id) not in here]
+        if new:
+            self.found += new
+            self.found.sort(key=lambda info: pybnorm.backends().index(info.backend))
+            self._alike()
+            if self._journal is not None:
+                self._noted(self._journal.enter, self.found)
+
+    def _alike(self) -> None:
+        """With --same, refuse nodes that differ.
+
+        Raises
+        ------
+        ArgumentError
+            Nodes have different libraries, or some have none.
+        """
+        if not self._same:
+            return
+        for backend in dict.fromkeys(i.backend for i in self.found):
+            own = [i for i in self.found if i.backend == backend]
+            texts = [report.lost_text(lost) for lost in self._farm.lost if lost.backend in ("", backend)]
+            if len(own) > 1:
+                texts += [report.library_text(info) for info in own]
+            if texts:
+                raise ArgumentError("--same", backend, f"nodes that are alike; here are: {'; '.join(texts)}")
+
+    def _note(self, result: runner.CaseResult) -> None:
+        if self._journal is None:
+            return
+        _, lost, reason = result.message.partition(runner.NOT_KEPT)
+        if lost:
+            raise output.WriteError(f"--save {self._journal.folder}", reason)
+        self._noted(self._journal.append, result)
+
+    def _noted(self, note: Callable[[Any], None], value: Any) -> None:
+        try:
+            note(value)
+        except OSError as error:
+            raise output.WriteError(f"--save {self._journal.folder}", error) from None
+
+    def document(self, required: dict[str, tuple[str, ...]], backends: tuple[str, ...]) -> dict[str, Any]:
+        """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
+        missing = [
+            i.backend
+            for i in self.found
+            if (i.backend in required[REQUIRE] and not i.loaded)
+            or (i.backend in required[REQUIRE_DEVICE] and i.problem)
+            or (i.backend in backends and i.problem and self.results)
+        ]
+        overrides = [i.override for i in self.found if i.override]
+        status = report.exit_status([self._judged(r) for r in self.results], missing + overrides)
+        if self.interrupted:
+            status = INTERRUPTED
+        if self.trouble is not None:
+            status = self.trouble.exit_code
+        return output.document(
+            report.SCHEMA,
+            {
+                "backends": self.found,
+                "cases": self.results,
+                "required_but_absent": missing,
+                "unusable_overrides": overrides,
+                "lost_nodes": self._farm.lost,
+                "complete": not (self._ended or report.not_run(self.results)),
+                "exit_status": status,
+            },
+        )
+
+    @property
+    def _ended(self) -> str:
+        """Why the run ended early, or nothing."""
+        if self.interrupted:
+            return "interrupted"
+        if self.trouble:
+            return "stopped by --save, which takes no more"
+        return "stopped by --fail-fast" if self.stopped else ""
+
+    def explain(self, document: dict[str, Any], problems: int) -> None:
+        """Print what the exit status depends on beside the statuses of the cases."""
+        for lost in self._farm.lost:
+            self._console.print(Text(one_line(report.lost_text(lost)), "red"), soft_wrap=True)
+        if self._ended:
+            usable = len({i.backend for i in self.found if not i.problem})
+            self._console.print(f"incomplete: {len(self.results)} of {usable * problems} cases", highlight=False)
+            self._console.print(Text(self._ended, "bold red"))
+        else:
+            self._explain_absence(document)
+        if not_run := report.not_run(self.results):
+            self._console.print(Text(not_run, "bold red"))
+
+    def _explain_absence(self, document: dict[str, Any]) -> None:
+        console = self._console
+        for name in document["required_but_absent"]:
+            console.print(Text(f"{name} was asked for and could not run", "bold red"))
+        for variable in document["unusable_overrides"]:
+            console.print(Text(f"{variable} names a file that cannot be used", "bold red"))
+        if not self.results:
+            console.print(Text("No vendor library could run, so nothing was checked.", "bold red"))
+            for item in self.found:
+                console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
+                if not item.loaded and not item.override:
+                    report.print_attempts(console, item)
+                if item.hint:
+                    console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
+        elif all(r.status == Status.UNSUPPORTED for r in self.results):
+            console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))

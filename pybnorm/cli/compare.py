@@ -1,0 +1,70 @@
+"""``pybnorm compare``: hold runs against each other."""
+
+from __future__ import annotations
+
+import functools
+
+import click
+from rich.progress import TimeRemainingColumn
+from rich.text import Text
+
+from pybnorm.check import compare as comparing
+from pybnorm.check import compare_terminal
+from pybnorm.cli import output
+from pybnorm.errors import ArgumentError
+
+__all__ = ["compare"]
+
+
+@click.command()
+@click.argument("paths", metavar="RUN...", nargs=-1, required=True)
+@output.json_option("the tables")
+@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@click.option("-v", "--verbose", is_flag=True, help="Lists in full.")
+@click.pass_context
+def compare(
+    context: click.Context, paths: tuple[str, ...], json_target: str | None, html_target: str | None, verbose: bool
+) -> None:
+    """Hold runs against each other: two vendors, two versions of a library, two machines.
+
+    RUN is a folder of check --save, or a file of check --json, of which only statuses and ratios can be compared. Older
+    versions come first. Every two backends of all runs are compared on the cases that both have; outputs by the sum of
+    both sides' error bounds.
+
+    \b
+    Exit status:
+      0  all is equal, within the sum of both bounds, or agrees in its status
+      1  a difference is beyond the bounds or undecided, one side passes where
+         the other fails, or a later run fails or refuses what an earlier one
+         of the same backend did not, could not run that backend any more, or
+         is not complete and lacks its cases. (Of a backend that a machine of
+         another kind does not have, there is a notice only.)
+      2  there is nothing to compare; bad arguments; or the result could not
+         be written
+    130  interrupted
+    """
+    from pybnorm.check import html
+
+    console = output.console(stderr=json_target == "-")
+    with output.usage_errors():
+        if html_target is not None:
+            html.require()
+        runs = comparing.read(paths)
+        for option, target in (("--json", json_target), ("--html", html_target)):
+            if target is not None and comparing.is_run(target, runs):
+                raise ArgumentError(
+                    option, target, f"not a run, which it would overwrite; {option}=FILE writes to another file"
+                )
+        targets = output.targets(context, "compare", json=json_target, html=html_target)
+        with output.progress(console, TimeRemainingColumn()) as progress:
+            task = progress.add_task("compare")
+            comparison = comparing.compare(runs, lambda done, total: progress.update(task, completed=done, total=total))
+    if json_target != "-":
+        compare_terminal.print_comparison(console, comparison, verbose)
+    if "--json" in targets:
+        targets["--json"].put(functools.partial(output.write_json, comparing.contents(comparison)))
+    if "--html" in targets:
+        targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
+    if comparison.exit_status == 2:
+        console.print(Text("Nothing to compare: no two backends of these runs judged the same case.", "bold red"))
+    context.exit(comparison.exit_status)

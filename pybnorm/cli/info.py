@@ -1,0 +1,129 @@
+"""``pybnorm info``: what libraries there are, and what they can do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+import pybnorm
+from pybnorm.check import executors, report, runner
+from pybnorm.check.console import Console
+from pybnorm.check.problem import LAYOUTS, MODES, OPERATIONS
+from pybnorm.check.worker import Worker
+from pybnorm.cli import output
+from pybnorm.enums import DataType, Layout, Operation
+from pybnorm.errors import ArgumentError
+
+__all__ = ["info"]
+
+_OPERATIONS = OPERATIONS | {"axpby": Operation.AXPBY}
+_LAYOUTS = LAYOUTS | {"strides": Layout.STRIDED}
+_RANKS = range(2, 9)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--claims", "as_claims", metavar="BACKEND", help="Print a support record of BACKEND, to be reviewed.")
+@click.option(
+    "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
+)
+def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
+    """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    with output.usage_errors():
+        executors.check_timeout("--timeout", timeout)
+    if as_claims is not None:
+        _print_claims(as_claims, timeout)
+        return
+    console = None if as_json else output.console()
+    found: list[runner.BackendInfo] = []
+    abilities: dict[str, list[dict[str, Any]]] = {}
+    for name in pybnorm.backends():
+        with Worker(name, timeout=timeout) as worker:
+            found.append(executors.described(name, worker.describe))
+            if found[-1].loaded:
+                abilities[name] = worker.call(_abilities, name, timeout=timeout)
+    if console is None:
+        backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
+        output.write_json({"environment": report.environment(), "backends": backends}, output.standard_output())
+        return
+    machine = report.environment()
+    console.print(f"pybnorm {machine['pybnorm']}, Python {machine['python']}, {machine['platform']}")
+    for item in found:
+        _print_info(console, item, abilities.get(item.backend, []))
+
+
+def _print_claims(backend: str, timeout: float) -> None:
+    from pybnorm.check import support
+
+    if backend not in pybnorm.backends():
+        raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
+    with Worker(backend, timeout=timeout) as worker:
+        item = executors.described(backend, worker.describe)
+        if not item.loaded:
+            raise click.ClickException(f"{backend}: {item.problem}")
+        rows = worker.call(_abilities, backend, timeout=timeout)
+    source = f"{item.label} {report.version_text(item)}"
+    output.write_json([support.recorded(rows, item.version, source)], output.standard_output())
+
+
+def _abilities(backend: str) -> list[dict[str, Any]]:
+    """Every combination that the capability query knows, ranks with equal answers together."""
+    rows = []
+    for (operation, op), (mode, m), dtype, (layout, place) in itertools.product(
+        _OPERATIONS.items(), MODES.items(), DataType, _LAYOUTS.items()
+    ):
+        answers: dict[tuple[str, str], list[int]] = {}
+        for rank in _RANKS:
+            bits, reason = pybnorm.capability(backend, op, m, dtype, place, rank)
+            answers.setdefault((runner.capability_words(bits), reason), []).append(rank)
+        case = {"operation": operation, "mode": mode, "dtype": dtype.short, "layout": layout}
+        rows += [case | {"ranks": r, "capability": words, "reason": reason} for (words, reason), r in answers.items()]
+    return rows
+
+
+def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str, Any]]) -> None:
+    item = report.shown(item)
+    console.print()
+    console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {report.version_text(item)}".rstrip()))
+    if item.loaded:
+        console.print(f"  path       {item.path}", soft_wrap=True)
+        console.print(f"  found via  {item.found_via}", soft_wrap=True)
+    if item.device:
+        console.print(f"  device     {item.device}")
+    if item.problem:
+        console.print(Text.assemble(("  absent     " if not item.loaded else "  unusable   ", "yellow"), item.problem))
+        if not item.loaded:
+            report.print_attempts(console, item)
+        if item.hint:
+            console.print(f"  to have it {item.hint}", soft_wrap=True, markup=False)
+    if not rows:
+        return
+    table = Table(box=None, padding=(0, 3, 0, 2))
+    table.add_column("dtype")
+    for word in MODES:
+        table.add_column(word)
+    for dtype in DataType:
+        own = [r for r in rows if r["dtype"] == dtype.short and r["operation"] != "axpby"]
+        table.add_row(dtype.short, *(_ability_text([r for r in own if r["mode"] == word]) for word in MODES))
+    console.print(table)
+    for reason in dict.fromkeys(r["reason"] for r in rows if r["reason"]):
+        console.print(f"    - {reason}", markup=False, soft_wrap=True)
+
+
+def _ability_text(rows: list[dict[str, Any]]) -> str:
+    """The operations that run, grouped by the layouts and ranks in which they do."""
+    groups: dict[str, list[str]] = {}
+    for operation in dict.fromkeys(r["operation"] for r in rows):
+        places = []
+        for layout in _LAYOUTS:
+            chosen = (r for r in rows if r["operation"] == operation and r["layout"] == layout and r["capability"])
+            ranks = sorted(rank for r in chosen for rank in r["ranks"])
+            if ranks:
+                span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
+                places.append(f"{layout} {span}D")
+        groups.setdefault(", ".join(places), []).append(operation)
+    return "\n".join(f"{'/'.join(words)}: {places}" for places, words in groups.items() if places) or "-"

@@ -1,0 +1,261 @@
+"""What every command writes to: standard output, the console, and the files of ``--json``, ``--html`` and the like."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, TypeVar, cast
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+from pybnorm import _files
+from pybnorm._text import one_line
+from pybnorm.check import report
+from pybnorm.check.console import Console
+from pybnorm.errors import ArgumentError
+
+__all__ = [
+    "Target",
+    "WriteError",
+    "console",
+    "document",
+    "json_option",
+    "kind",
+    "progress",
+    "standard_output",
+    "targets",
+    "usage_errors",
+    "write_json",
+]
+
+NO_READER = 141  # 128 + SIGPIPE
+_Result = TypeVar("_Result")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class WriteError(click.ClickException):
+    """A target that cannot be written. Nothing was shown, so the exit status is no verdict."""
+
+    exit_code = 2
+
+    def __init__(self, target: str, error: Exception | str) -> None:
+        super().__init__(one_line(f"{target} cannot be written: {error}"))
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn an `ArgumentError` into click's error for bad usage, with exit status 2."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+# ---------------------------------------------------------------- the terminal
+
+
+class _Output:
+    """Standard output or error. A failed write ends the command with one line.
+
+    If the reader has closed its end, as head does, the command ends quietly with status 141, as SIGPIPE ends others.
+    The status is not 1, which is a verdict.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._guarded(lambda: self._stream.write(text))
+
+    def writelines(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            self.write(part)
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def _guarded(self, action: Callable[[], _Result]) -> _Result:
+        try:
+            return action()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is flushed at the end
+            raise click.exceptions.Exit(NO_READER) from None
+        except OSError as error:
+            raise WriteError("standard output", error) from None
+
+
+def standard_output() -> IO[str]:
+    """Standard output, guarded.
+
+    Raises
+    ------
+    WriteError
+        It is closed.
+    """
+    if sys.stdout is None:
+        raise WriteError("standard output", "it is closed")
+    return cast(IO[str], _Output(sys.stdout))
+
+
+def console(stderr: bool = False) -> Console:
+    """A console on standard output; on standard error where JSON takes standard output."""
+    if not stderr:
+        stream = standard_output()
+    elif sys.stderr is not None:
+        stream = cast(IO[str], _Output(sys.stderr))
+    else:
+        return Console(quiet=True)
+    return Console(file=stream, width=None if stream.isatty() else report.WIDTH)
+
+
+def progress(on: Console, *more: ProgressColumn) -> Progress:
+    """A progress bar, which only a terminal shows."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *(more or (TimeElapsedColumn(),)))
+    return Progress(*columns, console=on, transient=True, disable=not on.is_terminal)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def json_option(instead: str) -> Callable[[_Command], _Command]:
+    """The option ``--json [FILE]``; `instead` says what it replaces on standard output."""
+    return click.option(
+        "--json",
+        "json_target",
+        is_flag=False,
+        flag_value="-",
+        metavar="[FILE]",
+        help=f"Write JSON to FILE, or to standard output in place of {instead}.",
+    )
+
+
+def document(schema: str, content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON document of a command: its schema, this machine, the content."""
+    return {"schema": schema, "environment": report.environment()} | content
+
+
+def write_json(value: Any, stream: IO[str]) -> None:
+    """Write a value as JSON, a dictionary part by part."""
+    if isinstance(value, dict):
+        stream.writelines(report.json_parts(value))
+    else:
+        stream.write(json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n")
+    stream.flush()
+
+
+# ---------------------------------------------------------------- files
+
+
+def kind(option: str, command: str) -> _files.Kind:
+    """What a report that `command` wrote for `option` looks like at its beginning; only such a file is replaced."""
+    if option == "--json":
+        return _files.Kind(f"an earlier JSON of pybnorm {command}", rf'\s*\{{\s*"schema":\s*"pybnorm\.{command}/')
+    if option == "--junit":
+        return _files.Kind("an earlier JUnit report of pybnorm", r'<\?xml[^>]*>\s*<testsuites name="pybnorm ')
+    if option == "--html":
+        header = rf'<!DOCTYPE html>.*?<meta name="generator" content="pybnorm {command}"'
+        return _files.Kind(f"an earlier page of pybnorm {command}", header)
+    return _files.Kind("an earlier plot of pybnorm", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench")
+
+
+class Target:
+    """Where a report goes. It is tried before the run, so that a long run is not lost at its end.
+
+    A file is written under a hidden name beside its place and renamed once it is whole: if the run ends early, the old
+    file stays and no other is left. Character devices and pipes are written to directly.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be written, or is a file that pybnorm did not make.
+    """
+
+    def __init__(self, option: str, target: str, made: _files.Kind) -> None:
+        self.option, self.target, self._kind = option, target, made
+        self._name = f"{option} {target}"
+        self._stream: IO[str] | None = None
+        if target == "-":
+            if option != "--json":
+                raise ArgumentError(option, target, "a file; --json alone writes to standard output")
+            self._name = "standard output"
+            self._stream = standard_output()
+            return
+        try:
+            if _is_stream(target):
+                # A pipe without a reader is refused: without O_NONBLOCK this would wait for one.
+                number = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                os.set_blocking(number, True)
+                self._stream = open(number, "w", encoding="utf-8")  # noqa: SIM115 (__exit__)
+                return
+            _files.try_to_write(option, target, made)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
+
+    def put(self, write: Callable[[IO[str]], object]) -> None:
+        """Have `write` write the whole report.
+
+        Raises
+        ------
+        WriteError
+            The target cannot be written.
+        """
+        try:
+            if self._stream is not None:
+                write(self._stream)
+                self._stream.flush()
+                return
+            with _files.replaced(self.option, self.target, self._kind) as file:
+                text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="\n")
+                write(text)
+                text.flush()
+                text.detach()
+        except (OSError, ArgumentError) as error:
+            raise WriteError(self._name, error) from None
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None and not isinstance(self._stream, _Output):
+            with contextlib.suppress(OSError):  # the failed write was reported already
+                self._stream.close()
+
+
+def _is_stream(target: str) -> bool:
+    try:
+        mode = os.stat(target).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def targets(
+    context: click.Context, command: str, folder: str | None = None, **options: str | None
+) -> dict[str, Target]:
+    """Open the targets of the options that were given; the context closes them. `folder` is that of --save.
+
+    Raises
+    ------
+    ArgumentError
+        As `Target`; two options name one file, and one report would be lost.
+    """
+    named = {f"--{name}": target for name, target in options.items() if target is not None}
+    taken = {} if folder is None else {os.path.join(folder, name): "--save" for name in ("run.json", "journal.jsonl")}
+    for option, target in named.items():
+        for other, its in taken.items():
+            if target != "-" and not _is_stream(target) and _files.same(target, other):
+                raise ArgumentError(option, target, f"another file than {other} of {its}")
+        taken[target] = option
+    return {o: context.with_resource(Target(o, target, kind(o, command))) for o, target in named.items()}
