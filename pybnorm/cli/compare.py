@@ -8,10 +8,10 @@ import click
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
+from pybnorm._text import one_line
 from pybnorm.check import compare as comparing
 from pybnorm.check import compare_terminal
 from pybnorm.cli import output
-from pybnorm.errors import ArgumentError
 
 __all__ = ["compare"]
 
@@ -52,8 +52,8 @@ def compare(
         runs = comparing.read(paths)
         for option, target in (("--json", json_target), ("--html", html_target)):
             if target is not None and comparing.is_run(target, runs):
-                raise ArgumentError(
-                    option, target, f"not a run, which it would overwrite; {option}=FILE writes to another file"
+                raise click.UsageError(
+                    f"{option} would overwrite the run {one_line(target)}; use {option}=FILE to write elsewhere"
                 )
         targets = output.targets(context, "compare", json=json_target, html=html_target)
         with output.progress(console, TimeRemainingColumn()) as progress:

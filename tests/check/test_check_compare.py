@@ -443,9 +443,8 @@ def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
         before = (tmp_path / target).read_bytes()
         done = run("compare", option, tmp_path / target, tmp_path / "b.json", tmp_path / "c")
         assert done.returncode == 2
-        assert f"{option}: got {tmp_path / target}, allowed: not a run, which it would destroy; {option}=FILE is " in (
-            done.stderr
-        )
+        message = f"{option} would overwrite the run {tmp_path / target}; use {option}=FILE to write elsewhere"
+        assert message in done.stderr
         assert (tmp_path / target).read_bytes() == before
     for _ in range(2):  # an earlier comparison is replaced
         done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
