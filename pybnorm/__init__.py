@@ -38,6 +38,7 @@ from pybnorm._core import (
     relu,
     relu_backward,
 )
+from pybnorm.defects import known_defects
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation, StatusClass
 from pybnorm.errors import (
@@ -117,6 +118,7 @@ __all__ = [
     "fill",
     "get_include",
     "has_symbol",
+    "known_defects",
     "load",
     "loaded",
     "relu",
@@ -128,6 +130,7 @@ _SUBMODULES = frozenset(
     {
         "cann",
         "check",
+        "defects",
         "devices",
         "diagnostics",
         "directml",

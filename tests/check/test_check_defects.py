@@ -8,11 +8,12 @@ import pytest
 import pybnorm
 from pybnorm.check import defects
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.defects import DEFECTS, Defect, explain
+from pybnorm.check.defects import DEFECTS, STATUSES, Defect, explain
 from pybnorm.check.executors import annotated
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import BackendInfo, CaseResult
 from pybnorm.check.worker import Worker
+from pybnorm.defects import Effect
 
 MIOPEN = (3, 4, 0)
 
@@ -32,7 +33,7 @@ def test_entries_are_complete(defect):
     assert defect.what
     assert defect.what[-1] != "."
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", link) for link in defect.links)
-    assert defect.status in (Status.FAIL, Status.WARN, Status.BUILD_FAILED)
+    assert defect.effect in STATUSES
     assert defect.last is None or defect.first <= defect.last
     problem = Problem.parse(defect.case)
     assert str(problem) == defect.case
@@ -47,12 +48,12 @@ def test_ids_are_unique():
 def noticed(defect, version, result):
     """What to say of a version that the table does not name; of one that it names it has to be right."""
     if defect.in_version(version):
-        assert result.status == defect.status, f"{defect.id} no longer shows, or shows otherwise: {result}"
+        assert result.status == STATUSES[defect.effect], f"{defect.id} no longer shows, or shows otherwise: {result}"
         assert result.known == defect.id
         return ""
-    seen = "still" if result.status == defect.status else "no longer"
+    seen = "still" if result.status == STATUSES[defect.effect] else "no longer"
     numbers = ".".join(map(str, version))
-    return f"{defect.id}: {seen} seen on {defect.backend} {numbers}, which pybnorm/check/defects.py does not name"
+    return f"{defect.id}: {seen} seen on {defect.backend} {numbers}, which pybnorm/defects.py does not name"
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.id)
@@ -243,7 +244,7 @@ EDGES = {
 @pytest.mark.parametrize(("identity", "line"), [(i, line) for i, text in EDGES.items() for line in text.split()])
 def test_predicates_end_where_the_library_does(identity, line):
     problem = Problem.parse(line)
-    found = [d.id for d in DEFECTS if d.backend == "miopen" and d.status != Status.WARN and d.predicate(problem)]
+    found = [d.id for d in DEFECTS if d.backend == "miopen" and d.effect != Effect.WEAK and d.predicate(problem)]
     assert found == ([identity] if identity else [])
 
 
@@ -255,7 +256,37 @@ def test_no_predicate_raises():
 
 
 def test_an_entry_without_an_end_is_meant_for_every_later_version():
-    open_ended = Defect("x-y", "onednn", (3,), None, Status.FAIL, ("y",), "w", (), "c", lambda _: True)
+    open_ended = Defect("x-y", "onednn", (3,), None, Effect.WRONG, ("y",), "w", (), "c", lambda _: True)
     assert open_ended.in_version((3, 0, 0))
     assert open_ended.in_version((40, 1, 0))
     assert not open_ended.in_version((2, 9, 9))
+
+
+# ---------------------------------------------------------------- what callers ask
+
+
+def test_known_defects_of_a_call_and_of_a_problem_are_the_same():
+    call = pybnorm.defects.Call(
+        pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 8, 35, 35)
+    )
+    problem = Problem.parse("backward,spatial,f32,nchw,4x8x35x35")
+    for version in (None, MIOPEN):
+        assert ids(pybnorm.known_defects("miopen", call, version)) == ["miopen-backward-vector-tail"]
+        assert ids(pybnorm.known_defects("miopen", problem, version)) == ["miopen-backward-vector-tail"]
+    assert pybnorm.known_defects("miopen", call, (3, 6)) == []
+    assert pybnorm.known_defects("cudnn", call) == []
+    unsaved = call._replace(dims=(2, 3, 72, 72), saved=False)
+    assert ids(pybnorm.known_defects("miopen", unsaved, MIOPEN)) == [
+        "miopen-backward-statistics-tail",
+        "miopen-one-pass-variance",
+    ]
+
+
+def test_bad_questions_are_refused_by_name():
+    call = pybnorm.defects.Call(pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 8, 5))
+    with pytest.raises(pybnorm.ArgumentError, match=r"backend.*'nvidia'.*cudnn, miopen, onednn"):
+        pybnorm.known_defects("nvidia", call)
+    with pytest.raises(pybnorm.ArgumentTypeError, match=r"call.*pybnorm.defects.Call"):
+        pybnorm.known_defects("miopen", "backward")
+    with pytest.raises(pybnorm.ArgumentError, match=r"identity.*onednn-long-sums"):
+        defects.named("none")

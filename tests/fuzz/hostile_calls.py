@@ -427,6 +427,8 @@ GOOD: dict[str, dict[str, Any]] = {
         **STATISTICS,
         **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
     },
+    "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
+    "pybnorm.defects": {"identity": is_("onednn-long-sums"), "version": is_((3, 2, 0))},
     "pybnorm.graph": GRAPH,
     **{
         f"pybnorm.graph.Graph.{call}": {"attributes": attributes(name)}
@@ -507,6 +509,7 @@ SELVES: dict[str, Callable[[World], Any]] = {
             *("BatchnormBackwardAttributes", "PointwiseAttributes"),
         )
     },
+    "pybnorm.defects.Defect": is_(pybnorm.defects.DEFECTS[0]),
     "pybnorm.graph.TensorAttributes": tensor(DIMS),
     "pybnorm.graph.Tensor": tensor(DIMS),
     "pybnorm.graph.Graph": graph(0),

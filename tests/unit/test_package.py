@@ -48,7 +48,8 @@ def test_submodules_are_imported_when_they_are_used():
     )
     loaded = set(child(code).split())
     assert loaded == {
-        f"pybnorm.{n}" for n in ("_arguments", "_arrays", "_core", "_find", "_text", "diagnostics", "enums", "errors")
+        f"pybnorm.{n}"
+        for n in ("_arguments", "_arrays", "_core", "_find", "_text", "defects", "diagnostics", "enums", "errors")
     }
 
 

@@ -31,6 +31,7 @@ STOREYS = [
     {"devices", "reference"},
     {"__init__"},
     {"_core"},
+    {"defects"},
     {"_arguments", "_arrays", "_files", "_find", "diagnostics"},
     {"enums", "errors"},
     {"_text"},

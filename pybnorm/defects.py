@@ -1,0 +1,417 @@
+"""Known defects of vendor libraries, as data: what is wrong, in which versions, for exactly which calls.
+
+Sources are the reports that each entry links, and verdicts of `pybnorm check` on both sides of every edge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["DEFECTS", "Call", "Defect", "Described", "Effect", "known_defects", "named"]
+
+Version = tuple[int, ...]
+
+
+class Effect(enum.Enum):
+    """What a defect does to a call."""
+
+    WRONG = "wrong"
+    """The call succeeds and a result is wrong."""
+    FAILS = "fails"
+    """The call fails, although its arguments are right."""
+    WEAK = "weak"
+    """The result is less exact than it could be; the library is not wrong."""
+
+
+class Described(Protocol):
+    """What a predicate asks of a call: a `Call`, or a `pybnorm.check.Problem`."""
+
+    @property
+    def operation(self) -> Operation:
+        """The operation."""
+
+    @property
+    def mode(self) -> Mode:
+        """The mode."""
+
+    @property
+    def dtype(self) -> DataType:
+        """dtype of x."""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Shape of x."""
+
+    @property
+    def layout(self) -> Layout:
+        """How x lies in memory."""
+
+    @property
+    def saved(self) -> bool:
+        """Whether backward is given saved statistics."""
+
+    @property
+    def beta(self) -> float:
+        """Factor of the prior data."""
+
+    @property
+    def m(self) -> int:
+        """Elements per statistic."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the call takes mean and variance from x itself."""
+
+
+class Call(NamedTuple):
+    """A batch-norm call, without its data."""
+
+    operation: Operation
+    mode: Mode
+    dtype: DataType
+    dims: tuple[int, ...]
+    layout: Layout = Layout.CHANNELS_FIRST
+    saved: bool = True
+    """Whether backward is given saved statistics."""
+    beta: float = 0.0
+
+    @property
+    def m(self) -> int:
+        """Elements per statistic."""
+        return _arguments.reduced_count(self.dims, self.mode)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the call takes mean and variance from x itself."""
+        return self.operation == Operation.FORWARD_TRAINING or (self.operation == Operation.BACKWARD and not self.saved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    """One defect of one library.
+
+    Parameters
+    ----------
+    id : str
+        Short and stable; what reports print.
+    backend : str
+    first, last : tuple of int
+        Oldest and newest version that has it, inclusive, compared over as many numbers as are given. ``last=None``:
+        no version without it is known.
+    effect : Effect
+    outputs : tuple of str
+        The outputs that it makes wrong. Empty where the call itself fails.
+    what : str
+        One sentence, with the condition in words.
+    links : tuple of str
+        Reports upstream, ``owner/repository#number``.
+    case : str
+        A case of `pybnorm check` that shows it.
+    predicate : callable
+        Whether a call (`Described`) meets it.
+    note : str
+        For the check: what the note of an explained verdict must hold, or the message of a call that failed.
+    ratio : float
+        For the check: largest error / bound (of the loosest class) that is explained.
+    rounded : bool
+        Whether it shows only where sums round, and so not on data whose sums are exact.
+    """
+
+    id: str
+    backend: str
+    first: Version
+    last: Version | None
+    effect: Effect
+    outputs: tuple[str, ...]
+    what: str
+    links: tuple[str, ...]
+    case: str
+    predicate: Callable[[Described], bool]
+    note: str = ""
+    ratio: float = math.inf
+    rounded: bool = False
+
+    def in_version(self, version: Sequence[int]) -> bool:
+        """Whether `version` is one that has the defect."""
+        numbers = _version(version)
+        if numbers[: len(self.first)] < self.first:
+            return False
+        return self.last is None or numbers[: len(self.last)] <= self.last
+
+
+def known_defects(backend: str, call: Described, version: Sequence[int] | None = None) -> list[Defect]:
+    """The defects of a library that a call meets.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+    call : Call or pybnorm.check.Problem
+    version : sequence of int, optional
+        Of the library; default: any.
+
+    Returns
+    -------
+    list of Defect
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        Naming the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> call = Call(Operation.BACKWARD, Mode.SPATIAL, DataType.FLOAT32, (4, 8, 35, 35))
+    >>> [defect.id for defect in known_defects("miopen", call, (3, 4, 0))]
+    ['miopen-backward-vector-tail']
+    """
+    names = sorted({d.backend for d in DEFECTS} | {"cudnn"})
+    if not isinstance(backend, str) or backend not in names:
+        raise ArgumentError("backend", backend, f"one of {', '.join(names)}")
+    described = _described(call)
+    return [
+        d
+        for d in DEFECTS
+        if d.backend == backend and (version is None or d.in_version(version)) and d.predicate(described)
+    ]
+
+
+def _version(value: Sequence[int]) -> Version:
+    allowed = "a sequence of integers, such as (3, 4, 0)"
+    return tuple(_arguments.integer(n, "version", allowed=allowed) for n in _arguments.items(value, "version", allowed))
+
+
+def _described(call: Described) -> Call:
+    """The call with its values checked."""
+    try:
+        given = Call(*(getattr(call, name) for name in Call._fields))
+    except Exception:
+        raise ArgumentTypeError("call", call, "a pybnorm.defects.Call or a pybnorm.check.Problem") from None
+    _arguments.instance(given.layout, Layout, "layout", "a pybnorm.Layout")
+    return Call(
+        _arguments.operation(given.operation),
+        _arguments.mode(given.mode),
+        _arguments.data_type(given.dtype),
+        _arguments.dims(given.dims),
+        given.layout,
+        _arguments.boolean(given.saved, "saved"),
+        _arguments.scalar(given.beta, "beta"),
+    )
+
+
+def named(identity: str) -> Defect:
+    """The defect of an id.
+
+    Raises
+    ------
+    ArgumentError
+        There is none.
+    """
+    found = {d.id: d for d in DEFECTS}.get(_arguments.text(identity, "identity"))
+    if found is None:
+        raise ArgumentError("identity", identity, f"one of {', '.join(d.id for d in DEFECTS)}")
+    return found
+
+
+# ---------------------------------------------------------------- MIOpen
+
+# The names of variants are those of MIOpen's solvers: which loop of its kernel a problem gets depends on sizes alone.
+
+_TRAINING = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
+_BACKWARD = ("dx", "dscale", "dbias")
+_LARGE = 32 * 1024 * 1024
+_SIXTEEN_BITS = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+def _plane(call: Described) -> int:
+    return math.prod(call.dims[2:])
+
+
+def _spatial(call: Described, operation: Operation, layout: Layout = Layout.CHANNELS_FIRST) -> bool:
+    return call.operation == operation and call.mode == Mode.SPATIAL and call.layout == layout
+
+
+def _backward_variant_1(call: Described) -> bool:
+    n, plane = call.dims[0], _plane(call)
+    if not _spatial(call, Operation.BACKWARD):
+        return False
+    if call.dtype == DataType.FLOAT16 and 60 < plane < 200:
+        return True
+    return n * plane < _LARGE and (plane > 1024 or (plane > 512 and n >= 32))
+
+
+def _training_variant_1(call: Described) -> bool:
+    n, plane = call.dims[0], _plane(call)
+    if not _spatial(call, Operation.FORWARD_TRAINING):
+        return False
+    if call.dtype in _SIXTEEN_BITS:
+        return plane > 512 or (n >= 256 and plane > 60)
+    return n * plane < _LARGE and plane > 1024 and n <= 768
+
+
+def _training_variant_2(call: Described) -> bool:
+    n, plane = call.dims[0], _plane(call)
+    if not _spatial(call, Operation.FORWARD_TRAINING) or call.dtype in _SIXTEEN_BITS:
+        return False
+    return (n > 768 and plane > 150) or (plane > 512 and (n * plane >= _LARGE or plane <= 1024))
+
+
+def _crosses(call: Described) -> bool:
+    """Whether a read of four values reaches past an image into other data, or the last ones are left out.
+
+    The images of a single channel follow one another, so there only the end of the last one counts.
+    """
+    n, c, plane = call.dims[0], call.dims[1], _plane(call)
+    return plane % 4 != 0 and (c > 1 or (n * plane) % 4 != 0)
+
+
+_MIOPEN = (
+    Defect(
+        id="miopen-backward-vector-tail",
+        backend="miopen",
+        first=(2, 20),
+        last=(3, 5),
+        effect=Effect.WRONG,
+        outputs=_BACKWARD,
+        what="backward reads four values at a time across the end of an image, into the next channel, where H*W is "
+        "not a multiple of 4 (kernel variant 1: H*W > 1024; H*W > 512 with N >= 32; float16 with 60 < H*W < 200)",
+        links=("ROCm/MIOpen#2024",),
+        case="backward,spatial,f32,nchw,2x3x33x33",
+        predicate=lambda p: _backward_variant_1(p) and _crosses(p),
+    ),
+    Defect(
+        id="miopen-backward-statistics-tail",
+        backend="miopen",
+        first=(2, 20),
+        last=(3, 5),
+        effect=Effect.WRONG,
+        outputs=("dx", "dscale"),
+        what="backward without saved statistics recomputes them with the wrong elements at the end where H*W >= 4096 "
+        "and N*H*W is not a multiple of 4096 (kernel variant 1)",
+        links=("ROCm/rocm-libraries#9030", "ROCm/MIOpen#762"),
+        case="backward,spatial,f32,nchw,2x3x72x72,saved=0",
+        # a single read of four at the end of a single channel is right again
+        predicate=lambda p: (
+            _backward_variant_1(p)
+            and not p.saved
+            and _plane(p) >= 4096
+            and (p.dims[0] * _plane(p)) % 4096 not in ((0, 4) if p.dims[1] == 1 else (0,))
+        ),
+    ),
+    Defect(
+        id="miopen-training-vector-tail",
+        backend="miopen",
+        first=(2, 20),
+        last=(3, 4),
+        effect=Effect.WRONG,
+        outputs=_TRAINING,
+        what="training reads four values at a time across the end of an image, into the next channel, where "
+        "H*W >= 4096 is not a multiple of 4 (kernel variant 1)",
+        links=(),
+        case="train,spatial,f32,nchw,2x3x73x73",
+        predicate=lambda p: _training_variant_1(p) and _plane(p) >= 4096 and _crosses(p),
+    ),
+    Defect(
+        id="miopen-training-stash",
+        backend="miopen",
+        first=(2, 20),
+        last=(3, 4),
+        effect=Effect.WRONG,
+        outputs=_TRAINING,
+        what="float32 training keeps four partial results in y for each 1024 values of an image, which overlap other "
+        "data where the last part holds fewer than four, H*W % 1024 in 1, 2, 3 with H*W > 1024 (kernel variant 2: "
+        "N > 768, or N*H*W >= 2^25)",
+        links=(),
+        case="train,spatial,f32,nchw,769x2x1x1025",
+        predicate=lambda p: _training_variant_2(p) and _plane(p) > 1024 and 0 < _plane(p) % 1024 < 4,
+    ),
+    Defect(
+        id="miopen-nhwc-training-kernel",
+        backend="miopen",
+        first=(3, 4),
+        last=(3, 4),
+        effect=Effect.FAILS,
+        outputs=(),
+        what="channels-last float32 training asks for a kernel that its program lacks where 512 < H*W <= 1024, or "
+        "N > 768 and H*W > 150 (kernel variant 2)",
+        links=(),
+        case="train,spatial,f32,nhwc,2x3x1x513",
+        predicate=lambda p: (
+            _spatial(p, Operation.FORWARD_TRAINING, Layout.CHANNELS_LAST)
+            and p.dtype == DataType.FLOAT32
+            and (512 < _plane(p) <= 1024 or (p.dims[0] > 768 and _plane(p) > 150))
+        ),
+        note="Empty code object path",
+    ),
+    Defect(
+        id="miopen-bf16-truncation",
+        backend="miopen",
+        first=(3, 4),
+        last=(3, 4),
+        effect=Effect.WRONG,
+        outputs=("y", "dx"),
+        what="bfloat16 results are truncated, not rounded to nearest: an error of up to twice the bound",
+        links=(),
+        case="infer,spatial,bf16,nchw,4x6x5x5,fill=randn",
+        predicate=lambda p: p.dtype == DataType.BFLOAT16,
+        ratio=2.0,
+    ),
+    Defect(
+        id="miopen-f16-blend",
+        backend="miopen",
+        first=(3, 4),
+        last=(3, 4),
+        effect=Effect.WRONG,
+        outputs=("y", "dx"),
+        what="miopenOpTensor, through which alpha and beta go, computes in float16: a blended result is rounded up to "
+        "four times, and what cancels between result and prior leaves those errors behind",
+        links=(),
+        case="train,spatial,f16,nchw,4x6x8x9,fill=randn,beta=0.5",
+        predicate=lambda p: p.dtype == DataType.FLOAT16 and p.beta != 0,
+        ratio=16.0,
+    ),
+    Defect(
+        id="miopen-one-pass-variance",
+        backend="miopen",
+        first=(2, 20),
+        last=(3, 4),
+        effect=Effect.WEAK,
+        outputs=(*_TRAINING, "dx", "dscale"),
+        what="spatial training, and backward without saved statistics, compute the variance as E[x^2] - mean^2 in "
+        "float32, whose error grows with (mean / deviation)^2",
+        links=("ROCm/rocm-libraries#5013", "ROCm/MIOpen#3900"),
+        case="train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100",
+        predicate=lambda p: p.mode == Mode.SPATIAL and p.recomputes,
+    ),
+)
+
+# ---------------------------------------------------------------- oneDNN
+
+_ONEDNN = (
+    Defect(
+        id="onednn-long-sums",
+        backend="onednn",
+        first=(3, 0),
+        last=(3, 2),
+        effect=Effect.WRONG,
+        outputs=("y", "saved_inv_variance", "running_variance", "dx", "dscale"),
+        what="a thread sums its part of a statistic in one float32 chain, which on ordinary data misses the bound from "
+        "some 450,000 terms on; so the result depends on the number of threads",
+        links=(),
+        case="train,spatial,f32,nchw,1x1x1000x1000,fill=randn",
+        predicate=lambda p: p.recomputes and p.m > 400_000,
+        note="class C",
+        rounded=True,
+    ),
+)
+
+DEFECTS: tuple[Defect, ...] = (*_MIOPEN, *_ONEDNN)
+"""Every known defect; the versions are those it has been seen in, or whose source has it unchanged."""
