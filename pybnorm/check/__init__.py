@@ -7,7 +7,8 @@ follows from a derived error bound (`pybnorm.check.bounds`), and each library ru
 
 from pybnorm.check.bounds import Point, Status, Verdict
 from pybnorm.check.problem import Problem, expand, read_suite
-from pybnorm.check.runner import CaseResult, run_case
+from pybnorm.check.results import CaseResult
+from pybnorm.check.runner import run_case
 from pybnorm.check.worker import Worker
 
 __all__ = ["CaseResult", "Point", "Problem", "Status", "Verdict", "Worker", "expand", "read_suite", "run_case"]

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, _files
-from pybnorm.check import environment
+from pybnorm.check import calls, environment
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
 from pybnorm.check.problem import Problem
@@ -48,7 +48,7 @@ from pybnorm.check.results import (
     to_json,
     version_text,
 )
-from pybnorm.enums import DataType, Operation
+from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
 __all__ = ["Journal", "digest", "output_digests", "read_outputs", "read_run", "settings", "write_outputs", "write_run"]
@@ -211,14 +211,11 @@ def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
         problem = Problem.parse(case)
     except ArgumentError:  # of a version whose language knows more
         return
-    names = {"y"} if problem.operation != Operation.BACKWARD else {"dx", "dscale", "dbias"}
-    if problem.operation == Operation.FORWARD_TRAINING:
-        names |= {"running_mean", "running_variance"} if problem.running else set()
-        names |= {"saved_mean", "saved_inv_variance"} if problem.saved else set()
-    if header["arrays"].keys() != names:
+    names = {tensor.name: tensor for tensor in calls.outputs(problem)}
+    if header["arrays"].keys() != names.keys():
         raise ValueError(f"it has {', '.join(header['arrays'])}, not {', '.join(sorted(names))}")
     for name, about in header["arrays"].items():
-        dims = problem.dims if name in ("y", "dx") else problem.parameter_dims
+        dims = problem.dims if names[name].data else problem.parameter_dims
         if math.prod(about["shape"]) != math.prod(dims):
             raise ValueError(f"its {name} has the shape {about['shape']}, not {list(dims)}")
 

@@ -39,19 +39,11 @@ from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm._find import SPECS
 from pybnorm.check import defects, environment, support
-from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, LostNode, MpiNodes, Node, NotRunError, greeted
+from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, MpiNodes, Node, NotRunError, greeted
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import (
-    BackendInfo,
-    CaseResult,
-    Session,
-    describe,
-    device_type,
-    identified,
-    open_session,
-    override,
-    run_recorded,
-)
+from pybnorm.check.results import BackendInfo, CaseResult, LostNode
+from pybnorm.check.runner import run_recorded
+from pybnorm.check.session import Session, describe, device_type, identified, open_session, override
 from pybnorm.check.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 

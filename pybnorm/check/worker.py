@@ -23,7 +23,9 @@ from typing import Any
 from pybnorm.check import runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
-from pybnorm.check.runner import BackendInfo, CaseResult, Session, describe, open_session, run_line
+from pybnorm.check.results import BackendInfo, CaseResult
+from pybnorm.check.runner import run_line
+from pybnorm.check.session import Session, describe, open_session
 
 __all__ = ["DiedError", "TimeLimitError", "Worker", "answered", "failed", "serve"]
 
@@ -129,7 +131,7 @@ class Worker:
         return self._thread.submit(self.call, function, *arguments)
 
     def describe(self) -> BackendInfo:
-        """`pybnorm.check.runner.describe` in the process: even loading a library cannot take this one down."""
+        """`pybnorm.check.session.describe` in the process: even loading a library cannot take this one down."""
         info: BackendInfo = self.call(describe, self.backend, timeout=self.timeout)
         return info
 

@@ -24,6 +24,7 @@ from simulated import (
 )
 
 from pybnorm import devices, errors
+from pybnorm.check import calls
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
@@ -191,8 +192,8 @@ def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options,
 
     class Indexed(Remembering):
         def forward_training(self, *arguments, **given):
-            # the order of execute: what was asked for, what was not, then x, scale, bias and y
-            self.uploads = [self.all[-5]]
+            names = [tensor.name for tensor in calls.TENSORS[problem.operation]]  # in the order of execute
+            self.uploads = [self.all[names.index(what) - len(names)]]
             super().forward_training(*arguments, **given)
 
     kernels = Indexed(uploads)

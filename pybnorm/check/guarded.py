@@ -1,0 +1,137 @@
+"""One call in guarded memory: what a library writes beside its results is seen.
+
+Every array lies inside guard bytes, which also fill the gaps of strided data; results without a prior start as NaN.
+After the call the guards, the inputs and the statistics that were not given to it must be unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, errors
+from pybnorm._arrays import Buffer, Memory
+from pybnorm.check import calls
+from pybnorm.check.data import Inputs, numpy_dtype
+from pybnorm.check.problem import Problem
+from pybnorm.check.session import Session
+from pybnorm.enums import DataType
+
+__all__ = ["GUARD", "Observed", "execute"]
+
+Array = npt.NDArray[Any]
+
+GUARD = 256
+"""Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
+PATTERN = 0xA7
+
+
+@dataclasses.dataclass
+class Observed:
+    """The state of the memory after one call."""
+
+    outputs: dict[str, Array]
+    """As stored, contiguous, in logical order."""
+    damage: list[str]
+    """Memory that changed and should not have."""
+
+
+class _Guarded:
+    """An array inside guard bytes, in device memory."""
+
+    def __init__(self, values: Array, strides: tuple[int, ...], dtype: DataType, session: Session) -> None:
+        self.dims, self.strides, self.dtype = values.shape, strides, dtype
+        self.before = np.full(_arguments.span(values.shape, strides) * dtype.itemsize + 2 * GUARD, PATTERN, np.uint8)
+        self._elements(self.before, numpy_dtype(dtype))[...] = values
+        self.memory = _upload(self.before, session)
+        self.buffer = self.memory._replace(
+            pointer=self.memory.pointer + GUARD, dims=self.dims, strides=strides, dtype=dtype
+        )
+
+    def _elements(self, image: Array, dtype: np.dtype[Any]) -> Array:
+        steps = tuple(s * dtype.itemsize for s in self.strides)
+        return np.ndarray(self.dims, dtype, buffer=image, offset=GUARD, strides=steps)
+
+    def read(self, session: Session) -> tuple[Array, bool, bool]:
+        """Values in logical order, whether the guards are intact, whether nothing at all changed."""
+        after = _download(self.memory, session)
+        values = self._elements(after, numpy_dtype(self.dtype)).copy()
+        outside = after.copy()
+        word = np.dtype(f"u{self.dtype.itemsize}")
+        self._elements(outside, word)[...] = np.frombuffer(bytes([PATTERN]) * word.itemsize, word)[0]
+        return values, bool((outside == PATTERN).all()), bool((after == self.before).all())
+
+
+def _upload(image: Array, session: Session) -> Buffer:
+    # devices copy floating-point arrays; these are bytes, copied as the narrowest of those types
+    return session.device.from_numpy(image.view(np.float16))
+
+
+def _download(memory: Buffer, session: Session) -> Array:
+    result: Array = session.device.to_numpy(memory).view(np.uint8)
+    return result
+
+
+def _workspace(session: Session, size: int) -> tuple[Buffer | None, Memory | None]:
+    if size == 0:
+        return None, None
+    memory = _upload(np.full(size + size % 2 + 2 * GUARD, PATTERN, np.uint8), session)
+    return memory, Memory(
+        memory.pointer + GUARD, size, memory.device_type, memory.device_id, memory.writable, memory.owner
+    )
+
+
+def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
+    """Make the problem's call once, in fresh memory.
+
+    Returns
+    -------
+    Observed
+        ``outputs`` has the keys of `Expected.outputs`.
+
+    Raises
+    ------
+    PybnormError
+        What the backend raised.
+    """
+    given = {tensor.name for tensor in calls.tensors(problem)}
+    packed = _arguments.packed_strides(problem.parameter_dims)
+    workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
+    arrays: dict[str, _Guarded] = {}
+    for tensor in calls.TENSORS[problem.operation]:  # also those that are not given: the call must not write to them
+        values = getattr(inputs, tensor.values) if tensor.values and tensor.name in given else None
+        if tensor.data:
+            shape = problem.dims, problem.strides, problem.dtype
+        else:
+            shape = problem.parameter_dims, packed, problem.parameter_dtype
+        arrays[tensor.name] = _Guarded(np.full(shape[0], np.nan) if values is None else values, *shape[1:], session)
+    call = getattr(session.handle, calls.METHODS[problem.operation])
+    buffers = {name: arrays[name].buffer for name in given}
+    call(**buffers, **calls.options(problem), workspace=workspace)
+    try:
+        session.device.synchronize()
+    except errors.PybnormError:
+        raise
+    except Exception as error:  # of the driver: a failure of the call shows only here
+        name = type(error).__name__
+        raise errors.ExecutionError(
+            backend=session.backend, function="synchronize", status=-1, status_name=name, text=str(error)
+        ) from error
+    observed = Observed({}, [])
+    for tensor in calls.TENSORS[problem.operation]:
+        values, guarded, unchanged = arrays[tensor.name].read(session)
+        if not guarded:
+            observed.damage.append(f"wrote outside of {tensor.name}")
+        if tensor.name in given and tensor.written:
+            observed.outputs[tensor.name] = values
+        elif guarded and not unchanged:
+            what = "its input" if tensor.name in given else "what was not given to it,"
+            observed.damage.append(f"changed {what} {tensor.name}")
+    if workspace_memory is not None:
+        after = _download(workspace_memory, session)
+        if not ((after[:GUARD] == PATTERN).all() and (after[-GUARD:] == PATTERN).all()):
+            observed.damage.append("wrote outside of the workspace")
+    return observed

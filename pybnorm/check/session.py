@@ -1,0 +1,119 @@
+"""A backend opened in this process: its library, a handle and the memory it computes in."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from typing import Any
+
+from pybnorm import _core, devices, errors
+from pybnorm._arrays import CPU
+from pybnorm._find import SPECS
+from pybnorm.check.calls import workspace_options
+from pybnorm.check.environment import cpu_flags, file_digest, variables
+from pybnorm.check.problem import Problem
+from pybnorm.check.results import BackendInfo
+from pybnorm.enums import Capability
+
+__all__ = ["Session", "capability_words", "describe", "device_type", "identified", "open_session", "override"]
+
+
+@dataclasses.dataclass
+class Session:
+    """An open handle and the memory it computes in."""
+
+    backend: str
+    handle: Any
+    device: devices.Device
+    others: list[devices.Device] = dataclasses.field(default_factory=list, repr=False)
+    """The same device again, each with a stream of its own."""
+
+    def on_stream(self, number: int) -> Session:
+        """This session with the handle and the memory on another stream; 0 is the first."""
+        while len(self.others) < number:
+            self.others.append(devices.device_for(self.device.device_type, self.device.device_id))
+        device = (self.device, *self.others)[number]
+        self.handle.set_stream(device.stream)
+        return Session(self.backend, self.handle, device)
+
+    def capability(self, problem: Problem) -> Capability:
+        """What the backend says about the problem's combination."""
+        bits, _ = _core.capability(
+            self.backend, problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
+        )
+        return bits
+
+    def workspace_size(self, problem: Problem) -> int:
+        """Bytes of workspace that the call needs; 0 on the CPU, where the handle keeps its own."""
+        if self.device.device_type == CPU:
+            return 0
+        with _core.TensorDescriptor(self.backend, problem.dtype, problem.dims, problem.strides) as x_desc:
+            return int(self.handle.workspace_size(problem.operation, x_desc, **workspace_options(problem)))
+
+
+def open_session(backend: str) -> Session:
+    """A session on the real library of `backend` and its device.
+
+    Raises
+    ------
+    LibraryError
+        The library cannot be used.
+    BackendError
+        It makes no handle, for instance because there is no device.
+    """
+    library = _core.load(backend)
+    device = devices.device_for(library.device_type)
+    return Session(backend, _core.Handle(backend, stream=device.stream or None), device)
+
+
+def describe(backend: str, session: Session | None = None) -> BackendInfo:
+    """What library of `backend` this process has. Never raises for a reason that lies in the library.
+
+    `session` is one that is already open.
+    """
+    info = BackendInfo(backend, label=SPECS[backend].label)
+    try:
+        library = _core.load(backend)
+    except errors.LibraryError as error:
+        info.problem = str(error).splitlines()[0].partition(" To have one")[0]
+        info.attempts, info.override = error.attempts, override(backend)
+        info.hint = "" if info.override else SPECS[backend].hint
+        return info
+    info.version, info.path = tuple(library.version), library.path
+    info.found_via, info.attempts = library.found_via, tuple(library.attempts)
+    try:
+        info.device = (session or open_session(backend)).device.name
+        info.driver = devices.driver(library.device_type)
+    except Exception as error:
+        info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        return info
+    info.digest, info.variables = file_digest(info.path), variables(backend)
+    info.cpu_flags = cpu_flags() if library.device_type == CPU else []
+    return identified(info)
+
+
+def identified(info: BackendInfo) -> BackendInfo:
+    """`info` with its `id`: equal for two libraries unless something says that they may compute differently.
+
+    The file's path, the number of one of several equal devices and the host are not in it.
+    """
+    facts = (info.version, info.digest, info.device, info.driver, sorted(info.variables.items()), info.cpu_flags)
+    mark = hashlib.blake2b(repr(facts).encode(errors="replace"), digest_size=4).hexdigest()
+    return dataclasses.replace(info, id=f"{'.'.join(map(str, info.version))}-{mark}")
+
+
+def device_type(backend: str) -> int:
+    """DLPack device type of the memory that the library of `backend` computes in."""
+    return _core.load(backend).device_type
+
+
+def override(backend: str) -> str:
+    """The environment variable that names `backend`'s library, if it is set; no other place is searched then."""
+    variable = SPECS[backend].variable
+    return variable if os.environ.get(variable) else ""
+
+
+def capability_words(bits: Capability) -> str:
+    """Names of the set bits."""
+    return "|".join(c.name or "" for c in Capability if c in bits)
