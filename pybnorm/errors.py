@@ -124,7 +124,7 @@ class LibraryError(PybnormError):
     Attributes
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+        A name of `pybnorm.backends`; ``"cuda"``, ``"amdhip64"`` or ``"hip"`` where a runtime is missing.
     attempts : tuple of (str, str, str)
         Every step tried, as (how, file, why it failed).
     """
@@ -161,7 +161,7 @@ class BackendError(PybnormError):
     Attributes
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+        A name of `pybnorm.backends`; ``"cuda"`` or ``"hip"`` where that runtime failed itself.
     function : str
         The call that failed.
     status : int

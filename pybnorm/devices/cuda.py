@@ -223,7 +223,7 @@ def capturing(stream: int) -> bool:
 def _unusable(error: Exception, function: str) -> NotInitializedError:
     """Without a driver the first call into it raises, of whatever class this release of the bindings has for that."""
     return NotInitializedError(
-        backend="cudnn",
+        backend="cuda",
         function=function,
         status=-2,
         status_name="PBN_E_NOT_LOADED",
@@ -240,5 +240,5 @@ def _cuda_core() -> Any:
         raise LibraryNotFoundError(
             f"CUDA memory and streams need the Python packages cuda-core and cuda-bindings ({error}): "
             "pip install cuda-core[cu13] (or [cu12])",
-            backend="cudnn",
+            backend="cuda",
         ) from error

@@ -103,7 +103,7 @@ class Runtime:
         if status != 0:
             status_name, text = ((self.functions[t](status) or b"").decode(errors="replace") for t in _TEXTS)
             raise _ERRORS.get(status, VendorError)(
-                backend="miopen",
+                backend="hip",
                 function=name,
                 status=status,
                 status_name=status_name,

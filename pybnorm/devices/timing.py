@@ -57,7 +57,7 @@ class Timing(NamedTuple):
 
 def no_device(reason: str) -> NotInitializedError:
     """The error of a machine without a device."""
-    return NotInitializedError(backend="cudnn", function="cuInit", status=0, status_name="no device", text=reason)
+    return NotInitializedError(backend="cuda", function="cuInit", status=0, status_name="no device", text=reason)
 
 
 def buffer_sets(tensor_bytes: int, cache_bytes: int) -> int:

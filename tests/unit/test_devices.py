@@ -267,8 +267,9 @@ def test_devices_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match=r"there is one CPU"):
         device_for(1, 1)
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings"):
+    with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings") as info:
         device_for(2)
+    assert info.value.backend == "cuda"
     with pytest.raises(LibraryNotFoundError, match=r"cuda-core and cuda-bindings"):
         driver(2)
     with pytest.raises(ArgumentError, match="device_type: got 7"):
@@ -333,4 +334,5 @@ def test_the_real_bindings_without_a_driver(child: Any) -> None:
         return
     for result in (device, beyond) if found[0] == 0 else (device, count, driver, beyond):
         assert result.get("error") == "NotInitializedError", result
+        assert result["text"].startswith("cuda ")
         assert "the CUDA driver or its device cannot be used" in result["text"]

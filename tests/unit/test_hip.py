@@ -118,6 +118,8 @@ def test_statuses_become_exceptions(
     assert type(info.value) is kind
     assert (info.value.function, info.value.status, info.value.version) == ("hipMalloc", status, (6, 4, 43484))
     assert info.value.library == str(hip_library)
+    assert info.value.backend == "hip"
+    assert str(info.value).startswith("hip hipMalloc: ")
     names = {2: "hipErrorOutOfMemory", 998: ""}
     assert info.value.status_name == names.get(status, "hipErrorOfTheDouble")
     assert bool(info.value.text) == (status != 998)
