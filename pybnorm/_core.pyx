@@ -26,6 +26,7 @@ from pybnorm._shim cimport (
     PBN_CLASS_NOT_INITIALIZED,
     PBN_CLASS_NOT_SUPPORTED,
     PBN_CLASS_VERSION,
+    PBN_CONTRACT,
     PBN_E_ARGUMENT,
     PBN_E_DEVICE,
     PBN_E_INTERNAL,
@@ -54,11 +55,13 @@ from pybnorm._shim cimport (
     pbn_handle,
     pbn_library,
     pbn_plan,
+    pbn_search,
     pbn_tensor,
 )
 
 import atexit
 import collections
+import importlib.metadata
 import os
 import sys
 import threading
@@ -78,6 +81,11 @@ cdef extern from *:
     const pbn_backend *pbn_backends[]
     enum:
         PBN_BACKEND_COUNT
+
+cdef extern from "pybnorm/dl.h" nogil:
+    int pbn_dl_open(pbn_library *library, const char *file, int no_load)
+    void *pbn_dl_symbol(void *handle, const char *name)
+    void pbn_dl_discard(pbn_library *library)
 
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **pointer, size_t alignment, size_t size)
@@ -100,6 +108,7 @@ __all__ = [
     "capability",
     "current_stream",
     "derive_bn_tensor_descriptor",
+    "device_types",
     "fill",
     "has_symbol",
     "load",
@@ -110,19 +119,11 @@ __all__ = [
     "signature",
 ]
 
-# DLPack device types whose memory a backend's calls can reach, by the backend's own type.
-cdef dict _REACHABLE = {
-    1: frozenset({1, 3, 11}),  # CPU: also CUDA's and ROCm's pinned host memory
-    2: frozenset({2, 13}),     # CUDA: also managed memory
-    10: frozenset({10}),       # ROCm
-}
+# DLPack's device types.
 cdef dict _DEVICE_NAMES = {
-    1: "CPU",
-    2: "CUDA",
-    3: "CUDA pinned host",
-    10: "ROCm",
-    11: "ROCm pinned host",
-    13: "CUDA managed",
+    1: "CPU", 2: "CUDA", 3: "CUDA pinned host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm",
+    11: "ROCm pinned host", 12: "extension device", 13: "CUDA managed", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon",
+    17: "MAIA", 18: "Trainium",
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef Py_ssize_t _PLAN_CACHE = 256  # more than the kinds of call of a large network

@@ -109,6 +109,10 @@ class LibrarySpec:
     """Variables that name an installation's root."""
     folders: tuple[str, ...] = ()
     """Fixed directories, as glob patterns; ``{prefix}`` is this Python's. Highest version first."""
+    variables: tuple[str, ...] = ()
+    """Beginnings of the names of environment variables that it, or what lies below it, reads."""
+    file: str = ""
+    """The backend's own file, where it needs no other library."""
 
     @property
     def variable(self) -> str:
@@ -116,41 +120,8 @@ class LibrarySpec:
         return f"PYBNORM_LIB_{self.backend.upper()}"
 
 
-_CUDNN = LibrarySpec(
-    backend="cudnn",
-    label="cuDNN",
-    sonames=("libcudnn.so.9", "libcudnn.so.8"),
-    hint="pip install nvidia-cudnn-cu13 (or -cu12, as the driver needs), or your distribution's cuDNN 9",
-    pathfinder="cudnn",
-    distributions=("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11"),
-    roots=("CUDNN_PATH", "CUDA_PATH", "CUDA_HOME"),
-)
-
-_MIOPEN = LibrarySpec(
-    backend="miopen",
-    label="MIOpen",
-    sonames=("libMIOpen.so.1",),
-    hint="install ROCm's MIOpen (package miopen-hip, Debian and Ubuntu: libmiopen1), or AMD's rocm[libraries] wheels",
-    # PyTorch's ROCm wheels carry, and link to, a copy under the unversioned name.
-    loaded_names=("libMIOpen.so",),
-    rocm_sdk="miopen",
-    rocm_sdk_needs=("amdhip64", "amd_comgr", "hiprtc", "roctx64", "hipblas", "hipblaslt", "hiprand"),
-    roots=("ROCM_PATH", "ROCM_HOME", "HIP_PATH"),
-    folders=("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib"),
-)
-
-_ONEDNN = LibrarySpec(
-    backend="onednn",
-    label="oneDNN",
-    sonames=("libdnnl.so.3",),
-    hint="pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or conda-forge",
-    distributions=("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb"),
-    roots=("DNNLROOT",),
-    folders=("{prefix}/lib",),
-)
-
-SPECS: dict[str, LibrarySpec] = {spec.backend: spec for spec in (_CUDNN, _MIOPEN, _ONEDNN)}
-"""Every backend's library, by the backend's name."""
+SPECS: dict[str, LibrarySpec] = {}
+"""Every backend's library, by the backend's name; `pybnorm._core` fills it from the backends' tables."""
 
 
 class _Candidate(NamedTuple):
@@ -172,6 +143,11 @@ class _Miss(NamedTuple):
 
 
 _Step = Callable[[LibrarySpec], Iterator["_Candidate | _Miss"]]
+
+
+def _own_file(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
+    if spec.file:
+        yield _Candidate("the backend's own file", spec.file)
 
 
 def _in_process(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
@@ -257,6 +233,7 @@ def _folders(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
 
 
 _STEPS: tuple[_Step, ...] = (
+    _own_file,
     _in_process,
     _cuda_pathfinder,
     _rocm_sdk,

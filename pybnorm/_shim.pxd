@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 cdef extern from "pybnorm/shim.h" nogil:
     enum:
+        PBN_CONTRACT
         PBN_MAX_RANK
         PBN_PATH_MAX
         PBN_TEXT_MAX
@@ -117,10 +118,25 @@ cdef extern from "pybnorm/shim.h" nogil:
         char *path
         char *message
 
+    struct pbn_search:
+        const char *sonames
+        const char *hint
+        const char *loaded_names
+        const char *pathfinder
+        const char *rocm_sdk
+        const char *rocm_sdk_needs
+        const char *distributions
+        const char *roots
+        const char *folders
+        const char *variables
+
     struct pbn_backend:
+        int32_t contract
+        int32_t device_type
+        int32_t *also_reached
         const char *name
         const char *label
-        int32_t device_type
+        pbn_search search
         int (*load)(const char *file, int no_load, pbn_library *out) noexcept nogil
         const char *(*status_name)(int status) noexcept nogil
         int (*status_class)(int status) noexcept nogil

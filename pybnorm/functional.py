@@ -43,7 +43,7 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer, as_buffer
-from pybnorm._core import Handle, current_stream, signature
+from pybnorm._core import Handle, backends, current_stream, device_types, signature
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -56,7 +56,6 @@ Call: TypeAlias = Callable[..., Any]
 Context: TypeAlias = "contextlib.AbstractContextManager[object]"
 
 _CPU = 1
-_BACKENDS = {1: "onednn", 3: "onednn", 11: "onednn", 2: "cudnn", 13: "cudnn", 10: "miopen"}  # by DLPack's device type
 
 
 def batch_norm_training(
@@ -479,14 +478,15 @@ def _prepare(
             raise ArgumentError("out", out, "arrays that can be written, for all results, where x is JAX's on a GPU")
         home, waiting = _home_of(out[0]), True
     device = max(buffer.device_id, 0)
-    on_gpu = _BACKENDS.get(buffer.device_type) != "onednn"
+    backend = _backend_of(buffer.device_type)
+    on_gpu = backend is None or device_types(backend)[0] != _CPU
     if on_gpu and home.capturing():
         raise ArgumentError(
             "x", "the first call of its kind while a graph is captured", "one such call before, on the same thread"
         )
     around = home.on(device) if on_gpu else contextlib.nullcontext()
     with around:
-        used = _default_handle(buffer, on_gpu) if handle is None else handle
+        used = _default_handle(buffer, backend, on_gpu) if handle is None else handle
         used.buffer(x, "x")
         like = _maker(x, "x", data[result])
         constants = {name: None for name in ("scale", "bias") if vectors.get(name, 0) is None}
@@ -525,8 +525,12 @@ def _prepare(
     return _on_the_device(call, home, device) if home.devices() > 1 else call
 
 
-def _default_handle(buffer: Buffer, on_gpu: bool) -> Handle:
-    backend = _BACKENDS.get(buffer.device_type)
+def _backend_of(device_type: int) -> str | None:
+    """The first backend whose calls reach memory of a DLPack device type."""
+    return next((name for name in backends() if device_type in device_types(name)), None)
+
+
+def _default_handle(buffer: Buffer, backend: str | None, on_gpu: bool) -> Handle:
     if backend is None:
         raise ArgumentError("x", f"memory of device type {buffer.device_type}", "memory of the CPU, CUDA or ROCm")
     device = buffer.device_id if on_gpu and buffer.device_id >= 0 else None

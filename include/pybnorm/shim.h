@@ -17,8 +17,9 @@
 extern "C" {
 #endif
 
-/* The backend list. Adding a vendor adds one line here and one C file that defines
- * `const pbn_backend pbn_backend_<name>`. */
+/* The backend list. Adding a vendor adds one line here and one C file, or one folder with an adapter.c, that defines
+ * `const pbn_backend pbn_backend_<name>`. A backend of another distribution exports such a table from a shared library
+ * and names that library with an entry point of the group pybnorm.backends; see examples/loop_backend. */
 #define PBN_BACKENDS(X) \
     X(cudnn)            \
     X(miopen)           \
@@ -191,12 +192,33 @@ typedef struct pbn_library {
     char message[PBN_TEXT_MAX];  /* on failure: the loader's text, the symbol's name, the version seen */
 } pbn_library;
 
-typedef struct pbn_backend {
-    const char *name;        /* "cudnn": the word users type */
-    const char *label;       /* "cuDNN": the vendor's spelling */
-    int32_t device_type;     /* DLPack device type whose pointers the calls take: 1 CPU, 2 CUDA, 10 ROCm */
+/* Where the vendor's library may be. Each text is a list of words separated by spaces; NULL is an empty one. */
+typedef struct pbn_search {
+    const char *sonames;        /* best first, with their versions; none where the backend needs no other library */
+    const char *hint;           /* one sentence: how to install it */
+    const char *loaded_names;   /* asked for in the process only, where nothing new can be picked up by them */
+    const char *pathfinder;     /* name that cuda.pathfinder knows it by */
+    const char *rocm_sdk;       /* name that rocm_sdk knows it by */
+    const char *rocm_sdk_needs; /* what it links to, by rocm_sdk's names */
+    const char *distributions;  /* Python distributions that carry the file */
+    const char *roots;          /* environment variables that name an installation's root */
+    const char *folders;        /* glob patterns; {prefix} is this Python's */
+    const char *variables;      /* beginnings of the names of environment variables that change what it computes */
+} pbn_search;
 
-    /* Opens `file` (a path or a bare soname), resolves every symbol on that handle and asks the version.
+/* Grows with every change of the structures in this file. */
+#define PBN_CONTRACT 1
+
+typedef struct pbn_backend {
+    int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */
+    int32_t device_type;     /* DLPack device type whose pointers the calls take: 1 CPU, 2 CUDA, 10 ROCm */
+    int32_t also_reached[3]; /* other types whose memory the calls reach; 0 for none */
+    const char *name;        /* "cudnn": the word users type; a C identifier in lower case */
+    const char *label;       /* "cuDNN": the vendor's spelling */
+    pbn_search search;
+
+    /* Opens `file` (a path or a bare soname), resolves every symbol on that handle and asks the version. A backend that
+     * needs no other library is given its own file, and has only to fill `out`.
      * no_load != 0: only if it is already in the process. Not thread-safe; the core holds a lock. */
     int (*load)(const char *file, int no_load, pbn_library *out);
 

@@ -13,9 +13,9 @@ def _after_fork_in_child():
 def _tell_of_fork(int stage):
     cdef int i
     with nogil:  # it may wait for a call
-        for i in range(PBN_BACKEND_COUNT):
-            if pbn_backends[i].at_fork != NULL:
-                pbn_backends[i].at_fork(stage)
+        for i in range(_table_count):
+            if _tables[i].at_fork != NULL:
+                _tables[i].at_fork(stage)
 
 
 os.register_at_fork(before=lambda: _tell_of_fork(PBN_FORK_BEFORE), after_in_child=_after_fork_in_child)

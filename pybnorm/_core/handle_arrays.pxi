@@ -5,11 +5,11 @@ cdef class _HandleArrays(_HandleLife):
 
     cdef object _buffer(self, object array, str argument, bint output):
         buffer = _arrays.as_buffer(array, argument)
-        if buffer.device_type not in _REACHABLE[self.table.device_type]:
+        if not _reaches(self.table, buffer.device_type):
             raise errors.ArgumentError(
                 argument,
-                f"memory of device type {_DEVICE_NAMES.get(buffer.device_type, buffer.device_type)}",
-                f"{_DEVICE_NAMES[self.table.device_type]} memory, which backend {self.backend} computes on",
+                f"memory of device type {_device_name(buffer.device_type)}",
+                f"{_device_name(self.table.device_type)} memory, which backend {self.backend} computes on",
             )
         buffer = self._placed(buffer, argument)
         if output and not buffer.writable:
@@ -269,11 +269,11 @@ cdef class _HandleArrays(_HandleLife):
         device_type = memory.device_type
         if not memory.writable:
             raise errors.ArgumentError(name, "read-only memory", "writable memory")
-        if device_type not in _REACHABLE[self.table.device_type]:
+        if not _reaches(self.table, device_type):
             raise errors.ArgumentError(
                 name,
-                f"memory of device type {_DEVICE_NAMES.get(device_type, device_type)}",
-                f"{_DEVICE_NAMES[self.table.device_type]} memory",
+                f"memory of device type {_device_name(device_type)}",
+                f"{_device_name(self.table.device_type)} memory",
             )
         memory = self._placed(memory, name)
         kept.append(memory)

@@ -1,4 +1,4 @@
-# Libraries: loaded once, under a lock; what each can do.
+# Backends, of this distribution and of others; their libraries: loaded once, under a lock; what each can do.
 
 cdef object _load_lock = threading.RLock()  # a signal handler may come here while its thread is here
 cdef set _loading = set()  # backends
@@ -29,26 +29,172 @@ class Library(collections.namedtuple("Library", "backend label version path foun
     __slots__ = ()
 
 
-cdef const pbn_backend *_table(object backend) except NULL:
+cdef extern from *:
+    """
+    enum { PBN_MOST_BACKENDS = 64 };
+    static const pbn_backend *pbn_tables[PBN_MOST_BACKENDS];
+    """
+    enum:
+        PBN_MOST_BACKENDS
+    const pbn_backend *_tables "pbn_tables"[]  # this build's, then those of other distributions; none is ever removed
+
+cdef int _table_count = 0
+cdef bint _looked_outside = False
+cdef dict _broken = {}  # name of a backend of another distribution -> why it cannot be used
+
+
+cdef tuple _words(const char *text):
+    return tuple((<bytes>text).decode().split()) if text != NULL else ()
+
+
+cdef str _word(const char *text):
+    return (<bytes>text).decode() if text != NULL else ""
+
+
+cdef int _add(const pbn_backend *table, str file) except -1:
+    """Take a backend in; `file` is the library that it is in, where that is another than this module."""
+    global _table_count
+    cdef str name = table.name.decode()
+    cdef const pbn_search *search = &table.search
+    if _table_count == PBN_MOST_BACKENDS:
+        raise errors.LibraryLoadError(f"{name}: there are {PBN_MOST_BACKENDS} backends already", backend=name)
+    _find.SPECS[name] = _find.LibrarySpec(
+        backend=name,
+        label=table.label.decode(),
+        sonames=_words(search.sonames),
+        hint=_word(search.hint),
+        loaded_names=_words(search.loaded_names),
+        pathfinder=_word(search.pathfinder),
+        rocm_sdk=_word(search.rocm_sdk),
+        rocm_sdk_needs=_words(search.rocm_sdk_needs),
+        distributions=_words(search.distributions),
+        roots=_words(search.roots),
+        folders=_words(search.folders),
+        variables=_words(search.variables),
+        file="" if search.sonames != NULL else file,
+    )
+    _tables[_table_count] = table
+    _table_count += 1
+    return 0
+
+
+def _add_this_builds_backends():
     cdef int i
-    cdef bytes name
-    if isinstance(backend, str):
-        name = (<str>backend).encode("utf-8", "surrogatepass")
-        for i in range(PBN_BACKEND_COUNT):
-            if name == pbn_backends[i].name:
-                return pbn_backends[i]
-    kind = errors.ArgumentError if isinstance(backend, str) else errors.ArgumentTypeError
-    raise kind("backend", backend, "one of " + ", ".join(map(repr, backends())))
+    for i in range(PBN_BACKEND_COUNT):
+        _add(pbn_backends[i], "")
+
+
+_add_this_builds_backends()
+
+
+cdef int _look_outside() except -1:
+    """Take in the backends of other distributions, once; of one that cannot be used a warning says why."""
+    global _looked_outside
+    with _load_lock:
+        if _looked_outside:
+            return 0
+        _looked_outside = True
+        found = sorted(importlib.metadata.entry_points(group="pybnorm.backends"), key=lambda point: point.name)
+        for point in found:
+            try:
+                _add_outside(point)
+            except Exception as error:
+                where = f"the entry point {point.name} = {point.value} of the group pybnorm.backends"
+                if not isinstance(error, errors.LibraryError):
+                    error = errors.LibraryLoadError(f"{type(error).__name__}: {error}", backend=point.name)
+                error.args = (f"{where} gives no backend: {error}",)
+                _broken.setdefault(point.name, error)
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    return 0
+
+
+cdef int _add_outside(object point) except -1:
+    cdef pbn_library library
+    cdef const pbn_backend *table
+    cdef str name = point.name
+    cdef bytes c_file
+    if _find_table(name) != NULL:
+        raise errors.LibraryLoadError(f"there is a backend {name!r} already", backend=name)
+    file = point.load()
+    file = os.fspath(file() if callable(file) else file)
+    c_file = os.fsencode(file)
+    if pbn_dl_open(&library, c_file, 0) != 0:
+        raise errors.LibraryLoadError((<bytes>library.message).decode("utf-8", "replace"), backend=name)
+    table = <const pbn_backend *>pbn_dl_symbol(library.handle, b"pbn_backend_" + name.encode())
+    if table == NULL:
+        raise errors.SymbolNotFoundError(f"{file} has no symbol pbn_backend_{name}", backend=name)
+    if table.contract != PBN_CONTRACT:
+        raise errors.LibraryVersionError(
+            f"{file} was compiled for contract {table.contract} of pybnorm/shim.h, this pybnorm has {PBN_CONTRACT}: "
+            "compile it anew", backend=name
+        )
+    if table.name != <bytes>name.encode():
+        raise errors.LibraryLoadError(f"{file} is of a backend named {table.name!r}", backend=name)
+    return _add(table, os.fsdecode(<bytes>library.path))
+
+
+cdef const pbn_backend *_find_table(str backend):
+    cdef int i
+    cdef bytes name = backend.encode("utf-8", "surrogatepass")
+    for i in range(_table_count):
+        if name == _tables[i].name:
+            return _tables[i]
+    return NULL
+
+
+cdef const pbn_backend *_table(object backend) except NULL:
+    cdef const pbn_backend *table
+    if not isinstance(backend, str):
+        raise errors.ArgumentTypeError("backend", backend, "one of " + ", ".join(map(repr, backends())))
+    table = _find_table(<str>backend)
+    if table == NULL:
+        _look_outside()
+        table = _find_table(<str>backend)
+    if table == NULL:
+        if backend in _broken:
+            raise _broken[backend].with_traceback(None)
+        raise errors.ArgumentError("backend", backend, "one of " + ", ".join(map(repr, backends())))
+    return table
 
 
 def backends():
-    """Names of all backends this build knows, loaded or not.
+    """Names of all backends, loaded or not: those of this build, then those of other distributions.
+
+    Another distribution adds one with an entry point of the group ``pybnorm.backends``; the first call looks for them,
+    and warns of one that cannot be used.
 
     Returns
     -------
     tuple of str
     """
-    return tuple(pbn_backends[i].name.decode() for i in range(PBN_BACKEND_COUNT))
+    _look_outside()
+    return tuple(_tables[i].name.decode() for i in range(_table_count))
+
+
+def device_types(backend):
+    """DLPack device types of the memory that a backend's calls reach; its device's own comes first.
+
+    Parameters
+    ----------
+    backend : str
+
+    Returns
+    -------
+    tuple of int
+    """
+    cdef const pbn_backend *table = _table(backend)
+    return table.device_type, *(table.also_reached[i] for i in range(3) if table.also_reached[i] != 0)
+
+
+cdef bint _reaches(const pbn_backend *table, object device_type) except -1:
+    return device_type == table.device_type or (
+        device_type != 0
+        and device_type in (table.also_reached[0], table.also_reached[1], table.also_reached[2])
+    )
+
+
+cdef object _device_name(object device_type):
+    return _DEVICE_NAMES.get(device_type, device_type)
 
 
 def loaded(backend):

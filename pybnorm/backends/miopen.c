@@ -1261,9 +1261,19 @@ PBN_THERE(stream_set, (pbn_handle * handle, void *stream), (handle, stream))
 PBN_THERE(stream_get, (pbn_handle * handle, void **stream), (handle, stream))
 
 const pbn_backend pbn_backend_miopen = {
+    .contract = PBN_CONTRACT,
+    .device_type = 10,
     .name = "miopen",
     .label = "MIOpen",
-    .device_type = 10,
+    .search = {.sonames = "libMIOpen.so.1",
+               .hint = "install ROCm's MIOpen (package miopen-hip, Debian and Ubuntu: libmiopen1), or AMD's "
+                       "rocm[libraries] wheels",
+               .loaded_names = "libMIOpen.so", /* carried, and linked to, by PyTorch's ROCm wheels */
+               .rocm_sdk = "miopen",
+               .rocm_sdk_needs = "amdhip64 amd_comgr hiprtc roctx64 hipblas hipblaslt hiprand",
+               .roots = "ROCM_PATH ROCM_HOME HIP_PATH",
+               .folders = "/opt/rocm/core*/lib /opt/rocm/lib /opt/rocm-*/lib",
+               .variables = "MIOPEN_ HSA_ HIP_ AMD_ ROCM_"},
     .load = load,
     .status_name = status_name,
     .status_class = status_class,

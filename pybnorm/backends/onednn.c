@@ -1526,9 +1526,17 @@ static int relu_backward(pbn_handle *h, const pbn_call *call) {
 }
 
 const pbn_backend pbn_backend_onednn = {
+    .contract = PBN_CONTRACT,
+    .device_type = 1,
+    .also_reached = {3, 11}, /* pinned host memory of CUDA and of ROCm */
     .name = "onednn",
     .label = "oneDNN",
-    .device_type = 1,
+    .search = {.sonames = "libdnnl.so.3",
+               .hint = "pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or conda-forge",
+               .distributions = "onednn-cpu-gomp onednn-cpu-iomp onednn-cpu-tbb",
+               .roots = "DNNLROOT",
+               .folders = "{prefix}/lib",
+               .variables = "ONEDNN_ DNNL_ OMP_ GOMP_ KMP_"},
     .load = load,
     .status_name = status_name,
     .status_class = status_class,

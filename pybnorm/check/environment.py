@@ -15,18 +15,13 @@ from typing import Any
 import numpy as np
 
 from pybnorm import __version__
+from pybnorm._find import SPECS
 from pybnorm.check.results import host_digest
 
 __all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Which devices a process sees. They differ from process to process and change no library's results."""
-_OF_BACKEND = {
-    "cudnn": ("CUDNN_", "NVIDIA_TF32_OVERRIDE", "CUDA_FORCE_", "CUDA_DISABLE_", "CUDA_MODULE_LOADING"),
-    "miopen": ("MIOPEN_", "HSA_", "HIP_", "AMD_", "ROCM_"),
-    "onednn": ("ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_"),
-}
-"""Beginnings of the names of variables that a backend's library, or what lies below it, reads."""
 _FLAGS = (
     *("sse4_1", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
     *("avx512_fp16", "avx10", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -86,7 +81,7 @@ def _drivers() -> dict[str, str]:
 def variables(backend: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that matter to `backend`, `VISIBLE` left out; of this process by default."""
     known = os.environ if environment is None else environment
-    beginnings = (*_OF_BACKEND.get(backend, ()), f"PYBNORM_LIB_{backend.upper()}")
+    beginnings = (*(SPECS[backend].variables if backend in SPECS else ()), f"PYBNORM_LIB_{backend.upper()}")
     return {k: known[k] for k in sorted(known) if k.startswith(beginnings) and k not in VISIBLE}
 
 

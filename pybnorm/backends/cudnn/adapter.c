@@ -1240,9 +1240,17 @@ static void cudnn_plan_destroy_there(pbn_plan *plan) {
 }
 
 const pbn_backend pbn_backend_cudnn = {
+    .contract = PBN_CONTRACT,
+    .device_type = 2,
+    .also_reached = {13}, /* managed memory */
     .name = "cudnn",
     .label = "cuDNN",
-    .device_type = 2,
+    .search = {.sonames = "libcudnn.so.9 libcudnn.so.8",
+               .hint = "pip install nvidia-cudnn-cu13 (or -cu12, as the driver needs), or your distribution's cuDNN 9",
+               .pathfinder = "cudnn",
+               .distributions = "nvidia-cudnn-cu13 nvidia-cudnn-cu12 nvidia-cudnn-cu11",
+               .roots = "CUDNN_PATH CUDA_PATH CUDA_HOME",
+               .variables = "CUDNN_ NVIDIA_TF32_OVERRIDE CUDA_FORCE_ CUDA_DISABLE_ CUDA_MODULE_LOADING"},
     .load = cudnn_load,
     .status_name = cudnn_status_name,
     .status_class = cudnn_status_class,
