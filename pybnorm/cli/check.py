@@ -16,10 +16,11 @@ from rich.text import Text
 
 import pybnorm
 from pybnorm._text import one_line
-from pybnorm.check import executors, report, runner
+from pybnorm.check import executors, runner, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
+from pybnorm.check.results import SCHEMA, BackendInfo, CaseResult, exit_status, library_text, lost_text, not_run
 from pybnorm.cli import INTERRUPTED, output
 from pybnorm.errors import ArgumentError
 
@@ -143,9 +144,9 @@ def check(
         except (OSError, ArgumentError) as error:
             trouble = trouble or output.WriteError(f"--save {folder}", error)
     if json_target != "-":
-        report.print_results(console, run.results, verbose)
-    report.print_details(console, run.results, verbose)
-    report.print_totals(console, run.results, time.monotonic() - started)
+        terminal.print_results(console, run.results, verbose)
+    terminal.print_details(console, run.results, verbose)
+    terminal.print_totals(console, run.results, time.monotonic() - started)
     run.explain(document, len(problems))
     if trouble is not None:
         raise trouble
@@ -211,8 +212,8 @@ class _Run:
     ) -> None:
         self._farm, self._console, self._journal = farm, console, journal
         self._same, self._fail_fast, self._allow_known = same, fail_fast, allow_known
-        self.found: list[runner.BackendInfo] = []
-        self.results: list[runner.CaseResult] = []
+        self.found: list[BackendInfo] = []
+        self.results: list[CaseResult] = []
         self.interrupted = self.stopped = False
         self.trouble: output.WriteError | None = None
         """The error of --save that ended the run."""
@@ -224,7 +225,7 @@ class _Run:
                 self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
                 self.found += self._farm.others(name)
             self._alike()
-            report.print_backends(self._console, self.found)
+            terminal.print_backends(self._console, self.found)
             if self._journal is not None:
                 self._noted(self._journal.begin, self.found)
             usable = list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
@@ -246,9 +247,9 @@ class _Run:
 
     def _one(
         self,
-        item: runner.BackendInfo,
+        item: BackendInfo,
         problems: Sequence[Problem],
-        finished: dict[str, runner.CaseResult],
+        finished: dict[str, CaseResult],
         advance: Callable[[], None],
     ) -> None:
         rest = [p for p in problems if str(p) not in finished]
@@ -263,7 +264,7 @@ class _Run:
                     finished[result.case] = result
                     self._note(result)
                     advance()
-                    if self._fail_fast and report.exit_status([self._judged(result)], []) == 1:
+                    if self._fail_fast and exit_status([self._judged(result)], []) == 1:
                         self.stopped = True
                         break
             complete = not self.stopped
@@ -271,12 +272,12 @@ class _Run:
             executor.shutdown(wait=complete, cancel_futures=True)
             self.results += [finished[str(p)] for p in problems if str(p) in finished]
 
-    def _judged(self, result: runner.CaseResult) -> runner.CaseResult:
+    def _judged(self, result: CaseResult) -> CaseResult:
         """The result as the exit status counts it: with --allow-known a known defect is a warning."""
         allowed = self._allow_known and result.known
         return dataclasses.replace(result, status=Status.WARN) if allowed else result
 
-    def _entered(self, entries: Iterable[runner.BackendInfo]) -> None:
+    def _entered(self, entries: Iterable[BackendInfo]) -> None:
         """List every library that gave a result, in the interrupted run too."""
         here = {(info.backend, info.id) for info in self.found}
         new = [info for info in entries if (info.backend, info.id) not in here]
@@ -299,13 +300,13 @@ class _Run:
             return
         for backend in dict.fromkeys(i.backend for i in self.found):
             own = [i for i in self.found if i.backend == backend]
-            texts = [report.lost_text(lost) for lost in self._farm.lost if lost.backend in ("", backend)]
+            texts = [lost_text(lost) for lost in self._farm.lost if lost.backend in ("", backend)]
             if len(own) > 1:
-                texts += [report.library_text(info) for info in own]
+                texts += [library_text(info) for info in own]
             if texts:
                 raise ArgumentError("--same", backend, f"nodes that are alike; here are: {'; '.join(texts)}")
 
-    def _note(self, result: runner.CaseResult) -> None:
+    def _note(self, result: CaseResult) -> None:
         if self._journal is None:
             return
         _, lost, reason = result.message.partition(runner.NOT_KEPT)
@@ -329,20 +330,20 @@ class _Run:
             or (i.backend in backends and i.problem and self.results)
         ]
         overrides = [i.override for i in self.found if i.override]
-        status = report.exit_status([self._judged(r) for r in self.results], missing + overrides)
+        status = exit_status([self._judged(r) for r in self.results], missing + overrides)
         if self.interrupted:
             status = INTERRUPTED
         if self.trouble is not None:
             status = self.trouble.exit_code
         return output.document(
-            report.SCHEMA,
+            SCHEMA,
             {
                 "backends": self.found,
                 "cases": self.results,
                 "required_but_absent": missing,
                 "unusable_overrides": overrides,
                 "lost_nodes": self._farm.lost,
-                "complete": not (self._ended or report.not_run(self.results)),
+                "complete": not (self._ended or not_run(self.results)),
                 "exit_status": status,
             },
         )
@@ -359,15 +360,15 @@ class _Run:
     def explain(self, document: dict[str, Any], problems: int) -> None:
         """Print what the exit status depends on beside the statuses of the cases."""
         for lost in self._farm.lost:
-            self._console.print(Text(one_line(report.lost_text(lost)), "red"), soft_wrap=True)
+            self._console.print(Text(one_line(lost_text(lost)), "red"), soft_wrap=True)
         if self._ended:
             usable = len({i.backend for i in self.found if not i.problem})
             self._console.print(f"incomplete: {len(self.results)} of {usable * problems} cases", highlight=False)
             self._console.print(Text(self._ended, "bold red"))
         else:
             self._explain_absence(document)
-        if not_run := report.not_run(self.results):
-            self._console.print(Text(not_run, "bold red"))
+        if text := not_run(self.results):
+            self._console.print(Text(text, "bold red"))
 
     def _explain_absence(self, document: dict[str, Any]) -> None:
         console = self._console
@@ -380,7 +381,7 @@ class _Run:
             for item in self.found:
                 console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
                 if not item.loaded and not item.override:
-                    report.print_attempts(console, item)
+                    terminal.print_attempts(console, item)
                 if item.hint:
                     console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
         elif all(r.status == Status.UNSUPPORTED for r in self.results):

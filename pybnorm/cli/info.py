@@ -10,9 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 import pybnorm
-from pybnorm.check import executors, report, runner
+from pybnorm.check import executors, terminal
 from pybnorm.check.console import Console
+from pybnorm.check.environment import machine
 from pybnorm.check.problem import LAYOUTS, MODES, OPERATIONS
+from pybnorm.check.results import BackendInfo, version_text
+from pybnorm.check.session import capability_words
 from pybnorm.check.worker import Worker
 from pybnorm.cli import output
 from pybnorm.enums import DataType, Layout, Operation
@@ -39,7 +42,7 @@ def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
         _print_claims(as_claims, timeout)
         return
     console = None if as_json else output.console()
-    found: list[runner.BackendInfo] = []
+    found: list[BackendInfo] = []
     abilities: dict[str, list[dict[str, Any]]] = {}
     for name in pybnorm.backends():
         with Worker(name, timeout=timeout) as worker:
@@ -48,10 +51,10 @@ def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
                 abilities[name] = worker.call(_abilities, name, timeout=timeout)
     if console is None:
         backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
-        output.write_json({"environment": report.environment(), "backends": backends}, output.standard_output())
+        output.write_json({"environment": machine(), "backends": backends}, output.standard_output())
         return
-    machine = report.environment()
-    console.print(f"pybnorm {machine['pybnorm']}, Python {machine['python']}, {machine['platform']}")
+    here = machine()
+    console.print(f"pybnorm {here['pybnorm']}, Python {here['python']}, {here['platform']}")
     for item in found:
         _print_info(console, item, abilities.get(item.backend, []))
 
@@ -66,7 +69,7 @@ def _print_claims(backend: str, timeout: float) -> None:
         if not item.loaded:
             raise click.ClickException(f"{backend}: {item.problem}")
         rows = worker.call(_abilities, backend, timeout=timeout)
-    source = f"{item.label} {report.version_text(item)}"
+    source = f"{item.label} {version_text(item)}"
     output.write_json([support.recorded(rows, item.version, source)], output.standard_output())
 
 
@@ -79,16 +82,16 @@ def _abilities(backend: str) -> list[dict[str, Any]]:
         answers: dict[tuple[str, str], list[int]] = {}
         for rank in _RANKS:
             bits, reason = pybnorm.capability(backend, op, m, dtype, place, rank)
-            answers.setdefault((runner.capability_words(bits), reason), []).append(rank)
+            answers.setdefault((capability_words(bits), reason), []).append(rank)
         case = {"operation": operation, "mode": mode, "dtype": dtype.short, "layout": layout}
         rows += [case | {"ranks": r, "capability": words, "reason": reason} for (words, reason), r in answers.items()]
     return rows
 
 
-def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str, Any]]) -> None:
-    item = report.shown(item)
+def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]]) -> None:
+    item = terminal.shown(item)
     console.print()
-    console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {report.version_text(item)}".rstrip()))
+    console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {version_text(item)}".rstrip()))
     if item.loaded:
         console.print(f"  path       {item.path}", soft_wrap=True)
         console.print(f"  found via  {item.found_via}", soft_wrap=True)
@@ -97,7 +100,7 @@ def _print_info(console: Console, item: runner.BackendInfo, rows: list[dict[str,
     if item.problem:
         console.print(Text.assemble(("  absent     " if not item.loaded else "  unusable   ", "yellow"), item.problem))
         if not item.loaded:
-            report.print_attempts(console, item)
+            terminal.print_attempts(console, item)
         if item.hint:
             console.print(f"  to have it {item.hint}", soft_wrap=True, markup=False)
     if not rows:

@@ -16,8 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from pybnorm import _files
 from pybnorm._text import one_line
-from pybnorm.check import report
+from pybnorm.check import terminal
 from pybnorm.check.console import Console
+from pybnorm.check.environment import machine
+from pybnorm.check.results import json_parts, to_json
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -114,7 +116,7 @@ def console(stderr: bool = False) -> Console:
         stream = cast(IO[str], _Output(sys.stderr))
     else:
         return Console(quiet=True)
-    return Console(file=stream, width=None if stream.isatty() else report.WIDTH)
+    return Console(file=stream, width=None if stream.isatty() else terminal.WIDTH)
 
 
 def progress(on: Console, *more: ProgressColumn) -> Progress:
@@ -140,15 +142,15 @@ def json_option(instead: str) -> Callable[[_Command], _Command]:
 
 def document(schema: str, content: dict[str, Any]) -> dict[str, Any]:
     """A JSON document of a command: its schema, this machine, the content."""
-    return {"schema": schema, "environment": report.environment()} | content
+    return {"schema": schema, "environment": machine()} | content
 
 
 def write_json(value: Any, stream: IO[str]) -> None:
     """Write a value as JSON, a dictionary part by part."""
     if isinstance(value, dict):
-        stream.writelines(report.json_parts(value))
+        stream.writelines(json_parts(value))
     else:
-        stream.write(json.dumps(report.to_json(value), indent=1, allow_nan=False) + "\n")
+        stream.write(json.dumps(to_json(value), indent=1, allow_nan=False) + "\n")
     stream.flush()
 
 
