@@ -33,7 +33,7 @@ def problem_of(this: example.Example, operation: Operation, batch: int = 0) -> P
 def train(this: example.Example) -> Info:
     """Three batches forward and the last one back, all judged; the layer's state."""
     handle, dims = this.handle, (N, C, H, W)
-    with BatchNorm.spatial(handle, epsilon=EPSILON, averaging_factor=FACTOR, device=this.device) as layer:
+    with BatchNorm.spatial(handle, epsilon=EPSILON, exponential_average_factor=FACTOR, device=this.device) as layer:
         first = generate(problem_of(this, Operation.FORWARD_TRAINING))
         layer.stage(this.data(first.x))
         assert layer.bias_scale_properties().dims == first.scale.shape

@@ -13,8 +13,10 @@ import numbers
 import operator
 import os
 import struct
+import sys
+import warnings
 from collections.abc import Collection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -64,6 +66,7 @@ __all__ = [
     "reduced_count",
     "relu",
     "relu_backward",
+    "renamed",
     "residual",
     "runtime_query",
     "scalar",
@@ -71,6 +74,8 @@ __all__ = [
     "strides",
     "text",
 ]
+
+_T = TypeVar("_T")
 
 INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
 POINTER_MAX = 2**64 - 1
@@ -127,6 +132,23 @@ class Region(NamedTuple):
         for d, s in zip(self.dims, self.byte_strides, strict=True):
             end += (d - 1) * s
         return end
+
+
+def renamed(argument: str, value: _T, old: str, given: _T | None, default: object = None) -> _T:
+    """The value of an argument that had another name until this version; the old name warns.
+
+    Public functions take the old name as their last keyword, None by default. Where host time counts they call this
+    only if it is not None.
+    """
+    if given is None:
+        return value
+    if not (value is default or (type(value) is float and value == default)):
+        raise ArgumentTypeError(old, given, f"{argument} alone, which is its new name")
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and (frame.f_globals.get("__package__") or "").partition(".")[0] == "pybnorm":
+        level, frame = level + 1, frame.f_back  # the caller's line, by which Python decides whether to show it
+    warnings.warn(f"{old} is deprecated; its new name is {argument}", DeprecationWarning, stacklevel=level)
+    return given
 
 
 # ---------------------------------------------------------------- scalars and words

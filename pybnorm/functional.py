@@ -135,24 +135,29 @@ def batch_norm_inference(
     x: Any,
     scale: Any,
     bias: Any,
-    mean: Any,
-    variance: Any,
+    running_mean: Any = None,
+    running_variance: Any = None,
     *,
     epsilon: float = 1e-5,
     mode: Mode | int | str = Mode.SPATIAL,
     algorithm: str = "auto",
     handle: Handle | None = None,
     out: Any = None,
+    mean: Any = None,
+    variance: Any = None,
 ) -> Any:
-    """Normalize by given statistics: ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``.
+    """Normalize by given statistics: ``y = scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias``.
 
     Parameters
     ----------
     x, scale, bias, epsilon, mode, algorithm, handle
         As in `batch_norm_training`.
-    mean, variance : array, as scale
+    running_mean, running_variance : array, as scale
+        Required.
     out : array, shape and dtype of x, optional
         Written and returned.
+    mean, variance : array, optional
+        Deprecated names of `running_mean` and `running_variance`.
 
     Returns
     -------
@@ -168,6 +173,9 @@ def batch_norm_inference(
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_forward_inference`, or those of the plan's algorithm.
     """
+    if mean is not None or variance is not None:
+        running_mean = _arguments.renamed("running_mean", running_mean, "mean", mean)
+        running_variance = _arguments.renamed("running_variance", running_variance, "variance", variance)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "inference", type(x), signature(x) or _look(x, "x"), scale is None, bias is None,
@@ -178,10 +186,10 @@ def batch_norm_inference(
         call = ready[key]
     except Exception:
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm}
-        vectors = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
+        vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
         call = _prepare("inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,))
         _keep(ready, key, call)
-    return call(x, scale, bias, mean, variance, out)
+    return call(x, scale, bias, running_mean, running_variance, out)
 
 
 def batch_norm_backward(
@@ -468,7 +476,8 @@ def _prepare(
         if array is None:
             continue
         as_buffer(array, name)
-        if (name in results or name.startswith("running")) and array_api_compat.is_jax_array(array):
+        written = name in results or (operation == "training" and name.startswith("running"))
+        if written and array_api_compat.is_jax_array(array):
             raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written, as NumPy's")
     home = _home_of(x)
     if array_api_compat.is_jax_array(x):
@@ -674,22 +683,22 @@ def _training_call(
         if follow is not None:
             follow(x)
         if out is None:
-            y, mean, inv = like(x), like_scale(scale), like_scale(scale)
+            y, saved_mean, saved_inv_variance = like(x), like_scale(scale), like_scale(scale)
         else:
-            y, mean, inv = out
+            y, saved_mean, saved_inv_variance = out
             y = like(x) if y is None else y
-            mean = like_scale(scale) if mean is None else mean
-            inv = like_scale(scale) if inv is None else inv
+            saved_mean = like_scale(scale) if saved_mean is None else saved_mean
+            saved_inv_variance = like_scale(scale) if saved_inv_variance is None else saved_inv_variance
         try:
             if memory is None:
-                plan(x, scale, bias, y, running_mean, running_variance, mean, inv)
+                plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance)
             else:
                 kept, workspace = memory()
-                plan(x, scale, bias, y, running_mean, running_variance, mean, inv, workspace)
+                plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
                 del kept  # goes back to the stream's pool, behind the call
         except ArgumentError as error:
             raise _renamed(error, ("y", "saved_mean", "saved_inv_variance")) from error.__cause__
-        return y, mean, inv
+        return y, saved_mean, saved_inv_variance
 
     return call
 
@@ -699,20 +708,20 @@ def _inference_call(
 ) -> Call:
     ones, zeros = constants.get("scale"), constants.get("bias")
 
-    def call(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, out: Any) -> Any:
+    def call(x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, out: Any) -> Any:
         if follow is not None:
             follow(x)
         y = like(x) if out is None else out
         scale, bias = ones if scale is None else scale, zeros if bias is None else bias
         try:
             if memory is None:
-                plan(x, scale, bias, mean, variance, y)
+                plan(x, scale, bias, running_mean, running_variance, y)
             else:
                 kept, workspace = memory()
-                plan(x, scale, bias, mean, variance, y, workspace)
+                plan(x, scale, bias, running_mean, running_variance, y, workspace)
                 del kept
         except ArgumentError as error:
-            raise _renamed(error, (), y="out", running_mean="mean", running_variance="variance") from error.__cause__
+            raise _renamed(error, (), y="out") from error.__cause__
         return y
 
     return call
@@ -723,7 +732,7 @@ def _backward_call(
 ) -> Call:
     ones = constants.get("scale")
 
-    def call(x: Any, dy: Any, scale: Any, saved_mean: Any, saved_inv: Any, out: Any) -> tuple[Any, Any, Any]:
+    def call(x: Any, dy: Any, scale: Any, saved_mean: Any, saved_inv_variance: Any, out: Any) -> tuple[Any, Any, Any]:
         if scale is None:
             scale = ones
         if follow is not None:
@@ -737,10 +746,10 @@ def _backward_call(
             dbias = like_scale(scale) if dbias is None else dbias
         try:
             if memory is None:
-                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv)
+                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance)
             else:
                 kept, workspace = memory()
-                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv, workspace)
+                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace)
                 del kept
         except ArgumentError as error:
             raise _renamed(error, ("dx", "dscale", "dbias")) from error.__cause__

@@ -41,7 +41,7 @@ __all__ = ["BatchNorm", "BiasScaleProperties", "Info"]
 PROPAGATE_NAN = "propagate"
 _STATE = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 _JSON_KIND = "pybnorm.layer.Info"
-_JSON_VERSION = 1
+_JSON_VERSION = 2  # 1 named the factor exponential_factor
 
 
 class BiasScaleProperties(NamedTuple):
@@ -76,8 +76,8 @@ class Info:
         Of the derived descriptor; strides in elements.
     epsilon : float
         Of the last forward training, or the layer's before any.
-    exponential_factor : float
-        The same for the exponential average factor.
+    exponential_average_factor : float
+        Likewise.
     running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
         Of `dims` and `data_type`, read-only. `saved_inv_variance` is 1 / sqrt(biased variance + epsilon); the saved
         pair is all 0 before the first forward training.
@@ -90,7 +90,7 @@ class Info:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     epsilon: float
-    exponential_factor: float
+    exponential_average_factor: float
     running_mean: npt.NDArray[Any]
     running_variance: npt.NDArray[Any]
     saved_mean: npt.NDArray[Any]
@@ -119,7 +119,7 @@ class Info:
             raise ArgumentError("strides", strides, f"those of packed dims {dims}, {_arguments.packed_strides(dims)}")
         put("strides", strides)
         put("epsilon", _arguments.epsilon(self.epsilon))
-        put("exponential_factor", _arguments.factor(self.exponential_factor, "exponential_factor"))
+        put("exponential_average_factor", _arguments.factor(self.exponential_average_factor))
         dtype = np.dtype(kind.name.lower())
         for name in _STATE:
             array = getattr(self, name)
@@ -133,6 +133,12 @@ class Info:
             own = array.copy()
             own.flags.writeable = False
             put(name, own)
+
+    @property
+    def exponential_factor(self) -> float:
+        """Deprecated name of `exponential_average_factor`."""
+        value = self.exponential_average_factor
+        return _arguments.renamed("exponential_average_factor", 0.0, "exponential_factor", value, 0.0)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Info):
@@ -188,6 +194,8 @@ class Info:
             raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
         if not isinstance(values, dict):
             raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
+        if values.get("version") == 1 and "exponential_factor" in values:
+            values |= {"version": _JSON_VERSION, "exponential_average_factor": values.pop("exponential_factor")}
         for name, expected in (("kind", _JSON_KIND), ("version", _JSON_VERSION)):
             if values.pop(name, None) != expected:
                 raise ArgumentError("text", f"another {name} than {expected!r}", f"the JSON of a {_JSON_KIND}")
@@ -254,17 +262,20 @@ class BatchNorm:
         mode: object,
         *,
         epsilon: float = 1e-5,
-        averaging_factor: float = 0.1,
+        exponential_average_factor: float = 0.1,
         initial_running_variance: float = 1.0,
         device: Device | None = None,
+        averaging_factor: float | None = None,
     ) -> None:
+        factor = exponential_average_factor
+        factor = _arguments.renamed("exponential_average_factor", factor, "averaging_factor", averaging_factor, 0.1)
         _arguments.instance(handle, Handle, "handle", "a Handle")
         if handle.closed:
             raise ClosedError("handle")
         self._handle = handle
         self._mode = _arguments.mode(mode)
         self._epsilon = _arguments.epsilon(epsilon)
-        self._averaging_factor = _arguments.factor(averaging_factor, "averaging_factor")
+        self._factor = _arguments.factor(factor)
         self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
         self._device = device
         self._derived: TensorDescriptor | None = None
@@ -282,8 +293,8 @@ class BatchNorm:
         ----------
         handle : Handle
             Of any backend; borrowed.
-        epsilon, averaging_factor : float
-            What calls use that name none. Default 1e-5 and 0.1.
+        epsilon, exponential_average_factor : float
+            For calls that give none. Default 1e-5 and 0.1.
         initial_running_variance : float
             What `stage` fills the running variance with. Default 1; gocudnn's is 0.
         device : Device, optional
@@ -306,7 +317,7 @@ class BatchNorm:
 
         Parameters
         ----------
-        handle, epsilon, averaging_factor, initial_running_variance, device
+        handle, epsilon, exponential_average_factor, initial_running_variance, device
             As in `per_activation`.
 
         Returns
@@ -324,7 +335,7 @@ class BatchNorm:
 
         Parameters
         ----------
-        handle, epsilon, averaging_factor, initial_running_variance, device
+        handle, epsilon, exponential_average_factor, initial_running_variance, device
             As in `per_activation`.
 
         Returns
@@ -366,11 +377,17 @@ class BatchNorm:
         chosen = info.mode if mode is None else _arguments.mode(mode)
         if (chosen == Mode.PER_ACTIVATION) != (info.mode == Mode.PER_ACTIVATION):
             raise ArgumentError("mode", chosen, f"a mode of the same mathematics as that of info, {info.mode.name}")
-        layer = cls(handle, chosen, epsilon=info.epsilon, averaging_factor=info.exponential_factor, device=device)
+        layer = cls(
+            handle,
+            chosen,
+            epsilon=info.epsilon,
+            exponential_average_factor=info.exponential_average_factor,
+            device=device,
+        )
         # Of a tensor whose shape is the derived one, so that the backend's own rules for mode and dtype apply.
         derived = derive_bn_tensor_descriptor(TensorDescriptor(handle.backend, info.data_type, info.dims), chosen)
         layer._allocate(derived, {name: getattr(info, name) for name in _STATE})
-        # An inverse deviation is never 0 but for an infinite variance, so zeros say that nothing was saved.
+        # An inverse standard deviation is never 0 but for an infinite variance, so zeros say that nothing was saved.
         layer._has_saved = bool(np.any(info.saved_inv_variance != 0))
         return layer
 
@@ -480,7 +497,7 @@ class BatchNorm:
 
     @property
     def saved_inv_variance(self) -> Buffer:
-        """The inverse deviation of the last forward training's batch, like `running_mean`."""
+        """The inverse standard deviation of the last forward training's batch, like `running_mean`."""
         return self._statistic("saved_inv_variance")
 
     def _statistic(self, name: str) -> Buffer:
@@ -527,7 +544,7 @@ class BatchNorm:
             dims=derived.dims,
             strides=derived.strides,
             epsilon=self._epsilon,
-            exponential_factor=self._averaging_factor,
+            exponential_average_factor=self._factor,
             **{name: device.to_numpy(self._state[name]) for name in _STATE},
         )
 
@@ -542,9 +559,10 @@ class BatchNorm:
         *,
         alpha: float = 1.0,
         beta: float = 0.0,
-        averaging_factor: float | None = None,
+        exponential_average_factor: float | None = None,
         epsilon: float | None = None,
         workspace: Any = None,
+        averaging_factor: float | None = None,
     ) -> None:
         """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
 
@@ -560,11 +578,13 @@ class BatchNorm:
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
         alpha, beta : float
-        averaging_factor, epsilon : float, optional
+        exponential_average_factor, epsilon : float, optional
             Default: the layer's. What is given becomes the layer's, and so part of `info`.
             `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
         workspace : array or (int, int), optional
             As in `Handle.forward_training`.
+        averaging_factor : float, optional
+            Deprecated name of `exponential_average_factor`.
 
         Raises
         ------
@@ -577,9 +597,13 @@ class BatchNorm:
         Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
         """
         data = self._data(x)
-        factor = self._averaging_factor
         if averaging_factor is not None:
-            factor = _arguments.factor(averaging_factor, "averaging_factor")
+            exponential_average_factor = _arguments.renamed(
+                "exponential_average_factor", exponential_average_factor, "averaging_factor", averaging_factor
+            )
+        factor = self._factor
+        if exponential_average_factor is not None:
+            factor = _arguments.factor(exponential_average_factor)
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
         state: dict[str, Any] = dict(self._state)
         self._handle.forward_training(
@@ -595,7 +619,7 @@ class BatchNorm:
             workspace=workspace,
             **state,
         )
-        self._epsilon, self._averaging_factor, self._has_saved = added, factor, True
+        self._epsilon, self._factor, self._has_saved = added, factor, True
 
     def forward_inference(
         self,

@@ -395,7 +395,10 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "pybnorm._core.CallList.apart": {"addresses": is_((0, 64)), "workspace": is_(0)},
     "pybnorm._core.CallList.run": {"addresses": lambda w: (0, w.data.ctypes.data)},
-    "pybnorm.functional": {"out": LEFT, "algorithm": LEFT, "exponential_average_factor": is_(0.1)},
+    "pybnorm.functional": {
+        **{"out": LEFT, "algorithm": LEFT, "exponential_average_factor": is_(0.1)},
+        **{"mean": LEFT, "variance": LEFT},
+    },
     "pybnorm.operations": {
         **{"source": data, "target": data, "out": data, **STATISTICS, "rank": is_(4)},
         **{"operation": is_("relu"), "arguments": lambda w: (w.data, data(w)), "options": is_({})},
@@ -442,9 +445,15 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm.graph.Graph.pointwise": {"rest": lambda w: (attributes("PointwiseAttributes")(w),)},
     "pybnorm.graph.Graph.execute": {"variant_pack": pack},
     "pybnorm.layer": {
-        **{"averaging_factor": is_(0.1), "initial_running_variance": is_(1.0), "device": LEFT, "options": is_({})},
+        **{
+            "averaging_factor": LEFT,
+            "exponential_average_factor": is_(0.1),
+            "initial_running_variance": is_(1.0),
+            "device": LEFT,
+            "options": is_({}),
+        },
         **{"info": lambda w: layer(2)(w).info(), "text": lambda w: layer(2)(w).info().to_json()},
-        **{"data_type": is_("f32"), "nan_policy": is_("propagate"), "exponential_factor": is_(0.1)},
+        **{"data_type": is_("f32"), "nan_policy": is_("propagate")},
     },
     "pybnorm.layer.Info": {
         **dict.fromkeys(("running_mean", "running_variance", "saved_mean", "saved_inv_variance"), wide),

@@ -81,7 +81,7 @@ def train(place, layer, problem):
         y,
         alpha=problem.alpha,
         beta=problem.beta,
-        averaging_factor=problem.factor,
+        exponential_average_factor=problem.factor,
         epsilon=problem.epsilon,
         workspace=place.workspace(problem),
     )
@@ -238,22 +238,22 @@ def test_bias_scale_properties_are_the_derived_ones(place, mode, layout, describ
 
 
 def test_info_holds_what_the_last_training_used(place):
-    with staged(place, epsilon=0.5, averaging_factor=0.75) as layer:
+    with staged(place, epsilon=0.5, exponential_average_factor=0.75) as layer:
         before = layer.info()
-        assert (before.epsilon, before.exponential_factor) == (0.5, 0.75)
+        assert (before.epsilon, before.exponential_average_factor) == (0.5, 0.75)
         train(place, layer, problem_of(TRAIN, factor=0.125, eps=0.0625))
         info = layer.info()
-        assert (info.epsilon, info.exponential_factor) == (0.0625, 0.125)
+        assert (info.epsilon, info.exponential_average_factor) == (0.0625, 0.125)
         assert (info.mode, info.nan_policy) == (Mode.SPATIAL, "propagate")
         assert info != before
         inputs = data.generate(problem_of(TRAIN))
         arrays = [place.put(a) for a in (inputs.x, inputs.scale, inputs.bias, inputs.x)]
         with pytest.raises(ArgumentError, match=r"^alpha: "):
-            layer.forward_training(*arrays, epsilon=0.25, averaging_factor=0.5, alpha=float("nan"))
+            layer.forward_training(*arrays, epsilon=0.25, exponential_average_factor=0.5, alpha=float("nan"))
         assert layer.info() == info  # a refused call leaves no trace
         layer.forward_training(*arrays)  # and without options the last ones hold
         again = layer.info()
-        assert (again.epsilon, again.exponential_factor) == (0.0625, 0.125)
+        assert (again.epsilon, again.exponential_average_factor) == (0.0625, 0.125)
         assert again != info
     assert again.saved_mean.flags.writeable is False
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -273,7 +273,7 @@ def info():
         dims=(1, 6, 1, 1),
         strides=(6, 1, 1, 1),
         epsilon=1e-5 + 2.0**-60,
-        exponential_factor=1 / 3,
+        exponential_average_factor=1 / 3,
         **arrays,
     )
 
@@ -306,7 +306,7 @@ def test_json_is_little_endian_base64(info):
         *[(name, 3, name) for name in STATE],
         ("kind", "other", "text"),
         ("kind", ..., "text"),
-        ("version", 2, "text"),
+        ("version", 3, "text"),
         ("version", ..., "text"),
         ("mode", "NONE", "mode"),
         ("mode", 1, "mode"),
@@ -322,7 +322,7 @@ def test_json_is_little_endian_base64(info):
         ("strides", [6, 1, 1], "strides"),
         ("epsilon", -1.0, "epsilon"),
         ("epsilon", "1e-5", "epsilon"),
-        ("exponential_factor", 1.5, "exponential_factor"),
+        ("exponential_average_factor", 1.5, "exponential_average_factor"),
         ("extra", 1, "extra"),
     ],
     ids=str,
@@ -569,8 +569,8 @@ def test_a_closed_handle_is_named(backend, place):
     [
         ({"epsilon": -1e-9}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),
-        ({"averaging_factor": 1.1}, "averaging_factor"),
-        ({"averaging_factor": "x"}, "averaging_factor"),
+        ({"exponential_average_factor": 1.1}, "exponential_average_factor"),
+        ({"exponential_average_factor": "x"}, "exponential_average_factor"),
         ({"initial_running_variance": -1.0}, "initial_running_variance"),
         ({"initial_running_variance": float("inf")}, "initial_running_variance"),
         ({"initial_running_variance": None}, "initial_running_variance"),
@@ -662,7 +662,7 @@ def test_other_arguments_are_refused_by_name(place):
         info = layer.info()
         cases = [
             *[(layer.forward_training, forward, n, v) for n, v in (("alpha", "a"), ("beta", None), ("epsilon", -1))],
-            *[(layer.forward_training, forward, "averaging_factor", v) for v in (-0.1, 1.5, "x")],
+            *[(layer.forward_training, forward, "exponential_average_factor", v) for v in (-0.1, 1.5, "x")],
             *[(layer.forward_inference, forward, n, v) for n, v in (("alpha", 1e39), ("beta", "b"), ("epsilon", -1))],
             *[
                 (call, forward, n, short)

@@ -1,0 +1,72 @@
+"""Arguments under the names that they had in the last version."""
+
+import json
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import ArgumentTypeError, functional
+from pybnorm.layer import BatchNorm, Info
+
+RNG = np.random.default_rng(7)
+X = RNG.standard_normal((4, 3, 5, 5), np.float32)
+SCALE, BIAS, MEAN = RNG.standard_normal((3, 3), np.float32)
+VARIANCE = RNG.random(3, np.float32) + np.float32(0.5)
+
+
+@pytest.fixture
+def handle():
+    with pybnorm.Handle("onednn") as opened:
+        yield opened
+
+
+def infer(_, **statistics):
+    return [functional.batch_norm_inference(X, SCALE, BIAS, **statistics)]
+
+
+def made(handle, **options):
+    with BatchNorm.spatial(handle, **options) as layer:
+        layer.stage(X)
+        layer.forward_training(X, SCALE, BIAS, np.empty_like(X))
+        return [layer.info().running_mean]
+
+
+def trained(handle, **options):
+    with BatchNorm.spatial(handle) as layer:
+        layer.stage(X)
+        layer.forward_training(X, SCALE, BIAS, np.empty_like(X), **options)
+        return [layer.info().running_mean]
+
+
+@pytest.mark.parametrize(
+    ("call", "old", "new"),
+    [
+        (infer, {"mean": MEAN, "variance": VARIANCE}, {"running_mean": MEAN, "running_variance": VARIANCE}),
+        (made, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
+        (trained, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
+    ],
+)
+def test_an_old_name_warns_and_means_the_new_one(handle, call, old, new):
+    wanted = call(handle, **new)
+    with pytest.warns(DeprecationWarning, match="its new name is") as caught:
+        found = call(handle, **old)
+    for got, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got, right)
+    assert {str(w.message) for w in caught} == {
+        f"{o} is deprecated; its new name is {n}" for o, n in zip(old, new, strict=True)
+    }
+    assert {w.filename for w in caught} == {__file__}  # where the caller wrote it
+    with pytest.raises(ArgumentTypeError, match=next(iter(old))):
+        call(handle, **old, **new)
+
+
+def test_the_state_of_a_layer_of_the_last_version_is_read(handle):
+    with BatchNorm.spatial(handle, exponential_average_factor=0.25) as layer:
+        layer.stage(X)
+        info = layer.info()
+    with pytest.warns(DeprecationWarning, match="its new name is exponential_average_factor"):
+        assert info.exponential_factor == 0.25
+    values = json.loads(info.to_json())
+    values["exponential_factor"] = values.pop("exponential_average_factor")
+    assert Info.from_json(json.dumps(values | {"version": 1})) == info
