@@ -376,9 +376,10 @@ _QUERIES = {"raw": 0, "nonblocking": 1, "blocking": 2}  # pbn_query of shim.h
 
 def runtime_query(value: object) -> int:
     """When a recorded error is read."""
-    if not issubclass(type(value), str) or value not in _QUERIES:
+    name = str.__str__(value) if issubclass(type(value), str) else None
+    if name not in _QUERIES:
         raise ArgumentError("mode", value, " | ".join(_QUERIES))
-    return _QUERIES[value]
+    return _QUERIES[name]
 
 
 def algorithm(value: object, names: Collection[str], numbered: Collection[str] = ()) -> str:

@@ -396,9 +396,8 @@ def _activation(handle: Handle, value: Any, function: str) -> Activation:
     allowed = "None, an Activation or one of the names " + ", ".join(ACTIVATIONS)
     if value is None:
         return Activation("identity")
-    found = Activation(value) if isinstance(value, str) else value
-    if not isinstance(found, Activation):
-        raise ArgumentTypeError("fused_activation", value, allowed)
+    found = Activation(value) if issubclass(type(value), str) else value
+    _arguments.instance(found, Activation, "fused_activation", allowed)
     if found.kind not in ACTIVATIONS:
         raise ArgumentError("fused_activation", value, allowed)
     if found.kind in ("identity", "relu"):

@@ -101,11 +101,12 @@ def cumulative_average_factor(n: int) -> float:
     ArgumentError, ArgumentTypeError
         `n` is not an integer, or negative.
     """
-    if issubclass(type(n), bool) or not issubclass(type(n), numbers.Integral):
+    number = _arguments.index(n)
+    if number is None:
         raise ArgumentTypeError("n", n, "an integer from 0")
-    if n < 0:
+    if number < 0:
         raise ArgumentError("n", n, "an integer from 0")
-    return 1.0 / (1 + int(n))
+    return 1 / (1 + number)
 
 
 def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> TensorDescriptor:

@@ -71,6 +71,10 @@ cdef class CallList:
     def __len__(self):
         return self.count
 
+    cdef int _not_ours(self, Handle handle) except -1:
+        handle._check()
+        raise errors.ArgumentError("handle", handle.backend, "a handle of the list's own backend")
+
     cdef TensorDescriptor _own(self, Handle handle, object buffer):
         """A descriptor that nobody else can change; the pieces of an array share theirs."""
         key = _key(buffer)
@@ -106,7 +110,7 @@ cdef class CallList:
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
         if handle.table != self.table:
-            raise ValueError("a handle of another backend")
+            self._not_ours(handle)
         if op not in _DESCRIBED:
             raise errors.ArgumentError("operation", operation, "an operation that computes")
         for name in _DESCRIBED[op]:
@@ -267,7 +271,7 @@ cdef class CallList:
         cdef _Place *place
         cdef int i, j = 0
         if handle.table != self.table:
-            raise ValueError("a handle of another backend")
+            self._not_ours(handle)
         self._begins(addresses, begins)
         with handle.lock:
             for i in range(self.count):

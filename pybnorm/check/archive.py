@@ -267,9 +267,9 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         There is no run in `path`.
     """
     place = Path(_arguments.path(path, "path", "a folder of check --save or a file of check --json"))
-    if place.is_dir() and not (place / DOCUMENT).exists() and (place / JOURNAL).exists():
+    file = place / DOCUMENT if os.path.isdir(place) else place
+    if file != place and not file.exists() and (place / JOURNAL).exists():
         return _journal_document(place)
-    file = place / DOCUMENT if place.is_dir() else place
     try:
         # a case as soon as it is read: as dicts they take several times their size
         document = json.loads(_files.read(file, LARGEST), object_hook=_case)

@@ -83,7 +83,7 @@ def default_magnitude(fill: str, dtype: DataType) -> float:
     For ``range`` the largest at which float32 still holds the sum of squares of a million elements, and near the end
     of the range of float16; for ``constant`` 1.
     """
-    _check_fill(fill)
+    fill = _checked_fill(fill)
     if fill == "constant":
         return 1.0
     if fill != "range":
@@ -99,7 +99,7 @@ def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 
     gets. The paired fill uses 1/16; range 1e-5, times magnitude**2 where that is below 1, so that epsilon stays small
     beside the variance; the others 1e-5.
     """
-    _check_fill(fill)
+    fill = _checked_fill(fill)
     operation, magnitude = _arguments.operation(operation), _arguments.scalar(magnitude, "magnitude")
     m = _arguments.integer(m, "m", high=sys.maxsize)
     if fill == "range":
@@ -113,9 +113,11 @@ def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 
     return 0.0625
 
 
-def _check_fill(fill: object) -> None:
-    if not issubclass(type(fill), str) or fill not in FILLS:
+def _checked_fill(fill: object) -> str:
+    name = str.__str__(fill) if issubclass(type(fill), str) else None
+    if name not in FILLS:
         raise ArgumentError("fill", fill, _choice(FILLS))
+    return name
 
 
 def checked(problem: object) -> None:
@@ -210,7 +212,7 @@ class Problem:
         if given is None or (type(given) in (tuple, list) and not given):
             given = _arguments.packed_strides(self.dims)
         put("strides", _arguments.strides(given, self.dims))
-        _check_fill(self.fill)
+        put("fill", _checked_fill(self.fill))
         for name in ("running", "saved"):
             put(name, _arguments.boolean(getattr(self, name), name))
         put("algorithm", _arguments.text(self.algorithm, "algorithm"))
@@ -230,7 +232,7 @@ class Problem:
             raise ArgumentError("fill", self.fill, "at least two statistics with it, one of which stays ordinary")
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
         for name in _RANGES:
-            _in_range(getattr(self, name), name)
+            put(name, _in_range(getattr(self, name), name))
         if self.algorithm:  # what no backend has; one refuses another's as it refuses what it does not support
             _arguments.algorithm(self.algorithm, *_algorithms())
         if self.streams > self.repeats:
@@ -421,11 +423,9 @@ def _number(text: str, argument: str) -> float:
 _RANGES = {"repeats": (1, REPEATS_MAX), "streams": (1, STREAMS_MAX), "seed": (0, SEED_MAX)}
 
 
-def _in_range(value: object, argument: str) -> None:
+def _in_range(value: object, argument: str) -> int:
     low, high = _RANGES[argument]
-    number: Any = value
-    if issubclass(type(value), bool) or not issubclass(type(value), int) or not low <= number <= high:
-        raise ArgumentError(argument, value, f"an integer from {low} to {high}")
+    return _arguments.integer(value, argument, low, high)
 
 
 def _integer(text: str, argument: str) -> int:

@@ -73,7 +73,7 @@ class Device:
         ArgumentError, ArgumentTypeError
             `array` is no NumPy array of `dtype`.
         """
-        view = described(array, dtype)
+        array, view = described(array, dtype)
         low, nbytes = extent(array)
         memory = aligned_bytes(nbytes)
         ctypes.memmove(memory.ctypes.data, view.pointer + low, nbytes)
@@ -141,18 +141,19 @@ class Device:
         return tuple(seconds)
 
 
-def described(array: Any, dtype: DataType | None) -> Buffer:
-    """The `Buffer` of a NumPy array, its element type overridden by `dtype` where only the bits are given."""
+def described(array: Any, dtype: DataType | None) -> tuple[np.ndarray[Any, Any], Buffer]:
+    """A NumPy array without its own class, and its `Buffer`, of type `dtype` where only the bits are given."""
     _arguments.instance(array, np.ndarray, "array", "a NumPy array")
+    array = np.ndarray.view(array, np.ndarray)
     if dtype is not None:
         dtype = _arguments.data_type(dtype)
     if dtype is DataType.BFLOAT16 and array.dtype == np.uint16:
-        return as_buffer(array.view(np.float16), "array")._replace(dtype=dtype)
+        return array, as_buffer(array.view(np.float16), "array")._replace(dtype=dtype)
     buffer = as_buffer(array, "array")
     if dtype is not None and buffer.dtype != dtype:
         bits = " or uint16 bits" if dtype is DataType.BFLOAT16 else ""
         raise ArgumentTypeError("array", f"dtype {array.dtype}", f"{dtype.name.lower()}{bits}, as dtype says")
-    return buffer
+    return array, buffer
 
 
 def extent(array: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class Device:
         ArgumentError, ArgumentTypeError
             `array` is no NumPy array of `dtype`.
         """
-        view = described(array, dtype)
+        array, view = described(array, dtype)
         low, nbytes = extent(array)
         memory = self._allocate(nbytes)
         if nbytes:

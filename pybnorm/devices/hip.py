@@ -221,7 +221,7 @@ class Device:
         AllocationError
             No device memory is left.
         """
-        view = described(array, dtype)
+        array, view = described(array, dtype)
         low, nbytes = extent(array)
         memory = self._allocate(nbytes)
         if nbytes:

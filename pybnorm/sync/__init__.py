@@ -38,7 +38,7 @@ from pybnorm import _arguments, operations
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle, backends
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError, ArgumentTypeError, RankError, WorkspaceError
+from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError, WorkspaceError
 from pybnorm.operations.preparation import prepare
 from pybnorm.operations.program import ALIGNMENT, Prepared
 from pybnorm.sync.communicators import Array, Communicator, _connect
@@ -139,6 +139,8 @@ class SyncBatchNorm:
     ) -> _Agreed:
         adapter = self._communicator
         _arguments.instance(handle, Handle, "handle", "a Handle")
+        if handle.closed:
+            raise ClosedError("handle")
         self._handle, self._device = handle, handle.library.device_type
         if self._device not in adapter.devices:
             raise ArgumentError(

@@ -52,8 +52,12 @@ REFUSED = {
     "pybnorm.check.compare.read": "there is no run",
 }
 """Whose good call is refused here."""
-ALLOCATES = {("pybnorm.devices.cpu.Device.empty_bytes", "nbytes")}
-"""Bytes that the caller asks for: a MemoryError is the answer where there are none."""
+ALLOCATES = {
+    ("pybnorm.devices.cpu.Device.empty_bytes", "nbytes"),
+    ("pybnorm.devices.cpu.Device.time", "repeats"),
+    ("pybnorm.sync.SyncBatchNorm", "channels"),
+}
+"""Memory that the caller asks for: a MemoryError is the answer where there is none."""
 CALLED_BACK = {("pybnorm.reference.reduce_blocks", "function"), ("pybnorm.devices.cpu.Device.time", "call")}
 """Functions of the caller, whose own errors pass through."""
 NOT_CALLED = {

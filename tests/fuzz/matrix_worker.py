@@ -53,6 +53,37 @@ class Try(NamedTuple):
             return f"{self.target.name}(self=one whose __init__ did not run)"
         return f"{self.target.name}({self.parameter}={'by chance' if self.value is None else self.value.name})"
 
+    def perform(self, world: hostile_calls.World, rng: np.random.Generator) -> tuple[int, str]:
+        """Make the call; what became of it, and the error's text."""
+        target, parameter, value = self
+        arguments = target.good(world)
+        good = arguments.get(parameter)
+        if parameter == "self":
+            arguments[parameter] = target.unmade(world)
+        elif value is None:
+            hostile = hostile_values.by_chance(rng, good, parameter in target.addresses)
+            arguments[parameter] = target.replaced(parameter, good, hostile)
+        else:
+            arguments[parameter] = target.replaced(parameter, good, value.make(good))
+        try:
+            result = target.call(arguments)
+            if isinstance(result, Iterator | types.GeneratorType):
+                for _ in itertools.islice(result, 100):
+                    pass
+            return ACCEPTED, ""
+        except Exception as error:
+            if no_memory(error):
+                lift_limit()
+            if (target.name, parameter) in hostile_calls.CALLED_BACK and not isinstance(error, PybnormError):
+                return ACCEPTED, "what is called back has its own errors"
+            if (target.name, parameter) in hostile_calls.ALLOCATES and isinstance(error, MemoryError):
+                return REFUSED, "MemoryError, as asked for"
+            if isinstance(error, hostile_values.Own) and str(error) == "function":
+                return ACCEPTED, "an array's class answers for NumPy's functions, such as empty_like"
+            return judged(error, parameter, target)
+        except BaseException as error:
+            return RAW, described(error)
+
 
 class Matrix:
     """All tries, in an order that the seed makes: first each value for each argument, then values of chance."""
@@ -80,33 +111,7 @@ class Matrix:
 
     def perform(self, index: int, world: hostile_calls.World) -> tuple[int, str]:
         """Make a call; what became of it, and the error's text."""
-        target, parameter, value = self[index]
-        arguments = target.good(world)
-        good = arguments.get(parameter)
-        if parameter == "self":
-            arguments[parameter] = target.unmade(world)
-        elif value is None:
-            rng = np.random.default_rng((self.seed, index))
-            hostile = hostile_values.by_chance(rng, good, parameter in target.addresses)
-            arguments[parameter] = target.replaced(parameter, good, hostile)
-        else:
-            arguments[parameter] = target.replaced(parameter, good, value.make(good))
-        try:
-            result = target.call(arguments)
-            if isinstance(result, Iterator | types.GeneratorType):
-                for _ in itertools.islice(result, 100):
-                    pass
-            return ACCEPTED, ""
-        except Exception as error:
-            if (target.name, parameter) in hostile_calls.CALLED_BACK and not isinstance(error, PybnormError):
-                return ACCEPTED, "what is called back has its own errors"
-            if (target.name, parameter) in hostile_calls.ALLOCATES and isinstance(error, MemoryError):
-                return REFUSED, "no such memory"
-            if isinstance(error, hostile_values.Own) and str(error) == "function":
-                return ACCEPTED, "an array's class answers for NumPy's functions, such as empty_like"
-            return judged(error, parameter, target)
-        except BaseException as error:
-            return RAW, described(error)
+        return self[index].perform(world, np.random.default_rng((self.seed, index)))
 
 
 def judged(error: Exception, parameter: str, target: hostile_calls.Target) -> tuple[int, str]:
@@ -158,7 +163,12 @@ def limit_memory() -> None:
             return
     with open("/proc/self/statm") as sizes:
         size = int(sizes.read().split()[0]) * mmap.PAGESIZE
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
+
+
+def lift_limit() -> None:
+    """What is told of a MemoryError needs memory; the process ends after it."""
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import hostile_calls
 import hostile_values
 import pytest
-from matrix_worker import CRASHED, HUNG, NOT_MADE, RAW, SPENT, WORDS, Matrix
+from matrix_worker import CRASHED, HUNG, NOT_MADE, RAW, SPENT, WORDS, Matrix, Try
 
 import pybnorm
 
@@ -129,6 +129,31 @@ def test_hostile_values(tmp_path, capsys):
         print(f"  again: {sys.executable} {WORKER} --seed {SEED} --only {finding.index}")
     assert not findings, f"{len(findings)} of {CALLS} calls\n{table(became)}"
     assert NOT_MADE not in became
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("_core.CallList.run", "handle", "a handle that was not made"),
+        ("_core.Handle.query_runtime_error", "mode", "a str's subclass that has no hash"),
+        ("check.archive.read_run", "path", "10**5 letters"),
+        ("check.Problem", "fill", "a str's subclass that has no hash"),
+        ("devices.cpu.Device.from_numpy", "array", "an array of a class that fails"),
+        ("directml.batch_normalization", "fused_activation", "an object whose every attribute fails"),
+        ("directml.batch_normalization_training", "fused_activation", "an object whose __class__ fails"),
+        ("miopen.cumulative_average_factor", "n", "10**400"),
+        ("miopen.cumulative_average_factor", "n", "np.timedelta64(1)"),
+        ("sync.SyncBatchNorm", "handle", "a handle that was not made"),
+    ],
+)
+def test_what_was_a_raw_error_in_the_whole_matrix(name, parameter, value, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    named = {v.name: v for v in hostile_values.VALUES}
+    call = Try(hostile_calls.TARGETS[f"pybnorm.{name}"], parameter, named[value])
+    world = hostile_calls.World()
+    with world.handle:
+        became, text = call.perform(world, None)
+    assert became < RAW, text
 
 
 def test_a_crash_a_hang_and_a_raw_error_are_found(tmp_path):
