@@ -1,4 +1,4 @@
-"""One problem of `pybnorm.bench.device`: its arrays, who computes it, and what is right."""
+"""One problem of `benchmarks.device`: its arrays, who computes it, and what is right."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pybnorm
+from benchmarks.machine import Machine
 from pybnorm import reference
-from pybnorm.bench.machine import Machine
 from pybnorm.devices.timing import Array64, Call
 from pybnorm.enums import DataType, Layout
 

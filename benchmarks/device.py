@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pybnorm
+from benchmarks import case as cases
+from benchmarks import rivals as others
+from benchmarks.case import EPSILON, FACTOR, TOLERANCE, Case, Contender
+from benchmarks.machine import Machine, TorchCuda, open_machine, parse_shape
 from pybnorm import _core
 from pybnorm import operations as array_level
-from pybnorm.bench import case as cases
-from pybnorm.bench import rivals as others
-from pybnorm.bench.case import EPSILON, FACTOR, TOLERANCE, Case, Contender
-from pybnorm.bench.machine import Machine, TorchCuda, open_machine, parse_shape
 from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import ArgumentError, BackendError, PybnormError, UnsupportedError

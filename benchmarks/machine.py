@@ -1,4 +1,4 @@
-"""What `pybnorm.bench.device` measures on: a device through PyTorch where it is installed, else one of pybnorm."""
+"""What `benchmarks.device` measures on: a device through PyTorch where it is installed, else one of pybnorm."""
 
 from __future__ import annotations
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import TOUCHED
 from pybnorm import _files
-from pybnorm.bench.case import TOUCHED
+from pybnorm.cli import output
 from pybnorm.errors import ArgumentError
 
 __all__ = ["KIND", "SUFFIXES", "check", "draw"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
-KIND = _files.Kind("an earlier plot of pybnorm", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench")
-"""What alone a plot replaces."""
+KIND = output.kind("--plot", "bench")
+"""Only such a file is replaced."""
 _MARKERS = {"f32": "o", "f16": "^", "bf16": "s"}
 
 
@@ -50,7 +51,7 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     Parameters
     ----------
     result : mapping
-        What `pybnorm.bench.device.run` returned.
+        What `benchmarks.device.run` returned.
     path : str
         SVG, PNG or PDF.
 

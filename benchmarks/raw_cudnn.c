@@ -17,7 +17,7 @@
  * Exit status: 0 the end of standard input, 1 an error that ends everything, 2 bad arguments, 3 no device.
  */
 #define _POSIX_C_SOURCE 200809L
-#include "../backends/cudnn/api.h"
+#include "../pybnorm/backends/cudnn/api.h"
 
 #include <dlfcn.h>
 #include <math.h>

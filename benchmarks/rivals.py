@@ -1,4 +1,4 @@
-"""What `pybnorm.bench.device` holds pybnorm against, where it is here: PyTorch, cudnn-frontend, C, NumPy."""
+"""What `benchmarks.device` holds pybnorm against, where it is here: PyTorch, cudnn-frontend, C, NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from pybnorm.bench.case import EPSILON, FACTOR, Case, Contender
-from pybnorm.bench.machine import Machine, TorchCuda, optional
+from benchmarks.case import EPSILON, FACTOR, Case, Contender
+from benchmarks.machine import Machine, TorchCuda, optional
 from pybnorm.devices.timing import Call
 from pybnorm.enums import DataType, Layout
 
@@ -277,7 +277,7 @@ class Frontend:
 
 
 def build_raw(folder: str, *flags: str) -> Path:
-    """Compile ``raw_cudnn.c``, which comes with this package.
+    """Compile ``raw_cudnn.c`` of this folder.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Throughput of `pybnorm.sync` against ``torch.nn.SyncBatchNorm``, and whether both are right, in one run.
 
-``python -m pybnorm.bench.sync --out DIR`` starts one process for each GPU; under ``torchrun`` it is one of them. Both
+``python -m benchmarks.sync --out DIR`` starts one process for each GPU; under ``torchrun`` it is one of them. Both
 sides work on the same tensors, over the same NCCL process group, on the same stream, turn by turn. Three of ours:
 
 reads
@@ -404,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0; 1 if a result is not good or a process failed.
     """
-    parser = argparse.ArgumentParser(prog="python -m pybnorm.bench.sync", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", required=True, help="folder for sync-bench.json and sync-bench.txt")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "miopen", "onednn"))
     parser.add_argument("--ranks", type=int, default=2, help="processes to start; torchrun's own number under it")
@@ -430,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             with open(f"{folder}/{rank}", "wb") as log:
-                command = [sys.executable, "-m", "pybnorm.bench.sync", *given]
+                command = [sys.executable, "-m", "benchmarks.sync", *given]
                 output = None if rank == 0 else log
                 started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
         codes = _wait(started, options.seconds + 2 * TIMEOUT_SECONDS)

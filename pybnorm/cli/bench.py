@@ -1,130 +1,46 @@
-"""``pybnorm bench``: speed and memory."""
+"""``pybnorm bench``: speed and memory, where the source tree with its benchmarks is."""
 
 from __future__ import annotations
 
-import functools
+import importlib
+import sys
+from pathlib import Path
 
 import click
 
-from pybnorm._text import visible
-from pybnorm.cli import INTERRUPTED, output
-from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError
+import pybnorm
 
 __all__ = ["bench"]
 
 
-@click.group()
-def bench() -> None:
-    """Measure speed and memory."""
-
-
-@bench.command("reference")
-@click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls of each side.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.pass_context
-def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None:
-    """The float64 reference against plain NumPy; exits with 1 beyond its limits of time and memory."""
-    from pybnorm.bench import reference
-
-    result = reference.run(repeats=repeats)
-    if as_json:
-        output.write_json(result, output.standard_output())
-    else:
-        click.echo(visible(reference.render(result)), file=output.standard_output())
-    context.exit(0 if result["within_limits"] else 1)
-
-
-class _NothingToMeasureError(click.ClickException):
-    """No library or no device."""
-
+class _AbsentError(click.ClickException):
     exit_code = 2
 
 
-@bench.command("device")
-@click.option(
-    "--backend",
-    type=click.Choice(["cudnn", "onednn"]),
-    default="cudnn",
-    show_default=True,
-    help="cudnn for a GPU, onednn for the CPU.",
-)
-@click.option("--algorithm", "algorithms", multiple=True, help="Of the plans. Default: auto, and fast on cuDNN.")
-@click.option("--shapes", multiple=True, metavar="NAME|NxCxHxW", help="Default: h200; small on the CPU.")
-@click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Default: all.")
-@click.option("--layout", "layouts", multiple=True, help="nchw or nhwc. Default: both.")
-@click.option("--operation", "operations", multiple=True, help="train, infer or backward. Default: all.")
-@click.option(
-    "--rival", "rivals", multiple=True, help="What to hold it against; none: nothing. Default: all there are."
-)
-@click.option("--quick", is_flag=True, help="Fewer measurements of each time, and by default small shapes.")
-@click.option("--host/--no-host", default=True, show_default=True, help="Measure host time per call.")
-@click.option("--tune", is_flag=True, help="Also the plans of auto and fast that tune=True chooses.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
-@output.json_option("the tables")
-@click.option("--plot", "plot_target", metavar="FILE", help="Draw bytes per second against size: .svg, .png or .pdf.")
-@click.pass_context
-def bench_device(
-    context: click.Context,
-    backend: str,
-    algorithms: tuple[str, ...],
-    shapes: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    layouts: tuple[str, ...],
-    operations: tuple[str, ...],
-    rivals: tuple[str, ...],
-    quick: bool,
-    host: bool,
-    tune: bool,
-    seconds: float,
-    json_target: str | None,
-    plot_target: str | None,
-) -> None:
-    """Device and host time of batch norm, against a copy and against what else is here.
+def _benchmarks() -> click.Group:
+    """The commands of the source tree that this package or the current folder belongs to."""
+    for tree in (Path(pybnorm.__file__).parents[1], Path.cwd()):
+        if (tree / "benchmarks" / "raw_cudnn.c").is_file():
+            sys.path.insert(0, str(tree))
+            try:
+                group: click.Group = importlib.import_module("benchmarks.command").bench
+                return group
+            finally:
+                sys.path.remove(str(tree))
+    raise _AbsentError(
+        "the benchmarks are not installed with pybnorm, they are in its source tree: "
+        "get the source, change to its folder and run pybnorm bench there"
+    )
 
-    Options that name something may be repeated. Shapes have names too: h200, resnet50, mobilenetv2, unet3d, small.
-    Rivals are torch, torch-native (its kernels without cuDNN), cudnn-frontend and raw (a C program, built on the spot)
-    on a GPU; torch and numpy on the CPU.
 
-    \b
-    Exit status:
-      0  everything that pybnorm ran was right
-      1  a call of pybnorm failed or its result was wrong, or nothing was measured
-      2  no library, no device, or bad arguments; or the result could not be written
-    130  interrupted; what was finished is printed
-    """
-    from pybnorm.bench import device, plot
+class _Bench(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return _benchmarks().list_commands(ctx)
 
-    try:
-        with output.usage_errors():
-            if plot_target is not None:
-                plot.check(plot_target)
-            console = output.console(stderr=json_target == "-")
-            targets = output.targets(context, "bench", json=json_target, plot=plot_target)
-            with output.progress(console) as progress:
-                task = progress.add_task("bench", total=None, completed=-1)
-                result = device.run(
-                    backend,
-                    algorithms=algorithms,
-                    shapes=shapes,
-                    dtypes=dtypes or device.DTYPES,
-                    layouts=layouts or tuple(device.LAYOUTS),
-                    operations=operations or device.OPERATIONS,
-                    rivals=None if not rivals else tuple(name for name in rivals if name != "none"),
-                    quick=quick,
-                    host=host,
-                    tune=tune,
-                    seconds=seconds,
-                    progress=lambda text, total: progress.update(task, description=text, total=total, advance=1),
-                )
-    except (LibraryError, NotInitializedError) as error:
-        raise _NothingToMeasureError(str(error)) from None
-    if "--json" in targets:
-        targets["--json"].put(functools.partial(output.write_json, output.document("pybnorm.bench/1", result)))
-    if json_target != "-":
-        device.render(result, console)
-    if plot_target is not None:
-        try:
-            plot.draw(result, plot_target)
-        except (OSError, ArgumentError) as error:
-            raise output.WriteError(f"--plot {plot_target}", error) from None
-    context.exit(INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _benchmarks().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Bench)
+def bench() -> None:
+    """Measure speed and memory."""

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from processor import need
 from rich.console import Console
 
 import pybnorm
+from benchmarks import case as cases
+from benchmarks import device, machine, rivals
 from pybnorm import DataType, Layout
-from pybnorm.bench import case as cases
-from pybnorm.bench import device, machine, rivals
 from pybnorm.devices import timing
 
 TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
@@ -41,8 +42,9 @@ def slow_copy(monkeypatch):
 
 def run(*arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-m", "pybnorm", "bench", "device", *arguments],
+        [sys.executable, "-m", "benchmarks", "device", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pybnorm
+from benchmarks import case as cases
+from benchmarks import device, plot
 from pybnorm import DataType, Layout
-from pybnorm.bench import case as cases
-from pybnorm.bench import device, plot
 from pybnorm.devices import timing
 
 # ---------------------------------------------------------------- arithmetic

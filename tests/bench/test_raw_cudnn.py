@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import rivals
+from benchmarks.case import TOLERANCE, Case
 from pybnorm import DataType, Layout
-from pybnorm.bench import rivals
-from pybnorm.bench.case import TOLERANCE, Case
 
 HERE = Path(__file__).parent
-BACKEND = Path(rivals.__file__).parents[1] / "backends" / "cudnn" / "api.h"
+BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn" / "api.h"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler is here")

@@ -355,14 +355,10 @@ def test_what_pybnorm_did_not_make_is_never_replaced(tmp_path, monkeypatch):
         assert (done.exit_code, text in done.output) == (2, True), (options, done.output)
         assert f"{options[-2]}: got {options[-1]}" in done.output
         assert state() == before, options
-    for command in (["compare", "."], ["selftest"], ["bench", "device", "--backend", "onednn"]):
+    for command in (["compare", "."], ["selftest"]):
         done = CliRunner().invoke(cli.main, [*command, "--json", "old.json"])
         assert done.exit_code == 2, done.output
         assert state() == before, command
-    (tmp_path / "mine.svg").write_text("<svg/>")
-    done = CliRunner().invoke(cli.main, ["bench", "device", "--backend", "onednn", "--plot", "mine.svg"])
-    assert (done.exit_code, "an earlier plot of pybnorm" in done.output) == (2, True)
-    assert (tmp_path / "mine.svg").read_text() == "<svg/>"
 
 
 def test_a_report_that_appears_during_the_run_is_not_lost(tmp_path):
@@ -499,12 +495,6 @@ def test_info_describes_what_is_loaded(onednn):
     assert "RUNS" in answers["backward", "spatial", "f32", "nhwc"]
     assert answers["train", "spatial", "f64", "nchw"] == ""
     assert all(c["reason"] for c in found["capabilities"] if not c["capability"])
-
-
-def test_the_reference_benchmark_prints_json():
-    done = run("bench", "reference", "--repeats", "0")
-    assert done.returncode == 2
-    assert "--repeats" in done.stderr
 
 
 # ---------------------------------------------------------------- how a run is made

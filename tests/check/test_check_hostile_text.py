@@ -116,8 +116,6 @@ def test_arguments_files_and_variables_do_not_reach_the_terminal_as_they_are(tmp
         [f"--{EVIL}"],
         ["info", "--claims", EVIL],
         ["compare", EVIL],
-        ["bench", "device", "--shapes", EVIL],
-        ["bench", "device", "--plot", f"{EVIL}.svg"],
     ):
         command(*arguments)
     named = EVIL.replace("\0", "")

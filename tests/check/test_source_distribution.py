@@ -1,4 +1,4 @@
-"""The source distribution: all that a build and the tests need, nothing that a build made."""
+"""The source distribution has all that a build and the tests need; the wheel has every module and no C source."""
 
 import shutil
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("pybnorm", "include", "tests", "examples", "ci", ".ci", ".github")
+FOLDERS = ("pybnorm", "benchmarks", "include", "tests", "examples", "ci", ".ci", ".github")
 FILES = ("LICENSE", "README.md", "MANIFEST.in", "pyproject.toml", "setup.py", "_pybnorm_pytestplugin.py")
 MADE = (".pyc", ".so", ".o")
 
 
-def test_a_source_distribution_has_every_source_and_no_product(tmp_path):
+def test_what_the_distributions_have(tmp_path):
     pytest.importorskip("setuptools", reason="setuptools is not installed")
     pytest.importorskip("Cython", reason="Cython is not installed")
     copy = tmp_path / "copy"
@@ -25,7 +25,10 @@ def test_a_source_distribution_has_every_source_and_no_product(tmp_path):
     (copy / "pybnorm" / "_core.so").touch()
     (copy / "tests" / "double.so").touch()
     done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")],
+        [
+            *(sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")),
+            *("build_py", "--build-lib", str(tmp_path / "wheel")),  # all of a wheel but the extension
+        ],
         cwd=copy,
         capture_output=True,
         text=True,
@@ -44,3 +47,8 @@ def test_a_source_distribution_has_every_source_and_no_product(tmp_path):
     assert wanted - members == set()
     extra = {m for m in members - wanted if not m.startswith("pybnorm.egg-info/")}
     assert extra == {"PKG-INFO", "setup.cfg"}
+    wheel = {str(f.relative_to(tmp_path / "wheel")) for f in (tmp_path / "wheel").rglob("*") if f.is_file()}
+    assert {f for f in wanted if f.startswith("pybnorm/") and f.endswith(".py")} <= wheel
+    assert {
+        f for f in wheel if f.endswith((".c", ".pyx", ".pxi")) or not f.startswith(("pybnorm/", "_pybnorm_"))
+    } == set()

@@ -27,7 +27,6 @@ from pybnorm import _core
 LEFT_OUT = {
     "pybnorm.__main__": "the command line, whose arguments are text: tests/check",
     "pybnorm.cli": "the command line, whose arguments are text: tests/check",
-    "pybnorm.bench": "a tool of developers, which the command line calls",
     "pybnorm.pytest_plugin": "pytest calls it",
     "pybnorm.devices.timing": "what tuner and benchmark measure with",
     "pybnorm.devices.cuda": "needs CUDA; pybnorm.devices.device_for is how it is asked for",

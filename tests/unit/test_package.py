@@ -12,7 +12,7 @@ import pytest
 import pybnorm
 
 FOLDER = Path(pybnorm.__file__).parent
-INTERNAL = {"cli", "pytest_plugin", "backends", "bench", "include"}  # reached by a command, an option or get_include()
+INTERNAL = {"cli", "pytest_plugin", "backends", "include"}  # reached by a command, an option or get_include()
 
 MODULE = """
 from pybnorm._shim cimport PBN_FLOAT16, PBN_MAX_RANK, pbn_tensor

@@ -22,7 +22,7 @@ SOURCE = ROOT / "pybnorm"
 STOREYS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
-    {"tuning", "bench"},
+    {"tuning"},
     {"_trials"},
     {"check"},
     {"layer", "graph", "sync", "miopen", "directml", "cann", "torch"},
@@ -92,13 +92,19 @@ def test_imports_point_one_way(path):
         assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
 
 
+def test_nothing_in_the_wheel_needs_the_benchmarks():
+    """Only `pybnorm bench` looks for them, when it runs."""
+    named = [p for p in SOURCE.rglob("*.p[yx]*") if re.search(r"""(import|from|["'])\s*benchmarks\b""", p.read_text())]
+    assert named == [SOURCE / "cli" / "bench.py"]
+
+
 def test_what_is_imported_upward_is_imported_late():
     for name, target in UPWARD:
         (line,) = re.findall(
             rf"^.*\bimport {target}\b.*$", "".join(p.read_text() for p in (SOURCE / name).glob("*.pxi")), re.M
         )
         assert line.startswith(" "), line
-    code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('tuning', 'check', 'bench')))"
+    code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('tuning', 'check')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
 
 
