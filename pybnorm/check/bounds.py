@@ -466,7 +466,7 @@ class Expected:
 
         self._deviations = within_range
 
-    def _result(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
+    def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """What y or dx is made of beside x, dy and the mean, of the derived shape, and the reference's formula."""
         gain = self.inputs.scale.astype(np.float64) * self._inverse
         if output == "y":
@@ -477,13 +477,23 @@ class Expected:
 
     def _whole(self, output: str) -> Array:
         """y or dx before blending."""
-        parameters, formula = self._result(output)
+        parameters, formula = self.formula(output)
         arrays = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
         whole = np.empty_like(self.inputs.x, dtype=np.float64)
         with np.errstate(all="ignore"):
             for block in reference.iterate_blocks(arrays, self.problem.mode, (self._mean, *parameters)):
                 whole[block.index] = formula(*block.arrays, *block.parameters)
         return whole
+
+    @property
+    def statistics(self) -> tuple[Array, Array]:
+        """Mean and inverse standard deviation that y or dx is made with."""
+        return self._mean, self._inverse
+
+    @property
+    def moments(self) -> Moments:
+        """Of x, where the statistics come from it."""
+        return self._moments
 
     def ordinary(self, tier: Tier) -> Array:
         """Which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
@@ -554,7 +564,7 @@ class Expected:
         p, inputs, m = self.precision, self.inputs, self.problem.m
         alpha, beta, prior = self.blend(output)
         arrays = [inputs.x] if output == "y" else [inputs.x, inputs.need("dy")]
-        made_of, formula = self._result(output)
+        made_of, formula = self.formula(output)
         parameters = [self._mean, *made_of]
         sources, end = len(arrays), len(parameters)
         scale = inputs.scale.astype(np.float64)

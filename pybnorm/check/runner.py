@@ -1,7 +1,7 @@
 """Runs a problem on a backend, in this process, and judges it.
 
 A case makes its call several times on equal inputs, each in fresh guarded memory (`pybnorm.check.guarded`). The results
-are judged (`pybnorm.check.bounds`), and a case that could not have failed is MISTRUSTED. `pybnorm.check.worker` runs
+are judged (`pybnorm.check.verdicts`), and a case that could not have failed is MISTRUSTED. `pybnorm.check.worker` runs
 cases in a process of its own, `pybnorm.check.executors` in many.
 """
 
@@ -36,6 +36,7 @@ from pybnorm.check.session import (
     identified,
     open_session,
 )
+from pybnorm.check.verdicts import judge_call
 from pybnorm.diagnostics import vendor_stderr
 
 __all__ = [
@@ -89,7 +90,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         result.seconds = calls.seconds
         result.capability = capability_words(session.capability(problem))
         expected = Expected(problem, inputs)
-        verdicts = {name: judge(expected, name, calls.first[name]) for name in expected.outputs}
+        verdicts = judge_call(expected, calls.first)
         if problem.repeats > 1:
             result.repeat = ", ".join(dict.fromkeys(name for name, _, _ in calls.different)) or "equal"
         for name, number, values in calls.different:

@@ -1,0 +1,491 @@
+r"""Whether an output deviates from its right value as a named bug would make it deviate.
+
+The bound of a sum of m terms grows with m, and the effect of one term on a mean falls with it: from some 10**5 terms on
+a dropped element is far within the bound. But what it does to each channel can be predicted. That is a matched filter:
+the prediction p of a bug is held against the measured deviation d, channel by channel.
+
+Deviations are counted in terms of the sum, D = d m: a term left out moves D by -t, its own value in units of the
+standard deviation. y and dx are not sums; least squares over their elements gives how far the mean and the inverse
+standard deviation (y), or the two sums and the inverse standard deviation (dx), are off that they were made with. In a
+16-bit output the right value, rounded, is subtracted: rounding then cancels but for the elements that the deviation
+carries across a boundary.
+
+The test
+--------
+A right kernel does not know which element is the last. Its D of a channel, whatever it is, was made without regard to
+the place that a hypothesis names; among many places drawn at random, the one that is named lies nearest to it as often
+as any other. So
+
+    U = (1 + number of drawn places whose prediction is at least as near to D as the named one's) / (1 + places drawn)
+
+is uniform (or larger), whatever the noise of the kernel is: its size, its bias, its tails and how they differ from
+channel to channel do not enter. Only the data must be drawn independently for each channel, which is checked. Of C
+channels, k have a U of at most u with probability at most binomial(C, k) u**k; the least of these over k, times C and
+times the number of hypotheses, is the probability that is stated, and must be below `LEVEL`. Hypotheses are counted in
+two lots with half of the level each: the ends of channels and images, and every place of a channel. A bug is named
+only if the prediction also explains most of the deviation. Where one output has a bug, the others of the call are
+asked for the same one, and for no other, with `FOLLOWS` in place of `LEVEL`: the case is judged already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import reference
+from pybnorm.check.data import round_to
+from pybnorm.enums import Mode, Operation
+
+if TYPE_CHECKING:
+    from pybnorm.check.bounds import Expected
+
+__all__ = ["LEVEL", "SHORTEST", "Match", "matches", "measured"]
+
+Array = npt.NDArray[Any]
+
+LEVEL = 1e-12
+"""Probability that a case whose kernel is right is said to have one of the bugs."""
+FOLLOWS = 1e-3
+SHORTEST = 2048
+"""Terms of a sum below which its bound shows a single one."""
+PLACES = 1 << 16
+"""Places drawn, of four channels; fewer of more, at least a sixteenth."""
+CHANNELS = 256
+"""Channels looked at of a tensor that has more."""
+FILLS = ("randn", "sqrteps", "exact", "paired")
+"""Data whose channels are drawn independently, each element like any other of its channel."""
+_RUNS = (*range(1, 65), 96, 127, 128, 255, 256, 511, 512, 1023, 1024, 2048, 4096)
+_SCANNED = 4
+_LARGEST_CORRELATION = 0.25
+_NO_EFFECT = 0.15
+"""Root mean square of D that is too small for a term that is missing."""
+_SINGLE = 12.0
+"""Median size of D that is too large for a single one."""
+
+_Term = Callable[[Array, Array | None], Array]
+"""Values of the terms of a sum, (channels, places), from the normalized x and dy there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A bug that explains an output's deviation."""
+
+    bug: str
+    probability: float
+    """Bound of the probability that a right kernel looks so, times the hypotheses tried."""
+    slope: float
+    """Of the deviation over the prediction."""
+
+    def __str__(self) -> str:
+        return f"as if {self.bug} (by chance: {self.probability:.0e})"
+
+
+class _Rows:
+    """x and dy by channel, normalized: z = (x - mean) / standard deviation, over at most `CHANNELS` channels."""
+
+    def __init__(self, expected: Expected) -> None:
+        problem, inputs = expected.problem, expected.inputs
+        self.m = problem.m
+        per_activation = problem.mode == Mode.PER_ACTIVATION
+        shape = (self.m, -1, 1) if per_activation else (*problem.dims[:2], -1)
+        self.x = inputs.x.reshape(shape)
+        self.dy = None if inputs.dy is None else inputs.dy.reshape(shape)
+        self.inner = self.x.shape[2]
+        mean, variance = _own_moments(expected)
+        with np.errstate(all="ignore"):
+            good = np.isfinite(mean + variance) & (variance > 0)
+        chosen = np.flatnonzero(good)
+        self.chosen = (
+            chosen[np.linspace(0, len(chosen) - 1, min(CHANNELS, len(chosen))).astype(int)] if len(chosen) else chosen
+        )
+        self.mean, self.deviation = mean[self.chosen], np.sqrt(variance[self.chosen])
+        self.kappa = self.mean / self.deviation
+
+    def at(self, places: Array) -> tuple[Array, Array | None]:
+        """z and dy at `places` of every channel: (channels, places)."""
+        image, inside = places // self.inner, places % self.inner
+        channels = self.chosen[:, None]
+        z = (self.x[image, channels, inside].astype(np.float64) - self.mean[:, None]) / self.deviation[:, None]
+        return z, None if self.dy is None else self.dy[image, channels, inside].astype(np.float64)
+
+    def blocks(self) -> Iterator[tuple[int, Array, Array | None]]:
+        """First place, z and dy of runs of places, in float32 but for float64 data: (channels, places)."""
+        room = max(1, (1 << 20) // len(self.chosen))
+        images = max(1, room // self.inner)
+        step = self.inner if images > 1 else min(room, self.inner)
+        for first in range(0, self.x.shape[0], images):
+            for start in range(0, self.inner, step):
+                index = slice(first, first + images), slice(start, start + step)
+                z = self._part(self.x, index)
+                z -= self.mean[:, None].astype(z.dtype)
+                z /= self.deviation[:, None].astype(z.dtype)
+                yield first * self.inner + start, z, None if self.dy is None else self._part(self.dy, index)
+
+    def _part(self, array: Array, index: tuple[slice, slice]) -> Array:
+        part = array[index[0], :, index[1]]
+        if len(self.chosen) < part.shape[1]:
+            part = part[:, self.chosen]
+        work = np.float64 if part.dtype == np.float64 else np.float32
+        return part.transpose(1, 0, 2).reshape(len(self.chosen), -1).astype(work)
+
+
+def _own_moments(expected: Expected) -> tuple[Array, Array]:
+    """What z is made with, by channel: x's own mean and variance in training, those that backward uses in backward."""
+    if expected.problem.operation == Operation.FORWARD_TRAINING:
+        return expected.moments.mean.ravel(), expected.moments.variance.ravel()
+    mean, inverse = expected.statistics
+    with np.errstate(all="ignore"):
+        return mean.ravel(), 1 / inverse.ravel() ** 2
+
+
+# ---------------------------------------------------------------- deviations
+
+
+def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
+    """D of every sum that `output` tells of, by channel: mean, variance, dbias, dscale.
+
+    In units of the standard deviation, of the variance, of dy and of dy * x_hat.
+    """
+    problem = expected.problem
+    m, epsilon = problem.m, problem.epsilon
+    with np.errstate(all="ignore"):
+        if output in ("y", "dx"):
+            return _fitted(expected, output, got)
+        right, values = expected.outputs[output].ravel(), got.astype(np.float64).ravel()
+        alpha, beta, prior = expected.blend(output)
+        if beta:
+            assert prior is not None
+            values = values - beta * prior.astype(np.float64).ravel()
+        values = values / alpha if alpha else np.full_like(values, np.nan)
+        if output in ("dscale", "dbias"):
+            return {output: values - right}
+        variance = _own_moments(expected)[1]
+        if output == "saved_mean":
+            return {"mean": (values - right) * m / np.sqrt(variance)}
+        if output == "saved_inv_variance":
+            return {"variance": ((1 / values**2 - epsilon) / variance - 1) * m}
+        if output == "running_mean":
+            return {"mean": (values - right) / problem.factor * m / np.sqrt(variance)}
+        return {"variance": (values - right) / problem.factor * (m - 1) / variance}
+
+
+def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
+    """How far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
+    problem = expected.problem
+    mean, inverse = expected.statistics
+    gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)
+    if output == "dx":
+        gain = gain * inverse
+
+    arrays, formula = expected.formula(output)
+    parameters = [mean, inverse, *arrays]
+    alpha, beta, prior = expected.blend(output)
+    data = [expected.inputs.x, got.reshape(expected.inputs.x.shape)]
+    if output == "dx":
+        data.append(expected.inputs.need("dy"))
+    if beta:
+        assert prior is not None
+        data.append(prior)
+
+    def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
+        mean, inverse, *made_of = others[len(data) - 2 :]
+        dy = others[: 1 if output == "dx" else 0]
+        right = alpha * formula(x, *dy, mean, *made_of)
+        if beta:
+            right += beta * others[len(dy)]
+        off = values - round_to(right, problem.dtype).astype(np.float64)
+        yield off
+        normal = (x - mean) * inverse
+        yield off * normal
+        yield normal
+        yield normal * normal
+
+    off, tilted, normal, square = reference.reduce_blocks(products, data, problem.mode, parameters)
+    m = problem.m
+    # least squares with the regressors 1 and x_hat
+    determinant = m * square - normal**2
+    slope = (m * tilted - normal * off) / determinant / gain
+    offset = (square * off - normal * tilted) / determinant / gain
+    if output == "dx":
+        return {"dbias": (-offset * m).ravel(), "dscale": (-slope * m).ravel()}
+    variance = _own_moments(expected)[1]
+    plus = variance + problem.epsilon
+    return {
+        "mean": -offset.ravel() * m * np.sqrt(plus / variance),
+        "variance": -2 * slope.ravel() * m * plus / variance,
+    }
+
+
+# ---------------------------------------------------------------- hypotheses
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sum:
+    """A sum's terms, in a few ways to leave one out; each a function of z and dy at (channels, places)."""
+
+    terms: tuple[tuple[str, _Term], ...]
+    paired: bool = False
+    """Whether a term is of x and dy, so that one may be read from another place than the other."""
+
+
+def _sums(expected: Expected, rows: _Rows) -> dict[str, _Sum]:
+    kappa = rows.kappa[:, None]
+
+    def need(dy: Array | None) -> Array:
+        assert dy is not None
+        return dy
+
+    counted = " and not counted"
+    sums = {
+        "mean": _Sum((("", lambda z, dy: z + kappa), (counted, lambda z, dy: z))),
+        "variance": _Sum(
+            (
+                ("", lambda z, dy: z * z),
+                (counted, lambda z, dy: z * z - 1),
+                ("", lambda z, dy: z * z - kappa * kappa),
+            )
+        ),
+        "dbias": _Sum((("", lambda z, dy: need(dy)),)),
+    }
+    terms: list[tuple[str, _Term]] = [("", lambda z, dy: need(dy) * z)]
+    if expected.problem.operation == Operation.BACKWARD and expected.problem.recomputes:
+        m, chosen = expected.problem.m, rows.chosen
+        dbias, dscale = (expected.outputs[n].ravel()[chosen][:, None] / m for n in ("dbias", "dscale"))
+
+        def statistics(z: Array, dy: Array | None) -> Array:
+            return -(z + kappa) * dbias - 0.5 * z * z * dscale
+
+        terms += [
+            (" of x's statistics", statistics),
+            (" of every sum", lambda z, dy: need(dy) * z + statistics(z, dy)),
+            (f" of x's statistics{counted}", lambda z, dy: -z * dbias - 0.5 * (z * z - 1) * dscale),
+        ]
+    sums["dscale"] = _Sum(tuple(terms), paired=True)
+    return sums
+
+
+class _Search:
+    """Looks for the bug that explains one sum's deviation."""
+
+    def __init__(self, rows: _Rows, total: _Sum, d: Array, asked: str = "") -> None:
+        self.rows, self.total, self.d, self.asked = rows, total, d, asked
+        self.found: Match | None = None
+        rng = np.random.default_rng(20240229)
+        count = max(255, min(max(PLACES * 4 // len(d), PLACES // 16), rows.m // 4))
+        self._drawn, self._other = rng.integers(0, rows.m, (2, count))
+        self._hypotheses = 1.0
+
+    def run(self) -> Match | None:
+        """The likeliest bug, or None."""
+        self._hypotheses = 1.0 if self.asked else 2 * 8 * 4096.0
+        for _, term in self.total.terms:
+            self._runs(term)
+        if self.found is None:
+            for _, term in self.total.terms:
+                self._every_place(term)
+        return self.found
+
+    def _near(self, p: Array) -> bool:
+        """Whether `p` explains most of the deviation, with a slope of 1."""
+        largest = 3 * math.sqrt(float(np.mean(p * p))) + 1e-300
+        d, off = np.clip(self.d, -largest, largest), np.clip(self.d - p, -largest, largest)
+        slope = float(d @ p) / max(float(p @ p), 1e-300)
+        if self.asked:
+            return abs(slope - 1) < 0.5 and float(off @ off) < 0.75 * float(d @ d)
+        return abs(slope - 1) < 0.2 and float(off @ off) < 0.25 * float(d @ d)
+
+    def _try(self, p: Array, draws: Callable[[], Array], bug: str) -> None:
+        if (self.asked and bug != self.asked) or not self._near(p):
+            return
+        drawn = draws()
+        off = np.abs(self.d - p)
+        u = (1 + np.count_nonzero(np.abs(drawn - self.d[:, None]) <= off[:, None], axis=1)) / (1 + drawn.shape[1])
+        u.sort()
+        count = len(u)
+        k = np.arange(1, count + 1)
+        ways = np.array([math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1) for i in k])
+        log = float((ways + k * np.log(u)).min()) + math.log(count * self._hypotheses)
+        least = math.log(self.found.probability) if self.found else math.log(FOLLOWS if self.asked else LEVEL)
+        if log < least:
+            self.found = Match(bug, math.exp(max(log, -690.0)), float(self.d @ p / (p @ p)))
+
+    def _terms(self, term: _Term, places: Array) -> Array:
+        return term(*self.rows.at(places))
+
+    def _runs(self, term: _Term) -> None:
+        """Elements at the ends of a channel or of every image."""
+        rows, m = self.rows, self.rows.m
+        longest = min(m // 4, max(_RUNS))
+        tails = {m % 2**k for k in range(2, 14)} | {rows.inner}
+        lengths = sorted({k for k in {*_RUNS, *tails} if 0 < k <= longest})
+        for word, places in (("last", m - 1 - np.arange(longest)), ("first", np.arange(longest))):
+            sums = self._terms(term, places).cumsum(axis=1)
+            for k in lengths:
+                name = f"the {word} element" if k == 1 else f"the {word} {k} elements"
+
+                def draws(k: int = k) -> Array:
+                    count = min(len(self._drawn), max(255, (1 << 20) // (k * len(self.d))))
+                    starts = self._drawn[:count] % (m - k + 1)
+                    whole = self._terms(term, (starts[:, None] + np.arange(k)).ravel())
+                    return whole.reshape(len(self.d), count, k).sum(axis=2)
+
+                self._both(sums[:, k - 1], draws, f"{name} of every channel")
+        self._moved(term, m - 1, m - 2, "the last element")
+        self._moved(term, 0, 1, "the first element")
+        images = m // rows.inner
+        if images > 1 and rows.inner > 1:
+            for k in (1, 2, 3, 4, 8, 16, 32):
+                if k * 2 > rows.inner or k * images > 1 << 14:
+                    break
+                for word, offset in (("last", rows.inner - 1 - np.arange(k)), ("first", np.arange(k))):
+                    p = self._terms(term, (np.arange(images)[:, None] * rows.inner + offset).ravel()).sum(axis=1)
+
+                    def some(k: int = k) -> Array:
+                        starts = self._drawn[:255] % (rows.inner - k + 1)
+                        places = np.arange(images)[:, None] * rows.inner + np.arange(k)
+                        whole = self._terms(term, (starts[:, None, None] + places).ravel())
+                        return whole.reshape(len(self.d), len(starts), -1).sum(axis=2)
+
+                    name = "element" if k == 1 else f"{k} elements"
+                    self._both(p, some, f"the {word} {name} of every image")
+
+    def _both(self, p: Array, draws: Callable[[], Array], name: str) -> None:
+        self._try(-p, lambda: -draws(), f"{name} were left out")
+        self._try(p, draws, f"{name} were read twice")
+
+    def _moved(self, term: _Term, place: int, other: int, name: str) -> None:
+        """`other` read at `place`, of x and dy, and of one of them."""
+
+        def shifted(one: Array, two: Array, how: str) -> Array:
+            (z, dy), (z2, dy2) = self.rows.at(one), self.rows.at(two)
+            if how == "both":
+                return term(z2, dy2) - term(z, dy)
+            first = term(z2, dy) - term(z, dy)
+            return first if how == "x" else first + term(z, dy2) - term(z2, dy2)
+
+        ways = ["both", "x", "swapped"] if self.total.paired else ["both"]
+        texts = {
+            "both": f"{name} of every channel were not read and a neighbour twice",
+            "x": f"{name} of every channel were taken from beside it in x alone",
+            "swapped": f"{name} of every channel were swapped with its neighbour in x alone",
+        }
+        for how in ways:
+            one, two = np.array([place]), np.array([other])
+            p = shifted(one, two, how)[:, 0]
+            self._try(p, functools.partial(shifted, self._drawn, self._other, how), texts[how])
+
+    def _every_place(self, term: _Term) -> None:
+        """One element anywhere, or a neighbour in its place: of all terms those that leave the least deviation."""
+        typical = math.sqrt(float(np.median(self.d**2)))
+        if typical > _SINGLE and not self.asked:
+            return
+        largest = _SINGLE + 4 * typical
+        d = np.clip(self.d, -largest, largest)
+        one, neighbour, swapped = _Nearest(d), _Nearest(d), _Nearest(d)
+        for first, z, dy in self.rows.blocks():
+            values = term(z, dy)
+            one.add(values, first)
+            if values.shape[1] > 1:
+                neighbour.add(np.diff(values, axis=1), first)
+                if self.total.paired:
+                    assert dy is not None
+                    swapped.add(np.diff(z, axis=1) * np.diff(dy, axis=1), first)
+        if not self.asked:
+            self._hypotheses = 2 * 8 * 16.0 * self.rows.m
+        for place in one.places:
+            p = self._terms(term, np.array([place]))[:, 0]
+            self._both(p, lambda: self._terms(term, self._drawn), f"element {place} of every channel")
+        for place in neighbour.places:
+            self._moved(term, place, place + 1, f"element {place}")
+            self._moved(term, place + 1, place, f"element {place + 1}")
+        for place in swapped.places:
+            self._moved(term, place, place + 1, f"element {place}")
+
+
+class _Nearest:
+    """The places whose terms, with either sign, are nearest to a deviation."""
+
+    def __init__(self, d: Array) -> None:
+        self._d = d
+        self._best: list[tuple[float, int]] = []
+
+    @property
+    def places(self) -> list[int]:
+        """The nearest first."""
+        return [place for _, place in self._best]
+
+    def add(self, values: Array, first: int) -> None:
+        """Terms, (channels, places), of the places from `first` on."""
+        left = np.einsum("cp,cp->p", values, values) - 2 * np.abs(self._d.astype(values.dtype) @ values)
+        chosen = np.argpartition(left, min(_SCANNED, left.size - 1))[:_SCANNED]
+        self._best += [(float(left[i]), first + int(i)) for i in chosen]
+        self._best.sort()
+        del self._best[_SCANNED:]
+
+
+# ---------------------------------------------------------------- a case
+
+
+def matches(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Match]:
+    """Outputs that deviate as a bug would make them, with the bug.
+
+    Parameters
+    ----------
+    expected : Expected
+    outputs : mapping of str to ndarray
+        What the library wrote.
+    """
+    problem = expected.problem
+    if problem.operation == Operation.FORWARD_INFERENCE or problem.m < SHORTEST or problem.fill not in FILLS:
+        return {}
+    if problem.operation == Operation.FORWARD_TRAINING and problem.factor == 0:
+        outputs = {name: a for name, a in outputs.items() if not name.startswith("running")}
+    rows = _Rows(expected)
+    if len(rows.chosen) < 4:
+        return {}
+    sums = _sums(expected, rows)
+    off: list[tuple[str, str, Array]] = []
+    for output, got in outputs.items():
+        for name, deviations in measured(expected, output, got).items():
+            d = deviations[rows.chosen]
+            if np.isfinite(d).all() and math.sqrt(float(np.mean(d * d))) > _NO_EFFECT:
+                off.append((output, name, d))
+    if not off or not _independent(rows):
+        return {}
+    found: dict[str, Match] = {}
+
+    def search(asked: str) -> None:
+        for output, name, d in off:
+            if asked and output in found:
+                continue
+            match = _Search(rows, sums[name], d, asked).run()
+            if match is not None and (output not in found or match.probability < found[output].probability):
+                found[output] = match
+
+    search("")
+    if found:
+        search(min(found.values(), key=lambda match: match.probability).bug)
+    return found
+
+
+def _independent(rows: _Rows) -> bool:
+    """Whether no two channels go together, in x, its square or dy."""
+    z, dy = rows.at(np.random.default_rng(7).integers(0, rows.m, 4096))
+    for values in (z, z * z, dy):
+        if values is None:
+            continue
+        centred = values - values.mean(axis=1, keepdims=True)
+        size = np.sqrt((centred**2).sum(axis=1, keepdims=True))
+        with np.errstate(all="ignore"):
+            unit = np.where(size > 0, centred / size, 0.0)
+        together = np.abs(unit @ unit.T)
+        np.fill_diagonal(together, 0)
+        if float(together.max(initial=0.0)) > _LARGEST_CORRELATION:
+            return False
+    return True
