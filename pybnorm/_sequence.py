@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
 from pybnorm.errors import WorkspaceError
+from pybnorm.operations.preparation import prepare_named
 from pybnorm.operations.program import ALIGNMENT, Prepared
 
 __all__ = ["Scratch", "Sequence", "data_buffer", "disjoint"]
@@ -112,7 +113,7 @@ class Sequence:
     def _prepared(self, address: int) -> list[tuple[Prepared, tuple[int, ...], list[Any], str]]:
         """Every step, checked."""
         return [
-            (*operations.asked(self.handle, name, arguments, options), name)
+            (*prepare_named(self.handle, name, *arguments, **options), name)
             for name, arguments, options in self._placed(address)
         ]
 

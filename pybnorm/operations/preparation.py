@@ -3,32 +3,129 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
 
 from pybnorm import _arguments
 from pybnorm._core import SLOT_BITS, Handle
-from pybnorm.operations.program import Prepared, Program
-from pybnorm.operations.recipes import _NAMES, _RECIPES
+from pybnorm.operations.program import RECIPES, Prepared, Program
 
 MOST_PREPARED = 256
 """Kinds of operations that a handle keeps ready, those that came up last."""
 
+_P = ParamSpec("_P")
 
-def prepare(
-    handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Prepared, tuple[int, ...], list[Any]]:
+
+class Recipe:
+    """How an operation becomes the steps of a program, and how its function takes arguments.
+
+    Parameters
+    ----------
+    name : str
+        In errors and messages.
+    make : callable
+        Called with a `Program`, then with the arguments by name.
+    arrays : str
+        Which of its arguments are arrays.
+    fixed : dict
+        Arguments that are not the caller's.
+    """
+
+    def __init__(self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any]) -> None:
+        declared, self.name, self.make, self.fixed = set(arrays.split()), name, make, fixed
+        given = list(inspect.signature(make).parameters.values())[1:]  # the first is the program
+        self.parameters = [p for p in given if p.name not in ("workspace", "handle") and p.name[0] != "_"]
+        self.names = tuple([p.name for p in self.parameters])
+        if not declared <= set(self.names):
+            missing = ", ".join(sorted(declared - set(self.names)))
+            raise TypeError(f"{make.__name__} has no argument {missing}")
+        self.arrays = tuple([name if name in declared else None for name in self.names])
+
+    def function(self, module: str, doc: str, body: str, *, query: bool = False, **use: Any) -> Callable[..., Any]:
+        """A function with the arguments of the recipe behind ``handle``, which makes the call `body` with them.
+
+        Its text is made, as `dataclasses` does: Python's own binding of arguments is faster than any other, and its
+        errors name the function. `body` may use ``handle``, ``workspace`` (no argument of a `query`), ``values``, a
+        tuple in the order of the recipe, and the names in `use`.
+        """
+        given = [inspect.Parameter("handle", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Handle")]
+        given += self.parameters
+        if not query:
+            given.append(inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any"))
+        use = {**self.make.__globals__, "Handle": Handle, "defaults": {p.name: p.default for p in given}, **use}
+        shown = [p if p.default is p.empty else p.replace(default=_Default(p.name)) for p in given]
+        bare = inspect.Signature([p.replace(annotation=p.empty) for p in shown])
+        name = self.name
+        values = "".join([f"{n}, " for n in self.names])
+        exec(f"def {name}{bare}: return {body.replace('values', f'({values})')}", use)
+        made: Callable[..., Any] = use[name]
+        made.__module__, made.__doc__ = module, doc
+        made.__annotations__ = {p.name: p.annotation for p in given} | {"return": "None"}
+        return made
+
+    @functools.cached_property
+    def bind(self) -> Callable[..., tuple[Any, ...]]:
+        """The arguments of a query, a handle in front, as a tuple in the order of the recipe."""
+        return self.function(__name__, "", "values", query=True)
+
+
+class _Default:
+    """A default value in a function's text."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"defaults[{self.name!r}]"
+
+
+def operation(
+    arrays: str,
+) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
+    """Make a recipe an operation of this package: a function of a handle in place of the program.
+
+    `arrays` says which of the arguments are arrays. The documentation of ``axis`` and ``workspace``, and the errors
+    that all operations raise, are added.
+    """
+
+    def register(
+        make: Callable[Concatenate[Program, _P], None],
+    ) -> Callable[Concatenate[Handle, _P], None]:
+        return _registered(Recipe(make.__name__, make, arrays, {}), make.__doc__ or "")
+
+    return register
+
+
+def alias(
+    function: Callable[Concatenate[Handle, _P], None], name: str, doc: str, **fixed: Any
+) -> Callable[Concatenate[Handle, _P], None]:
+    """The same recipe by another name, with `fixed` arguments that are not the caller's."""
+    known = RECIPES[function.__name__]
+    return _registered(Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed), doc)
+
+
+def _registered(recipe: Recipe, doc: str) -> Callable[..., None]:
+    RECIPES[recipe.name] = recipe
+    head, _, notes = inspect.cleandoc(doc).partition("\n\nNotes\n")
+    if "workspace" not in head:
+        head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
+    if "\nRaises\n" not in head:
+        head += "\n\nRaises\n------\nArgumentError, UnsupportedError, VendorError"
+    doc = f"{head}\n\nNotes\n{notes}\n"
+    return recipe.function("pybnorm.operations", doc, "run(handle, workspace, recipe, values)", run=run, recipe=recipe)
+
+
+def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Prepared, tuple[int, ...], list[Any]]:
     """Check an operation, or find one alike that was checked before; for use inside the package.
 
     Parameters
     ----------
     handle : Handle
-    operation : str
-        Name of an operation of this module.
-    arguments : tuple
-        Those of the operation behind `handle`.
-    options : dict
-        The rest by name, all of them: defaults are not filled in, and `workspace` is an argument of `Prepared.execute`.
+    recipe : Recipe
+    values : tuple
+        Its arguments, all of them.
 
     Returns
     -------
@@ -44,15 +141,14 @@ def prepare(
         As the operation would, before anything is written.
     """
     _arguments.instance(handle, Handle, "handle", "a Handle")
-    names, arrays = _NAMES[operation]
-    key, addresses, held = handle._look(arrays, (*arguments, *[options[name] for name in names[len(arguments) :]]))
+    key, addresses, held = handle._look(recipe.arrays, values)
     known = handle._prepared
-    found = None if key is None else known.get((operation, key))
+    found = None if key is None else known.get((recipe, key))
     if found is not None:
         return found, addresses, held
-    found = _prepare(handle, operation, arrays, held)
+    found = _prepare(handle, recipe, held)
     if key is not None:
-        known[operation, key] = found
+        known[recipe, key] = found
         while len(known) > MOST_PREPARED:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
                 known.pop(next(iter(known)), None)
@@ -61,20 +157,27 @@ def prepare(
     return found, addresses, held
 
 
-def _prepare(handle: Handle, operation: str, arrays: tuple[str | None, ...], values: Sequence[Any]) -> Prepared:
+def prepare_named(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Any:
+    """`prepare` of an operation of this package, with the defaults of its function."""
+    recipe = RECIPES[operation]
+    return prepare(handle, recipe, recipe.bind(handle, *arguments, **options))
+
+
+def _prepare(handle: Handle, recipe: Recipe, values: list[Any]) -> Prepared:
     made = Program(handle)
-    given: list[Any] = []
+    given: dict[str, Any] = {}
     slot = 0
-    for name, value in zip(arrays, values, strict=True):
-        slot += name is not None
-        if name is not None and value is not None:
-            given.append(handle.buffer(value, name)._replace(pointer=slot << SLOT_BITS, owner=None))
+    for name, array, value in zip(recipe.names, recipe.arrays, values, strict=True):
+        slot += array is not None
+        if array is not None and value is not None:
+            given[name] = handle.buffer(value, name)._replace(pointer=slot << SLOT_BITS, owner=None)
         else:
-            given.append(value)
-    _RECIPES[operation](made, *given)
+            given[name] = value
+    recipe.make(made, **given, **recipe.fixed)
     return made.finish()
 
 
-def _perform(handle: Handle, workspace: Any, operation: str, *arguments: Any, **options: Any) -> None:
-    prepared, addresses, _held = prepare(handle, operation, arguments, options)
-    prepared.execute(handle, operation, addresses, workspace)
+def run(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]) -> None:
+    """Check an operation and make its calls."""
+    prepared, addresses, _held = prepare(handle, recipe, values)
+    prepared.execute(handle, recipe.name, addresses, workspace)

@@ -93,6 +93,8 @@ class _Step(NamedTuple):
     text: str
 
 
+RECIPES: dict[str, Any] = {}
+"""The operations of this package by name, each a `preparation.Recipe`."""
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 _OPERATIONS = {
     "forward_training": Operation.FORWARD_TRAINING,
@@ -111,16 +113,27 @@ class Program:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.device_type = handle.library.device_type
+        self.device = handle.library.device_type, -1 if handle.device is None else handle.device
         self.steps: list[_Step] = []
         self.copies: list[str] = []
-        self.used = 0  # bytes of scratch so far
+        self.used = 0  # bytes of scratch in use
+        self.most = 0  # the same at its highest
         self.inner = 0  # the largest workspace that a call asks for
         self.inputs: list[_arguments.Region] = []
         self.outputs: list[_arguments.Region] = []
         self._constants: dict[tuple[float, int, DataType], Buffer] = {}
         self._packed: dict[tuple[int, Dims], Buffer] = {}
         self._pending: list[tuple[Buffer, Buffer]] = []
+        self._inside = False  # of another operation, which has looked at overlaps
+
+    def then(self, operation: str, *arguments: Any, **options: Any) -> None:
+        """Another operation as a part of this one, on arrays that have been checked; its scratch ends with it."""
+        recipe = RECIPES[operation]
+        outer = self.used, self._constants, self._packed, self._pending, self._inside
+        self._constants, self._packed, self._pending, self._inside = {}, {}, [], True
+        recipe.make(self, *arguments, **options, **recipe.fixed)
+        self._round()
+        self.used, self._constants, self._packed, self._pending, self._inside = outer
 
     # -------- arguments
 
@@ -148,7 +161,7 @@ class Program:
         dims = _arguments.dims(buffer.dims, name, low=1)
         strides = tuple([s if d > 1 else max(1, s) for d, s in zip(dims, buffer.strides, strict=True)])
         buffer = buffer._replace(dims=dims, strides=_arguments.strides(strides, dims, name))
-        self._note(name, buffer, output)
+        self.note(name, buffer, output)
         return buffer
 
     def flat(self, name: str, array: Any, dims: Dims, output: bool = False) -> Buffer:
@@ -156,7 +169,7 @@ class Program:
         buffer = self.handle.buffer(array, name, output=output)
         _arguments.parameter_dims(name, buffer.dims, buffer.strides, dims)
         buffer = buffer._replace(dims=(math.prod(dims),), strides=(1,))
-        self._note(name, buffer, output)
+        self.note(name, buffer, output)
         return buffer
 
     def parameter(self, name: str, array: Any, shape: _Shape, default: float | None = None) -> Buffer:
@@ -188,7 +201,10 @@ class Program:
         """alpha and beta in canonical form."""
         return [_arguments.scalar(value, name, shape.dtype) for name, value in values.items()]
 
-    def _note(self, name: str, buffer: Buffer, output: bool) -> None:
+    def note(self, name: str, buffer: Buffer, output: bool) -> None:
+        """Memory that is read or, an output's, written: the latter shares none with any other."""
+        if self._inside or 0 in buffer.dims:
+            return
         size = buffer.dtype.itemsize
         region = _arguments.Region(name, buffer.pointer, buffer.dims, tuple([s * size for s in buffer.strides]), size)
         (self.outputs if output else self.inputs).append(region)
@@ -200,8 +216,9 @@ class Program:
         start = self.used
         nbytes = math.prod(dims) * dtype.itemsize
         self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.most = max(self.most, self.used)
         steps = _arguments.packed_strides(dims) if strides is None else strides
-        return Buffer(start, dims, steps, dtype, self.device_type, -1, True, None)
+        return Buffer(start, dims, steps, dtype, *self.device, True, None)
 
     def vector(self, shape: _Shape) -> Buffer:
         """An uninitialised parameter vector."""
@@ -524,11 +541,15 @@ class Program:
     # -------- the end
 
     def finish(self) -> Prepared:
-        """Round the results that were asked for in 16 bits, and make it ready to run."""
+        """Make it ready to run."""
+        self._round()
+        return Prepared(self)
+
+    def _round(self) -> None:
+        """Round the results that were asked for in 16 bits."""
         for wide, target in self._pending:
             self.narrow(wide, target)
         self._pending.clear()
-        return Prepared(self)
 
 
 class Prepared:
@@ -543,13 +564,13 @@ class Prepared:
     """
 
     def __init__(self, program: Program) -> None:
-        self.nbytes = program.used + program.inner
+        self.nbytes = program.most + program.inner
         self.calls = tuple([step.text for step in program.steps])
         self.copies = tuple(program.copies)
         self._regions = program.outputs, program.inputs
         self._list = CallList(program.handle)
         for step in program.steps:
-            inner = program.used, step.inner
+            inner = program.most, step.inner
             self._list.append(program.handle, step.operation, step.arrays, inner, **step.values)
         for regions, written in ((program.outputs, True), (program.inputs, False)):
             for region in regions:

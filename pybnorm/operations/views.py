@@ -10,7 +10,7 @@ from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm.enums import Mode
 
-Axis: TypeAlias = "int | Sequence[int]"
+Axis: TypeAlias = int | Sequence[int]
 Dims: TypeAlias = tuple[int, ...]
 MAX_RANK = 5  # axes that every backend takes with any strides
 _Axis: TypeAlias = "tuple[int, tuple[int, ...]]"  # size, and the stride of each array

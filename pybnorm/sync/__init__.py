@@ -39,7 +39,7 @@ from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle, backends
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError, WorkspaceError
-from pybnorm.operations.preparation import prepare
+from pybnorm.operations.preparation import prepare_named
 from pybnorm.operations.program import ALIGNMENT, Prepared
 from pybnorm.sync.communicators import Array, Communicator, _connect
 from pybnorm.sync.messages import (
@@ -548,7 +548,7 @@ class SyncBatchNorm:
 
     def _program(self, operation: str, *arguments: Any, **options: Any) -> _Call:
         # Checked now and executed later: all refusals come before the collective.
-        prepared, addresses, _ = prepare(self._handle, operation, arguments, options)
+        prepared, addresses, _ = prepare_named(self._handle, operation, *arguments, **options)
         return _Call(self._handle, operation, prepared, addresses)
 
     def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:

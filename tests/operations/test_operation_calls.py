@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import types
+import typing
 import weakref
 
 import numpy as np
@@ -20,7 +21,7 @@ import pytest
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, ClosedError, WorkspaceError, _core, operations
 from pybnorm._arrays import Buffer
-from pybnorm.operations import program, recipes
+from pybnorm.operations import gradients, normalization, preparation, program, vectors
 
 DIMS = (4, 3, 5, 2)
 PARAMETERS = ("scale", "bias", "mean", "variance", "inv_variance", "dscale", "dbias", "sum_dy", "sum_dy_xmu",
@@ -61,7 +62,7 @@ def given(bench, operation, axis=1):
     return placed
 
 
-EVERY = sorted(set(recipes._RECIPES))
+EVERY = sorted(program.RECIPES)
 WITH_AXIS = [o for o in EVERY if "axis" in inspect.signature(getattr(operations, o)).parameters]
 
 
@@ -689,19 +690,41 @@ def test_an_unknown_argument_is_a_type_error(bench):
             operations.workspace_size(bench.handle, "axpby", *arguments, **options)
 
 
-def test_roles_of_arguments_are_declared_not_read_from_their_hints(monkeypatch):
-    source = inspect.getsource(recipes)
+@pytest.mark.parametrize("module", [normalization, gradients, vectors], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_roles_of_arguments_are_declared_not_read_from_their_hints(module, monkeypatch):
+    source = inspect.getsource(module)
     changed = types.ModuleType("pybnorm._with_other_hints")
     monkeypatch.setitem(sys.modules, changed.__name__, changed)  # where dataclasses look their module up
-    assert source.count(": Any") > 50
-    exec(compile(source.replace(": Any", ": object").replace(": float", ": Any"), "other hints", "exec"), vars(changed))
-    assert changed._NAMES == recipes._NAMES
+    assert source.count(": Any") > 10
+    roles = {name: recipe.arrays for name, recipe in program.RECIPES.items()}
+    before = dict(program.RECIPES)
+    try:
+        exec(compile(source.replace(": Any", ": object").replace(": float", ": Any"), "other", "exec"), vars(changed))
+        again = {name for name, recipe in program.RECIPES.items() if recipe is not before[name]}
+        assert len(again) >= 5
+        assert {name: recipe.arrays for name, recipe in program.RECIPES.items()} == roles
+    finally:
+        program.RECIPES.update(before)
 
 
 def test_a_recipe_that_declares_an_argument_it_has_not_is_refused():
     with pytest.raises(TypeError, match="_do_nothing has no argument dx"):
-        recipes._recipe("x dx")(_do_nothing)
-    assert "nothing" not in recipes._RECIPES
+        preparation.operation("x dx")(_do_nothing)
+    assert "_do_nothing" not in program.RECIPES
+
+
+@pytest.mark.parametrize("operation", EVERY)
+def test_an_operation_is_a_plain_function_with_its_recipe_s_arguments(operation):
+    function, recipe = getattr(operations, operation), program.RECIPES[operation]
+    names = list(inspect.signature(function).parameters)
+    assert names == ["handle", *recipe.names, "workspace"]
+    assert (function.__name__, function.__module__) == (operation, "pybnorm.operations")
+    assert set(typing.get_type_hints(function)) == {*names, "return"}
+    doc = inspect.getdoc(function)
+    assert doc.count("Parameters\n---") == doc.count("Raises\n---") == 1
+    assert "workspace" in doc
+    with pytest.raises(TypeError, match=rf"{operation}\(\) got an unexpected keyword argument 'bogus'"):
+        function(None, bogus=1)
 
 
 def _do_nothing(program, x):

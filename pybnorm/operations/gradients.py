@@ -1,0 +1,282 @@
+"""Recipes of the backward pass: gradients, and their halves around an exchange between ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm.errors import ArgumentError
+from pybnorm.operations.preparation import alias, operation
+from pybnorm.operations.program import Program, _need, _Shape
+from pybnorm.operations.views import Axis
+
+
+class _Gradients(NamedTuple):
+    """The arguments that the three backward operations share."""
+
+    shape: _Shape
+    x: Buffer
+    dy: Buffer
+    dx: Buffer | None
+    dscale: Buffer
+    dbias: Buffer
+    factors: tuple[float, float, float, float]
+    """alpha_data, beta_data, alpha_param, beta_param."""
+
+
+def _gradients(
+    p: Program,
+    x: Any,
+    dy: Any,
+    dx: Any,
+    dscale: Any,
+    dbias: Any,
+    alpha_data: float,
+    beta_data: float,
+    alpha_param: float,
+    beta_param: float,
+    axis: Axis,
+) -> _Gradients:
+    xb = p.data("x", x)
+    shape = _Shape(xb, axis)
+    dyb = p.data("dy", dy, xb)
+    a_data, b_data, a_param, b_param = p.scalars(
+        shape, alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param, beta_param=beta_param
+    )
+    if dx is None and dscale is None and dbias is None:
+        raise ArgumentError("dx", None, "an array, or one for dscale or dbias")
+    dxb = None if dx is None else p.data("dx", dx, xb, output=True)
+    blended = b_param != 0
+    return _Gradients(
+        shape,
+        xb,
+        dyb,
+        dxb,
+        p.result("dscale", dscale, shape, prior=blended),
+        p.result("dbias", dbias, shape, prior=blended),
+        # A scratch dx has no prior.
+        (a_data, b_data if dx is not None else 0.0, a_param, b_param),
+    )
+
+
+@operation("x dy scale dx dscale dbias saved_mean saved_inv_variance")
+def backward(
+    p: Program, x: Any, dy: Any, scale: Any, dx: Any = None, dscale: Any = None, dbias: Any = None,
+    *, alpha_data: float = 1.0, beta_data: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
+    epsilon: float = 1e-5, saved_mean: Any = None, saved_inv_variance: Any = None, axis: Axis = 1,
+    workspace: Any = None,
+) -> None:  # fmt: skip
+    """Gradients of `forward_training`.
+
+    With ``xhat = (x - mean) * inv``: ``dbias = sum(dy)``, ``dscale = sum(dy * xhat)``,
+    ``dx = scale * inv * (dy - dbias / m - xhat * dscale / m)``, dx blended by the data pair, dscale and dbias by the
+    parameter pair (Ioffe & Szegedy 2015, section 3; ``cudnnBatchNormalizationBackward``).
+
+    Parameters
+    ----------
+    x, dy : array, one shape and dtype
+        Rank 1 to 8.
+    scale : array, derived shape, or None
+        None: 1.
+    dx : array, shape and dtype of x, or None
+        Written. Read only if `beta_data` is not 0.
+    dscale, dbias : array, derived shape, or None
+        Written. Read only if `beta_param` is not 0. At least one of the three outputs.
+    alpha_data, beta_data, alpha_param, beta_param : float
+    epsilon : float
+        Used only without saved statistics.
+    saved_mean, saved_inv_variance : array, derived shape, optional
+        Any values; both, or none: taken from x then.
+
+    Notes
+    -----
+    Calls: backward; fill where scale is None.
+    Workspace: x's size where dx is None, a vector for each other output that is None, and what the call asks for.
+    """
+    g = _gradients(p, x, dy, dx, dscale, dbias, alpha_data, beta_data, alpha_param, beta_param, axis)
+    epsilon = _arguments.epsilon(epsilon)
+    saved = None
+    if _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance):
+        saved = (
+            p.parameter("saved_mean", saved_mean, g.shape),
+            p.parameter("saved_inv_variance", saved_inv_variance, g.shape),
+        )
+    gain = p.parameter("scale", scale, g.shape, 1.0)
+    p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
+
+
+@operation("x dy mean variance scale dx dscale dbias")
+def backward_frozen(
+    p: Program, x: Any, dy: Any, mean: Any, variance: Any, scale: Any, dx: Any = None, dscale: Any = None,
+    dbias: Any = None,
+    *, alpha_data: float = 1.0, beta_data: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
+    epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None, _frozen: bool = True,
+) -> None:  # fmt: skip
+    """Gradients of `forward_inference`: the statistics are constants.
+
+    ``dx = dy * scale / sqrt(variance + epsilon)``, ``dscale = sum(dy * (x - mean)) / sqrt(variance + epsilon)``,
+    ``dbias = sum(dy)`` (DirectML's ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``), blended as in `backward`.
+
+    Parameters
+    ----------
+    x, dy : array, one shape and dtype
+        Rank 1 to 8.
+    mean, variance : array, derived shape
+    scale : array, derived shape, or None
+        None: 1.
+    dx : array, shape and dtype of x, or None
+    dscale, dbias : array, derived shape, or None
+        At least one of the three outputs.
+    alpha_data, beta_data, alpha_param, beta_param, epsilon : float
+
+    Notes
+    -----
+    Calls: for dx forward inference on dy with mean 0 and bias 0; for dscale and dbias forward inference on a vector
+    of ones, which gives the inverse deviation, and backward with it and `mean` as the saved statistics and a
+    scratch dx.
+    Workspace: x's size for the scratch dx where dscale or dbias is asked for, up to 7 parameter vectors, and what the
+    calls ask for.
+    """
+    g = _gradients(p, x, dy, dx, dscale, dbias, alpha_data, beta_data, alpha_param, beta_param, axis)
+    epsilon = _arguments.epsilon(epsilon)
+    centre, spread = p.parameter("mean", mean, g.shape), p.parameter("variance", variance, g.shape)
+    kept, gain, dx, factors = g.shape.kept, p.parameter("scale", scale, g.shape, 1.0), g.dx, g.factors
+    if _frozen and dx is not None:
+        zeros = p.constant(0.0, g.shape)
+        p.inference(kept, g.dy, gain, zeros, zeros, spread, dx, alpha=factors[0], beta=factors[1], epsilon=epsilon)
+    if _frozen:
+        gain, dx, factors = p.constant(1.0, g.shape), None, (1.0, 0.0, *factors[2:])
+    if not _frozen or dscale is not None or dbias is not None:
+        saved = centre, p.inverse(spread, epsilon)
+        p.gradient(kept, g.x, g.dy, gain, dx, g.dscale, g.dbias, *factors, saved=saved)
+
+
+training_grad = alias(
+    backward_frozen,
+    "training_grad",
+    """Gradients of `forward_training` from the batch mean and biased variance that it computed.
+
+    With ``c = 1 / sqrt(variance + epsilon)``: ``dbias = sum(dy)``, ``dscale = c * sum(dy * (x - mean))``,
+    ``dx = scale * c * (dy - dbias / m - (x - mean) * c * dscale / m)`` (DirectML's
+    ``DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC``), blended as in `backward`.
+
+    Parameters
+    ----------
+    x, dy, mean, variance, scale, dx, dscale, dbias, axis, workspace
+        As in `backward_frozen`.
+    alpha_data, beta_data, alpha_param, beta_param, epsilon : float
+
+    Notes
+    -----
+    Calls: forward inference on a vector of ones for c, then backward with `mean` and c as the saved statistics.
+    Workspace: x's size where dx is None, up to 6 parameter vectors, and what the calls ask for.
+    """,
+    _frozen=False,
+)
+
+
+@operation("dy x mean inv_variance sum_dy sum_dy_xmu dscale dbias")
+def backward_reduce(
+    p: Program, dy: Any, x: Any, mean: Any, inv_variance: Any = None,
+    *, sum_dy: Any = None, sum_dy_xmu: Any = None, dscale: Any = None, dbias: Any = None, axis: Axis = 1,
+    workspace: Any = None,
+) -> None:  # fmt: skip
+    """The sums of backward, to be joined over ranks before `backward_elemt`.
+
+    ``sum_dy = dbias = sum(dy)``, ``sum_dy_xmu = sum(dy * (x - mean))``, ``dscale = sum_dy_xmu * inv_variance``
+    (``aclnnBatchNormReduceBackward``, PyTorch's ``batch_norm_backward_reduce``). The differences are taken before the
+    sum, so a mean far from 0 does not cancel.
+
+    Parameters
+    ----------
+    dy, x : array, one shape and dtype
+        Rank 1 to 8; axes that are reduced may be empty: all sums are 0 then.
+    mean : array, derived shape
+        Any; in synchronized batch norm that of all ranks.
+    inv_variance : array, derived shape, optional
+        Needed for `dscale` only.
+    sum_dy, sum_dy_xmu, dscale, dbias : array, derived shape, optional
+        Written. Without any nothing is done.
+
+    Notes
+    -----
+    Calls: backward with saved statistics `mean` and 1 and scratch dx; forward inference on vectors for the product
+    with `inv_variance`; axpby where both `sum_dy` and `dbias` are asked for.
+    Workspace: x's size, up to 6 parameter vectors, and what the calls ask for.
+    """
+    xb = p.data("x", x, empty=True)
+    shape = _Shape(xb, axis)
+    dyb = p.data("dy", dy, xb, empty=True)
+    centre = p.parameter("mean", mean, shape)
+    inv = None
+    if dscale is not None or inv_variance is not None:
+        inv = p.parameter("inv_variance", inv_variance, shape)
+    named = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu, "dscale": dscale, "dbias": dbias}
+    wanted = {name: p.result(name, array, shape) for name, array in named.items() if array is not None}
+    if shape.m == 0:
+        for target in wanted.values():
+            p.fill(0.0, target)
+        return
+    if not wanted:
+        return
+    totals = [wanted[name] for name in ("sum_dy", "dbias") if name in wanted]
+    total = totals[0] if totals else p.vector(shape)
+    moment = wanted.get("sum_dy_xmu") or p.vector(shape)
+    ones = p.constant(1.0, shape)
+    p.gradient(shape.kept, xb, dyb, ones, None, moment, total, saved=(centre, ones))
+    if "dscale" in wanted:
+        p.product(moment, _need(inv), wanted["dscale"])
+    for other in totals[1:]:
+        p.axpby(1.0, total, 0.0, other)
+
+
+@operation("dy x mean inv_variance scale sum_dy sum_dy_xmu dx")
+def backward_elemt(
+    p: Program, dy: Any, x: Any, mean: Any, inv_variance: Any, scale: Any, sum_dy: Any, sum_dy_xmu: Any,
+    count: int, dx: Any,
+    *, alpha: float = 1.0, beta: float = 0.0, axis: Axis = 1, workspace: Any = None,
+) -> None:  # fmt: skip
+    """The elementwise half of a synchronized backward.
+
+    ``dx = alpha * scale * inv_variance * (dy - sum_dy / count - (x - mean) * inv_variance**2 * sum_dy_xmu / count)
+    + beta * dx`` (PyTorch's ``batch_norm_backward_elemt``, ``aclnnBatchNormElemtBackward``).
+
+    Parameters
+    ----------
+    dy, x : array, one shape and dtype
+        Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
+    mean, inv_variance : array, derived shape
+        Of all ranks.
+    scale : array, derived shape, or None
+        None: 1.
+    sum_dy, sum_dy_xmu : array, derived shape
+        The sums of `backward_reduce`, added up over all ranks. Sums, not averages.
+    count : int
+        Elements per statistic of all ranks, at least 1.
+    dx : array, shape and dtype of x
+        Written. Read only if `beta` is not 0.
+    alpha, beta : float
+
+    Notes
+    -----
+    Calls: forward inference and axpby on vectors for the factors; then forward inference on dy, with mean
+    sum_dy / count and scale ``scale * inv_variance``, and forward inference on x, added with beta 1. For 16-bit data dx
+    is rounded by each of the two.
+    Workspace: up to 9 parameter vectors and what the calls ask for.
+    """
+    xb = p.data("x", x, empty=True)
+    shape = _Shape(xb, axis)
+    dyb = p.data("dy", dy, xb, empty=True)
+    dxb = p.data("dx", dx, xb, output=True, empty=True)
+    alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
+    n = _arguments.count(count, "count", 1)
+    centre, inv = p.parameter("mean", mean, shape), p.parameter("inv_variance", inv_variance, shape)
+    gain = inv if scale is None else p.product(p.parameter("scale", scale, shape), inv)
+    average = p.vector(shape)
+    p.axpby(1.0 / n, p.parameter("sum_dy", sum_dy, shape), 0.0, average)
+    slope = p.product(p.product(p.parameter("sum_dy_xmu", sum_dy_xmu, shape), inv), inv)
+    slope = p.product(slope, gain, alpha=-1.0 / n)
+    ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
+    p.inference(shape.kept, dyb, gain, zeros, average, ones, dxb, alpha=alpha, beta=beta)
+    p.inference(shape.kept, xb, slope, zeros, centre, ones, dxb, alpha=alpha, beta=1.0)

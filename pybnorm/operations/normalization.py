@@ -1,0 +1,339 @@
+"""Recipes of the forward pass: statistics, normalization, statistics of several batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.operations.preparation import alias, operation
+from pybnorm.operations.program import Program, _need, _Shape
+from pybnorm.operations.views import Axis, _row, _rows
+
+
+@operation("x mean variance inv_variance")
+def stats(
+    p: Program, x: Any,
+    *, mean: Any = None, variance: Any = None, inv_variance: Any = None, epsilon: float = 1e-5, axis: Axis = 1,
+    workspace: Any = None,
+) -> None:  # fmt: skip
+    """Mean, biased variance and inverse deviation of the batch.
+
+    ``mean = sum(x) / m``, ``variance = sum((x - mean)**2) / m``, ``inv_variance = 1 / sqrt(variance + epsilon)``
+    (Ioffe & Szegedy 2015, algorithm 1; PyTorch's ``batch_norm_stats``, ``aclnnBatchNormStats``).
+
+    Parameters
+    ----------
+    x : array
+        Rank 1 to 8.
+    mean, variance, inv_variance : array, derived shape, optional
+        Written; at least one.
+    epsilon : float
+
+    Notes
+    -----
+    Calls: fill for a scale of 1 and a bias of 0; forward training with y in scratch and, for `variance`, running
+    statistics of factor 1, which give the unbiased variance; axpby by (m - 1) / m. That way no significant digit is
+    lost, as it would be in ``1 / inv_variance**2 - epsilon`` where epsilon is the larger part. With m = 1 the
+    variance is a product of the mean with 0.
+    Workspace: one array of x's size for y, up to 6 parameter vectors, and what the calls ask for.
+    """
+    xb = p.data("x", x)
+    shape = _Shape(xb, axis)
+    epsilon = _arguments.epsilon(epsilon)
+    if mean is None and variance is None and inv_variance is None:
+        raise ArgumentError("mean", None, "an array, or one for variance or inv_variance")
+    saved = p.result("mean", mean, shape), p.result("inv_variance", inv_variance, shape)
+    target = None if variance is None else p.result("variance", variance, shape)
+    running = None
+    if target is not None and shape.m > 1:
+        running = p.filled(0.0, shape), p.filled(0.0, shape)
+    ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
+    p.training(shape.kept, xb, ones, zeros, None, epsilon=epsilon, factor=1.0, running=running, saved=saved)
+    if running is not None:
+        p.axpby((shape.m - 1) / shape.m, running[1], 0.0, _need(target))
+    elif target is not None:
+        p.product(saved[0], zeros, target)  # 0, and NaN where the one element is not finite
+
+
+@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance")
+def forward_training(
+    p: Program, x: Any, scale: Any, bias: Any, y: Any,
+    *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1,
+    running_mean: Any = None, running_variance: Any = None, saved_mean: Any = None,
+    saved_inv_variance: Any = None, axis: Axis = 1, workspace: Any = None,
+) -> None:  # fmt: skip
+    """Normalize by the batch's own statistics.
+
+    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y`` with the biased variance;
+    ``running = (1 - factor) * running + factor * batch`` with the unbiased one (Ioffe & Szegedy 2015;
+    ``cudnnBatchNormalizationForwardTraining``).
+
+    Parameters
+    ----------
+    x : array
+        Rank 1 to 8.
+    scale, bias : array, derived shape, or None
+        None: 1 and 0.
+    y : array, shape and dtype of x
+        Written. Read only if `beta` is not 0.
+    alpha, beta, epsilon, exponential_average_factor : float
+    running_mean, running_variance : array, derived shape, optional
+        Updated in place; both or none; needs m > 1.
+    saved_mean, saved_inv_variance : array, derived shape, optional
+        Written; both or none.
+
+    Notes
+    -----
+    Calls: forward training; fill where scale or bias is None.
+    Workspace: none beyond the call's own, unless arrays are copied or converted.
+    """
+    xb = p.data("x", x)
+    shape = _Shape(xb, axis)
+    yb = p.data("y", y, xb, output=True)
+    alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
+    epsilon = _arguments.epsilon(epsilon)
+    factor = _arguments.factor(exponential_average_factor)
+    has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+    has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+    if has_running and shape.m == 1:
+        raise ArgumentError(
+            "x",
+            f"dims {xb.dims} with axis {axis}",
+            "at least two elements per statistic when running statistics are updated",
+        )
+    running = saved = None
+    if has_running:
+        running = (
+            p.result("running_mean", running_mean, shape, prior=True),
+            p.result("running_variance", running_variance, shape, prior=True),
+        )
+    if has_saved:
+        saved = (
+            p.result("saved_mean", saved_mean, shape),
+            p.result("saved_inv_variance", saved_inv_variance, shape),
+        )
+    gain, offset = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
+    p.training(
+        shape.kept, xb, gain, offset, yb,
+        alpha=alpha, beta=beta, epsilon=epsilon, factor=factor, running=running, saved=saved,
+    )  # fmt: skip
+
+
+@operation("x scale bias mean variance y")
+def forward_inference(
+    p: Program, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, y: Any,
+    *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None,
+) -> None:  # fmt: skip
+    """Normalize by a given mean and variance.
+
+    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+    (``cudnnBatchNormalizationForwardInference``, hipDNN's ``batchnorm_inference_variance_ext``).
+
+    Parameters
+    ----------
+    x : array
+        Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
+    scale, bias : array, derived shape, or None
+        None: 1 and 0.
+    mean, variance : array, derived shape
+        `variance` is a variance, not an inverse deviation.
+    y : array, shape and dtype of x
+        Written. Read only if `beta` is not 0.
+    alpha, beta, epsilon : float
+
+    Notes
+    -----
+    Calls: forward inference; fill where scale or bias is None.
+    Workspace: none beyond the call's own, unless arrays are copied or converted.
+    """
+    xb = p.data("x", x, empty=True)
+    shape = _Shape(xb, axis)
+    yb = p.data("y", y, xb, output=True, empty=True)
+    alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
+    epsilon = _arguments.epsilon(epsilon)
+    gain, offset = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
+    centre, spread = p.parameter("mean", mean, shape), p.parameter("variance", variance, shape)
+    p.inference(shape.kept, xb, gain, offset, centre, spread, yb, alpha=alpha, beta=beta, epsilon=epsilon)
+
+
+@operation("x scale bias mean inv_variance y")
+def forward_inference_inv_variance(
+    p: Program, x: Any, scale: Any, bias: Any, mean: Any, inv_variance: Any, y: Any,
+    *, alpha: float = 1.0, beta: float = 0.0, axis: Axis = 1, workspace: Any = None,
+) -> None:  # fmt: skip
+    """Normalize by a given mean and inverse deviation.
+
+    ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * y`` (hipDNN's ``batchnorm_inference``,
+    ``miopenBatchNormForwardInferenceInvVariance``).
+
+    Parameters
+    ----------
+    x : array
+        Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
+    scale, bias : array, derived shape, or None
+        None: 1 and 0.
+    mean, inv_variance : array, derived shape
+        `inv_variance` is 1 / sqrt(variance + epsilon).
+    y : array, shape and dtype of x
+        Written. Read only if `beta` is not 0.
+    alpha, beta : float
+
+    Notes
+    -----
+    Calls: forward inference on vectors for ``scale * inv_variance``, then forward inference with that as the scale,
+    variance 1 and epsilon 0.
+    Workspace: up to 4 parameter vectors and what the calls ask for.
+    """
+    xb = p.data("x", x, empty=True)
+    shape = _Shape(xb, axis)
+    yb = p.data("y", y, xb, output=True, empty=True)
+    alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
+    gain = p.parameter("inv_variance", inv_variance, shape)
+    if scale is not None:
+        gain = p.product(p.parameter("scale", scale, shape), gain)
+    offset, centre = p.parameter("bias", bias, shape, 0.0), p.parameter("mean", mean, shape)
+    p.inference(shape.kept, xb, gain, offset, centre, p.constant(1.0, shape), yb, alpha=alpha, beta=beta)
+
+
+elemt = alias(
+    forward_inference_inv_variance,
+    "elemt",
+    """The elementwise half of a synchronized forward: `forward_inference_inv_variance` by its other name.
+
+    ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * y`` (PyTorch's ``batch_norm_elemt``,
+    ``aclnnBatchNormElemt``).
+
+    Parameters
+    ----------
+    x, scale, bias, mean, inv_variance, y, alpha, beta, axis, workspace
+        As in `forward_inference_inv_variance`.
+
+    Notes
+    -----
+    Calls and workspace: those of `forward_inference_inv_variance`.
+    """,
+)
+
+
+def _runs(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first row, row behind the last, count) of neighbouring rows with the same count; none of 0."""
+    runs: list[tuple[int, int, int]] = []
+    for row, count in enumerate(counts):
+        if count and runs and runs[-1][1:] == (row, count):
+            runs[-1] = (runs[-1][0], row + 1, count)
+        elif count:
+            runs.append((row, row + 1, count))
+    return runs
+
+
+@operation("means m2s variances mean variance inv_variance running_mean running_variance")
+def gather_stats(
+    p: Program, means: Any, m2s: Any, counts: Sequence[int],
+    *, variances: Any = None, mean: Any = None, variance: Any = None, inv_variance: Any = None,
+    running_mean: Any = None, running_variance: Any = None, exponential_average_factor: float = 0.1,
+    epsilon: float = 1e-5, workspace: Any = None,
+) -> None:  # fmt: skip
+    """Merge the statistics of several batches into those of their union.
+
+    With ``n = sum(counts)``: ``mean = sum(n_k * mean_k) / n``,
+    ``variance = (sum(M2_k) + sum(n_k * (mean_k - mean)**2)) / n``, ``inv_variance = 1 / sqrt(variance + epsilon)``;
+    ``running = (1 - factor) * running + factor * batch`` with the variance times n / (n - 1) (Chan, Golub & LeVeque
+    1983 for many parts at once; PyTorch's ``batch_norm_gather_stats_with_counts``).
+
+    Parameters
+    ----------
+    means : array, shape (R, C), float32 or float64
+        A row for each rank; C is the number of statistics.
+    m2s : array, shape and dtype of `means`, or None
+        Sums of squared deviations. None: `variances` is given.
+    counts : sequence of R int
+        Elements per statistic of each rank, on the host. The rows of ranks with 0 are not read.
+    variances : array, shape and dtype of `means`, optional
+        Biased variances, instead of `m2s`; M2_k is n_k times them.
+    mean, variance, inv_variance : array of C elements, optional
+        Written.
+    running_mean, running_variance : array of C elements, optional
+        Updated in place; both or none; needs n > 1. A factor of 1 replaces them unread.
+    exponential_average_factor, epsilon : float
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+        No count is above 0; both or none of `m2s` and `variances`; no output.
+
+    Notes
+    -----
+    Calls: axpby for each run of ranks with equal counts, to weight rows; backward on the weighted rows, whose dbias
+    and dscale are the sums over ranks; forward inference for the differences from the mean and for the inverse
+    deviation; axpby for running statistics. Rows are added in their order or as the vendor reduces, which is the same
+    on every rank of one library.
+    Workspace: 5 arrays of (R, C), up to 10 vectors, and what the calls ask for.
+    """
+    rows = p.data("means", means)
+    if len(rows.dims) != 2:
+        raise ArgumentError("means", f"dims {rows.dims}", "two axes: ranks and statistics")
+    if rows.dtype not in (DataType.FLOAT32, DataType.FLOAT64):
+        raise ArgumentTypeError("means", f"dtype {rows.dtype.short}", "f32 or f64")
+    if (m2s is None) == (variances is None):
+        given = "None" if m2s is None else "an array beside variances"
+        raise ArgumentError("m2s", given, "one of m2s and variances")
+    squares = p.data(*(("m2s", m2s) if variances is None else ("variances", variances)), rows, "means")
+    numbers = _arguments.counts(counts, rows.dims[0])
+    n = sum(numbers)
+    factor, epsilon = _arguments.factor(exponential_average_factor), _arguments.epsilon(epsilon)
+    shape = _Shape(rows, 1)
+    has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
+    if has_running and n == 1:
+        raise ArgumentError("counts", numbers, "a sum above 1 when running statistics are updated")
+    if not has_running and mean is None and variance is None and inv_variance is None:
+        raise ArgumentError("mean", None, "an array, or one for variance, inv_variance or the running statistics")
+    centre, spread = p.result("mean", mean, shape), p.result("variance", variance, shape)
+    inverse = None if inv_variance is None else p.result("inv_variance", inv_variance, shape)
+    running = None
+    if has_running:
+        running = [
+            p.result("running_mean", running_mean, shape, prior=factor != 1.0),
+            p.result("running_variance", running_variance, shape, prior=factor != 1.0),
+        ]
+
+    runs = _runs(numbers)
+    length = sum(stop - start for start, stop, _ in runs)
+    within = [1.0 / n if variances is None else count / n for _, _, count in runs]
+    if length == 1:
+        (start, _, _), single = runs[0], within[0]
+        p.axpby(1.0, _row(rows, start), 0.0, centre)
+        p.axpby(single, _row(squares, start), 0.0, spread)
+    else:
+        places = [0, *itertools.accumulate(stop - start for start, stop, _ in runs)][:-1]
+        ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
+
+        def weighted(source: Buffer, factors: Sequence[float], gap: bool) -> Buffer:
+            """Rows of ranks that have elements, each times its factor; `gap`: the other rows are there too."""
+            target = p.scratch((length, rows.dims[1]), rows.dtype)
+            for (start, stop, _), place, weight in zip(runs, places, factors, strict=True):
+                after = place + stop - start
+                taken = _rows(source, start, stop) if gap else _rows(source, place, after)
+                p.axpby(weight, taken, 0.0, _rows(target, place, after))
+            return target
+
+        shares = [count / n for _, _, count in runs]
+        present = rows if length == rows.dims[0] else weighted(rows, [1.0] * len(runs), True)
+        shared, unused = weighted(rows, shares, True), p.vector(shape)
+        p.gradient((1,), shared, shared, ones, None, unused, centre, saved=(zeros, ones))
+        apart = p.scratch(present.dims, rows.dtype)
+        p.inference((1,), present, ones, zeros, centre, ones, apart)
+        between = weighted(apart, shares, False)
+        p.gradient((1,), present, between, ones, None, spread, unused, saved=(centre, ones))
+        inside, total = weighted(squares, within, True), p.vector(shape)
+        p.gradient((1,), inside, inside, ones, None, unused, total, saved=(zeros, ones))
+        p.axpby(1.0, total, 1.0, spread)
+    if inverse is not None:
+        p.inverse(spread, epsilon, inverse)
+    if running is not None:
+        p.axpby(factor, centre, 1.0 - factor, running[0])
+        p.axpby(factor * (n / (n - 1)), spread, 1.0 - factor, running[1])

@@ -1,0 +1,191 @@
+"""Recipes of vectors and of elementwise operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pybnorm import _arguments
+from pybnorm.operations.preparation import operation
+from pybnorm.operations.program import Program, _parameter_dtype, _Shape
+
+
+def _vectors(p: Program, first: str, array: Any) -> _Shape:
+    """The shape that the first of several vectors sets for all."""
+    buffer = p.handle.buffer(array, first)
+    return _Shape(buffer, tuple(range(len(buffer.dims))))
+
+
+@operation("a b out")
+def multiply(
+    p: Program, a: Any, b: Any, out: Any,
+    *, alpha: float = 1.0, beta: float = 0.0, workspace: Any = None,
+) -> None:  # fmt: skip
+    """``out = alpha * a * b + beta * out`` for vectors of one length.
+
+    Parameters
+    ----------
+    a, b, out : array
+        Contiguous, any rank, one number of elements; float32, float16 or bfloat16 each, or float64 all.
+    alpha, beta : float
+        With beta 0 the prior `out` is not read.
+
+    Notes
+    -----
+    Calls: forward inference on `a` with scale `b`, mean 0, variance 1, epsilon 0 and bias 0; fill for the constants.
+    """
+    shape = _vectors(p, "a", a)
+    alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
+    left, right = p.parameter("a", a, shape), p.parameter("b", b, shape)
+    p.product(left, right, p.result("out", out, shape, prior=beta != 0), alpha=alpha, beta=beta)
+
+
+@operation("variance inv_variance")
+def inverse_deviation(
+    p: Program, variance: Any, inv_variance: Any,
+    *, epsilon: float = 1e-5, workspace: Any = None,
+) -> None:  # fmt: skip
+    """``inv_variance = 1 / sqrt(variance + epsilon)`` for vectors of one length.
+
+    Parameters
+    ----------
+    variance, inv_variance : array
+        As the vectors of `multiply`.
+    epsilon : float
+
+    Notes
+    -----
+    Calls: forward inference on ones, with mean 0 and bias 0; fill for the constants.
+    """
+    shape = _vectors(p, "variance", variance)
+    spread = p.parameter("variance", variance, shape)
+    p.inverse(spread, _arguments.epsilon(epsilon), p.result("inv_variance", inv_variance, shape))
+
+
+@operation("inv_variance variance")
+def variance_from_inverse(
+    p: Program, inv_variance: Any, variance: Any,
+    *, epsilon: float = 1e-5, workspace: Any = None,
+) -> None:  # fmt: skip
+    """``variance = 1 / inv_variance**2 - epsilon`` for vectors of one length.
+
+    The difference cancels where epsilon is the larger part: take the variance from `stats` where it can be had.
+
+    Parameters
+    ----------
+    inv_variance, variance : array
+        As the vectors of `multiply`.
+    epsilon : float
+
+    Notes
+    -----
+    Calls: `multiply` for the square, forward inference on ones for its inverse root, `multiply` again, axpby.
+    """
+    shape = _vectors(p, "inv_variance", inv_variance)
+    inv, target = p.parameter("inv_variance", inv_variance, shape), p.result("variance", variance, shape)
+    deviation = p.inverse(p.product(inv, inv), 0.0)
+    zeros, ones = p.constant(0.0, shape), p.constant(1.0, shape)
+    shift = p.constant(-_arguments.epsilon(epsilon), shape)
+    p.inference((0,), deviation, deviation, shift, zeros, ones, target)
+
+
+@operation("source target")
+def convert(p: Program, source: Any, target: Any, *, workspace: Any = None) -> None:
+    """Copy a vector, changing its dtype between float32, float16 and bfloat16.
+
+    Parameters
+    ----------
+    source, target : array
+        As the vectors of `multiply`.
+
+    Notes
+    -----
+    Calls: to float32, forward training over one element per statistic, whose saved mean is the value; to 16 bits,
+    forward inference of zeros with scale 0 and the vector as the bias, which rounds once; axpby within one dtype.
+    """
+    shape = _vectors(p, "source", source)
+    value, result = p.flat("source", source, shape.derived), p.flat("target", target, shape.derived, True)
+    _parameter_dtype("target", result.dtype, shape.dtype)
+    if value.dtype == result.dtype:
+        p.axpby(1.0, value, 0.0, result)
+    elif result.dtype == shape.dtype:
+        p.widen(value, result)
+    else:
+        p.narrow(value if value.dtype == shape.dtype else p.widen(value), result)
+
+
+@operation("x y")
+def axpby(p: Program, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None:
+    """``y = a * x + b * y`` elementwise; with ``b = 0`` the prior y is not read.
+
+    Parameters
+    ----------
+    a, b : float
+    x, y : array, one shape and dtype
+        Rank 1 to 8, any strides.
+
+    Notes
+    -----
+    Calls: axpby, on the view of least rank.
+    """
+    xb = p.data("x", x)
+    yb = p.data("y", y, xb, output=True)
+    a, b = _arguments.axpby(a, b, xb, yb)
+    p.axpby(a, xb, b, yb)
+
+
+@operation("y")
+def fill(p: Program, value: float, y: Any, *, workspace: Any = None) -> None:
+    """``y = value`` everywhere.
+
+    Parameters
+    ----------
+    value : float
+    y : array
+        Rank 1 to 8, any strides.
+
+    Notes
+    -----
+    Calls: fill, on the view of least rank.
+    """
+    yb = p.data("y", y, output=True)
+    p.fill(_arguments.fill(value, yb), yb)
+
+
+@operation("x y")
+def relu(p: Program, x: Any, y: Any, *, workspace: Any = None) -> None:
+    """``y = max(x, 0)`` elementwise.
+
+    Parameters
+    ----------
+    x, y : array, one shape and dtype
+        Rank 1 to 8, any strides. y is written and shares no memory with x.
+
+    Notes
+    -----
+    Calls: relu, on the view of least rank; several where more than 5 axes do not merge. What a NaN and minus infinity
+    become is the vendor's: see `Handle.relu`. MIOpen takes float32 and float16, packed, x and y in one memory order.
+    Workspace: none.
+    """
+    xb = p.data("x", x)
+    p.relu(xb, p.data("y", y, xb, output=True))
+
+
+@operation("x dy dx")
+def relu_backward(p: Program, x: Any, dy: Any, dx: Any, *, workspace: Any = None) -> None:
+    """``dx = dy where x > 0, else 0`` elementwise.
+
+    Parameters
+    ----------
+    x, dy, dx : array, one shape and dtype
+        Rank 1 to 8, any strides. x is the input of `relu`, or its output. dx is written and shares no memory with
+        the others.
+
+    Notes
+    -----
+    Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
+    lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only. MIOpen takes float32 and
+    float16, packed, in one memory order.
+    Workspace: for the copies.
+    """
+    xb = p.data("x", x)
+    p.relu_backward(xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))
