@@ -7,6 +7,7 @@ canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the a
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import numbers
@@ -51,6 +52,7 @@ __all__ = [
     "items",
     "kept_axes",
     "largest",
+    "layout",
     "layout_of",
     "mode",
     "numel",
@@ -91,18 +93,19 @@ _LARGEST = {
 }
 
 _NO_ACTIVATION = (Activation.NONE, 0.0, 0.0)
-_ACTIVATIONS: dict[object, Any] = {}
-_MODES: dict[object, Any] = {}
-_OPERATIONS: dict[object, Any] = {}
-_DATA_TYPES: dict[object, Any] = {}
-for _a in Activation:
-    _ACTIVATIONS |= dict.fromkeys((_a, _a.name, _a.name.lower()), _a)
-for _m in Mode:
-    _MODES |= dict.fromkeys((_m, _m.name, _m.name.lower()), _m)
-for _o in Operation:
-    _OPERATIONS |= dict.fromkeys((_o, _o.name, _o.name.lower()), _o)
-for _d in DataType:
-    _DATA_TYPES |= dict.fromkeys((_d, _d.name.lower(), _d.short), _d)
+_ACTIVATIONS: dict[object, Any] = {a: a for a in Activation}
+_MODES: dict[object, Any] = {m: m for m in Mode}
+_OPERATIONS: dict[object, Any] = {o: o for o in Operation}
+_LAYOUTS: dict[object, Any] = {v: v for v in Layout}
+_DATA_TYPES: dict[object, Any] = {d: d for d in DataType}
+for _table in (_ACTIVATIONS, _MODES, _OPERATIONS, _LAYOUTS, _DATA_TYPES):
+    _table |= {member.name.lower(): member for member in tuple(_table)}  # type: ignore[attr-defined]
+# the words of the command line
+_MODES |= {"peract": Mode.PER_ACTIVATION, "persistent": Mode.SPATIAL_PERSISTENT}
+_OPERATIONS |= dict.fromkeys(("train", "training"), Operation.FORWARD_TRAINING)
+_OPERATIONS |= dict.fromkeys(("infer", "inference"), Operation.FORWARD_INFERENCE)
+_LAYOUTS |= {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST, "strides": Layout.STRIDED}
+_DATA_TYPES |= {d.short: d for d in DataType}
 
 
 class TensorLike(Protocol):
@@ -155,30 +158,38 @@ def renamed(argument: str, value: _T, old: str, given: _T | None, default: objec
 
 
 def mode(value: object) -> Mode:
-    """A `Mode` from a `Mode`, its number or its name."""
+    """A `Mode` from itself, its number or a word."""
     found = _lookup(_MODES, value)
     if found is None:
-        raise ArgumentError("mode", value, "one of " + ", ".join(f"Mode.{m.name}" for m in Mode))
+        raise ArgumentError("mode", value, _words(_MODES, value))
     return found
 
 
 def operation(value: object) -> Operation:
-    """An `Operation` from an `Operation`, its number or its name."""
+    """An `Operation` from itself, its number or a word."""
     found = _lookup(_OPERATIONS, value)
     if found is None:
-        raise ArgumentError("operation", value, "one of " + ", ".join(f"Operation.{o.name}" for o in Operation))
+        raise ArgumentError("operation", value, _words(_OPERATIONS, value))
+    return found
+
+
+def layout(value: object, argument: str = "layout") -> Layout:
+    """A `Layout` from itself, its number or a word."""
+    found = _lookup(_LAYOUTS, value)
+    if found is None:
+        raise ArgumentError(argument, value, _words(_LAYOUTS, value))
     return found
 
 
 def activation(
     value: object, low: object, high: object, dtype: DataType = DataType.FLOAT32
 ) -> tuple[Activation, float, float]:
-    """An `Activation` from itself, its number or its name, with the bounds that it has; 0 for one that it has not."""
+    """An `Activation` from itself, its number or a word, and its bounds, 0 for each that it does not have."""
     if value is Activation.NONE and low is None and high is None:
         return _NO_ACTIVATION
     found = _lookup(_ACTIVATIONS, value)
     if found is None:
-        raise ArgumentError("activation", value, "one of " + ", ".join(f"Activation.{a.name}" for a in Activation))
+        raise ArgumentError("activation", value, _words(_ACTIVATIONS, value))
     bounded = found in (Activation.CLIPPED_RELU, Activation.CLAMP)
     for name, given, wanted in (
         ("activation_low", low, found == Activation.CLAMP),
@@ -186,7 +197,7 @@ def activation(
     ):
         if (given is not None) != wanted:
             allowed = "a number" if wanted else "None"
-            raise ArgumentError(name, given, f"{allowed} with Activation.{found.name}")
+            raise ArgumentError(name, given, f"{allowed} with activation {found.name.lower()!r}")
     if not bounded:
         return found, 0.0, 0.0
     bottom = 0.0 if low is None else scalar(low, "activation_low", dtype)
@@ -199,7 +210,9 @@ def activation(
 def activation_bias(value: Activation, bias: object) -> None:
     """Backward is given the bias with an activation, whose mask is made from it, and only then."""
     if (bias is not None) != (value != Activation.NONE):
-        allowed = "None without an activation" if bias is not None else f"the bias with Activation.{value.name}"
+        allowed = (
+            "None without an activation" if bias is not None else f"the bias with activation {value.name.lower()!r}"
+        )
         raise ArgumentError("bias", bias, allowed)
 
 
@@ -214,7 +227,7 @@ def plan_activation(value: object) -> Activation:
     """An activation that a plan takes: none, or the one without bounds."""
     found = _lookup(_ACTIVATIONS, value)
     if found not in (Activation.NONE, Activation.RELU):
-        raise ArgumentError("activation", value, "Activation.NONE or Activation.RELU in a plan")
+        raise ArgumentError("activation", value, "'none' or 'relu' in a plan")
     return found
 
 
@@ -231,13 +244,13 @@ def _stored(value: float, dtype: DataType) -> float:
 
 
 def data_type(value: object, argument: str = "dtype") -> DataType:
-    """A `DataType` from itself, its number, its name (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
+    """A `DataType` from itself, its number, a word (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
     found = _lookup(_DATA_TYPES, value)
     if found is None and not issubclass(type(value), (int, str)) and _attribute(value, "isnative", True) is True:
         name = _attribute(value, "name") or _attribute(value, "__name__")  # np.dtype | np.float32, ml_dtypes
         found = _lookup(_DATA_TYPES, name) if type(name) is str else None
     if found is None:
-        raise ArgumentTypeError(argument, value, "float32, float64, float16 or bfloat16")
+        raise ArgumentTypeError(argument, value, _words(_DATA_TYPES, value))
     return found
 
 
@@ -247,13 +260,25 @@ def largest(dtype: DataType) -> float:
 
 
 def _lookup(table: dict[object, Any], value: object) -> Any:
-    """What a word or a number stands for; True would be found as 1, and so would 1.0 and np.True_."""
+    """The member of a word, in upper or lower case, or of a number. True is not 1 here, nor are 1.0 and np.True_."""
     kind = type(value)
     if kind is bool:
         return None
-    if issubclass(kind, str):  # plain ones: a subclass may hash and compare otherwise
-        return table.get(str.__str__(value))
+    if issubclass(kind, str):  # as a plain str: a subclass may hash and compare differently
+        word = str.__str__(value)
+        return table[word] if word in table else table.get(word.lower())
     return table.get(int.__index__(value) if issubclass(kind, int) else index(value))  # type: ignore[arg-type]
+
+
+def _words(table: dict[object, Any], value: object) -> str:
+    """The names that are allowed, and the word most like the one given."""
+    names = dict.fromkeys(member.name.lower() for member in table.values())
+    allowed = ", ".join(map(repr, names))
+    if not issubclass(type(value), str) or len(str.__str__(value)) > 40:
+        return allowed
+    words = [word for word in table if type(word) is str]
+    near = difflib.get_close_matches(str.lower(str.__str__(value)), words, 1)
+    return allowed + "".join(f" (did you mean {word!r}?)" for word in near)
 
 
 def _attribute(value: object, name: str, default: object = None) -> Any:

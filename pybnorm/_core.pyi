@@ -24,7 +24,7 @@ def capability(
     operation: Operation | int | str,
     mode: Mode | int | str,
     dtype: object,
-    layout: Layout | int,
+    layout: Layout | int | str,
     rank: int,
 ) -> tuple[Capability, str]: ...
 

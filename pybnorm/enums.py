@@ -7,7 +7,20 @@ import enum
 __all__ = ["Activation", "Capability", "DataType", "Layout", "Mode", "Operation", "StatusClass"]
 
 
-class Mode(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """Members print as their name; formatted as an integer, ``f"{mode:d}"``, as their number."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self) if spec.endswith(("b", "d", "n", "o", "x", "X")) else self.name, spec)
+
+
+class Mode(_Named):
     """Over which axes the statistics are taken, named as cuDNN and MIOpen name it."""
 
     PER_ACTIVATION = 0
@@ -18,7 +31,7 @@ class Mode(enum.IntEnum):
     """The mathematics of `SPATIAL` by cuDNN's persistent kernels: often faster, with limits on the value range."""
 
 
-class DataType(enum.IntEnum):
+class DataType(_Named):
     """Element types of x, y, dy and dx."""
 
     FLOAT32 = 0
@@ -41,7 +54,7 @@ _ITEMSIZE = {DataType.FLOAT32: 4, DataType.FLOAT64: 8, DataType.FLOAT16: 2, Data
 _SHORT = {DataType.FLOAT32: "f32", DataType.FLOAT64: "f64", DataType.FLOAT16: "f16", DataType.BFLOAT16: "bf16"}
 
 
-class Layout(enum.IntEnum):
+class Layout(_Named):
     """How a tensor lies in memory; axis 0 is N and axis 1 is C whatever the layout."""
 
     CHANNELS_FIRST = 0
@@ -52,7 +65,7 @@ class Layout(enum.IntEnum):
     """Any other strides that do not overlap."""
 
 
-class Operation(enum.IntEnum):
+class Operation(_Named):
     """What a capability query asks about."""
 
     DERIVE = 0
@@ -65,7 +78,7 @@ class Operation(enum.IntEnum):
     RELU_BACKWARD = 7
 
 
-class Activation(enum.IntEnum):
+class Activation(_Named):
     """What a call applies to the result of batch norm before it blends it."""
 
     NONE = 0
@@ -94,8 +107,17 @@ class Capability(enum.IntFlag):
     ACTIVATION = 64
     """The loaded library's call computes it with a fused activation, and right; plans have their own (cuDNN)."""
 
+    def __repr__(self) -> str:
+        return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"
 
-class StatusClass(enum.IntEnum):
+    def __str__(self) -> str:
+        return "|".join(str(bit.name) for bit in Capability if bit & self) or "0"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class StatusClass(_Named):
     """Families of vendor statuses."""
 
     SUCCESS = 0

@@ -101,8 +101,8 @@ class Info:
             object.__setattr__(self, name, value)
 
         put("mode", _arguments.mode(self.mode))
-        if type(self.format) not in (int, Layout) or self.format != Layout.CHANNELS_FIRST:
-            raise ArgumentError("format", self.format, "Layout.CHANNELS_FIRST, as every derived descriptor is")
+        if _arguments.layout(self.format, "format") != Layout.CHANNELS_FIRST:
+            raise ArgumentError("format", self.format, "'channels_first', which every derived descriptor is")
         put("format", Layout.CHANNELS_FIRST)
         kind = _arguments.data_type(self.data_type, "data_type")
         if _arguments.derived_data_type(kind) != kind:

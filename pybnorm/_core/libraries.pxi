@@ -334,11 +334,9 @@ def capability(backend, operation, mode, dtype, layout, rank):
     cdef int c_operation = _arguments.operation(operation)
     cdef int c_mode = _arguments.mode(mode)
     cdef int c_dtype = _arguments.data_type(dtype)
-    if not isinstance(layout, int) or isinstance(layout, bool) or layout not in (0, 1, 2):
-        raise errors.ArgumentError("layout", layout, "one of " + ", ".join(f"Layout.{v.name}" for v in Layout))
     if isinstance(rank, bool) or not isinstance(rank, int) or not 2 <= rank <= 8:
         raise errors.ArgumentError("rank", rank, "an integer from 2 to 8")
-    cdef int c_layout = layout
+    cdef int c_layout = _arguments.layout(layout)
     cdef int c_rank = rank
     cdef const char *why = NULL
     cdef uint32_t bits

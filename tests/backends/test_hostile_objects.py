@@ -84,7 +84,7 @@ def test_a_call_list_is_given_what_its_calls_need(told):
 
 def test_functional_takes_no_address_for_an_array(told):
     refused(told, "training argument", ("x", "scale", "bias", "running_mean", "running_variance"))
-    refused(told, "inference argument", ("x", "scale", "bias", "mean", "variance"))
+    refused(told, "inference argument", ("x", "scale", "bias", "running_mean", "running_variance"))
     refused(told, "backward argument", ("x", "dy", "scale", "saved_mean", "saved_inv_variance"))
     for operation in ("training", "inference", "backward"):
         refused(told, f"{operation} out", ("out", "out[0]", "out[1]", "out[2]"))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybnorm import _arguments as arguments
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 
@@ -63,17 +63,40 @@ def test_algorithm_is_a_string(value):
         arguments.algorithm("plain:1", ("plain", "x"))
 
 
-@pytest.mark.parametrize("value", [1, "SPATIAL", "spatial", Mode.SPATIAL])
+@pytest.mark.parametrize("value", [1, "SPATIAL", "spatial", "Spatial", Mode.SPATIAL])
 def test_mode_accepts_number_and_name(value):
     assert arguments.mode(value) is Mode.SPATIAL
 
 
 @pytest.mark.parametrize("value", [3, -1, "spacial", None, True, 1.5, [], float("nan")])
 def test_mode_refuses(value):
-    assert "Mode.SPATIAL" in refused(ArgumentError, "mode", arguments.mode, value).allowed
+    allowed = refused(ArgumentError, "mode", arguments.mode, value).allowed
+    near = " (did you mean 'spatial'?)" if value == "spacial" else ""
+    assert allowed == f"'per_activation', 'spatial', 'spatial_persistent'{near}"
 
 
-@pytest.mark.parametrize("value", [9, "train", False])
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (arguments.mode, {"peract": Mode.PER_ACTIVATION, "Persistent": Mode.SPATIAL_PERSISTENT}),
+        (arguments.operation, {w: Operation.FORWARD_TRAINING for w in ("train", "training", "Forward_Training")}),
+        (arguments.operation, {w: Operation.FORWARD_INFERENCE for w in ("infer", "INFERENCE", "forward_inference")}),
+        (arguments.layout, {w: Layout.CHANNELS_FIRST for w in ("nchw", "NCHW", "channels_first", Layout(0), 0)}),
+        (arguments.layout, {"nhwc": Layout.CHANNELS_LAST, "strides": Layout.STRIDED, "strided": Layout.STRIDED}),
+        (arguments.data_type, {"F32": DataType.FLOAT32, "BFloat16": DataType.BFLOAT16}),
+        (arguments.plan_activation, {"ReLU": Activation.RELU, "none": Activation.NONE}),
+    ],
+)
+def test_words_of_the_command_line_are_taken(read, words):
+    for word, member in words.items():
+        assert read(word) is member
+
+
+def test_a_long_word_is_compared_with_none():
+    assert "did you mean" not in refused(ArgumentError, "mode", arguments.mode, "spatial" * 9).allowed
+
+
+@pytest.mark.parametrize("value", [9, "trains", False])
 def test_operation_refuses(value):
     refused(ArgumentError, "operation", arguments.operation, value)
     assert arguments.operation("backward") is Operation.BACKWARD

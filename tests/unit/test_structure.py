@@ -155,6 +155,14 @@ def test_python_enums_are_those_of_the_shim(enumeration, prefix):
     assert values == members
 
 
+def test_enumerations_print_their_names():
+    assert (str(enums.Mode.SPATIAL), repr(enums.Mode.SPATIAL)) == ("SPATIAL", "Mode.SPATIAL")
+    assert f"{enums.Layout.STRIDED} {enums.Operation.FILL:>5} {enums.DataType.FLOAT16:d}" == "STRIDED  FILL 2"
+    both = enums.Capability.RUNS | enums.Capability.FOLDED
+    assert (str(both), repr(both)) == ("RUNS|FOLDED", "Capability.RUNS|Capability.FOLDED")
+    assert (str(enums.Capability(0)), repr(enums.Capability(0))) == ("0", "Capability(0)")
+
+
 def public_objects():
     for name in pybnorm.__all__:
         thing = getattr(pybnorm, name)
