@@ -1,6 +1,6 @@
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from pybnorm._arrays import Buffer
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
@@ -59,9 +59,15 @@ class Handle:
     def _look(
         self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]: ...
-    def __init__(self, backend: str, *, stream: Any = None) -> None: ...
+    @property
+    def known_defects(self) -> str: ...
+    def __init__(
+        self, backend: str, *, stream: Any = None, known_defects: Literal["warn", "error", "ignore"] | None = None
+    ) -> None: ...
     @staticmethod
-    def from_pointer(backend: str, pointer: SupportsIndex) -> Handle: ...
+    def from_pointer(
+        backend: str, pointer: SupportsIndex, *, known_defects: Literal["warn", "error", "ignore"] | None = None
+    ) -> Handle: ...
     @property
     def pointer(self) -> int: ...
     @property

@@ -68,7 +68,7 @@ import threading
 import warnings
 import weakref
 
-from pybnorm import _arguments, _arrays, _find, errors
+from pybnorm import _arguments, _arrays, _find, defects, errors
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 cdef extern from *:
@@ -136,6 +136,7 @@ include "_core/failures.pxi"
 include "_core/descriptors.pxi"
 include "_core/handle.pxi"
 include "_core/handle_arrays.pxi"
+include "_core/known_defects.pxi"
 include "_core/handle_calls.pxi"
 include "_core/handle_plans.pxi"
 include "_core/calls.pxi"

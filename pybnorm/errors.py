@@ -22,6 +22,7 @@ __all__ = [
     "ContextLostError",
     "ExecutionError",
     "InternalError",
+    "KnownDefectWarning",
     "LibraryError",
     "LibraryLoadError",
     "LibraryNotFoundError",
@@ -217,6 +218,10 @@ class BackendError(PybnormError):
 
 class UnsupportedError(BackendError, NotImplementedError):
     """This backend has no right path for the combination; the vendor was not called."""
+
+
+class KnownDefectWarning(UserWarning):
+    """A vendor's call that a known defect of that library makes wrong; see `pybnorm.known_defects`."""
 
 
 class VendorError(BackendError, RuntimeError):

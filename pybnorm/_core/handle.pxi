@@ -18,6 +18,8 @@ cdef class _HandleLife:
     cdef readonly str backend
     cdef readonly object library
     cdef readonly object device
+    cdef str policy
+    cdef tuple defects  # of this library, of which calls are warned
     cdef object __weakref__
 
     def __cinit__(self):
@@ -32,11 +34,12 @@ cdef class _HandleLife:
         self._ready = {}
         self._prepared = {}
 
-    def __init__(self, backend, *, stream=None):
+    def __init__(self, backend, *, stream=None, known_defects=None):
         cdef const pbn_backend *table
         cdef pbn_handle *handle = NULL
         cdef int status
         address = None if stream is None else _stream(stream)
+        policy = _policy(known_defects)
         library = load(backend)
         with self.lock:
             if self.table != NULL:
@@ -46,7 +49,7 @@ cdef class _HandleLife:
                 status = table.handle_create(&handle)
             if status != 0:
                 raise _error(table, status, "create", ())
-            self._adopt(table, handle, library, False)
+            self._adopt(table, handle, library, False, policy)
         if address is not None:
             try:
                 self.set_stream(address)
@@ -54,11 +57,16 @@ cdef class _HandleLife:
                 self.close()
                 raise
 
-    cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed) except -1:
+    cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed,
+                    str policy) except -1:
         self.table = table
         self.handle = handle
         self.borrowed = borrowed
         self.library = library
+        self.policy = policy
+        self.defects = ()
+        if policy != "ignore":
+            self.defects = defects.of_library(library.backend, library.version)
         self.backend = library.backend
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:
@@ -68,7 +76,7 @@ cdef class _HandleLife:
         return 0
 
     @staticmethod
-    def from_pointer(backend, pointer):
+    def from_pointer(backend, pointer, *, known_defects=None):
         """Use a vendor's handle that somebody else owns.
 
         Parameters
@@ -76,6 +84,8 @@ cdef class _HandleLife:
         backend : str
         pointer : int
             ``cudnnHandle_t``, ``miopenHandle_t`` or ``dnnl_stream_t`` that outlives this object.
+        known_defects : str, optional
+            As for `Handle`.
 
         Returns
         -------
@@ -83,6 +93,7 @@ cdef class _HandleLife:
             ``close()`` leaves the vendor's object alone.
         """
         cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
+        policy = _policy(known_defects)
         library = load(backend)
         cdef const pbn_backend *table = _table(backend)
         cdef Handle self = Handle.__new__(Handle)
@@ -90,7 +101,7 @@ cdef class _HandleLife:
         cdef int status = table.handle_borrow(<void *>address, &handle)
         if status != 0:
             raise _error(table, status, "from_pointer", ())
-        self._adopt(table, handle, library, True)
+        self._adopt(table, handle, library, True, policy)
         return self
 
     @property
@@ -109,6 +120,12 @@ cdef class _HandleLife:
     def workspace_nbytes(self):
         """Bytes of workspace the handle keeps for calls on CPU arrays; grows with the largest call."""
         return self.scratch_size
+
+    @property
+    def known_defects(self):
+        """What happens to a call with a known defect: ``"warn"``, ``"error"`` or ``"ignore"``."""
+        self._check_open()
+        return self.policy
 
     @property
     def stream(self):

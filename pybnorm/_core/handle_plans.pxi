@@ -9,6 +9,10 @@ cdef class Handle(_HandleCalls):
         ``"cudnn"``, ``"miopen"`` or ``"onednn"``; its library is loaded if it is not yet.
     stream : int or object with ``__cuda_stream__``, optional
         Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
+    known_defects : str, optional
+        What happens to a call that `pybnorm.known_defects` knows to give wrong results with this version of the
+        library: ``"warn"``, a KnownDefectWarning once for each kind of call; ``"error"``, an UnsupportedError;
+        ``"ignore"``. Default: the environment variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``.
 
     Attributes
     ----------

@@ -134,6 +134,7 @@ cdef class Plan:
         )
         self.alignment &= ~self.alignment + 1
         self.handle._check()  # an array's own protocol, or a signal handler, may have closed it since
+        _warn_of_defects(self.handle, &self.call, self.call.saved_mean != NULL, self.name)
         if table.plan_create == NULL or algorithm is None:
             if algorithm is not None and self.call.activation != PBN_ACTIVATION_NONE:
                 raise _unsupported(

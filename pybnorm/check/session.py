@@ -64,7 +64,7 @@ def open_session(backend: str) -> Session:
     """
     library = _core.load(backend)
     device = devices.device_for(library.device_type)
-    return Session(backend, _core.Handle(backend, stream=device.stream or None), device)
+    return Session(backend, _core.Handle(backend, stream=device.stream or None, known_defects="ignore"), device)
 
 
 def describe(backend: str, session: Session | None = None) -> BackendInfo:

@@ -1,0 +1,122 @@
+"""Calls that a known defect makes wrong: warned of or refused, by whatever way they are made."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import defects, functional, operations
+from pybnorm.enums import DataType, Mode, Operation
+
+DIMS = (4, 8, 5, 7)
+POINTED = "known defect onednn-made-up, wrong dx: for this test .owner/repository#1."
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A table whose one entry is a defect of backward over five rows: oneDNN's own need arrays of some size."""
+
+    def predicate(call):
+        return call == defects.Call(Operation.BACKWARD, Mode.SPATIAL, DataType.FLOAT32, DIMS, saved=call.saved)
+
+    made = dataclasses.replace(
+        defects.named("onednn-long-sums"),
+        id="onednn-made-up",
+        last=None,
+        outputs=("dx",),
+        what="for this test",
+        links=("owner/repository#1",),
+        predicate=predicate,
+    )
+    monkeypatch.setattr(defects, "DEFECTS", (made,))
+
+
+def arrays(dims=DIMS):
+    x, dy = np.random.default_rng(1).standard_normal((2, *dims)).astype(np.float32)
+    return x, dy, np.ones(dims[1], np.float32)
+
+
+def by_handle(handle, dims=DIMS):
+    x, dy, scale = arrays(dims)
+    handle.backward(x, dy, scale, np.empty_like(x), np.empty_like(scale), np.empty_like(scale))
+
+
+def by_plan(handle, dims=DIMS):
+    handle.plan_backward(pybnorm.TensorDescriptor("onednn", "f32", dims))
+
+
+WAYS = [by_handle, by_plan]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_warning_for_each_kind_of_call(way, table):
+    with pybnorm.Handle("onednn", known_defects="warn") as handle:
+        assert handle.known_defects == "warn"
+        with pytest.warns(pybnorm.KnownDefectWarning, match=f"onednn .* of f32 4x8x5x7: {POINTED}") as seen:
+            way(handle)
+        assert seen[0].filename == __file__
+        way(handle, (4, 8, 5, 8))
+        if way is by_handle:
+            way(handle)  # kept: said once
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_refused_before_the_vendor_sees_it(way, table):
+    with pybnorm.Handle("onednn", known_defects="error") as handle:
+        with pytest.raises(pybnorm.UnsupportedError, match=POINTED):
+            way(handle)
+        way(handle, (4, 8, 5, 8))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ignored(way, table):
+    with pybnorm.Handle("onednn", known_defects="ignore") as handle:
+        way(handle)
+
+
+def test_lists_of_calls_and_functions_on_arrays(table, monkeypatch):
+    x, dy, scale = arrays()
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "error")
+    sums = {name: np.empty_like(scale) for name in ("sum_dy", "sum_dy_xmu")}
+    with pybnorm.Handle("onednn") as handle, pytest.raises(pybnorm.UnsupportedError, match=POINTED):
+        operations.backward_reduce(handle, dy, x, scale, scale, **sums, workspace=np.empty(1 << 20, np.uint8))
+    with pytest.raises(pybnorm.UnsupportedError, match=POINTED), pybnorm.Handle("onednn") as handle:
+        functional.batch_norm_backward(x, dy, scale, handle=handle)
+
+
+def test_the_environment_decides_where_nobody_else_does(monkeypatch):
+    monkeypatch.delenv("PYBNORM_KNOWN_DEFECTS")
+    with pybnorm.Handle("onednn") as handle:
+        assert handle.known_defects == "warn"
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "error")
+    with pybnorm.Handle("onednn") as handle, pybnorm.Handle("onednn", known_defects="warn") as other:
+        assert (handle.known_defects, other.known_defects) == ("error", "warn")
+        with pybnorm.Handle.from_pointer("onednn", handle.pointer, known_defects="ignore") as borrowed:
+            assert borrowed.known_defects == "ignore"
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "avoid it")
+    with pytest.raises(pybnorm.ArgumentError, match="PYBNORM_KNOWN_DEFECTS: got avoid it, allowed: one of warn, error"):
+        pybnorm.Handle("onednn")
+    with pytest.raises(pybnorm.ArgumentError, match="known_defects: got 1, allowed: one of warn, error, ignore"):
+        pybnorm.Handle("onednn", known_defects=1)
+
+
+def test_the_real_table_reaches_a_user(tmp_path):
+    """As the first script of somebody who knows nothing of it."""
+    version = pybnorm.load("onednn").version
+    if not defects.named("onednn-long-sums").in_version(version):
+        pytest.skip("this oneDNN has no known defect")
+    code = (
+        "import numpy as np, pybnorm\n"
+        "x, v = np.zeros((1, 1, 700, 700), 'f4'), [np.ones(1, 'f4') for _ in range(2)]\n"
+        "with pybnorm.Handle('onednn') as handle:\n"
+        "    handle.forward_training(x, *v, np.empty_like(x))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYBNORM_KNOWN_DEFECTS"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "KnownDefectWarning: onednn" in done.stderr
+    assert "f32 1x1x700x700: known defect onednn-long-sums, wrong y, saved_inv_variance" in done.stderr
