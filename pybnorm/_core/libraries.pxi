@@ -228,7 +228,7 @@ def load(backend, path=None):
         The named file is no library, lacks a symbol or is of a version this backend does not speak; or another
         file has been loaded already.
     """
-    _table(backend)  # an unknown name is refused here
+    backend = _table(backend).name.decode()  # an unknown name is refused here
     if path is not None:
         path = _arguments.path(path, "path")
     library = _libraries.get(backend)
