@@ -2,6 +2,7 @@
 
 import ast
 import enum
+import graphlib
 import importlib
 import importlib.metadata
 import inspect
@@ -38,6 +39,10 @@ STOREYS = [
 ]
 # The one import that points up, inside a function: tune=True of a Handle's methods needs the judge and devices.
 UPWARD = {("_core", "tuning")}
+# Of the check: what makes results, and what is below or beside it.
+MAKERS = {"session", "guarded", "runner", "worker", "nodes", "executors"}
+READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal"}
+BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
 FORBIDDEN = {  # sharper than the storeys
     "reference": {"_core", "devices", "_arrays", "_find"},
     "_arguments": {"_arrays", "_find"},
@@ -52,42 +57,51 @@ def storey(name):
 
 
 def module_of(path):
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return parts[0]
-
-
-def imports(path):
-    """Names of pybnorm's top-level modules that a file imports."""
-    text = path.read_text()
-    found = set()
-    if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = list(path.relative_to(SOURCE).parent.parts)[: len(path.relative_to(SOURCE).parts) - node.level]
-                target = [*base, *(node.module.split(".") if node.module else [])]
-                found |= {target[0]} if target else {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pybnorm":
-                parts = node.module.split(".")
-                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    parts = alias.name.split(".")
-                    if parts[0] == "pybnorm":
-                        found.add(parts[1] if len(parts) > 1 else "__init__")
-    else:
-        for match in re.finditer(r"^\s*from pybnorm(?:\.(\w+))? import (.+)$", text, re.M):
-            found |= {match[1]} if match[1] else {n.strip() for n in match[2].split(",")}
-    known = set().union(*STOREYS)
-    return {name if name in known else "__init__" for name in found}
+    parts = ["pybnorm", *path.relative_to(SOURCE).with_suffix("").parts]
+    if path.suffix != ".py":
+        return "pybnorm._core"  # of many files one extension
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxi")])
+MODULES = {module_of(path) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_point_one_way(path):
-    name = module_of(path)
-    for target in imports(path) - {name}:
+def imports(path):
+    """The package's modules that a file imports, inside functions too."""
+    text = path.read_text()
+    package = [*module_of(path).split("."), ""] if path.name == "__init__.py" else module_of(path).split(".")
+    names = []
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                base = (
+                    [*package[: len(package) - node.level], *filter(None, [node.module])]
+                    if node.level
+                    else [node.module]
+                )
+                names += [(".".join(base), alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names += [(alias.name, "") for alias in node.names]
+    else:
+        for match in re.finditer(r"^\s*from (pybnorm[\w.]*) import (.+)$", text, re.M):
+            names += [(match[1], name.strip()) for name in match[2].split(",")]
+    found = {f"{base}.{name}" if f"{base}.{name}" in MODULES else base for base, name in names}
+    return found & MODULES - {module_of(path)}
+
+
+GRAPH = {module: set().union(*(imports(p) for p in FILES if module_of(p) == module)) for module in MODULES}
+
+
+def room(module):
+    """The module or folder of the package that a module is or lies in."""
+    return (*module.split("."), "__init__")[1]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_one_way(module):
+    name = room(module)
+    for target in {room(other) for other in GRAPH[module]} - {name}:
         assert storey(target) > storey(name) or (name, target) in UPWARD, f"{name} imports {target}"
         assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
 
@@ -96,6 +110,34 @@ def test_nothing_in_the_wheel_needs_the_benchmarks():
     """Only `pybnorm bench` looks for them, when it runs."""
     named = [p for p in FILES if re.search(r"""(import|from|["'])\s*benchmarks\b""", p.read_text())]
     assert named == [SOURCE / "cli" / "bench.py"]
+
+
+def circle(graph):
+    """The modules of a circle of imports, if there is one."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def test_no_modules_import_one_another():
+    graph = {m: {t for t in targets if (room(m), room(t)) not in UPWARD} for m, targets in GRAPH.items()}
+    assert not circle(graph), " -> ".join(circle(graph))
+
+
+def test_results_are_below_what_makes_and_what_shows_them():
+    for name in (*READERS, *BELOW):
+        found = {other.split(".")[2] for other in GRAPH[f"pybnorm.check.{name}"] if other.startswith("pybnorm.check.")}
+        assert not found & MAKERS, name
+        assert found <= BELOW.get(name, found), name
+
+
+def test_only_commands_print():
+    printers = {"pybnorm.check.terminal", "pybnorm.check.compare_terminal"}
+    importers = {module for module, targets in GRAPH.items() if targets & printers}
+    # the plugin prints the text of the command where pytest wants one; the last is an old name
+    assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin", "pybnorm.check.report"}
 
 
 def test_what_is_imported_upward_is_imported_late():
