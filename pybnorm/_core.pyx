@@ -116,6 +116,7 @@ __all__ = [
     "numbered_algorithms",
     "relu",
     "relu_backward",
+    "search_spec",
     "signature",
 ]
 

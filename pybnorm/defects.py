@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from pybnorm import _arguments
+from pybnorm._find import SPECS
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -173,7 +174,7 @@ def known_defects(backend: str, call: Described, version: Sequence[int] | None =
     >>> [defect.id for defect in known_defects("miopen", call, (3, 4, 0))]
     ['miopen-backward-vector-tail']
     """
-    names = sorted({d.backend for d in DEFECTS} | {"cudnn"})
+    names = sorted({d.backend for d in DEFECTS} | SPECS.keys())
     if not isinstance(backend, str) or backend not in names:
         raise ArgumentError("backend", backend, f"one of {', '.join(names)}")
     described = _described(call)

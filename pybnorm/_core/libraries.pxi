@@ -171,6 +171,21 @@ def backends():
     return tuple(_tables[i].name.decode() for i in range(_table_count))
 
 
+def search_spec(backend):
+    """Where a backend's library is looked for.
+
+    Parameters
+    ----------
+    backend : str
+
+    Returns
+    -------
+    pybnorm._find.LibrarySpec
+    """
+    _table(backend)
+    return _find.SPECS[backend]
+
+
 def device_types(backend):
     """DLPack device types of the memory that a backend's calls reach; its device's own comes first.
 
@@ -278,7 +293,7 @@ cdef object _load(str backend, object path):
             (result.version[0], result.version[1], result.version[2]),
         )
 
-    (file, version), found_via, attempts = _find.find(_find.SPECS[backend], open_library, path)
+    (file, version), found_via, attempts = _find.find(search_spec(backend), open_library, path)
     cdef const pbn_backend *table = _table(backend)
     return Library(
         backend, table.label.decode(), version, file, found_via, tuple(tuple(a) for a in attempts), table.device_type

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pybnorm import __version__
-from pybnorm._find import SPECS
+from pybnorm import __version__, _core
 from pybnorm.check.results import host_digest
 
 __all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
@@ -81,7 +80,7 @@ def _drivers() -> dict[str, str]:
 def variables(backend: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that matter to `backend`, `VISIBLE` left out; of this process by default."""
     known = os.environ if environment is None else environment
-    beginnings = (*(SPECS[backend].variables if backend in SPECS else ()), f"PYBNORM_LIB_{backend.upper()}")
+    beginnings = (*_core.search_spec(backend).variables, f"PYBNORM_LIB_{backend.upper()}")
     return {k: known[k] for k in sorted(known) if k.startswith(beginnings) and k not in VISIBLE}
 
 

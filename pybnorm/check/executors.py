@@ -35,9 +35,8 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
 from typing import Any, Protocol
 
-from pybnorm import devices
+from pybnorm import _core, devices
 from pybnorm._arrays import CPU, CUDA
-from pybnorm._find import SPECS
 from pybnorm.check import defects, environment, support
 from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, MpiNodes, Node, NotRunError, greeted
 from pybnorm.check.problem import Problem
@@ -101,7 +100,8 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
             what = "the process died while it loaded the file"
         named = override(backend)
         attempts = ((named, os.environ[named], what),) if named else ()
-        return BackendInfo(backend, label=SPECS[backend].label, problem=problem, attempts=attempts, override=named)
+        label = _core.search_spec(backend).label
+        return BackendInfo(backend, label=label, problem=problem, attempts=attempts, override=named)
 
 
 class Farm(Protocol):

@@ -9,7 +9,6 @@ from typing import Any
 
 from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU
-from pybnorm._find import SPECS
 from pybnorm.check.calls import workspace_options
 from pybnorm.check.environment import cpu_flags, file_digest, variables
 from pybnorm.check.problem import Problem
@@ -72,13 +71,13 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
 
     `session` is one that is already open.
     """
-    info = BackendInfo(backend, label=SPECS[backend].label)
+    info = BackendInfo(backend, label=_core.search_spec(backend).label)
     try:
         library = _core.load(backend)
     except errors.LibraryError as error:
         info.problem = str(error).splitlines()[0].partition(" To have one")[0]
         info.attempts, info.override = error.attempts, override(backend)
-        info.hint = "" if info.override else SPECS[backend].hint
+        info.hint = "" if info.override else _core.search_spec(backend).hint
         return info
     info.version, info.path = tuple(library.version), library.path
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
@@ -110,7 +109,7 @@ def device_type(backend: str) -> int:
 
 def override(backend: str) -> str:
     """The environment variable that names `backend`'s library, if it is set; no other place is searched then."""
-    variable = SPECS[backend].variable
+    variable = _core.search_spec(backend).variable
     return variable if os.environ.get(variable) else ""
 
 
