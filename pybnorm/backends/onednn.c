@@ -1049,16 +1049,10 @@ static void choose_memory(plan *p, const pbn_call *call, int one_order, int wide
     p->memory.dtype = widen ? PBN_FLOAT32 : x->dtype;
     p->channels = p->params = per_activation ? c * s : c;
     p->positions = 1;
-    pbn_packed_strides(x->rank, x->dims, last ? PBN_CHANNELS_LAST : PBN_CHANNELS_FIRST, p->order);
-    if (strided) {
-        /* An axis of length 1 may carry any stride; one beyond all others is valid for oneDNN's ordering rule. */
-        int64_t beyond = 1;
-        for (int i = 0; i < x->rank; i++)
-            if (x->dims[i] != 1 && x->dims[i] * x->strides[i] > beyond)
-                beyond = x->dims[i] * x->strides[i];
-        for (int i = 0; i < x->rank; i++)
-            p->order[i] = x->dims[i] != 1 ? x->strides[i] : beyond;
-    }
+    if (strided) /* oneDNN does not look at the stride of an axis of length 1 */
+        memcpy(p->order, x->strides, sizeof *p->order * (size_t)x->rank);
+    else
+        pbn_packed_strides(x->rank, x->dims, last ? PBN_CHANNELS_LAST : PBN_CHANNELS_FIRST, p->order);
     if (per_activation) {
         p->memory.rank = 2;
         d[0] = x->dims[0], t[0] = c * s;

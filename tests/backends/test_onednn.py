@@ -112,3 +112,21 @@ def test_products_are_rounded_once_to_the_nearest_of_16_bits(handle, dtype, a):
     assert (np.signbit(y) == np.signbit(exact))[~np.isnan(wide)].all()
     assert (np.isnan(y) == np.isnan(wide)).all()
     assert np.isinf(y[np.isinf(wide)]).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 7, 11, 60, 10**6])
+@pytest.mark.parametrize("axis", range(4))
+def test_an_axis_of_one_element_has_any_stride(handle, axis, stride):
+    """Also one that would lie between the elements of the other axes."""
+    dims, strides = [4, 3, 5, 2], [120, 12, 2, 60]
+    dims[axis], strides[axis] = 1, stride
+    x, y = (
+        np.lib.stride_tricks.as_strided(np.zeros(1000, "f4"), dims, [4 * s for s in strides], writeable=True)
+        for _ in range(2)
+    )
+    x[...] = np.random.default_rng(7).normal(size=dims)
+    one, zero = np.ones(dims[1], "f4"), np.zeros(dims[1], "f4")
+    handle.forward_training(x, one, zero, y)
+    wide = x.astype("f8")
+    mean, variance = (f((0, 2, 3), keepdims=True) for f in (wide.mean, wide.var))
+    np.testing.assert_allclose(y, (wide - mean) / np.sqrt(variance + 1e-5), rtol=1e-5, atol=1e-5)
