@@ -208,7 +208,7 @@ def _described(call: Described) -> Call:
     )
 
 
-def of_library(backend: str, version: Sequence[int]) -> tuple[Defect, ...]:
+def _of_library(backend: str, version: Sequence[int]) -> tuple[Defect, ...]:
     """The defects of a library of that version that make results wrong or calls fail."""
     return tuple(d for d in DEFECTS if d.backend == backend and d.effect != Effect.WEAK and d.in_version(version))
 

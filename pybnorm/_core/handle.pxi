@@ -66,7 +66,7 @@ cdef class _HandleLife:
         self.policy = policy
         self.defects = ()
         if policy != "ignore":
-            self.defects = defects.of_library(library.backend, library.version)
+            self.defects = defects._of_library(library.backend, library.version)
         self.backend = library.backend
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:

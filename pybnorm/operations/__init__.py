@@ -39,6 +39,7 @@ from typing import Any
 from pybnorm import _arguments
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
+from pybnorm.operations import preparation, program
 from pybnorm.operations.gradients import backward, backward_elemt, backward_frozen, backward_reduce, training_grad
 from pybnorm.operations.normalization import (
     elemt,
@@ -48,8 +49,8 @@ from pybnorm.operations.normalization import (
     gather_stats,
     stats,
 )
-from pybnorm.operations.preparation import MOST_PREPARED, prepare_named
-from pybnorm.operations.program import RECIPES, Derived, Plan, Prepared, _derived, _kept, kept_axes
+from pybnorm.operations.preparation import MOST_PREPARED
+from pybnorm.operations.program import RECIPES, Derived, Plan, _derived, _kept, kept_axes
 from pybnorm.operations.vectors import (
     axpby,
     convert,
@@ -180,11 +181,11 @@ def kept_workspace_nbytes(handle: Handle) -> int:
     return 0 if kept is None else kept.memory.nbytes
 
 
-def _asked(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Prepared:
+def _asked(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> program.Prepared:
     operation = _arguments.text(operation, "operation")
     if operation not in RECIPES:
         raise ArgumentError("operation", operation, "one of " + ", ".join(RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
-    found: Prepared = prepare_named(handle, operation, *arguments, **options)[0]
+    found: program.Prepared = preparation.prepare_named(handle, operation, *arguments, **options)[0]
     return found

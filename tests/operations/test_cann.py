@@ -518,13 +518,13 @@ def test_the_given_stream_is_the_one_that_computes(bench, monkeypatch):
         bench.handle, *buffers, True, True, True, *outputs
     )
     _, address = bench.memory(size)
-    seen, execute = [], operations.Prepared.execute
+    seen, execute = [], operations.program.Prepared.execute
 
     def spy(prepared, handle, operation, *arguments):
         seen.append((operation, handle.stream))
         execute(prepared, handle, operation, *arguments)
 
-    monkeypatch.setattr(operations.Prepared, "execute", spy)
+    monkeypatch.setattr(operations.program.Prepared, "execute", spy)
     with pybnorm.Handle(bench.handle.backend) as other:
         cann.batch_norm_reduce_backward(address, size, executor, other.stream)
         bench.device.synchronize()

@@ -235,6 +235,23 @@ def test_public_objects_are_documented(name, thing):
     assert first[0].isupper() or first.startswith("``"), (name, first)
 
 
+@pytest.mark.parametrize("name", sorted(pybnorm._SUBMODULES))
+def test_the_list_of_public_names_is_complete(name):
+    if name == "torch":
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"pybnorm.{name}")
+    assert [n for n in module.__all__ if not hasattr(module, n)] == []
+    own = {
+        n
+        for n, thing in vars(module).items()
+        if not n.startswith("_")
+        and (inspect.isclass(thing) or inspect.isroutine(thing))
+        and thing.__module__.startswith(module.__name__)
+    }
+    assert own <= set(module.__all__)
+    assert list(module.__all__) == sorted(set(module.__all__), key=lambda n: (not n.isupper(), n[0].islower(), n))
+
+
 def test_the_stub_has_every_public_name():
     tree = ast.parse((SOURCE / "_core.pyi").read_text())
     stubbed = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))}
