@@ -37,6 +37,7 @@ from pybnorm._core import (
     loaded,
     relu,
     relu_backward,
+    set_tuner,
 )
 from pybnorm.defects import known_defects
 from pybnorm.diagnostics import vendor_stderr
@@ -162,6 +163,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(globals().keys() | _SUBMODULES)
+
+
+def _tuned(*arguments: Any) -> tuple[Plan, str]:
+    chosen: tuple[Plan, str] = importlib.import_module(f"{__name__}.tuning").choose(*arguments)
+    return chosen
+
+
+set_tuner(_tuned)  # tuning is imported when the first plan with tune=True is made
 
 
 def get_include() -> str:

@@ -1,3 +1,5 @@
+from collections import defaultdict
+from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -56,8 +58,7 @@ class Handle:
     backend: str
     library: Library
     device: int | None
-    _ready: dict[Any, Any]
-    _prepared: dict[Any, Any]
+    _caches: defaultdict[str, dict[Any, Any]]
     def _look(
         self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]: ...
@@ -407,4 +408,5 @@ def relu_backward(
     dx: SupportsIndex,
 ) -> None: ...
 def current_stream(array: Any) -> int | None: ...
+def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None: ...
 def signature(array: Any) -> bytes | tuple[Any, ...] | None: ...

@@ -117,6 +117,7 @@ __all__ = [
     "relu",
     "relu_backward",
     "search_spec",
+    "set_tuner",
     "signature",
 ]
 

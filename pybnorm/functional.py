@@ -302,7 +302,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _ready_of(handle: Handle) -> dict[Any, Call]:
     _arguments.instance(handle, Handle, "handle", "a Handle or None")
-    return handle._ready
+    return handle._caches["functional"]
 
 
 def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:

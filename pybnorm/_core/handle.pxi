@@ -11,8 +11,7 @@ cdef class _HandleLife:
     cdef object lock
     cdef dict descriptors
     cdef dict plans
-    cdef readonly dict _ready  # what pybnorm.functional has made ready for this handle
-    cdef readonly dict _prepared  # and pybnorm.operations
+    cdef readonly object _caches  # of modules that make calls ready for this handle, by owner: emptied when it closes
     cdef void *scratch
     cdef size_t scratch_size
     cdef readonly str backend
@@ -31,8 +30,7 @@ cdef class _HandleLife:
         self.lock = threading.RLock()
         self.descriptors = {}
         self.plans = {}
-        self._ready = {}
-        self._prepared = {}
+        self._caches = collections.defaultdict(dict)
 
     def __init__(self, backend, *, stream=None, known_defects=None):
         cdef const pbn_backend *table
@@ -290,8 +288,8 @@ cdef class _HandleLife:
         self.handle = NULL
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
-        self._ready.clear()
-        self._prepared.clear()
+        for cache in list(self._caches.values()):
+            cache.clear()
         self.plans.clear()
         with nogil:
             status = self.table.handle_destroy(handle)

@@ -75,13 +75,26 @@ cdef tuple _planned(Handle handle, object like, object given, str name):
     return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), address
 
 
-cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
-    """A plan that measurements chose. Who measures needs devices and the judge, storeys above this one: found late."""
-    from pybnorm import tuning
+cdef object _tuner = None
 
+
+def set_tuner(tuner):
+    """Have `tuner` choose the plans of ``tune=True``.
+
+    Parameters
+    ----------
+    tuner : callable
+        Takes a handle, the operation, x, the algorithm and the other arguments; returns a plan and its reason.
+    """
+    global _tuner
+    _tuner = tuner
+
+
+cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
+    """A plan that measurements chose."""
     if algorithm is None:
         raise errors.ArgumentError("tune", True, "False with algorithm None: there is nothing to choose")
-    plan, reason = tuning.choose(handle, Operation(operation), x, algorithm, options)
+    plan, reason = _tuner(handle, Operation(operation), x, algorithm, options)
     (<Plan>plan).reason = reason
     return plan
 

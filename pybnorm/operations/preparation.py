@@ -142,7 +142,7 @@ def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Pr
     """
     _arguments.instance(handle, Handle, "handle", "a Handle")
     key, addresses, held = handle._look(recipe.arrays, values)
-    known = handle._prepared
+    known = handle._caches["operations"]
     found = None if key is None else known.get((recipe, key))
     if found is not None:
         return found, addresses, held

@@ -37,8 +37,6 @@ STOREYS = [
     {"enums", "errors"},
     {"_text"},
 ]
-# The one import that points up, inside a function: tune=True of a Handle's methods needs the judge and devices.
-UPWARD = {("_core", "tuning")}
 # Of the check: what makes results, and what is below or beside it.
 MAKERS = {"session", "guarded", "runner", "worker", "nodes", "executors"}
 READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal"}
@@ -102,7 +100,7 @@ def room(module):
 def test_imports_point_one_way(module):
     name = room(module)
     for target in {room(other) for other in GRAPH[module]} - {name}:
-        assert storey(target) > storey(name) or (name, target) in UPWARD, f"{name} imports {target}"
+        assert storey(target) > storey(name), f"{name} imports {target}"
         assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
 
 
@@ -122,8 +120,7 @@ def circle(graph):
 
 
 def test_no_modules_import_one_another():
-    graph = {m: {t for t in targets if (room(m), room(t)) not in UPWARD} for m, targets in GRAPH.items()}
-    assert not circle(graph), " -> ".join(circle(graph))
+    assert not circle(GRAPH), " -> ".join(circle(GRAPH))
 
 
 def test_results_are_below_what_makes_and_what_shows_them():
@@ -140,12 +137,7 @@ def test_only_commands_print():
     assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin", "pybnorm.check.report"}
 
 
-def test_what_is_imported_upward_is_imported_late():
-    for name, target in UPWARD:
-        (line,) = re.findall(
-            rf"^.*\bimport {target}\b.*$", "".join(p.read_text() for p in (SOURCE / name).glob("*.pxi")), re.M
-        )
-        assert line.startswith(" "), line
+def test_importing_the_package_imports_no_layer_above():
     code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('tuning', 'check')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
 
