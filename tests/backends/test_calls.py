@@ -16,7 +16,7 @@ from processor import onednn_must
 
 import pybnorm
 from pybnorm import Capability, DataType, Layout, Mode, Operation, _arguments
-from pybnorm.check import bounds, data
+from pybnorm.check import bounds, calls, data
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
 
@@ -124,20 +124,9 @@ class Case:
         self.expected = Expected(handle.backend, problem, self.inputs)
         steps = strides or {}
         self.given, self.made = {}, {}
-        for name, array in self.inputs.arrays().items():
-            if not name.startswith("prior"):
-                self.given[name] = self.place(array, steps.get(name))
-        names = {Operation.BACKWARD: ("dx", "dscale", "dbias")}.get(problem.operation, ("y",))
-        priors = dict(zip(names, (self.inputs.prior, self.inputs.prior_scale, self.inputs.prior_bias), strict=False))
-        for name in names:
-            self.made[name] = self.place(priors[name], steps.get(name))
-        if problem.operation == Operation.FORWARD_TRAINING:
-            if problem.running:
-                self.made["running_mean"] = self.given.pop("mean")
-                self.made["running_variance"] = self.given.pop("variance")
-            if problem.saved:
-                for name in ("saved_mean", "saved_inv_variance"):
-                    self.made[name] = self.place(np.full_like(self.inputs.scale, np.nan))
+        for tensor in calls.tensors(problem):
+            values = getattr(self.inputs, tensor.values) if tensor.values else np.full_like(self.inputs.scale, np.nan)
+            (self.made if tensor.written else self.given)[tensor.name] = self.place(values, steps.get(tensor.name))
         self.before = {name: self.device.to_numpy(b) for name, b in {**self.given, **self.made}.items()}
 
     def place(self, array, strides=None):
@@ -150,33 +139,13 @@ class Case:
         view[...] = array
         return self.device.from_numpy(view)
 
-    def options(self):
-        p = self.problem
-        if p.operation == Operation.BACKWARD:
-            return {
-                "alpha_data": p.alpha,
-                "beta_data": p.beta,
-                "alpha_param": p.alpha_param,
-                "beta_param": p.beta_param,
-                "epsilon": p.epsilon,
-                "mode": p.mode,
-            }
-        return {"alpha": p.alpha, "beta": p.beta, "epsilon": p.epsilon, "mode": p.mode}
-
     def workspace(self, descriptors):
         p = self.problem
         size = self.handle.workspace_size(
             p.operation,
             descriptors["x"],
-            mode=p.mode,
             **{f"{n}_desc": descriptors[n] for n in ("y", "dy", "dx") if n in descriptors},
-            alpha=p.alpha,
-            beta=p.beta,
-            alpha_param=p.alpha_param,
-            beta_param=p.beta_param,
-            epsilon=p.epsilon,
-            running=p.running,
-            saved=p.saved,
+            **calls.workspace_options(p),
         )
         return self.device.empty_bytes(size) if size else None
 
@@ -189,34 +158,10 @@ class Case:
 
     def run_arrays(self, sized=True):
         """The upper level: arrays. Without `sized` the workspace's size is not asked for."""
-        p, a = self.problem, {**self.given, **self.made}
         memory = self.workspace(self.descriptors()) if sized else None
-        options = self.options() | {"workspace": (memory.pointer, memory.nbytes) if memory else None}
-        if p.operation == Operation.FORWARD_TRAINING:
-            names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
-            self.handle.forward_training(
-                a["x"],
-                a["scale"],
-                a["bias"],
-                a["y"],
-                exponential_average_factor=p.factor,
-                **options,
-                **{n: a.get(n) for n in names},
-            )
-        elif p.operation == Operation.FORWARD_INFERENCE:
-            self.handle.forward_inference(a["x"], a["scale"], a["bias"], a["mean"], a["variance"], a["y"], **options)
-        else:
-            self.handle.backward(
-                a["x"],
-                a["dy"],
-                a["scale"],
-                a["dx"],
-                a["dscale"],
-                a["dbias"],
-                **options,
-                saved_mean=a.get("saved_mean"),
-                saved_inv_variance=a.get("saved_inv_variance"),
-            )
+        call = getattr(self.handle, calls.METHODS[self.problem.operation])
+        workspace = (memory.pointer, memory.nbytes) if memory else None
+        call(**self.given, **self.made, **calls.options(self.problem), workspace=workspace)
 
     def run_addresses(self, sized=True):
         """The lower level: descriptors and addresses. Without `sized` the workspace's size is not asked for."""
@@ -259,8 +204,8 @@ class Case:
                 derived,
                 a["scale"],
                 a["bias"],
-                a["mean"],
-                a["variance"],
+                a["running_mean"],
+                a["running_variance"],
                 p.epsilon,
                 **space,
             )

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 
 from test_calls import NO_BLENDING, Case, bytes_of, expected_axpby, expected_support, stores_of
 
-from pybnorm.check import bounds
+from pybnorm.check import bounds, calls
 from pybnorm.check.problem import Problem
 
 TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
@@ -157,11 +157,9 @@ class Maker:
                 support = False
         space = self.device.empty_bytes(need) if need else None
         lent = (space.pointer, space.nbytes) if space and (self.device.device_type != 1 or rng.integers(2)) else None
-        options = case.options()
-        if operation == TRAIN:
-            options["exponential_average_factor"] = problem.factor
+        options = calls.options(problem)
         if level == "arrays":
-            name = {TRAIN: "forward_training", INFER: "forward_inference", BACKWARD: "backward"}[operation]
+            name = calls.METHODS[operation]
             arguments = {**arrays, **options, "workspace": lent}
             call = Call(name, level, getattr(self.handle, name), arguments)
             call.wrong = lambda c: batch_norm_rules(self.handle, operation, c.arguments, need)
@@ -293,15 +291,13 @@ class Maker:
         while problem.mode == Mode.SPATIAL_PERSISTENT:
             problem = self.problem(rng)
         case = Case(self.handle, problem)
-        arrays, options = named(case), case.options()
+        arrays, options = named(case), calls.options(problem)
         options.pop("mode")
-        if problem.operation == TRAIN:
-            options["exponential_average_factor"] = problem.factor
         if problem.operation == INFER:
             arrays |= {"mean": arrays.pop("running_mean"), "variance": arrays.pop("running_variance")}
         rank = len(problem.dims)
         options["axis"] = 1 if problem.mode == Mode.SPATIAL else tuple(range(1, rank))
-        name = {TRAIN: "forward_training", INFER: "forward_inference", BACKWARD: "backward"}[problem.operation]
+        name = calls.METHODS[problem.operation]
         space = None
         if self.device.device_type != 1:
             try:
@@ -496,11 +492,7 @@ def as_numpy(buffer: Buffer) -> Any:
 
 def named(case: Case) -> dict[str, Buffer]:
     """The case's arrays by the names of `Handle`'s arguments."""
-    arrays = {**case.given, **case.made}
-    if case.problem.operation == INFER:
-        arrays |= {"running_mean": arrays.pop("mean"), "running_variance": arrays.pop("variance")}
-    wanted = {*DATA, *PARAMETERS[case.problem.operation]}
-    return {n: b for n, b in arrays.items() if n in wanted}
+    return {**case.given, **case.made}
 
 
 def size_of(case: Case) -> int:

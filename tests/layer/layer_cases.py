@@ -3,7 +3,7 @@
 import numpy as np
 
 from pybnorm import DataType, Layout, Mode, Operation, _arguments, capability, devices
-from pybnorm.check import bounds
+from pybnorm.check import bounds, calls
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
 
@@ -61,13 +61,7 @@ class Place:
         size = self.handle.workspace_size(
             problem.operation,
             self.handle.descriptor(described),
-            mode=problem.mode,
-            alpha=problem.alpha,
-            beta=problem.beta,
-            alpha_param=problem.alpha_param,
-            beta_param=problem.beta_param,
-            epsilon=problem.epsilon,
-            **options,
+            **(calls.workspace_options(problem) | options),
         )
         if not size:
             return None
