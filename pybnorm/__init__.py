@@ -1,4 +1,4 @@
-"""Every vendor's batch normalization behind one Python API.
+"""One Python API for every vendor's batch normalization.
 
 ``import pybnorm`` loads no vendor library; the first use of a backend loads its own, once. Submodules, such as
 ``pybnorm.functional``, are imported when they are first used.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) - 1 :][:2] == ["-m", "pybnorm"]:
-    # `python -m pybnorm` is being looked for: what follows is the beginning of the command
+    # `python -m pybnorm` is starting: an interrupt during the imports below ends it without a traceback
     from _pybnorm_command import interrupted
 
     sys.excepthook = interrupted
@@ -176,13 +176,13 @@ set_tuner(_tuned)  # tuning is imported when the first plan with tune=True is ma
 def get_include() -> str:
     """Folder of the C headers, for compilers.
 
-    With it and ``from pybnorm._shim cimport ...`` a Cython module sees the structures and enumerations of
+    A Cython module compiled with it can ``from pybnorm._shim cimport`` the structures and enumerations of
     ``pybnorm/shim.h``.
 
     Returns
     -------
     str
-        To be named with ``-I``.
+        For the compiler's option ``-I``.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""The one validator: neutral argument rules shared by every backend and by the reference.
+"""Checks of arguments, shared by all backends and the reference.
 
-The rules come from what batch norm means and from what the vendor libraries do with bad input (crash, write out of
-bounds, return success with NaN). Nothing here changes if a vendor changes. Every function returns the value in its
-canonical form or raises `ArgumentError` / `ArgumentTypeError`, which name the argument, its value and what is allowed.
+The rules come from the definition of batch norm and from what vendor libraries do with bad input: crash, write out of
+bounds, return success with NaN. No rule depends on one vendor. Every function returns the value in its canonical form
+or raises `ArgumentError` or `ArgumentTypeError`, which name the argument, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _DATA_TYPES |= {d.short: d for d in DataType}
 
 
 class TensorLike(Protocol):
-    """What the call rules read of a tensor: a descriptor or an array's buffer."""
+    """The part of a tensor that the rules of calls read: of a descriptor or of an array's `Buffer`."""
 
     @property
     def dims(self) -> tuple[int, ...]: ...
@@ -208,7 +208,7 @@ def activation(
 
 
 def activation_bias(value: Activation, bias: object) -> None:
-    """Backward is given the bias with an activation, whose mask is made from it, and only then."""
+    """Backward needs the bias with an activation, to recompute its mask, and takes none without."""
     if (bias is not None) != (value != Activation.NONE):
         allowed = (
             "None without an activation" if bias is not None else f"the bias with activation {value.name.lower()!r}"
@@ -217,7 +217,7 @@ def activation_bias(value: Activation, bias: object) -> None:
 
 
 def activation_result(masked: bool, y: object) -> None:
-    """Backward is given forward's y where a named algorithm masks by it, and only there."""
+    """Backward needs forward's y if its named algorithm takes the mask from y, and takes none otherwise."""
     if (y is not None) != masked:
         fused = "with an activation of a named algorithm"
         raise ArgumentError("y", y, f"what forward wrote, {fused}" if masked else f"None; forward's y only {fused}")
@@ -232,14 +232,14 @@ def plan_activation(value: object) -> Activation:
 
 
 def residual(value: Activation, z: TensorLike, x: TensorLike) -> None:
-    """Rules of what is added to batch norm's result before the activation."""
+    """Rules of z, which is added to batch norm's result before the activation."""
     if value == Activation.NONE:
         raise ArgumentError("z", f"dims {z.dims}", "None without an activation: the sum is what it is applied to")
     _same("z", z, x)
 
 
 def _stored(value: float, dtype: DataType) -> float:
-    """The scalar as vendors read it."""
+    """The scalar as vendors read it: as float32 unless the data are float64."""
     return value if dtype == DataType.FLOAT64 else struct.unpack("f", struct.pack("f", value))[0]
 
 
@@ -282,7 +282,7 @@ def _words(table: dict[object, Any], value: object) -> str:
 
 
 def _attribute(value: object, name: str, default: object = None) -> Any:
-    """An attribute of an object that may say anything."""
+    """An attribute of a foreign object; the default if reading it fails."""
     try:
         return getattr(value, name, default)
     except Exception:
@@ -290,7 +290,7 @@ def _attribute(value: object, name: str, default: object = None) -> Any:
 
 
 def index(value: Any) -> int | None:
-    """An integer of any kind as int; None for what is none: a bool, NumPy's among them, and arrays of any shape."""
+    """An integer of any type as int; None for anything else, also for bools, NumPy's bools and arrays."""
     kind = type(value)
     if kind is int:
         return value
@@ -317,7 +317,7 @@ def epsilon(value: object, dtype: DataType = DataType.FLOAT64) -> float:
     """A finite float >= 0. cuDNN takes NaN with status 0; MIOpen checks nothing."""
     allowed = "a finite number >= 0 that float32 can hold"
     number = _float(value, "epsilon", allowed)
-    if _FLOAT32_TINY <= number <= _FLOAT32_MAX:  # the usual one, asked nothing more: Handle's calls come here
+    if _FLOAT32_TINY <= number <= _FLOAT32_MAX:  # the usual case, first: every call of a Handle comes here
         return number
     if not 0.0 <= number <= _FLOAT32_MAX or _lost(number, dtype):
         raise ArgumentError("epsilon", value, allowed + ("" if dtype == DataType.FLOAT64 else _OR_ZERO))
@@ -336,7 +336,7 @@ def factor(value: object, argument: str = "exponential_average_factor", dtype: D
 
 
 def _lost(number: float, dtype: DataType) -> bool:
-    """Whether a vendor that reads float32, as all do unless the data are float64, may read 0 instead."""
+    """Whether the number may become 0 in float32, which all vendors read unless the data are float64."""
     return dtype != DataType.FLOAT64 and 0.0 < abs(number) < _FLOAT32_TINY
 
 
@@ -364,7 +364,7 @@ _REAL_TYPES = ("float", "bfloat", "int", "uint")
 
 
 def _is_real(value: object) -> bool:
-    """Whether float() would convert the value, not parse it, nor lose a part of it."""
+    """Whether float() converts the value without parsing text or dropping an imaginary part."""
     kind = type(value)
     if issubclass(kind, float):
         return True
@@ -408,7 +408,7 @@ def runtime_query(value: object) -> int:
 
 
 def algorithm(value: object, names: Collection[str], numbered: Collection[str] = ()) -> str:
-    """One of `names`; of those that are also in `numbered` also with ``:`` and a digit behind."""
+    """One of `names`; those also in `numbered` may be followed by ``:`` and a digit."""
     value = text(value, "algorithm")
     name, colon, number = value.partition(":")
     if name not in names or (colon and (name not in numbered or number not in tuple("0123456789"))):
@@ -535,7 +535,7 @@ def strides(value: object, shape: tuple[int, ...], argument: str = "strides") ->
 
 
 def _named(what: str, argument: str, value: tuple[int, ...]) -> object:
-    """What of an array was wrong; where the argument is that itself, the bare value."""
+    """The value for an error: bare if the argument is the dims or strides itself, else with the word."""
     return value if argument == what else f"{what} {value}"
 
 
@@ -547,7 +547,7 @@ def _integers(value: object, argument: str, allowed: str = "a sequence of intege
 
 
 def items(value: Any, argument: str, allowed: str, most: int = 64) -> tuple[Any, ...]:
-    """What is in an iterable that is no text; more than `most` are refused, before they fill the memory."""
+    """The items of an iterable other than text. More than `most` are refused before they are read."""
     if type(value) is tuple and len(value) <= most:
         return value
     if issubclass(type(value), (str, bytes, bytearray, memoryview)):
@@ -589,7 +589,7 @@ def packed_strides(shape: tuple[int, ...], layout: Layout = Layout.CHANNELS_FIRS
 
 
 def layout_of(shape: tuple[int, ...], steps: tuple[int, ...]) -> Layout:
-    """The layout that these strides are; channels first where both packed layouts hold."""
+    """The layout of these strides; channels first if both packed layouts match."""
     for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
         packed = packed_strides(shape, layout)
         if all(d == 1 or s == p for d, s, p in zip(shape, steps, packed, strict=True)):
@@ -598,7 +598,7 @@ def layout_of(shape: tuple[int, ...], steps: tuple[int, ...]) -> Layout:
 
 
 def is_packed_vector(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    """Whether the elements, in order, lie one behind the other."""
+    """Whether the elements are contiguous, in order."""
     expected = 1
     for d, s in zip(reversed(shape), reversed(steps), strict=True):
         if d != 1:
@@ -764,7 +764,7 @@ def forward_training(
     if param is not None:
         _param(param, x, m)
     if has_running and reduced_count(x.dims, m) == 1:
-        # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen leaves the correction out, PyTorch refuses.
+        # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen omits the correction, PyTorch refuses.
         raise ArgumentError(
             "x",
             f"dims {x.dims} in mode {m.name}",

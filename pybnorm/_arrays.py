@@ -1,9 +1,9 @@
-"""Arrays of any framework, as the numbers a call needs: pointer, dims, strides, dtype, device.
+"""Describes arrays of any framework by what a call needs: pointer, dims, strides, dtype, device.
 
-Asked in this order: `Buffer` itself, NumPy, PyTorch, ``__cuda_array_interface__``, DLPack, the buffer protocol.
-An object that does not speak a protocol is passed on to the next one; one that speaks it and fails is an error
-that names the argument. No framework is imported, no data is copied, and no stream is synchronised: ordering the
-producer's stream before the call is the caller's, as with every asynchronous vendor call.
+Protocols, in the order of trying: `Buffer` itself, NumPy, PyTorch, ``__cuda_array_interface__``, DLPack, the buffer
+protocol. If an object has a protocol and it fails, the error names the argument. No framework is imported, no data is
+copied and no stream is synchronised: the caller orders the producer's stream before the call, as for every
+asynchronous vendor call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROTOCOLS = "NumPy, PyTorch, DLPack, __cuda_array_interface__, the buffer proto
 
 
 class Buffer(NamedTuple):
-    """An array, described. Also the way to give memory of which only the address is known.
+    """Description of an array. Callers make one to pass memory of which they have only the address.
 
     The memory spans from the lowest to the highest element that `dims` and `strides` reach.
     """
@@ -46,7 +46,7 @@ class Buffer(NamedTuple):
     device_type: int
     """As in DLPack: 1 CPU, 2 CUDA, 3 CUDA pinned host, 10 ROCm, 11 ROCm pinned host, 13 CUDA managed."""
     device_id: int
-    """-1 where the producer does not say."""
+    """-1 if the producer does not give it."""
     writable: bool
     owner: object
     """Keeps the memory alive."""
@@ -64,7 +64,7 @@ class Memory(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What a protocol says, before anything is required of the element type."""
+    """An array as its protocol describes it, of any element type."""
 
     pointer: int
     dims: tuple[int, ...]
@@ -86,7 +86,7 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
     obj : array
         Of float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16`` in NumPy), of any rank and strides.
     argument : str
-        The name that errors give it.
+        Its name in errors.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def as_memory(obj: Any, argument: str) -> Memory:
     obj : Memory or array
         A C-contiguous array of any dtype that `as_buffer`'s protocols can express.
     argument : str
-        The name that errors give it.
+        Its name in errors.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def _check_address(pointer: int, argument: str) -> None:
 
 
 def _check_fields(said: Buffer | Memory, argument: str) -> None:
-    """A `Buffer` or `Memory` may have been made of anything; its numbers are looked at where they are used."""
+    """Check the types in a `Buffer` or `Memory` made by the caller; values are checked where they are used."""
     numbers: tuple[Any, ...] = (said.pointer, said.device_type, said.device_id)
     if type(said) is Buffer:
         dims, strides = said.dims, said.strides
@@ -211,7 +211,7 @@ def _view(obj: Any, argument: str) -> _View:
                 return view
     except ArgumentError:
         raise
-    except Exception as error:  # whatever else the object does
+    except Exception as error:  # the object's own code may raise anything
         _failed(argument, obj, "attributes", error)
     raise ArgumentTypeError(argument, obj, f"an array of {_DTYPES}, by {_PROTOCOLS}")
 
@@ -244,14 +244,14 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
 def _data_type(dtype: np.dtype[Any]) -> DataType | None:
     found = _NUMPY_DTYPES.get(dtype)  # other byte orders are other keys
     if found is None and dtype.name == "bfloat16" and dtype.isnative and dtype.itemsize == 2:
-        return DataType.BFLOAT16  # ml_dtypes', which need not be importable here
+        return DataType.BFLOAT16  # of ml_dtypes, which need not be importable here
     return found
 
 
 def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask, such as its filled()")
-    if type(array) is not np.ndarray:  # whose class may say what is not so
+    if type(array) is not np.ndarray:  # a subclass may override its attributes
         array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.hasobject:
@@ -327,7 +327,7 @@ def _torch(tensor: Any, argument: str, torch: Any) -> _View:
 
 # ---- __cuda_array_interface__
 
-_MAX_RANK = 64  # as NumPy's; what lies, lies with more
+_MAX_RANK = 64  # as in NumPy; more is a broken or hostile object
 _TYPESTRS = {"<f4": DataType.FLOAT32, "<f8": DataType.FLOAT64, "<f2": DataType.FLOAT16}
 
 
@@ -378,7 +378,7 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
 
 
 def _sizes(said: Any, what: str) -> tuple[int, ...]:
-    """The interface's numbers, which must end before they fill the memory."""
+    """Integers from a foreign iterable, which may be endless."""
     found = tuple(map(operator.index, itertools.islice(said, _MAX_RANK + 1)))
     if len(found) > _MAX_RANK:
         raise ValueError(f"{what} of more than {_MAX_RANK} axes")
@@ -452,16 +452,16 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
     # The capsule is not consumed: it stays the owner, and its destructor releases the tensor.
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
         versioned = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
-        if versioned.major != 1:  # nothing but the version and the deleter may be read then
+        if versioned.major != 1:  # of another major version only this field and the deleter may be read
             raise ArgumentError(
                 argument, f"a tensor of DLPack {versioned.major}.{versioned.minor}", "DLPack 1, or older"
             )
         tensor = versioned.tensor
-        # A copy would swallow what is written to it.
+        # Results written to a copy would be lost.
         writable = not versioned.flags & (_DL_READ_ONLY | _DL_IS_COPIED)
     elif _capsule_is_valid(capsule, b"dltensor"):
         tensor = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
-        writable = True  # this form cannot say otherwise
+        writable = True  # this form has no flag for it
     else:
         raise ArgumentError(argument, f"a __dlpack__ that returns {capsule!r}", "an unused DLPack capsule")
     if not 0 <= tensor.ndim <= _MAX_RANK or (tensor.ndim and not tensor.shape):

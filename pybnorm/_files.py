@@ -1,10 +1,10 @@
-"""The one rule for files that are replaced or removed: regular ones that pybnorm made, which their first bytes say.
+"""Replaces and removes only regular files that pybnorm made, recognised by their content.
 
-Whatever else has the name (somebody's text, an empty file, a folder, a device, a link to another user's file) is left
-as it is and named in an error. A link stays one; what it points to is under the same rule. A file is replaced as a
-whole or not at all, and nothing temporary stays beside it.
+Anything else under the name (another file, an empty file, a folder, a device, a link to another user's file) is left
+unchanged and named in an error. A link stays a link; the rule applies to its target. A file is replaced as a whole or
+not at all, and no temporary file remains.
 
-Files that are read are regular and of a size that fits into memory: a device or pipe could go on for ever.
+Only regular files of limited size are read: a device or pipe may never end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pybnorm.errors import ArgumentError
 __all__ = ["HEAD", "Kind", "check", "opened", "read", "remove", "replaced", "same", "try_to_write"]
 
 HEAD = 1 << 14
-"""Bytes at either end of a file that say who made it: all kinds do at the beginning but PDF, whose last part does."""
+"""Bytes read at each end of a file to recognise its maker: PDF names it at the end, all others at the beginning."""
 
 
 class Kind:
@@ -33,7 +33,7 @@ class Kind:
     Parameters
     ----------
     name : str
-        What it is, with an article, for messages.
+        Name with an article, for messages.
     header : str
         Regular expression that matches at the beginning of such a file.
     """
@@ -54,7 +54,7 @@ class Kind:
 
 
 def check(argument: str, path: str | os.PathLike[str], kind: Kind) -> str:
-    """Where a file of `kind` may be written: the path behind all links.
+    """The path, with links resolved, where a file of `kind` may be written.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def check(argument: str, path: str | os.PathLike[str], kind: Kind) -> str:
 
 @contextlib.contextmanager
 def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterator[IO[bytes]]:
-    """A stream to what takes the place of a file of `kind`, or of none, once the block has ended well.
+    """A stream to a new file, which replaces `path` when the block ends without an exception.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterato
         with open(temporary, "xb") as stream:
             yield stream
         check(argument, place, kind)
-        with contextlib.suppress(OSError):  # there is none before, or it is another's
+        with contextlib.suppress(OSError):  # no file yet, or another user's
             shutil.copymode(place, temporary)
         os.replace(temporary, place)
     except BaseException:
@@ -112,7 +112,7 @@ def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterato
 
 
 def try_to_write(argument: str, path: str | os.PathLike[str], kind: Kind) -> None:
-    """See before a long run whether `replaced` would work after it; nothing changes.
+    """Check before a long run that `replaced` will work after it; changes nothing.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def read(path: str | os.PathLike[str], largest: int) -> bytes:
 
 
 def same(first: str, second: str) -> bool:
-    """Whether two names are of one file, there or not yet: by any spelling, by links of either sort."""
+    """Whether two paths name one file, existing or not, also through symbolic or hard links."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:
@@ -174,7 +174,7 @@ def same(first: str, second: str) -> bool:
 
 def _neighbour(place: str) -> str:
     folder, name = os.path.split(place)
-    return os.path.join(folder, f".{name[:200]}.{uuid.uuid4().hex}")  # not of tempfile, whose mode bars others
+    return os.path.join(folder, f".{name[:200]}.{uuid.uuid4().hex}")  # not tempfile: its mode excludes other users
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     OSError, ValueError
         As `read`.
     """
-    # not to wait for a pipe's other end, nor become a terminal's owner
+    # do not wait for the other end of a pipe; do not take over a terminal
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -1,15 +1,15 @@
-"""Where the vendor libraries are: one table, a few small steps, and a memory of everything tried.
+"""Finds vendor libraries, and records every place that was tried.
 
-The caller brings ``open_library``; nothing here opens a file by itself, except that the vendors' own
-Python packages (``cuda.pathfinder``, ``rocm_sdk``) are asked first and may do so. Order of the search:
+Files are opened by the caller's ``open_library`` only; the vendors' Python packages (``cuda.pathfinder``,
+``rocm_sdk``) may open some themselves. Order of the search:
 
-1. an explicit path, or ``PYBNORM_LIB_<BACKEND>``: if set and not usable, raise; never fall through
-2. a copy that is already in the process: two in one process are worse than the wrong one
+1. an explicit path, or ``PYBNORM_LIB_<BACKEND>``: if it is set and cannot be used, that is an error
+2. a copy that is already loaded in the process: two copies would not share state
 3. the vendor's Python packaging
 4. ``$CONDA_PREFIX/lib``
 5. the bare soname: RUNPATH, ``LD_LIBRARY_PATH``, the system's loader configuration
 6. root variables and fixed directories
-7. one error that lists every place and why it did not serve
+7. one error that lists every place and why it failed
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _NAMED_FILE_ERRORS: dict[str, type[LibraryError]] = {
 
 
 class OpenFailed(Exception):
-    """A file did not serve as the library.
+    """A file could not be used as the library.
 
     Attributes
     ----------
     kind : str
         ``"open"``: the loader refused it; ``"symbol"``: a required symbol is missing;
-        ``"version"``: it is of a version the backend does not speak.
+        ``"version"``: the backend does not support its version.
     message : str
         The loader's text, the symbol or the version.
     """
@@ -73,7 +73,7 @@ class OpenFailed(Exception):
 
 
 class OpenLibrary(Protocol[Opened_co]):
-    """Opens a path or bare soname and resolves its symbols; ``no_load``: only if it is in the process."""
+    """Opens a path or bare soname and resolves its symbols; ``no_load``: only if it is already loaded."""
 
     def __call__(self, file: str, no_load: bool, /) -> Opened_co: ...
 
@@ -96,23 +96,23 @@ class LibrarySpec:
     hint: str
     """How to install it."""
     loaded_names: tuple[str, ...] = ()
-    """Names asked for in the process only, where nothing new can be picked up by them."""
+    """More names under which a loaded copy is recognised; no file is opened by them."""
     pathfinder: str = ""
-    """Name that ``cuda.pathfinder`` knows it by."""
+    """Its name in ``cuda.pathfinder``."""
     rocm_sdk: str = ""
-    """Name that ``rocm_sdk`` knows it by."""
+    """Its name in ``rocm_sdk``."""
     rocm_sdk_needs: tuple[str, ...] = ()
-    """What it links to, by ``rocm_sdk``'s names; loaded first only where the library fails without."""
+    """Its dependencies, by ``rocm_sdk``'s names; loaded first if the library cannot be opened without."""
     distributions: tuple[str, ...] = ()
     """Python distributions that carry the file."""
     roots: tuple[str, ...] = ()
-    """Variables that name an installation's root."""
+    """Environment variables that name the root of an installation."""
     folders: tuple[str, ...] = ()
     """Fixed directories, as glob patterns; ``{prefix}`` is this Python's. Highest version first."""
     variables: tuple[str, ...] = ()
-    """Beginnings of the names of environment variables that it, or what lies below it, reads."""
+    """Prefixes of the environment variables that it or its dependencies read."""
     file: str = ""
-    """The backend's own file, where it needs no other library."""
+    """The backend's own file, if it needs no other library."""
 
     @property
     def variable(self) -> str:
@@ -125,17 +125,17 @@ SPECS: dict[str, LibrarySpec] = {}
 
 
 class _Candidate(NamedTuple):
-    """A file worth opening."""
+    """A file to open."""
 
     how: str
     file: str
     no_load: bool = False
     repair: Callable[[], None] | None = None
-    """Tried once, before a second opening, when the loader refuses the file."""
+    """Called once if the loader refuses the file, which is then opened again."""
 
 
 class _Miss(NamedTuple):
-    """A place that has no such file."""
+    """A place without the file."""
 
     how: str
     file: str
@@ -176,7 +176,7 @@ def _rocm_sdk(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     how = "rocm_sdk"
     try:
         rocm_sdk = importlib.import_module("rocm_sdk")
-        # It may run a tool to learn the GPU target, and prints that tool's troubles to stdout.
+        # It may run a tool to find the GPU target, and prints that tool's errors to stdout.
         with contextlib.redirect_stdout(sys.stderr):
             path = os.fspath(rocm_sdk.find_libraries(spec.rocm_sdk)[0])
     except Exception as error:  # some versions raise UnboundLocalError for a package that is not installed
@@ -248,7 +248,7 @@ _STEPS: tuple[_Step, ...] = (
 def find(
     spec: LibrarySpec, open_library: OpenLibrary[Opened], path: str | os.PathLike[str] | None = None
 ) -> tuple[Opened, str, Attempts]:
-    """Open the first library that serves.
+    """Open the first library that can be used.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def find(
     open_library : callable
         ``open_library(file, no_load)`` returns anything, or raises `OpenFailed`.
     path : str or path-like, optional
-        The file to open; no other is tried. Goes before the environment variable.
+        The only file to try; overrides the environment variable.
 
     Returns
     -------
@@ -271,9 +271,9 @@ def find(
     Raises
     ------
     LibraryLoadError, SymbolNotFoundError, LibraryVersionError
-        The file named by `path` or by ``PYBNORM_LIB_<BACKEND>`` does not serve.
+        The file named by `path` or by ``PYBNORM_LIB_<BACKEND>`` cannot be used.
     LibraryNotFoundError
-        No step found a library that serves.
+        No step found a library that can be used.
     ArgumentError
         `path` is empty, or not a path.
     """
@@ -285,7 +285,7 @@ def find(
             raise ArgumentError("path", path, "a file name, or None to search")
         return _open_named(spec, open_library, "path", named)
     named = os.environ.get(spec.variable, "")
-    if named:  # set to nothing means not set, as shells have it
+    if named:  # empty counts as not set
         return _open_named(spec, open_library, spec.variable, named)
     return _search(spec, open_library)
 
@@ -293,7 +293,7 @@ def find(
 def _open_named(
     spec: LibrarySpec, open_library: OpenLibrary[Opened], how: str, named: str
 ) -> tuple[Opened, str, Attempts]:
-    # An absolute path: a bare name would be searched for, and could open something else than was named.
+    # An absolute path: the loader would search for a bare name and could open another file.
     file = os.path.abspath(os.path.expanduser(named))
     if not os.path.isfile(file):
         failure = OpenFailed("open", "is a directory" if os.path.isdir(file) else "no such file")

@@ -1,8 +1,8 @@
-"""Text that came from outside, as it may be shown: on a terminal, in a log, in XML.
+"""Text from outside, made safe to show: on a terminal, in a log, in XML.
 
 A suite file, another machine's run, a remembered choice, an environment variable or a vendor's message may hold
-characters that a terminal obeys or that do not show: escape sequences, C1 controls, overrides of the writing
-direction, line separators. `visible` writes them out as Python's literals do.
+characters that control a terminal or are invisible: escape sequences, C1 controls, overrides of the writing
+direction, line separators. `visible` writes them as escapes, as in Python's literals.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 __all__ = ["one_line", "visible"]
 
-# All of Unicode's Cc, Cf, Cs, Zl, Zp but tab and newline, and what is no character of XML.
+# All of Unicode's Cc, Cf, Cs, Zl and Zp except tab and newline, and characters that XML does not allow.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000110bd\U000110cd"
@@ -22,12 +22,12 @@ _ANY_OR_NEWLINE = re.compile(f"[\n{_HIDDEN}]")
 
 
 def visible(text: str) -> str:
-    """`text` with the characters written out that a terminal obeys or that do not show; tabs and newlines stay."""
+    """`text` with escapes for control and invisible characters; tabs and newlines stay."""
     return _ANY.sub(_written, text)
 
 
 def one_line(text: str) -> str:
-    """As `visible`, newlines too: of a name, a value, a path or a case, which could otherwise fake a line of ours."""
+    """As `visible`, newlines too, so that a name, value, path or case cannot fake a line of output."""
     return _ANY_OR_NEWLINE.sub(_written, text)
 
 

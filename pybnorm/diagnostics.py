@@ -1,8 +1,7 @@
-"""What a vendor library writes to standard error, for the error that it belongs to.
+"""Adds what a vendor library writes to standard error to the exception of the call.
 
-MIOpen keeps no text about an error: its status has a name and no more, and the explanation goes through C++'s
-``std::cerr`` to file descriptor 2, at every log level, with no callback or file to send it to instead. The descriptor
-and the stream are the whole process's, so nothing here happens unasked.
+MIOpen's status has a name and no text: the explanation goes through C++'s ``std::cerr`` to file descriptor 2, at every
+log level, and cannot be sent elsewhere. The descriptor belongs to the whole process, so it is captured only on request.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _one_at_a_time = threading.RLock()
 
 
 def _after_fork_in_child() -> None:
-    """Whoever held it may not exist in this process."""
+    """The thread that held the lock may not exist in the child."""
     global _one_at_a_time  # noqa: PLW0603
     _one_at_a_time = threading.RLock()
 
@@ -45,11 +44,11 @@ class Captured:
 
 @contextlib.contextmanager
 def vendor_stderr() -> Iterator[Captured]:
-    """Give a vendor's error the text that its library writes to standard error.
+    """Add what the library writes to standard error to a `BackendError` raised in the block.
 
-    File descriptor 2 points to a temporary file while the block runs. At its end the descriptor is what it was, and all
-    that was written goes there, unchanged and in order, only later. If a `BackendError` leaves the block, its ``text``
-    gets what was written, too.
+    File descriptor 2 points to a temporary file while the block runs. At its end the descriptor is restored, and what
+    was written is passed on to it, unchanged and in order. A `BackendError` that leaves the block also gets it as
+    ``text``.
 
     Yields
     ------
@@ -57,9 +56,9 @@ def vendor_stderr() -> Iterator[Captured]:
 
     Notes
     -----
-    For the whole process: what other threads and child processes write to descriptor 2 in the meantime is in the text
-    as well, and is delayed with it; if the process dies inside the block it is lost. One block at a time: another
-    thread's waits, an inner one captures for itself. Best around one call.
+    Acts on the whole process: output of other threads and child processes is captured and delayed too, and is lost if
+    the process dies inside the block. One block runs at a time: other threads wait; an inner block captures its own
+    output. Best used around one call.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Neutral enumerations; the values are those of ``include/pybnorm/shim.h`` (a test holds them equal)."""
+"""Enumerations shared by all backends, with the values of ``include/pybnorm/shim.h`` (a test compares them)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Named(enum.IntEnum):
 
 
 class Mode(_Named):
-    """Over which axes the statistics are taken, named as cuDNN and MIOpen name it."""
+    """The axes that statistics are taken over, by the names of cuDNN and MIOpen."""
 
     PER_ACTIVATION = 0
     """Parameters of shape ``(1, C, D...)``, reduced over N."""
@@ -66,7 +66,7 @@ class Layout(_Named):
 
 
 class Operation(_Named):
-    """What a capability query asks about."""
+    """A call of a backend."""
 
     DERIVE = 0
     FORWARD_TRAINING = 1
@@ -79,7 +79,7 @@ class Operation(_Named):
 
 
 class Activation(_Named):
-    """What a call applies to the result of batch norm before it blends it."""
+    """What a call applies to batch norm's result before blending."""
 
     NONE = 0
     RELU = 1
@@ -91,21 +91,21 @@ class Activation(_Named):
 
 
 class Capability(enum.IntFlag):
-    """What a backend answers for one combination; no bit set means that it is refused."""
+    """How a backend computes one combination. No bit set: it refuses the combination."""
 
     RUNS = 1
     BLEND_NATIVE = 2
     """The vendor applies alpha and beta itself."""
     BLEND_SCRATCH = 4
-    """alpha and beta other than 1 and 0 go through the workspace."""
+    """alpha other than 1 or beta other than 0 needs a copy in the workspace."""
     FOLDED = 8
-    """The vendor sees another rank or view of the same memory."""
+    """The vendor is given the same memory with another rank or shape."""
     HOST_STEPS = 16
     """Part of the result is computed by pybnorm's adapter on the CPU."""
     BLEND_ROUNDS = 32
     """A blended result (beta other than 0) is rounded to x's type more than once."""
     ACTIVATION = 64
-    """The loaded library's call computes it with a fused activation, and right; plans have their own (cuDNN)."""
+    """The loaded library computes the call with a fused activation, correctly. Plans of cuDNN fuse by themselves."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

@@ -1,7 +1,7 @@
-"""Every exception pybnorm raises on purpose.
+"""All exceptions that pybnorm raises.
 
-Argument errors are raised before a vendor library sees the call. Vendor errors carry the vendor's own
-number, name and text. All of them survive pickling, so that they can cross a process border.
+Argument errors are raised before a vendor library sees the call. Vendor errors carry the vendor's
+number, name and text. All can be pickled, so that they can be sent between processes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class WorkspaceError(ArgumentError):
 
 
 class BusyError(PybnormError, RuntimeError):
-    """A signal handler has repeated what it interrupted: a call of the same plan, or a load of the same library."""
+    """A signal handler called the plan, or loaded the library, whose call or load it had interrupted."""
 
 
 class RankError(PybnormError, RuntimeError):
@@ -99,7 +99,7 @@ class RankError(PybnormError, RuntimeError):
     Attributes
     ----------
     ranks : tuple of int
-        The ranks concerned, as far as they are known.
+        The ranks concerned, if known.
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
@@ -127,7 +127,7 @@ class LibraryError(PybnormError):
     backend : str
         A name of `pybnorm.backends`; ``"cuda"``, ``"amdhip64"`` or ``"hip"`` where a runtime is missing.
     attempts : tuple of (str, str, str)
-        Every step tried, as (how, file, why it failed).
+        Every file tried, as (how, file, why it failed).
     """
 
     def __init__(self, message: str, *, backend: str, attempts: tuple[tuple[str, str, str], ...] = ()) -> None:
@@ -153,7 +153,7 @@ class SymbolNotFoundError(LibraryError, AttributeError):
 
 
 class LibraryVersionError(LibraryError, RuntimeError):
-    """The library is of a version this backend does not speak."""
+    """This backend does not support the library's version."""
 
 
 class BackendError(PybnormError):
@@ -210,14 +210,14 @@ class BackendError(PybnormError):
         return visible("\n".join([message, *(f"  {line}" for line in self.descriptors)]))
 
     def add_text(self, text: str) -> None:
-        """Append to `text`, and to the message, what else is known; the last 4,000 characters of it."""
+        """Append more text to `text` and to the message; of a long one the last 4,000 characters."""
         if text:
             self.text = "\n".join(filter(None, [self.text, text[-4000:]]))
             self.args = (self._message(),)
 
 
 class UnsupportedError(BackendError, NotImplementedError):
-    """This backend has no right path for the combination; the vendor was not called."""
+    """This backend has no correct way to compute the combination; the vendor was not called."""
 
 
 class KnownDefectWarning(UserWarning):

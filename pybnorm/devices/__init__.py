@@ -1,4 +1,4 @@
-"""Memory, streams and timing of a device, for checks, benchmarks and tests; calls never go through here."""
+"""Memory, streams and timing of devices, for checks, benchmarks, layers and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Device", "device_count", "device_for", "driver"]
 
 
 class Device(Protocol):
-    """What `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device` share."""
+    """Interface of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`."""
 
     device_type: int
     """As in DLPack."""
@@ -23,7 +23,7 @@ class Device(Protocol):
 
     @property
     def stream(self) -> int:
-        """Address of the stream that the device's copies and events use; give it to the handle. 0 on the CPU."""
+        """Address of the stream of the device's copies and events, for `Handle.set_stream`. 0 on the CPU."""
         ...
 
     def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:

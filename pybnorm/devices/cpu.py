@@ -1,4 +1,4 @@
-"""The CPU: memory of NumPy, no streams."""
+"""The CPU, with NumPy's memory and without streams."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ALIGNMENT = 64
 
 
 class Allocation(NamedTuple):
-    """Owner of a `Buffer` made from a NumPy array, with what is needed to go back."""
+    """Owner of a `Buffer` copied from a NumPy array; holds what `to_numpy` needs."""
 
     memory: object
     """Keeps the bytes alive."""
     address: int
-    """Of the lowest byte; a negative stride puts it before the buffer's first element."""
+    """Of the lowest byte, which with negative strides lies before the first element."""
     nbytes: int
     numpy_dtype: np.dtype[Any]
 
@@ -62,7 +62,7 @@ class Device:
         array : numpy.ndarray
             Strides and the bytes in the gaps between elements are kept.
         dtype : DataType, optional
-            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+            Element type if NumPy's dtype does not give it: bfloat16 as uint16 bits.
 
         Returns
         -------
@@ -142,7 +142,7 @@ class Device:
 
 
 def described(array: Any, dtype: DataType | None) -> tuple[np.ndarray[Any, Any], Buffer]:
-    """A NumPy array without its own class, and its `Buffer`, of type `dtype` where only the bits are given."""
+    """The array as a plain ndarray, and its `Buffer`; `dtype` names the type of bits given as uint16."""
     _arguments.instance(array, np.ndarray, "array", "a NumPy array")
     array = np.ndarray.view(array, np.ndarray)
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""One CUDA device, through ``cuda.core``: memory, a stream, and times by events."""
+"""A CUDA device by ``cuda.core``: memory, a stream, and timing by events."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Device:
         array : numpy.ndarray
             Strides and the bytes in the gaps between elements are kept.
         dtype : DataType, optional
-            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+            Element type if NumPy's dtype does not give it: bfloat16 as uint16 bits.
 
         Returns
         -------
@@ -120,7 +120,7 @@ class Device:
         return Memory(int(memory.handle), nbytes, CUDA, self.device_id, True, memory)
 
     def synchronize(self) -> None:
-        """Wait for the stream; an error of earlier asynchronous work surfaces here."""
+        """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._stream.sync()
 
     def time(
@@ -147,7 +147,7 @@ class Device:
         for _ in range(warmup):
             call()
         self._stream.sync()
-        # Nothing waits between repeats, so the device need not idle while the host prepares the next one.
+        # No waiting between repeats, so that the device is not idle while the host prepares the next one.
         events = [self._event() for _ in range(repeats + 1)]
         self._stream.record(events[0])
         for event in events[1:]:
@@ -171,7 +171,7 @@ class Device:
 
 
 def device_count() -> int:
-    """How many devices the driver shows this process."""
+    """Number of devices that this process sees."""
     _cuda_core()
     driver = importlib.import_module("cuda.bindings.driver")
     try:
@@ -183,7 +183,7 @@ def device_count() -> int:
 
 
 def driver() -> str:
-    """The newest CUDA that the driver serves; it asks the driver and no device."""
+    """The newest CUDA version that the driver supports; needs no device."""
     _cuda_core()
     try:
         status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
@@ -194,7 +194,7 @@ def driver() -> str:
 
 @contextlib.contextmanager
 def current_kept() -> Iterator[None]:
-    """What is done inside may make another device current; behind it the thread's old context is current again.
+    """Restore the thread's current context at the end of the block.
 
     Vendor symbols: ``cuCtxGetCurrent``, ``cuCtxSetCurrent``.
     """
@@ -209,19 +209,19 @@ def current_kept() -> Iterator[None]:
 
 
 def capturing(stream: int) -> bool:
-    """Whether a stream, by its address, is being captured into a graph, or would end another's capture if it were used.
+    """Whether the stream at this address is being captured into a graph, or its use would break another capture.
 
     Vendor symbol: ``cuStreamIsCapturing``.
     """
     _cuda_core()
     driver = importlib.import_module("cuda.bindings.driver")
     status, state = driver.cuStreamIsCapturing(driver.CUstream(stream))
-    # not a success: the legacy stream beside a capture that it would break, or a capture that is broken already
+    # An error status: the legacy stream while another stream is captured, or a capture that is broken already.
     return int(status) != 0 or int(state) != 0
 
 
 def _unusable(error: Exception, function: str) -> NotInitializedError:
-    """Without a driver the first call into it raises, of whatever class this release of the bindings has for that."""
+    """The error of a missing driver; the bindings' own class for it differs between releases."""
     return NotInitializedError(
         backend="cuda",
         function=function,

@@ -1,4 +1,4 @@
-"""One ROCm device, through the HIP runtime (libamdhip64) by ctypes: memory, a stream, and times by events."""
+"""A ROCm device by the HIP runtime (libamdhip64, through ctypes): memory, a stream, and timing by events."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SPEC = LibrarySpec(
     roots=("ROCM_PATH", "ROCM_HOME", "HIP_PATH"),
     folders=("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib"),
 )
-"""Where the HIP runtime is. A copy that is in the process (MIOpen links to one) goes first, by the order of every
-search: two HIP runtimes in one process do not know each other's memory. ``PYBNORM_LIB_AMDHIP64`` names a file."""
+"""Search for the HIP runtime. A loaded copy (MIOpen links to one) comes first, because two HIP runtimes in one process
+do not know each other's memory. ``PYBNORM_LIB_AMDHIP64`` names a file."""
 
 _POINTER = ctypes.c_void_p
 _OUT = ctypes.POINTER(_POINTER)
@@ -114,12 +114,12 @@ class Runtime:
 
 
 class _Block:
-    """Owner of device memory; hipFree waits for the device, so no work still uses the memory when it goes."""
+    """Owner of device memory. hipFree waits for the device, so the memory is unused when it is freed."""
 
     def __init__(self, hip: Runtime, address: int, device: Device) -> None:
         self.address = address
-        self._device = device  # the stream lives as long as memory that is used with it
-        # A status is of no use here: that of a failed kernel surfaces where the stream is waited for.
+        self._device = device  # keeps the stream alive as long as its memory
+        # The status is ignored: an error of a kernel is raised where the stream is waited for.
         weakref.finalize(self, hip.functions["hipFree"], address)
 
 
@@ -128,7 +128,7 @@ _loaded: Runtime | None = None
 
 
 def load(path: str | os.PathLike[str] | None = None) -> Runtime:
-    """Load the HIP runtime, once; load MIOpen before it, so that both use one copy.
+    """Load the HIP runtime once. Load MIOpen first, so that both use the same copy.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class Device:
         array : numpy.ndarray
             Strides and the bytes in the gaps between elements are kept.
         dtype : DataType, optional
-            Element type, where NumPy's does not say it: bfloat16 given as uint16 bits.
+            Element type if NumPy's dtype does not give it: bfloat16 as uint16 bits.
 
         Returns
         -------
@@ -258,7 +258,7 @@ class Device:
         return Memory(memory.address, nbytes, ROCM, self.device_id, True, memory)
 
     def synchronize(self) -> None:
-        """Wait for the stream; an error of earlier asynchronous work surfaces here."""
+        """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._hip.call("hipStreamSynchronize", self._stream)
 
     def time(
@@ -286,7 +286,7 @@ class Device:
         for _ in range(warmup):
             call()
         self.synchronize()
-        # Nothing waits between repeats, so the device need not idle while the host prepares the next one.
+        # No waiting between repeats, so that the device is not idle while the host prepares the next one.
         events: list[_POINTER] = []
         try:
             for _ in range(repeats + 1):
@@ -320,7 +320,7 @@ class Device:
 
 
 def device_count() -> int:
-    """How many devices the HIP runtime shows this process."""
+    """Number of devices that this process sees."""
     count = ctypes.c_int()
     load().call("hipGetDeviceCount", ctypes.byref(count))
     return count.value

@@ -1,4 +1,4 @@
-"""Times of calls on a device: arrays with random values, replays of captured graphs, the speed of a copy."""
+"""Timing of calls on a device: random arrays, replays of captured graphs, the speed of a copy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["Call", "Plain", "Timing", "buffer_sets"]
 MEAN, DEVIATION = 0.5, 2.0
 """Of the random values."""
 _TILE = 4_000_037  # values drawn on the host before they repeat; prime, so that no shape divides it
-_MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement, short of _MOST_CALLS
+_MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement of at most _MOST_CALLS
 _MOST_CALLS = 50
-_SLOW, _VERY_SLOW = 3e-3, 20e-3  # seconds per call from which 5 and 3 measurements do
+_SLOW, _VERY_SLOW = 3e-3, 20e-3  # seconds per call; beyond them 5 and 3 measurements are enough
 COPY_BYTES = 1 << 30
 _CPU_COPY_BYTES = 256 << 20
 
@@ -61,8 +61,10 @@ def no_device(reason: str) -> NotInitializedError:
 
 
 def buffer_sets(tensor_bytes: int, cache_bytes: int) -> int:
-    """How many sets rotate, so that none is still in the cache when its turn comes: their x and y alone hold four times
-    the cache. One where the tensor is meant to stay in it, or where there is none to avoid.
+    """Number of array sets used in turn, so that none is still in the cache when it is used again.
+
+    Their x and y together have four times the size of the cache. One set if the tensor is meant to stay in the cache,
+    or if there is no cache.
     """
     if not cache_bytes or tensor_bytes < HOT_BYTES:
         return 1
@@ -81,7 +83,7 @@ class Plain:
         self.cache_bytes = self._driver.cache_bytes() if self._driver is not None else 0
 
     def current(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing: no framework is concerned."""
+        """An empty context: there is no framework whose device must be current."""
         return contextlib.nullcontext()
 
     def tensor(self, dims: tuple[int, ...], dtype: DataType, layout: Layout, seed: int) -> Any:
@@ -203,14 +205,14 @@ class _Driver:
         self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), size, self._stream)
 
     def captured(self, work: Call) -> ctypes.c_void_p | None:
-        """A graph of what the work enqueues, ready to launch; None where it cannot be captured."""
+        """A graph of what the work enqueues, ready to launch; None if it cannot be captured."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         if self._library.cuStreamBeginCapture_v2(self._stream, self._THREAD_LOCAL):
             return None
         good = True
         try:
             work()
-        except Exception:  # shows itself when it is measured without
+        except Exception:  # raised again when the work is measured without a graph
             good = False
         if self._library.cuStreamEndCapture(self._stream, ctypes.byref(graph)) or not good or not graph:
             return None
