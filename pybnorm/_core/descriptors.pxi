@@ -66,7 +66,7 @@ cdef class TensorDescriptor:
         else:
             steps = _arguments.strides(strides, shape)
         kind = _arguments.data_type(dtype)
-        load(backend)
+        backend = load(backend).backend
         cdef const pbn_backend *table = _table(backend)
         cdef bint again
         with cython.critical_section(self):
@@ -129,7 +129,7 @@ cdef class TensorDescriptor:
             ``close()`` leaves the vendor's object alone.
         """
         cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
-        load(backend)
+        backend = load(backend).backend
         cdef const pbn_backend *table = _table(backend)
         cdef TensorDescriptor self = TensorDescriptor.__new__(TensorDescriptor)
         cdef int status = table.tensor_borrow(<void *>address, &self.tensor)

@@ -146,6 +146,7 @@ cdef const pbn_backend *_table(object backend) except NULL:
     cdef const pbn_backend *table
     if not isinstance(backend, str):
         raise errors.ArgumentTypeError("backend", backend, "one of " + ", ".join(map(repr, backends())))
+    backend = str.__str__(backend)  # a subclass may hash and compare as it likes
     table = _find_table(<str>backend)
     if table == NULL:
         _look_outside()
