@@ -17,10 +17,15 @@ C (diagnosis only)
 
 ``h = min(m, 16 + 4 sqrt(m))`` covers blocked and pairwise sums. Where every sum of the data is free of rounding in any
 order (`pybnorm.check.data.sums_are_exact`) the sums contribute nothing and what is left is the one rounding of the
-division by m, or of the multiplication by a rounded 1/m: h = 1, the class called "exact". Welford's recurrence divides
-by 1 ... m and so rounds even there; an output that depends on statistics taken from x may therefore fall back from
-"exact" to A with the usual h and still pass, which the verdict says. No such excuse has a result that an unbiased
-variance, v m / (m - 1), explains within "exact": that is FAIL.
+division by m, or of the multiplication by a rounded 1/m: h = 1, the class called "exact". From `LONG` terms on, sums
+over dy have not even that: E_b = 4 u \|dbias\| and, with given statistics, E_s = 6 u \|dscale\|.
+
+Welford's recurrence divides by 1 ... m and so rounds even there; an output that depends on statistics taken from x may
+therefore fall back from "exact" and still pass, which the verdict says. With less than `LONG` terms it falls back to A.
+With more to the class "rounded", which is as wide as the recurrence is: its running mean wanders about mu, so that
+dmu = (h+1) u \|mu\| + 8 u sqrt(v), next to nothing where mu is 0; E_s has 16 u W in place of (h+4) u W. No excuse has
+a result that an unbiased variance, v m / (m - 1), explains within "exact": that is FAIL. More is said by the outputs of
+a call together (`pybnorm.check.verdicts`).
 
 Forward
 -------
@@ -86,6 +91,7 @@ from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 __all__ = [
+    "LONG",
     "TRUNCATED",
     "UNBIASED",
     "Expected",
@@ -97,6 +103,7 @@ __all__ = [
     "bessel_convention",
     "depth",
     "judge",
+    "judge_by",
     "precision",
     "tiers",
     "untrusted",
@@ -108,6 +115,8 @@ TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
 """Note of a FAIL that a store which truncates explains."""
 UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
 """Note of a FAIL on exact data."""
+LONG = 2048
+"""Terms of a sum beside which the effect of one is small, and from which exact data are judged more sharply."""
 TRUNCATION_EVIDENCE = 20
 """Elements that must be no rounding before truncation is named: a library that rounds looks so once in 2**20."""
 
@@ -199,6 +208,12 @@ class Tier(NamedTuple):
     name: str
     one_pass: bool
     h: float
+    exact: bool = False
+    """Whether sums over dy are free of rounding."""
+    recurrence: bool = False
+    """Whether only Welford's recurrence rounds, on exact data."""
+    spread: float | None = None
+    """What is allowed of mean and variance beyond "exact", in u times their size; None: as h says."""
 
     @property
     def status(self) -> Status:
@@ -212,9 +227,12 @@ def tiers(problem: Problem, output: str) -> tuple[Tier, ...]:
     stable, one_pass = Tier("A", False, h), Tier("B", True, h)
     if not sums_are_exact(problem):
         return stable, one_pass
-    if problem.recomputes and output != "dbias":
-        return Tier("exact", False, 1.0), stable, one_pass
-    return Tier("exact", False, 1.0), Tier("B", True, 1.0)
+    exact = problem.m >= LONG
+    if not problem.recomputes or output == "dbias":
+        return Tier("exact", False, 1.0, exact), Tier("B", True, 1.0, exact)
+    if exact:
+        return Tier("exact", False, 1.0, exact), Tier("rounded", False, h, exact, recurrence=True)
+    return Tier("exact", False, 1.0), stable, one_pass
 
 
 # ---------------------------------------------------------------- formulas
@@ -248,7 +266,12 @@ def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: flo
     h, mean, v, r = tier.h, np.abs(moments.mean), moments.variance, moments.inverse
     with np.errstate(all="ignore"):
         d_mean = (h + 1) * u * moments.absolute + tiny
+        if tier.recurrence:
+            d_mean = np.minimum(d_mean, (h + 1) * u * mean + 8 * u * np.sqrt(v) + 2 * u * moments.absolute + tiny)
         d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2 + tiny * (2 + 4 * np.sqrt(v))
+        if tier.spread is not None:
+            d_mean = d_mean + tier.spread * u * mean
+            d_variance += tier.spread * u * v
         if tier.one_pass:
             d_variance = np.maximum(
                 d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
@@ -529,8 +552,12 @@ class Expected:
         dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
         r, reach = self._inverse, self.precision.reach
         with np.errstate(all="ignore"):
-            e_dscale = (tier.h + 4) * u * weighted + r * d.mean * dbias + dscale * d.inverse / r
-            e_dbias = tier.h * u * total
+            terms = 16.0 if tier.recurrence else tier.h + 4
+            if tier.exact and not self.problem.recomputes:
+                e_dscale = 6 * u * dscale
+            else:
+                e_dscale = terms * u * weighted + r * d.mean * dbias + dscale * d.inverse / r
+            e_dbias = 4 * u * dbias if tier.exact else tier.h * u * total
             # the same sum before the multiplication by r counts as well
             lost = self._absolute_sums(False)[1] * np.maximum(1, 1 / r) > reach
         return np.where(lost, np.inf, e_dscale), np.where(total > reach, np.inf, e_dbias)
@@ -733,7 +760,11 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
     if got.size != math.prod(expected.shape(output)):
         raise ArgumentError("got", f"shape {got.shape}", f"shape {expected.shape(output)}")
     _arguments.data_type(got.dtype, "got")
-    classes = tiers(expected.problem, output)
+    return judge_by(expected, output, got, tiers(expected.problem, output))
+
+
+def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Verdict:
+    """`judge` by other classes than those of `tiers`; the arguments are not looked at."""
     ratios: dict[str, float] = {}
     for count in range(1, len(classes) + 1):
         tally = _compare(expected, output, got, classes[:count])
@@ -769,7 +800,7 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
         status = Status.FAIL
         notes.append(UNBIASED)
     elif count > 1:
-        notes.append("exact sums were rounded, as by Welford's recurrence; within class A")
+        notes.append(f"exact sums were rounded, as by Welford's recurrence; within class {tier.name}")
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
     if output == "running_variance":

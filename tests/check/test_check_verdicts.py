@@ -1,0 +1,87 @@
+"""What the outputs of one call say together: on exact data an excuse for rounding must fit all of them."""
+
+import numpy as np
+import pytest
+
+from pybnorm.check.bounds import Expected, Status
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import execute
+from pybnorm.check.selftest.simulated import session
+from pybnorm.check.verdicts import judge_call
+
+STATISTICS = {"saved_mean", "saved_inv_variance", "running_mean", "running_variance"}
+
+
+def cases(*lines):
+    made = {}
+    for line in lines:
+        problem = Problem.parse(line)
+        inputs = generate(problem)
+        made[line] = problem, inputs, Expected(problem, inputs)
+    return made
+
+
+@pytest.fixture(scope="module")
+def long():
+    """m = 100,352 and, in few channels, 401,408."""
+    return cases(
+        *(f"{word},spatial,f32,nchw,32x4x56x56" for word in ("train", "backward")),
+        "backward,spatial,f32,nchw,32x4x56x56,saved=0",
+        "train,spatial,f32,nchw,32x4x112x112",
+        "train,spatial,f32,nchw,32x16x56x56",
+    )
+
+
+def judged(case, style="two_pass", bug=None):
+    problem, inputs, expected = case
+    return judge_call(expected, execute(problem, inputs, session(style, bug)).outputs)
+
+
+def test_a_dropped_element_is_seen_in_every_output(long):
+    for line, case in long.items():
+        verdicts = judged(case, bug="dropped element")
+        assert {v.status for v in verdicts.values()} == {Status.FAIL}, (line, verdicts)
+
+
+@pytest.mark.parametrize("style", ["two_pass", "sequential", "folded", "one_pass", "welford"])
+def test_no_style_is_accused(long, style):
+    for line, case in long.items():
+        verdicts = judged(case, style)
+        assert {v.status for v in verdicts.values()} == {Status.PASS}, (line, verdicts)
+
+
+def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):
+    case = long["train,spatial,f32,nchw,32x16x56x56"]
+    verdicts = judged(case, bug="biased running variance")
+    assert verdicts["running_variance"].status == Status.FAIL
+    assert "which rounds the others too" in verdicts["running_variance"].note
+    assert {n for n, v in verdicts.items() if v.status == Status.FAIL} == {"running_variance"}
+    # with few channels, or a mean that is off as well, it may have been the recurrence
+    problem, inputs, expected = case
+    outputs = execute(problem, inputs, session(bug="biased running variance")).outputs
+    outputs["saved_mean"] = np.nextafter(outputs["saved_mean"], np.float32(9))
+    outputs["saved_inv_variance"] = outputs["saved_inv_variance"] * np.float32(1 + 2e-6)
+    assert judge_call(expected, outputs)["running_variance"].status == Status.PASS
+
+
+def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
+    """Where the mean is 0 the recurrence rounds next to nothing."""
+    problem, inputs, expected = long["train,spatial,f32,nchw,32x4x112x112"]
+    outputs = execute(problem, inputs, session("welford")).outputs
+    assert {v.status for v in judge_call(expected, outputs).values()} == {Status.PASS}
+    outputs["saved_mean"][0, 0] += 0.5 / problem.m
+    verdicts = judge_call(expected, outputs)
+    assert verdicts["saved_mean"].status == Status.FAIL
+    assert verdicts["saved_inv_variance"].status == Status.FAIL
+    assert "saved_mean is not as it rounds" in verdicts["saved_inv_variance"].note
+
+
+def test_the_sums_of_long_exact_data_are_those_of_integers():
+    problem = Problem.parse("train,spatial,f32,nchw,64x2x128x128")  # m = 1,048,576
+    x = np.moveaxis(generate(problem).x, 1, 0).reshape(2, -1)
+    assert x.dtype == np.float32
+    one, two = (np.add.accumulate(a, axis=1)[:, -1] for a in (x, x * x))
+    np.testing.assert_array_equal(one, x.astype(np.float64).sum(axis=1))
+    np.testing.assert_array_equal(two, (x.astype(np.float64) ** 2).sum(axis=1))
+    assert len(set((one / problem.m).tolist())) > 1
