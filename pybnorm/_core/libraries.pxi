@@ -215,8 +215,7 @@ cdef object _device_name(object device_type):
 
 def loaded(backend):
     """The backend's `Library` if it has been loaded by this process, else ``None``."""
-    _table(backend)
-    return _libraries.get(backend)
+    return _libraries.get(_table(backend).name.decode())
 
 
 def load(backend, path=None):

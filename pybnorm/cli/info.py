@@ -18,6 +18,7 @@ from pybnorm.check.results import BackendInfo, version_text
 from pybnorm.check.session import capability_words
 from pybnorm.check.worker import Worker
 from pybnorm.cli import output
+from pybnorm.defects import DEFECTS, Defect
 from pybnorm.enums import DataType, Layout, Operation
 from pybnorm.errors import ArgumentError
 
@@ -50,7 +51,12 @@ def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
             if found[-1].loaded:
                 abilities[name] = worker.call(_abilities, name, timeout=timeout)
     if console is None:
-        backends = [vars(i) | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])} for i in found]
+        backends = [
+            vars(i)
+            | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])}
+            | {"known_defects": [d.id for d in _known_defects(i)]}
+            for i in found
+        ]
         output.write_json({"environment": machine(), "backends": backends}, output.standard_output())
         return
     here = machine()
@@ -115,6 +121,15 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
     console.print(table)
     for reason in dict.fromkeys(r["reason"] for r in rows if r["reason"]):
         console.print(f"    - {reason}", markup=False, soft_wrap=True)
+    known = _known_defects(item)
+    if known:
+        console.print("  known defects of this version")
+    for defect in known:
+        console.print(f"    - {defect.id}: {defect.what}", markup=False, soft_wrap=True)
+
+
+def _known_defects(item: BackendInfo) -> list[Defect]:
+    return [d for d in DEFECTS if item.loaded and d.backend == item.backend and d.in_version(item.version)]
 
 
 def _ability_text(rows: list[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from simulated import interruptible
 
 import pybnorm
+from pybnorm.defects import DEFECTS
 
 HERE = Path(__file__).parent
 NOTHING_HERE = Path(__file__).with_name("nothing_here")
@@ -363,7 +364,8 @@ def test_what_pybnorm_did_not_make_is_never_replaced(tmp_path, monkeypatch):
 
 def test_a_report_that_appears_during_the_run_is_not_lost(tmp_path):
     from pybnorm import _files
-    from pybnorm.errors import ArgumentError
+    from pybnorm.defects import DEFECTS
+from pybnorm.errors import ArgumentError
 
     kind, file = _files.Kind("a file of tests", "made here"), tmp_path / "file"
 
@@ -482,11 +484,15 @@ def test_info_describes_what_is_loaded(onednn):
     assert done.returncode == 0
     assert onednn.path in done.stdout
     assert onednn.found_via in done.stdout
+    known = [d.id for d in DEFECTS if d.backend == "onednn" and d.in_version(onednn.version)]
+    assert all(f"- {identity}: " in done.stdout for identity in known)
+    assert "miopen-" not in done.stdout
     data = json.loads(run("info", "--json").stdout)
     found = next(b for b in data["backends"] if b["backend"] == "onednn")
     assert found["loaded"]
     assert found["problem"] == ""
     assert found["device"]
+    assert found["known_defects"] == known
     answers = {
         (c["operation"], c["mode"], c["dtype"], c["layout"]): c["capability"]
         for c in found["capabilities"]
