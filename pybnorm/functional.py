@@ -1,9 +1,9 @@
-"""Batch norm that returns its results, on arrays of the caller's framework, for little host time.
+"""Batch norm on arrays of any framework, which returns its results as new arrays, with little host time.
 
 ``y, saved_mean, saved_inv_variance = batch_norm_training(x, scale, bias)`` with arrays of PyTorch, CuPy, NumPy or JAX:
-results are new arrays of the same framework, made by its own allocator, in x's memory format; or those given by `out`.
-What a call needs (handle, plan, how to allocate) is made at the first call of its kind and found again by dtype, shape,
-strides, device and scalars, so that later calls cost a look-up, the allocations and one call of a `pybnorm.Plan`.
+results are new arrays of the same framework, from its own allocator, in x's memory format; or the arrays in `out`. The
+first call with given dtype, shape, strides, device and scalars makes a handle and a plan, which later calls reuse: they
+cost a look-up, the allocations and one call of a `pybnorm.Plan`.
 
 Shared arguments:
 
@@ -12,19 +12,19 @@ x, dy, y, dx
 mode
     `Mode.SPATIAL`: statistics per channel; `Mode.PER_ACTIVATION`: per element of (C, spatial...).
 algorithm
-    As of `Handle.plan_forward_training`.
+    As in `Handle.plan_forward_training`.
 handle
-    None: one of this thread and of x's device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm.
-    Its calls go to the stream that is current in the framework, as the framework's own would. A `Handle`: calls go to
-    its stream, on which new arrays are allocated too; ordering that stream and others is the caller's.
+    None: a handle per thread and device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm. It
+    works on the framework's current stream. A `Handle`: calls and allocations go to its stream, and the caller orders
+    that stream with others.
 out
-    Arrays that are written and returned instead of new ones, in the order of the results; None for a new one.
+    Arrays to write and return instead of new ones, in the order of the results; None for a new one.
 
-Limits. A kind of call is made ready outside of a graph capture: one call before it, on the thread that captures. Each
-value of a scalar is another kind, of which `MOST_READY` per thread, or per handle given, are kept, the latest; on cuDNN
-a new one may take tenths of a second. JAX's arrays are immutable and are only read: on the CPU results are computed
-into NumPy memory and handed to JAX, elsewhere `out` has to name arrays that can be written. Nothing here is
-differentiable; for PyTorch that is `pybnorm.torch`.
+Limits. Before a graph capture make one such call on the capturing thread: plans cannot be made during a capture. Each
+value of a scalar needs its own plan; the latest `MOST_READY` plans are kept per thread, or per handle given. Making one
+may take tenths of a second with cuDNN. JAX's arrays are immutable and are only read: on the CPU results are computed in
+NumPy's memory and given to JAX, elsewhere `out` must hold arrays that can be written. Nothing here is differentiable;
+for PyTorch use `pybnorm.torch`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 __all__ = ["MOST_READY", "batch_norm_backward", "batch_norm_inference", "batch_norm_training"]
 
 MOST_READY = 256
-"""Kinds of call that a thread, or a handle given, keeps ready."""
+"""Number of prepared calls that each thread, or each handle given, keeps."""
 
 Call: TypeAlias = Callable[..., Any]
 Context: TypeAlias = "contextlib.AbstractContextManager[object]"
@@ -102,9 +102,9 @@ def batch_norm_training(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument; nothing was written.
+        Names the argument; nothing was written.
     UnsupportedError
-        The backend has no right path for the combination.
+        The backend has no correct way to compute the combination.
     LibraryNotFoundError, NotInitializedError, VendorError
 
     Notes
@@ -119,7 +119,7 @@ def batch_norm_training(
     )  # fmt: skip
     try:
         call = ready[key]
-    except Exception:  # KeyError, or whatever the hash of an argument raises, which is refused or not kept
+    except Exception:  # KeyError, or an argument's hash fails; then the call is refused or not kept
         running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         data = {"x": x, "y": None if out is None else out[0]}
         options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
@@ -257,7 +257,7 @@ def batch_norm_backward(
 
 
 class _Kept:
-    """Handles by backend and device, and calls made ready on them."""
+    """Handles by backend and device, and the calls prepared with them."""
 
     def __init__(self) -> None:
         self.handles: dict[tuple[str, int | None], Handle] = {}
@@ -265,18 +265,18 @@ class _Kept:
 
 
 class _Lent:
-    """Gives what a thread used to the next that begins: destroying handles would wait for the device."""
+    """Passes a finished thread's handles to the next new thread: destroying them would wait for the device."""
 
     def __init__(self, kept: _Kept) -> None:
         self.kept = kept
 
     def __del__(self) -> None:
-        if _spare is not None:  # None at the interpreter's end
+        if _spare is not None:  # None while the interpreter shuts down
             _spare.append(self.kept)
 
 
 class _Local(threading.local):
-    """Of each thread: a handle's calls would wait for those of another thread."""
+    """Handles of each thread: with a shared handle threads would wait for each other."""
 
     def __init__(self) -> None:
         try:
@@ -291,10 +291,10 @@ _local = _Local()
 
 
 def _after_fork_in_child() -> None:
-    """Handles do not cross a fork; this process makes its own."""
+    """Handles cannot be used after a fork; the child makes its own."""
     kept = _Kept()
     _local.handles, _local.ready, _local.lent = kept.handles, kept.ready, _Lent(kept)
-    _spare.clear()  # also of what this thread had until now
+    _spare.clear()  # the lines above have put this thread's old handles here
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -316,7 +316,7 @@ def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
 
 
 def _look(array: Any, argument: str) -> Any:
-    """What decides which plan serves an array of which `signature` knows nothing."""
+    """The part of the key for an array of a type that `signature` does not know."""
     buffer = as_buffer(array, argument)
     return *buffer[1:6], (buffer.pointer | 16) & -(buffer.pointer | 16)
 
@@ -332,16 +332,16 @@ def _out_key(out: Any, count: int) -> Any:
 
 
 class _Home:
-    """Where arrays come from: here NumPy, and frameworks of which nothing but the array is known."""
+    """A framework: this class for NumPy and for frameworks that have no class here."""
 
     has_memory = False
 
     def on(self, device: int) -> Context:
-        """Make a device the current one."""
+        """Make a device current."""
         return contextlib.nullcontext()
 
     def elsewhere(self, device: int) -> bool:
-        """Whether another device is the current one."""
+        """Whether another device is current."""
         return False
 
     def devices(self) -> int:
@@ -363,7 +363,7 @@ class _Home:
         raise NotImplementedError
 
     def constant(self, values: Any, like: Any) -> Any:
-        """The values on the device of `like`, there when this returns."""
+        """The values, copied to the device of `like` when this returns."""
         return values
 
 
@@ -463,7 +463,7 @@ def _prepare(
     options: dict[str, Any],
     out: Sequence[Any] | None,
 ) -> Call:
-    """The call of one kind; `data` by name, the last of them the result or None."""
+    """Prepare a call. `data` has the data arrays by name; the last is the result, or None."""
     *inputs, result = data
     x = data["x"]
     waiting = False
@@ -555,7 +555,7 @@ def _default_handle(buffer: Buffer, backend: str | None, on_gpu: bool) -> Handle
 
 
 def _maker(array: Any, argument: str, given: Any) -> Call:
-    """What makes an array like the one given, in its framework."""
+    """A function that makes an array like the one given, in its framework."""
     if given is not None:
         return _no_maker
     if type(array) is np.ndarray:
@@ -591,7 +591,7 @@ def _constants(buffer: Buffer, home: _Home, x: Any, mode: object, names: tuple[s
 
 
 def _memory(plan: Any, handle: Handle, home: _Home, device: int) -> Callable[[], tuple[Any, tuple[int, int]]]:
-    """Makes (memory, what a plan takes) from the framework's stream-ordered allocator."""
+    """A function that allocates from the framework, in stream order: (memory, workspace argument of a plan)."""
     if not home.has_memory:
         raise ArgumentTypeError(
             "x", "an array of a framework without an allocator that is known here",
@@ -607,7 +607,7 @@ def _memory(plan: Any, handle: Handle, home: _Home, device: int) -> Callable[[],
 
 
 def _follower(handle: Handle, home: _Home, x: Any, device: int) -> Call | None:
-    """What sets the stream before a call; also sets it now."""
+    """A function that sets the handle's stream before each call; also sets it now."""
     if handle.follow_stream(x):
         return handle.follow_stream
     stream = home.stream(device)
@@ -630,7 +630,7 @@ def _placed(handle: Handle, home: _Home, x: Any, device: int, given: Handle | No
 
 
 def _stream_of(handle: Handle, home: _Home, x: Any, device: int) -> Context:
-    """The handle's stream as the framework's current one: what is allocated belongs to it then."""
+    """Make the handle's stream the framework's current one, so that allocations belong to it."""
     stream, current = handle.stream, current_stream(x)
     if current is None:
         current = home.stream(device)
@@ -646,7 +646,7 @@ def _on_the_handles_stream(call: Call, handle: Handle, home: _Home, device: int)
 
 
 def _when_ready(call: Call) -> Call:
-    """For JAX, which has no current stream: its arrays are waited for."""
+    """Wait for JAX's arrays before the call: JAX has no current stream."""
 
     def waited(*arguments: Any) -> Any:
         for array in arguments:
@@ -695,7 +695,7 @@ def _training_call(
             else:
                 kept, workspace = memory()
                 plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
-                del kept  # goes back to the stream's pool, behind the call
+                del kept  # returns to the stream's pool, after the call
         except ArgumentError as error:
             raise _renamed(error, ("y", "saved_mean", "saved_inv_variance")) from error.__cause__
         return y, saved_mean, saved_inv_variance
@@ -759,7 +759,7 @@ def _backward_call(
 
 
 def _renamed(error: ArgumentError, results: tuple[str, ...], **names: str) -> ArgumentError:
-    """A plan's error with the names that arguments have here."""
+    """A plan's error with this module's names of the arguments."""
     names |= {name: f"out[{i}]" for i, name in enumerate(results)}
     name = names.get(error.argument)
     return error if name is None else type(error)(name, error.value, error.allowed)
@@ -769,13 +769,13 @@ _CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_c
 
 
 def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:
-    """Of JAX arrays on the CPU: they are read where they are, and results are computed in NumPy's memory."""
+    """A call for JAX arrays on the CPU: they are read in place, and results are computed in NumPy's memory."""
     options = {name: value for name, value in options.items() if name not in ("running", "saved")}
     function = {"training": batch_norm_training, "inference": batch_norm_inference}.get(operation, batch_norm_backward)
     asarray: Call = sys.modules["jax"].numpy.asarray
 
     def read(value: Any) -> Any:
-        # Waits until the values are there.
+        # waits until the values are computed
         return np.asarray(value) if array_api_compat.is_jax_array(value) else value
 
     def give(value: Any, given: Any) -> Any:
@@ -788,5 +788,5 @@ def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any
             return give(found, out)
         return tuple(map(give, found, out or (None, None, None)))
 
-    call.passing = True  # type: ignore[attr-defined]  # the call of NumPy's is kept, with its own key
+    call.passing = True  # type: ignore[attr-defined]  # not kept: the inner call with NumPy's arrays is, under its own key
     return call

@@ -1,9 +1,9 @@
-"""A batch-norm layer that keeps its statistics: the shape of gocudnn's ``batchnorm`` package, on every backend.
+"""A batch-norm layer that keeps its statistics, modelled on gocudnn's ``batchnorm`` package, for every backend.
 
-Construct, stage with the first x, train, infer, go back; `BatchNorm.info` takes the whole state out as plain data that
-travels as JSON, and `BatchNorm.restore` makes a layer of it on another backend or machine.
+Construct a layer, stage it with the first x, then train, infer and differentiate. `BatchNorm.info` returns the whole
+state as plain data, which can be stored as JSON; `BatchNorm.restore` makes a layer from it on any backend or machine.
 
-What differs from gocudnn:
+Differences from gocudnn:
 
 * The running variance starts at 1, so that inference before training leaves x unchanged but for epsilon. gocudnn's
   buffers are zero-filled, which divides by sqrt(epsilon): ``initial_running_variance=0.0`` gives that. The running mean
@@ -11,10 +11,10 @@ What differs from gocudnn:
 * Use before stage is an error that says "not staged", where gocudnn dereferences nil. Backward needs a forward
   training before it (gocudnn's zero-filled saved statistics give dx = 0). Staging twice is refused: it would throw
   trained statistics away.
-* `Info` has every field filled, epsilon, factor and NaN policy too, which gocudnn declares and leaves empty; and it can
-  be restored. The exponential factor is a float, there an unsigned integer.
-* y = alpha * result + beta * y, as the library blends; a comment of gocudnn swaps the two. Statistics of backward are
-  those saved by the last forward training.
+* `Info` has every field filled, also epsilon, factor and NaN policy, which gocudnn declares and leaves empty; and it
+  can be restored. The factor is a float; gocudnn's is an unsigned integer.
+* y = alpha * result + beta * y, as the library blends; a comment of gocudnn swaps the two. Backward uses the statistics
+  that the last forward training saved.
 * All dtypes of the backend, bfloat16 too.
 """
 
@@ -45,10 +45,10 @@ _JSON_VERSION = 2  # 1 named the factor exponential_factor
 
 
 class BiasScaleProperties(NamedTuple):
-    """What `BatchNorm.bias_scale_properties` returns: how scale and bias must be made."""
+    """Layout, data type and shape that scale and bias must have."""
 
     format: Layout
-    """Memory order: channels first, whatever x is."""
+    """Channels first, whatever the layout of x."""
     data_type: DataType
     """float64 for float64 x, else float32."""
     dims: tuple[int, ...]
@@ -59,8 +59,7 @@ class BiasScaleProperties(NamedTuple):
 class Info:
     """The whole state of a layer, in host memory.
 
-    Two are equal if every field is, statistics bit by bit. Values are checked when it is made, whatever it is made
-    from.
+    Two are equal if all fields are equal, statistics bit by bit. Values are checked on construction.
 
     Attributes
     ----------
@@ -75,7 +74,7 @@ class Info:
     dims, strides : tuple of int
         Of the derived descriptor; strides in elements.
     epsilon : float
-        Of the last forward training, or the layer's before any.
+        That of the last forward training; before any, that of the layer.
     exponential_average_factor : float
         Likewise.
     running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
@@ -125,7 +124,7 @@ class Info:
             array = getattr(self, name)
             allowed = f"a NumPy array of {dtype}, as data_type says"
             _arguments.instance(array, np.ndarray, name, allowed)
-            array = np.ndarray.view(array, np.ndarray)  # whose class may say what is not so
+            array = np.ndarray.view(array, np.ndarray)  # a subclass may override its attributes
             if array.dtype != dtype:
                 raise ArgumentTypeError(name, f"an array of {array.dtype}", allowed)
             if array.shape != dims:
@@ -239,10 +238,10 @@ def _decoded(name: str, text: object, kind: DataType, dims: tuple[int, ...]) -> 
 class BatchNorm:
     """A batch-norm layer: a mode, and from `stage` on running and saved statistics in the device's memory.
 
-    Made by `per_activation`, `spatial`, `spatial_persistent` or `restore`. The layer owns its four statistics, from
-    `stage` or `restore` to `close`; it borrows the handle, which must stay open for as long as the layer is used. It
-    owns neither scale nor bias. Calls allocate nothing and do not synchronise; `info`, `stage` and `restore` do.
-    For one thread at a time.
+    Made by `per_activation`, `spatial`, `spatial_persistent` or `restore`. The layer owns its four statistics from
+    `stage` or `restore` to `close`. It borrows the handle, which must stay open as long as the layer is used. Scale
+    and bias are the caller's. Calls neither allocate nor synchronise; `info`, `stage` and `restore` do both. Use
+    a layer from one thread at a time.
 
     Examples
     --------
@@ -296,10 +295,10 @@ class BatchNorm:
         epsilon, exponential_average_factor : float
             For calls that give none. Default 1e-5 and 0.1.
         initial_running_variance : float
-            What `stage` fills the running variance with. Default 1; gocudnn's is 0.
+            Initial value of the running variance. Default 1; gocudnn's is 0.
         device : Device, optional
-            Whose memory the statistics are in; on a GPU required, with the handle's stream
-            (``handle.set_stream(device.stream)``), which orders the layer's copies after its calls. Default: the CPU.
+            The device that holds the statistics. Default: the CPU. Required on a GPU, where the handle must use its
+            stream (``handle.set_stream(device.stream)``), so that copies are ordered after calls.
 
         Returns
         -------
@@ -346,7 +345,7 @@ class BatchNorm:
 
     @classmethod
     def restore(cls, handle: Handle, info: Info, *, mode: object = None, device: Device | None = None) -> BatchNorm:
-        """A staged layer with the state of another one, on whatever backend and machine `info` comes from.
+        """A staged layer with the state of another one, which may come from another backend or machine.
 
         Parameters
         ----------
@@ -354,8 +353,8 @@ class BatchNorm:
             Of any backend; borrowed.
         info : Info
         mode : Mode, optional
-            SPATIAL for a state of mode SPATIAL_PERSISTENT or the other way round, which are one mathematics: cuDNN
-            alone has the latter. Default: that of `info`.
+            Default: that of `info`. SPATIAL and SPATIAL_PERSISTENT, which only cuDNN has, may replace each other: they
+            compute the same.
         device : Device, optional
             As in `per_activation`.
 
@@ -384,7 +383,7 @@ class BatchNorm:
             exponential_average_factor=info.exponential_average_factor,
             device=device,
         )
-        # Of a tensor whose shape is the derived one, so that the backend's own rules for mode and dtype apply.
+        # Derived from a tensor of the derived shape itself, so that the backend's rules for mode and dtype apply.
         derived = derive_bn_tensor_descriptor(TensorDescriptor(handle.backend, info.data_type, info.dims), chosen)
         layer._allocate(derived, {name: getattr(info, name) for name in _STATE})
         # An inverse standard deviation is never 0 but for an infinite variance, so zeros say that nothing was saved.
@@ -397,7 +396,7 @@ class BatchNorm:
         Parameters
         ----------
         x : array or TensorDescriptor
-            What later calls will be given, or its like: N may differ then. An array's memory is not read.
+            Like those of later calls, which may differ in N. The array's memory is not read.
 
         Raises
         ------
@@ -450,7 +449,7 @@ class BatchNorm:
         self._device, self._derived = device, derived
 
     def _ordered(self, device: Device) -> None:
-        """Copies run on the device's stream and calls on the handle's: only on one stream is their order certain."""
+        """Check that the device's copies and the handle's calls use one stream, which orders them."""
         if device.stream and device.stream != self._handle.stream:
             raise ArgumentError(
                 "device",
@@ -458,7 +457,7 @@ class BatchNorm:
                 f"the handle's stream, {self._handle.stream:#x}: use handle.set_stream(device.stream)",
             )
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ properties
 
     @property
     def handle(self) -> Handle:
@@ -472,7 +471,7 @@ class BatchNorm:
 
     @property
     def staged(self) -> bool:
-        """Whether `stage` or `restore` has given it statistics."""
+        """Whether the layer has statistics, from `stage` or `restore`."""
         return self._derived is not None
 
     @property
@@ -505,7 +504,7 @@ class BatchNorm:
         return self._state[name]
 
     def bias_scale_properties(self) -> BiasScaleProperties:
-        """How scale and bias must be made (gocudnn's ``BiasScaleProperties``).
+        """Layout, data type and shape of scale and bias (gocudnn's ``BiasScaleProperties``).
 
         Returns
         -------
@@ -521,7 +520,7 @@ class BatchNorm:
         return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
 
     def info(self) -> Info:
-        """The whole state, copied to the host; waits for the calls before it.
+        """The whole state, copied to the host after all earlier calls.
 
         Returns
         -------
@@ -579,7 +578,7 @@ class BatchNorm:
             Written. Read only if `beta` is not 0.
         alpha, beta : float
         exponential_average_factor, epsilon : float, optional
-            Default: the layer's. What is given becomes the layer's, and so part of `info`.
+            Default: the layer's. A value given becomes the layer's, and part of `info`.
             `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
         workspace : array or (int, int), optional
             As in `Handle.forward_training`.
@@ -758,7 +757,7 @@ class BatchNorm:
         return self._derived
 
     def _data(self, x: Any) -> Buffer:
-        """x, if statistics of it are such as the layer's; else the vendors' validator would blame the statistics."""
+        """Check that x fits the layer's statistics, so that an error names x and not the statistics."""
         derived = self._need_staged()
         buffer = self._handle.buffer(x, "x")
         dims = _arguments.derived_dims(_arguments.dims(buffer.dims, "x"), self._mode)
@@ -775,10 +774,10 @@ class BatchNorm:
     # ------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Let the statistics go; further calls do nothing. The handle stays open.
+        """Release the statistics; closing twice does nothing. The handle stays open.
 
-        Their memory is freed once no `Buffer` taken from the layer is left; on a GPU in the order of the device's
-        stream, after the calls that use it.
+        Their memory is freed when no `Buffer` from the layer is left; on a GPU in the order of the device's stream,
+        after the calls that use it.
         """
         self._closed = True
         self._state = {}

@@ -1,16 +1,16 @@
 """Batch norm for PyTorch by the vendors' libraries: a function, modules, and a switch for a model.
 
 ``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d`` of a model one
-of this module; `batch_norm` stands for ``torch.nn.functional.batch_norm``. Both are differentiable once, by
+of this module; `batch_norm` replaces ``torch.nn.functional.batch_norm``. Both are differentiable once, by
 `pybnorm.functional` on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
 the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread that captures;
 ``torch.compile`` calls them as they are.
 
-What no vendor's library here has a right path for is an error (`UnsupportedError`, `LibraryNotFoundError`,
-`NotInitializedError`, `ArgumentError`), never silently PyTorch's result; with ``fallback=True`` it is PyTorch's. So are
-parameters that are neither float32 nor, for float64 data, float64, and empty batches.
+If no vendor library here computes a call correctly, that is an error (`UnsupportedError`, `LibraryNotFoundError`,
+`NotInitializedError`, `ArgumentError`); with ``fallback=True`` PyTorch computes it. The same holds for empty batches
+and for parameters that are neither float32 nor, with float64 data, float64.
 
-The only module of the package that imports PyTorch, 1.13 or newer; nothing else imports it.
+This module alone imports PyTorch, 1.13 or newer, and no other module imports this one.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def batch_norm(
         Updated if `training`, with the unbiased variance; needed if not.
     weight, bias : Tensor, shape (C,), or None
     training : bool
-        Whether the statistics are those of the batch. If not they are constants, also of the gradient.
+        Whether to use the statistics of the batch. If not, statistics are constants, also for the gradient.
     momentum : float
         From 0 to 1: ``running = (1 - momentum) * running + momentum * batch``.
     eps : float
     fallback : bool
-        Leave what is refused to PyTorch.
+        Let PyTorch compute calls that are refused here.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def batch_norm(
 
     Notes
     -----
-    A second derivative is an error, of PyTorch's ``once_differentiable``.
+    A second derivative is an error, raised by PyTorch's ``once_differentiable``.
     """
     if _opaque is not None and torch.compiler.is_compiling():
         return _opaque(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
@@ -96,7 +96,7 @@ def _batch_norm(
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-# A graph that torch.compile traces calls it as it is. PyTorch 1 has no compiler.
+# torch.compile does not trace into it. PyTorch 1 has no compiler.
 _opaque = torch.compiler.disable(_batch_norm) if hasattr(getattr(torch, "compiler", None), "is_compiling") else None
 
 
@@ -140,12 +140,12 @@ def _computed(
 
 
 def _forward_mode() -> bool:
-    """Whether forward derivatives are being taken, which the functions below refuse and a plain call would drop."""
+    """Whether forward-mode derivatives are active: the functions below refuse them, a plain call would drop them."""
     return bool(getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Without gaps, overlaps or an order that the backends are slow on."""
+    """The tensor without gaps or overlaps, in an axis order that backends are fast on."""
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return x
     if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
@@ -154,12 +154,12 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def _like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient as x lies in memory; a sum's is one value with strides of 0."""
+    """The gradient with x's strides; the gradient of a sum is one value with strides 0."""
     return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
 
 
 class _Training(torch.autograd.Function):
-    """Statistics of the batch."""
+    """Batch norm by the statistics of the batch."""
 
     @staticmethod
     def forward(
@@ -173,25 +173,25 @@ class _Training(torch.autograd.Function):
         eps: float,
     ) -> torch.Tensor:
         y: torch.Tensor
-        y, saved_mean, saved_inv = functional.batch_norm_training(
+        y, saved_mean, saved_inv_variance = functional.batch_norm_training(
             x, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
         )
-        ctx.save_for_backward(x, weight, saved_mean, saved_inv)
+        ctx.save_for_backward(x, weight, saved_mean, saved_inv_variance)
         ctx.eps = eps
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, saved_mean, saved_inv = ctx.saved_tensors
-        found = functional.batch_norm_backward(x, _like(dy, x), weight, saved_mean, saved_inv, epsilon=ctx.eps)
+        x, weight, saved_mean, saved_inv_variance = ctx.saved_tensors
+        found = functional.batch_norm_backward(x, _like(dy, x), weight, saved_mean, saved_inv_variance, epsilon=ctx.eps)
         wanted = ctx.needs_input_grad
         dx, dscale, dbias = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=False))
         return dx, dscale, dbias, None, None, None, None
 
 
 class _Frozen(torch.autograd.Function):
-    """Given statistics, which are constants.
+    """Batch norm by given statistics, which are constants.
 
     ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0; ``dweight = sum(dy * (x -
     mean)) / sqrt(variance + eps)`` and ``dbias = sum(dy)`` are those of the backward with these statistics as the saved
@@ -223,17 +223,17 @@ class _Frozen(torch.autograd.Function):
             zeros = torch.zeros_like(mean)
             dx = functional.batch_norm_inference(dy, weight, None, zeros, variance, epsilon=ctx.eps)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            inverse = torch.rsqrt(variance + ctx.eps)
-            _, dscale, dbias = functional.batch_norm_backward(x, dy, weight, mean, inverse, epsilon=ctx.eps)
+            inv_variance = torch.rsqrt(variance + ctx.eps)
+            _, dscale, dbias = functional.batch_norm_backward(x, dy, weight, mean, inv_variance, epsilon=ctx.eps)
         wanted = ctx.needs_input_grad
         return dx, dscale if wanted[1] else None, dbias if wanted[2] else None, None, None, None
 
 
 class _BatchNorm:
-    """What the modules add to PyTorch's: parameters, buffers, state and arguments are theirs."""
+    """Added to PyTorch's modules, which keep their parameters, buffers, state and arguments."""
 
     fallback = False
-    """Leave what is refused to PyTorch."""
+    """Let PyTorch compute calls that are refused here."""
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalize; see ``torch.nn.BatchNorm2d`` and `batch_norm`.
@@ -249,7 +249,7 @@ class _BatchNorm:
         Raises
         ------
         ValueError
-            Another rank than the module's.
+            `input` has a rank that the module does not take.
         ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
         """
         self._check_input_dim(input)
@@ -260,7 +260,7 @@ class _BatchNorm:
         counter = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum, average = self.momentum, None
         if momentum is None and batch:
-            # A factor that changes would be a plan of its own each time: take the batch's own statistics, and average.
+            # Each new factor would need a new plan: take the batch's statistics with factor 1 and average them here.
             momentum = 1.0
             if counter is not None and mean is not None:
                 average, mean, variance = (mean, variance), torch.zeros_like(mean), torch.zeros_like(variance)
@@ -272,7 +272,7 @@ class _BatchNorm:
         if average is not None:
             with torch.no_grad():
                 for kept, now in zip(average, (mean, variance), strict=True):
-                    kept.add_((now - kept) / counter)  # on the device: the count is not waited for
+                    kept.add_((now - kept) / counter)  # on the device, without waiting for the count
         return y
 
 
@@ -298,15 +298,15 @@ _OURS = {
 def convert(model: _Module, *, fallback: bool = False) -> _Module:
     """Make the batch norms of a model those of this module, in place.
 
-    Each module stays the same object with another class: its parameters, buffers, hooks, flags and device, and whatever
-    refers to them, such as an optimizer, stay. Subclasses of PyTorch's three (lazy, synchronized, quantized,
-    parametrized ones) have ways of their own and are left as they are.
+    Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
+    so do references to them, such as an optimizer's. Subclasses of PyTorch's three (lazy, synchronized, quantized,
+    parametrized) behave differently and are not converted.
 
     Parameters
     ----------
     model : torch.nn.Module
     fallback : bool
-        Leave what is refused to PyTorch.
+        Let PyTorch compute calls that are refused here.
 
     Returns
     -------
