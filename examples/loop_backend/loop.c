@@ -42,11 +42,10 @@ struct pbn_handle {
 };
 
 static int handle_borrow(void *vendor, pbn_handle **handle) {
-    *handle = malloc(sizeof **handle);
-    if (*handle == NULL)
-        return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
-    (*handle)->vendor = vendor;
-    return PBN_OK;
+    const int status = pbn_new_handle(sizeof **handle, handle);
+    if (status == PBN_OK)
+        (*handle)->vendor = vendor;
+    return status;
 }
 
 static int handle_create(pbn_handle **handle) {
@@ -116,10 +115,8 @@ static int tensor_get(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *
     return PBN_OK;
 }
 
-static size_t item_size(int dtype) { return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2; }
-
 static int tensor_size(const pbn_tensor *tensor, size_t *bytes) {
-    *bytes = (size_t)pbn_span(tensor->rank, tensor->dims, tensor->strides) * item_size(tensor->dtype);
+    *bytes = (size_t)pbn_span(tensor->rank, tensor->dims, tensor->strides) * pbn_item_size(tensor->dtype);
     return PBN_OK;
 }
 
@@ -151,7 +148,7 @@ static void *place(view v, int64_t i) {
         offset += i % v.desc->dims[axis] * v.desc->strides[axis];
         i /= v.desc->dims[axis];
     }
-    return (char *)v.data + (size_t)offset * item_size(v.desc->dtype);
+    return (char *)v.data + (size_t)offset * pbn_item_size(v.desc->dtype);
 }
 
 static double load_element(const void *at, int dtype) {

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "shim.h"
@@ -47,6 +48,34 @@ static inline void pbn_copy_text(char *text, size_t size, const char *source) {
 
 static const char pbn_no_place[] PBN_UNUSED =
     "the handle's device cannot be made current: its context was destroyed or is lost; a new handle is needed";
+
+/* Every backend's own structure of `size` bytes, all zero. */
+static inline int pbn_new_handle(size_t size, pbn_handle **handle) {
+    *handle = calloc(1, size);
+    return *handle != NULL ? PBN_OK : pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
+}
+
+/* `numbers` are the vendor's of the data types, in the order of pbn_dtype. */
+static inline int pbn_to_vendor_dtype(const int numbers[4], int dtype, int *number) {
+    if (dtype < PBN_FLOAT32 || dtype > PBN_BFLOAT16)
+        return pbn_refuse(PBN_E_ARGUMENT, "the dtype is none of float32, float64, float16, bfloat16");
+    *number = numbers[dtype];
+    return PBN_OK;
+}
+
+/* `reason`: of the refusal of any other number. */
+static inline int pbn_from_vendor_dtype(const int numbers[4], int number, int *dtype, const char *reason) {
+    for (int i = PBN_FLOAT32; i <= PBN_BFLOAT16; i++)
+        if (numbers[i] == number) {
+            *dtype = i;
+            return PBN_OK;
+        }
+    return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+}
+
+static inline size_t pbn_item_size(int dtype) {
+    return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
+}
 
 /* A backend without such a path must refuse the call: dropping z would give a wrong y. */
 static inline int pbn_has_residual(const pbn_call *call) {

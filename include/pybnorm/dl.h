@@ -90,4 +90,27 @@ static inline int pbn_dl_require(pbn_library *lib, const char *name, void **slot
     return PBN_OK;
 }
 
+/* What a backend makes of a list of (result, name, parameters), LIST(REQUIRED, OPTIONAL), whose types are pbn_NAME_fn:
+ *     struct { LIST(PBN_DL_MEMBER, PBN_DL_MEMBER) } api;           a pointer for each symbol
+ *     LIST(PBN_DL_REQUIRE, PBN_DL_PROBE)                           fills `table->NAME` from `lib`, in a function that
+ *                                                                  returns a status
+ *     LIST(PBN_DL_PRESENT, PBN_DL_PRESENT)                         in has_symbol(name), of `api` */
+#define PBN_DL_MEMBER(result, symbol, parameters) pbn_##symbol##_fn symbol;
+#define PBN_DL_REQUIRE(result, symbol, parameters)                             \
+    {                                                                          \
+        void *address;                                                         \
+        const int missing = pbn_dl_require(lib, #symbol, &address);            \
+        if (missing != PBN_OK)                                                 \
+            return missing;                                                    \
+        memcpy(&table->symbol, &address, sizeof address);                      \
+    }
+#define PBN_DL_PROBE(result, symbol, parameters)                               \
+    {                                                                          \
+        void *const address = pbn_dl_symbol(lib->handle, #symbol);             \
+        memcpy(&table->symbol, &address, sizeof address);                      \
+    }
+#define PBN_DL_PRESENT(result, symbol, parameters)                             \
+    if (strcmp(name, #symbol) == 0)                                            \
+        return api.symbol != NULL;
+
 #endif

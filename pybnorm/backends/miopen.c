@@ -148,26 +148,14 @@ PBN_MIOPEN_SYMBOLS(PBN_MIOPEN_POINTER, PBN_MIOPEN_POINTER)
 
 /* ---------------------------------------------------------------- the library */
 
-#define FIELD(result, name, parameters) pbn_##name##_fn name;
 typedef struct symbols {
-    PBN_MIOPEN_SYMBOLS(FIELD, FIELD)
+    PBN_MIOPEN_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
 } symbols;
-#undef FIELD
 
 static symbols api; /* all zero until load has succeeded */
 
-static int resolve(pbn_library *lib, symbols *found) {
-    void *address;
-#define REQUIRED(result, name, parameters)               \
-    if (pbn_dl_require(lib, #name, &address) != PBN_OK)  \
-        return PBN_E_SYMBOL;                             \
-    memcpy(&found->name, &address, sizeof found->name);
-#define OPTIONAL(result, name, parameters)               \
-    address = pbn_dl_symbol(lib->handle, #name);         \
-    memcpy(&found->name, &address, sizeof found->name);
-    PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)
-#undef REQUIRED
-#undef OPTIONAL
+static int resolve(pbn_library *lib, symbols *table) {
+    PBN_MIOPEN_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
     return PBN_OK;
 }
 
@@ -208,11 +196,7 @@ static int not_loaded(void) {
 }
 
 static int has_symbol(const char *name) {
-#define KNOWN(result, known, parameters) \
-    if (strcmp(name, #known) == 0)       \
-        return api.known != NULL;
-    PBN_MIOPEN_SYMBOLS(KNOWN, KNOWN)
-#undef KNOWN
+    PBN_MIOPEN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
 
@@ -343,13 +327,11 @@ static int handle_device(const pbn_handle *handle) {
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
-    pbn_handle *h = malloc(sizeof *h);
-    if (h == NULL)
-        return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
-    h->vendor = vendor;
-    h->owned = owned;
-    h->device = current_device();
-    *handle = h;
+    if (pbn_new_handle(sizeof **handle, handle) != PBN_OK)
+        return PBN_E_MEMORY;
+    (*handle)->vendor = vendor;
+    (*handle)->owned = owned;
+    (*handle)->device = current_device();
     return PBN_OK;
 }
 
@@ -411,48 +393,7 @@ static int stream_get(pbn_handle *handle, void **stream) {
 
 /* ---------------------------------------------------------------- tensors */
 
-static int to_vendor_dtype(int dtype, int *vendor) {
-    switch (dtype) {
-    case PBN_FLOAT32:
-        *vendor = PBN_miopenFloat;
-        return PBN_OK;
-    case PBN_FLOAT64:
-        *vendor = PBN_miopenDouble;
-        return PBN_OK;
-    case PBN_FLOAT16:
-        *vendor = PBN_miopenHalf;
-        return PBN_OK;
-    case PBN_BFLOAT16:
-        *vendor = PBN_miopenBFloat16;
-        return PBN_OK;
-    default:
-        return pbn_refuse(PBN_E_ARGUMENT, "dtype is none of float32, float64, float16, bfloat16");
-    }
-}
-
-static int from_vendor_dtype(int vendor, int *dtype) {
-    switch (vendor) {
-    case PBN_miopenFloat:
-        *dtype = PBN_FLOAT32;
-        return PBN_OK;
-    case PBN_miopenDouble:
-        *dtype = PBN_FLOAT64;
-        return PBN_OK;
-    case PBN_miopenHalf:
-        *dtype = PBN_FLOAT16;
-        return PBN_OK;
-    case PBN_miopenBFloat16:
-        *dtype = PBN_BFLOAT16;
-        return PBN_OK;
-    default:
-        return pbn_refuse(PBN_E_UNSUPPORTED, "the descriptor's miopenDataType_t is none of miopenFloat, miopenDouble, "
-                                             "miopenHalf, miopenBFloat16");
-    }
-}
-
-static size_t element_size(int dtype) {
-    return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
-}
+static const int dtypes[] = {PBN_miopenFloat, PBN_miopenDouble, PBN_miopenHalf, PBN_miopenBFloat16};
 
 /* MIOpen's descriptors hold C ints. */
 static int check_range(int rank, const int64_t *dims, const int64_t *strides) {
@@ -467,7 +408,7 @@ static int check_range(int rank, const int64_t *dims, const int64_t *strides) {
 
 static int set_descriptor(void *desc, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
     int vendor_dtype, d[PBN_MAX_RANK], s[PBN_MAX_RANK];
-    int status = to_vendor_dtype(dtype, &vendor_dtype);
+    int status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype);
     if (status == PBN_OK)
         status = check_range(rank, dims, strides);
     if (status != PBN_OK)
@@ -494,7 +435,9 @@ static int get_descriptor(void *desc, int *dtype, int *rank, int64_t *dims, int6
         dims[i] = d[i];
         strides[i] = s[i];
     }
-    return from_vendor_dtype(vendor_dtype, dtype);
+    return pbn_from_vendor_dtype(dtypes, vendor_dtype, dtype,
+                                 "the descriptor's miopenDataType_t is none of miopenFloat, miopenDouble, miopenHalf, "
+                                 "miopenBFloat16");
 }
 
 /* The same elements with rank 4, which is the one rank all of MIOpen's batch-norm paths take:
@@ -929,7 +872,7 @@ static workspace_plan plan_workspace(const pbn_call *call, int operation) {
     size_t data, params;
     if (operation == PBN_OP_AXPBY)
         return plan;
-    data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * element_size(call->x_desc->dtype);
+    data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * pbn_item_size(call->x_desc->dtype);
     params = (size_t)pbn_numel(call->param_desc->rank, call->param_desc->dims) * sizeof(float);
     if (call->alpha != 1 && call->activation == PBN_ACTIVATION_NONE) {
         plan.scale = piece(params, &plan.total);

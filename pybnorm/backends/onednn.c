@@ -131,16 +131,14 @@ enum { PBN_DNNL_CONSTANTS(PBN_DNNL_ENUMERATOR) };
 /* ------------------------------------------------------------------ library */
 
 typedef struct vendor_table {
-#define MEMBER(result, name, parameters) pbn_##name##_fn name;
-    PBN_DNNL_SYMBOLS(MEMBER, MEMBER)
-#undef MEMBER
+    PBN_DNNL_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
     unsigned char runs[4][PBN_OP_AXPBY]; /* [dtype][operation]: the library has a primitive for this processor */
     int loses_threads; /* a forked child that needs more than one thread waits for the parent's */
     int (*omp_get_max_threads)(void);
     void (*omp_set_num_threads)(int);
 } vendor_table;
 
-static vendor_table vendor;
+static vendor_table api;
 static int loaded;
 
 static int failed(int status, const char *call) {
@@ -152,48 +150,26 @@ static int failed(int status, const char *call) {
 /* A vendor call whose failure leaves the function at once. */
 #define TRY(name, arguments)                                    \
     do {                                                        \
-        int status_ = failed(vendor.name arguments, "from " #name); \
+        int status_ = failed(api.name arguments, "from " #name); \
         if (status_ != dnnl_success)                            \
             return status_;                                     \
     } while (0)
 
-static int vendor_dtype(int dtype) {
-    switch (dtype) {
-    case PBN_FLOAT32: return dnnl_f32;
-    case PBN_FLOAT64: return dnnl_f64;
-    case PBN_FLOAT16: return dnnl_f16;
-    case PBN_BFLOAT16: return dnnl_bf16;
-    default: return -1;
-    }
-}
-
-static int neutral_dtype(int dtype) {
-    switch (dtype) {
-    case dnnl_f32: return PBN_FLOAT32;
-    case dnnl_f64: return PBN_FLOAT64;
-    case dnnl_f16: return PBN_FLOAT16;
-    case dnnl_bf16: return PBN_BFLOAT16;
-    default: return -1;
-    }
-}
-
-static size_t item_size(int dtype) {
-    return dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
-}
+static const int dtypes[] = {dnnl_f32, dnnl_f64, dnnl_f16, dnnl_bf16};
 
 /* Asks for each primitive once: the answer depends on the instruction set, not only on the version. */
 static int probe(vendor_table *v, const char **call) {
-    static const int dtypes[] = {PBN_FLOAT32, PBN_FLOAT16, PBN_BFLOAT16};
+    static const int kinds[] = {PBN_FLOAT32, PBN_FLOAT16, PBN_BFLOAT16};
     static const int64_t dims[] = {2, 16, 2, 2}, strides[] = {64, 4, 2, 1};
     const unsigned affine = dnnl_use_scale | dnnl_use_shift;
     void *engine = NULL;
     int status = v->dnnl_engine_create(&engine, dnnl_cpu, 0);
     *call = "dnnl_engine_create";
-    for (size_t i = 0; status == dnnl_success && i < sizeof dtypes / sizeof *dtypes; i++) {
-        unsigned char *row = v->runs[dtypes[i]];
+    for (size_t i = 0; status == dnnl_success && i < sizeof kinds / sizeof *kinds; i++) {
+        unsigned char *row = v->runs[kinds[i]];
         void *md = NULL, *train = NULL, *infer = NULL, *back = NULL;
         *call = "dnnl_memory_desc_create_with_strides";
-        status = v->dnnl_memory_desc_create_with_strides(&md, 4, dims, vendor_dtype(dtypes[i]), strides);
+        status = v->dnnl_memory_desc_create_with_strides(&md, 4, dims, dtypes[kinds[i]], strides);
         if (status != dnnl_success)
             break;
         row[PBN_OP_FORWARD_TRAINING] = v->dnnl_batch_normalization_forward_primitive_desc_create(
@@ -218,21 +194,8 @@ static int probe(vendor_table *v, const char **call) {
 }
 
 static int resolve(pbn_library *lib, vendor_table *table) {
-    void *address;
-#define REQUIRED(result, name, parameters)                          \
-    do {                                                            \
-        int code = pbn_dl_require(lib, #name, &address);            \
-        if (code != PBN_OK)                                         \
-            return code;                                            \
-        memcpy(&table->name, &address, sizeof address);             \
-    } while (0);
-#define OPTIONAL(result, name, parameters)                          \
-    do {                                                            \
-        address = pbn_dl_symbol(lib->handle, #name);                \
-        memcpy(&table->name, &address, sizeof address);             \
-    } while (0);
     /* The version before the rest: an older library lacks symbols only because it is older. */
-    REQUIRED(, dnnl_version, )
+    PBN_DL_REQUIRE(, dnnl_version, )
     const pbn_dnnl_version *version = table->dnnl_version();
     if (version == NULL) {
         snprintf(lib->message, sizeof lib->message, "dnnl_version returned NULL");
@@ -253,15 +216,13 @@ static int resolve(pbn_library *lib, vendor_table *table) {
                  version->cpu_runtime == DNNL_RUNTIME_NONE ? "without a CPU runtime" : "with the SYCL CPU runtime");
         return PBN_E_VERSION;
     }
-    PBN_DNNL_SYMBOLS(REQUIRED, OPTIONAL)
+    PBN_DNNL_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
     /* LLVM's and Intel's OpenMP start anew in a forked child, TBB works with the threads that there are. GCC's waits
      * for those of its parent. Its functions are no symbols of the vendor's and are found among its dependencies. */
     table->loses_threads = version->cpu_runtime == DNNL_RUNTIME_OMP &&
                            pbn_dl_symbol(lib->handle, "__kmpc_fork_call") == NULL;
-    OPTIONAL(, omp_get_max_threads, )
-    OPTIONAL(, omp_set_num_threads, )
-#undef REQUIRED
-#undef OPTIONAL
+    PBN_DL_PROBE(, omp_get_max_threads, )
+    PBN_DL_PROBE(, omp_set_num_threads, )
     return PBN_OK;
 }
 
@@ -279,7 +240,7 @@ static int load(const char *file, int no_load, pbn_library *out) {
         pbn_dl_discard(out);
         return code;
     }
-    vendor = table;
+    api = table;
     loaded = 1;
     return PBN_OK;
 }
@@ -309,8 +270,8 @@ static void at_fork(int stage) {
 }
 
 static int check_fork(void) {
-    if (in_forked_child && vendor.loses_threads &&
-        (vendor.omp_get_max_threads == NULL || vendor.omp_set_num_threads == NULL))
+    if (in_forked_child && api.loses_threads &&
+        (api.omp_get_max_threads == NULL || api.omp_set_num_threads == NULL))
         return pbn_refuse(PBN_E_UNSUPPORTED, "this oneDNN would wait in a forked process for OpenMP threads that only "
                                              "the parent has: start the process with multiprocessing's spawn or "
                                              "forkserver");
@@ -320,14 +281,14 @@ static int check_fork(void) {
 /* What `all_threads` puts back; 0 where nothing had to change. */
 static int one_thread(void) {
     int threads = 0;
-    if (in_forked_child && vendor.loses_threads && (threads = vendor.omp_get_max_threads()) != 1)
-        vendor.omp_set_num_threads(1);
+    if (in_forked_child && api.loses_threads && (threads = api.omp_get_max_threads()) != 1)
+        api.omp_set_num_threads(1);
     return threads != 1 ? threads : 0;
 }
 
 static void all_threads(int threads) {
     if (threads != 0)
-        vendor.omp_set_num_threads(threads);
+        api.omp_set_num_threads(threads);
 }
 
 static const char *status_name(int status) {
@@ -347,7 +308,7 @@ static const char *status_name(int status) {
         NAME(dnnl_invalid_data_type)
     }
 #undef NAME
-    const char *text = status > 0 && loaded && vendor.dnnl_status2str ? vendor.dnnl_status2str(status) : NULL;
+    const char *text = status > 0 && loaded && api.dnnl_status2str ? api.dnnl_status2str(status) : NULL;
     return text != NULL ? text : "unknown dnnl_status_t";
 }
 
@@ -382,11 +343,7 @@ static int device_count(void) {
 }
 
 static int has_symbol(const char *name) {
-#define KNOWN(result, symbol, parameters) \
-    if (strcmp(name, #symbol) == 0)       \
-        return loaded && vendor.symbol != NULL;
-    PBN_DNNL_SYMBOLS(KNOWN, KNOWN)
-#undef KNOWN
+    PBN_DNNL_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
 
@@ -447,9 +404,9 @@ struct pbn_handle {
 
 static void primitive_clear(primitive *p) {
     for (int i = 0; i < p->count; i++)
-        vendor.dnnl_memory_destroy(p->args[i].memory);
+        api.dnnl_memory_destroy(p->args[i].memory);
     if (p->vendor != NULL)
-        vendor.dnnl_primitive_destroy(p->vendor);
+        api.dnnl_primitive_destroy(p->vendor);
     memset(p, 0, sizeof *p);
 }
 
@@ -469,7 +426,7 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
     const view *m = &p->key.memory;
     const int k = p->key.kind, backward = k == BACKWARD;
     const int64_t one = 1;
-    TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, vendor_dtype(m->dtype), m->strides));
+    TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, dtypes[m->dtype], m->strides));
     TRY(dnnl_memory_desc_create_with_strides, (&t->vector, 1, &params, dnnl_f32, &one));
     TRY(dnnl_primitive_attr_create, (&t->attr));
     TRY(dnnl_primitive_attr_set_scratchpad_mode, (t->attr, dnnl_scratchpad_mode_user));
@@ -481,8 +438,8 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
             (&t->backward, h->engine, recipes[k].prop, t->tensor, t->tensor, t->tensor, p->key.epsilon,
              recipes[k].flags, t->forward, t->attr));
     const void *desc = backward ? t->backward : t->forward;
-    const void *scratchpad = vendor.dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
-    p->scratchpad = scratchpad != NULL ? vendor.dnnl_memory_desc_get_size(scratchpad) : 0;
+    const void *scratchpad = api.dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+    p->scratchpad = scratchpad != NULL ? api.dnnl_memory_desc_get_size(scratchpad) : 0;
     TRY(dnnl_primitive_create, (&p->vendor, desc));
     for (int i = 0; i < recipes[k].count + (p->scratchpad > 0); i++) {
         int last = i == recipes[k].count;
@@ -519,15 +476,15 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
         all_threads(threads);
         creating--;
         if (t.backward != NULL)
-            vendor.dnnl_primitive_desc_destroy(t.backward);
+            api.dnnl_primitive_desc_destroy(t.backward);
         if (t.forward != NULL)
-            vendor.dnnl_primitive_desc_destroy(t.forward);
+            api.dnnl_primitive_desc_destroy(t.forward);
         if (t.attr != NULL)
-            vendor.dnnl_primitive_attr_destroy(t.attr);
+            api.dnnl_primitive_attr_destroy(t.attr);
         if (t.vector != NULL)
-            vendor.dnnl_memory_desc_destroy(t.vector);
+            api.dnnl_memory_desc_destroy(t.vector);
         if (t.tensor != NULL)
-            vendor.dnnl_memory_desc_destroy(t.tensor);
+            api.dnnl_memory_desc_destroy(t.tensor);
         if (status != PBN_OK) {
             primitive_clear(&wanted);
             return status;
@@ -548,7 +505,7 @@ static int primitive_run(pbn_handle *h, primitive *p, const void *const *pointer
     for (int i = 0; i < p->count; i++)
         TRY(dnnl_memory_set_data_handle, (p->args[i].memory, i < count ? (void *)(uintptr_t)pointers[i] : scratchpad));
     const int threads = one_thread();
-    int status = failed(vendor.dnnl_primitive_execute(p->vendor, h->stream, p->count, p->args),
+    int status = failed(api.dnnl_primitive_execute(p->vendor, h->stream, p->count, p->args),
                         "from dnnl_primitive_execute");
     all_threads(threads);
     if (status != dnnl_success)
@@ -567,15 +524,16 @@ static int handle_create(pbn_handle **out) {
     int status = check_fork();
     if (status != PBN_OK)
         return status;
-    pbn_handle *h = calloc(1, sizeof *h);
-    if (h == NULL)
-        return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
-    status = failed(vendor.dnnl_engine_create(&h->own_engine, dnnl_cpu, 0), "from dnnl_engine_create");
+    pbn_handle *h;
+    status = pbn_new_handle(sizeof *h, &h);
+    if (status != PBN_OK)
+        return status;
+    status = failed(api.dnnl_engine_create(&h->own_engine, dnnl_cpu, 0), "from dnnl_engine_create");
     if (status == dnnl_success) {
-        status = failed(vendor.dnnl_stream_create(&h->own_stream, h->own_engine, dnnl_stream_default_flags),
+        status = failed(api.dnnl_stream_create(&h->own_stream, h->own_engine, dnnl_stream_default_flags),
                         "from dnnl_stream_create");
         if (status != dnnl_success)
-            vendor.dnnl_engine_destroy(h->own_engine);
+            api.dnnl_engine_destroy(h->own_engine);
     }
     if (status != dnnl_success) {
         free(h);
@@ -617,9 +575,10 @@ static int handle_borrow(void *stream, pbn_handle **out) {
     int status = check_fork();
     if (status != PBN_OK)
         return status;
-    pbn_handle *h = calloc(1, sizeof *h);
-    if (h == NULL)
-        return pbn_refuse(PBN_E_MEMORY, "no memory for the handle");
+    pbn_handle *h;
+    status = pbn_new_handle(sizeof *h, &h);
+    if (status != PBN_OK)
+        return status;
     status = stream_set(h, stream);
     if (status != PBN_OK) {
         free(h);
@@ -635,9 +594,9 @@ static int handle_destroy(pbn_handle *h) {
         return PBN_OK;
     cache_clear(h);
     if (h->own_stream != NULL)
-        status = failed(vendor.dnnl_stream_destroy(h->own_stream), "from dnnl_stream_destroy");
+        status = failed(api.dnnl_stream_destroy(h->own_stream), "from dnnl_stream_destroy");
     if (h->own_engine != NULL) {
-        int second = failed(vendor.dnnl_engine_destroy(h->own_engine), "from dnnl_engine_destroy");
+        int second = failed(api.dnnl_engine_destroy(h->own_engine), "from dnnl_engine_destroy");
         status = status != PBN_OK ? status : second;
     }
     free(h);
@@ -663,7 +622,7 @@ static int tensor_create(pbn_tensor *t) {
 static int tensor_destroy(pbn_tensor *t) {
     int status = PBN_OK;
     if (t->owned && t->vendor != NULL)
-        status = failed(vendor.dnnl_memory_desc_destroy(t->vendor), "from dnnl_memory_desc_destroy");
+        status = failed(api.dnnl_memory_desc_destroy(t->vendor), "from dnnl_memory_desc_destroy");
     memset(t, 0, sizeof *t);
     return status;
 }
@@ -671,10 +630,11 @@ static int tensor_destroy(pbn_tensor *t) {
 static int tensor_set(pbn_tensor *t, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
     int64_t kept_dims[PBN_MAX_RANK], kept_strides[PBN_MAX_RANK]; /* the caller's may lie in `t` itself */
     void *md = NULL;
+    int vendor_dtype, status;
     if (!loaded)
         return not_loaded();
-    if (vendor_dtype(dtype) < 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
+    if ((status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype)) != PBN_OK)
+        return status;
     if (rank < 2 || rank > PBN_MAX_RANK)
         return pbn_refuse(PBN_E_ARGUMENT, "the rank must be 2 to 8");
     for (int i = 0; i < rank; i++) {
@@ -683,8 +643,8 @@ static int tensor_set(pbn_tensor *t, int dtype, int rank, const int64_t *dims, c
         kept_dims[i] = dims[i];
         kept_strides[i] = strides[i];
     }
-    int status = failed(vendor.dnnl_memory_desc_create_with_strides(&md, rank, dims, vendor_dtype(dtype), strides),
-                        "from dnnl_memory_desc_create_with_strides");
+    status = failed(api.dnnl_memory_desc_create_with_strides(&md, rank, dims, vendor_dtype, strides),
+                    "from dnnl_memory_desc_create_with_strides");
     if (status == dnnl_invalid_arguments)
         return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN refuses these strides: ordered by stride, each axis must step "
                                              "over the whole extent (size times stride) of the one before it");
@@ -719,15 +679,15 @@ static int describe(const void *md, int *dtype, int *rank, int64_t *dims, int64_
         return pbn_refuse(PBN_E_UNSUPPORTED, "memory descriptors with inner blocks or an offset are not plain strides");
     if (n < 1 || n > PBN_MAX_RANK)
         return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor's rank is not 1 to 8");
-    if (neutral_dtype(vendor_type) < 0)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor's data type is not f32, f64, f16 or bf16");
+    if (pbn_from_vendor_dtype(dtypes, vendor_type, dtype,
+                              "the memory descriptor's data type is not f32, f64, f16 or bf16") != PBN_OK)
+        return PBN_E_UNSUPPORTED;
     for (int i = 0; i < n; i++) {
         if (padded[i] != d[i])
             return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor is padded");
         dims[i] = d[i];
         strides[i] = s[i];
     }
-    *dtype = neutral_dtype(vendor_type);
     *rank = n;
     return PBN_OK;
 }
@@ -764,7 +724,7 @@ static int tensor_borrow(void *md, pbn_tensor *t) {
 static int tensor_size(const pbn_tensor *t, size_t *bytes) {
     if (t->vendor == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "the tensor descriptor has not been set");
-    *bytes = vendor.dnnl_memory_desc_get_size(t->vendor);
+    *bytes = api.dnnl_memory_desc_get_size(t->vendor);
     return PBN_OK;
 }
 
@@ -781,14 +741,14 @@ static int check_mode(int mode) {
 }
 
 static int check_support(int operation, int mode, int dtype) {
-    int code = check_mode(mode);
+    int number, code = check_mode(mode);
+    if (code == PBN_OK)
+        code = pbn_to_vendor_dtype(dtypes, dtype, &number);
     if (code != PBN_OK)
         return code;
-    if (vendor_dtype(dtype) < 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
     if (dtype == PBN_FLOAT64)
         return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's CPU batch normalization has no float64");
-    if (!vendor.runs[dtype][operation])
+    if (!api.runs[dtype][operation])
         return pbn_refuse(PBN_E_UNSUPPORTED,
                           dtype == PBN_FLOAT16    ? "this oneDNN has no float16 batch normalization for this "
                                                     "processor's instruction set"
@@ -800,15 +760,15 @@ static int check_support(int operation, int mode, int dtype) {
 
 static uint32_t capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
     uint32_t bits = PBN_CAP_RUNS;
-    int code = PBN_OK;
+    int number, code = PBN_OK;
     if (!loaded)
         code = not_loaded();
     else if (rank < 2 || rank > PBN_MAX_RANK)
         code = pbn_refuse(PBN_E_ARGUMENT, "the rank must be 2 to 8");
     else if (operation == PBN_OP_DERIVE)
         code = check_mode(mode);
-    else if (vendor_dtype(dtype) < 0)
-        code = pbn_refuse(PBN_E_ARGUMENT, "unknown data type");
+    else if (pbn_to_vendor_dtype(dtypes, dtype, &number) != PBN_OK)
+        code = PBN_E_ARGUMENT;
     else if (operation == PBN_OP_AXPBY || operation == PBN_OP_FILL || operation == PBN_OP_RELU ||
              operation == PBN_OP_RELU_BACKWARD)
         bits |= PBN_CAP_HOST_STEPS;
@@ -967,7 +927,7 @@ static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, con
         merged = 1;
     }
     const row_function row = row_of(x_dtype, y_dtype);
-    const int64_t x_item = (int64_t)item_size(x_dtype), y_item = (int64_t)item_size(y_dtype);
+    const int64_t x_item = (int64_t)pbn_item_size(x_dtype), y_item = (int64_t)pbn_item_size(y_dtype);
     const int plain = a == 1 && b == 0 && x_dtype == y_dtype && sx[0] == 1 && sy[0] == 1;
     const char *px = (const char *)x;
     char *py = (char *)y;
@@ -1106,7 +1066,7 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
         return pbn_refuse(PBN_E_ARGUMENT, "param_desc must be float32 with one element per statistic");
 
     /* Tensors. The result is known to be copied to its place whenever it has an offset here. */
-    const size_t tensor = (size_t)p->count * item_size(p->memory.dtype);
+    const size_t tensor = (size_t)p->count * pbn_item_size(p->memory.dtype);
     const int permuted = p->positions > 1, direct = !blended && matches(out, p->order);
     if (widen || !matches(x, p->order))
         p->x = reserve(p, tensor);
@@ -1387,7 +1347,7 @@ static int fill(pbn_handle *h, const pbn_call *call) {
         return not_loaded();
     if (y == NULL || y->rank == 0 || call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "y must not be NULL");
-    const size_t item = item_size(y->dtype);
+    const size_t item = pbn_item_size(y->dtype);
     pbn_encode(call->alpha, y->dtype, &value);
     for (i = y->rank - 1; i >= 0; i--) { /* innermost first; axes that continue one another become one */
         if (y->dims[i] == 1)
@@ -1447,7 +1407,7 @@ static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy,
         : x->dtype == PBN_FLOAT64 ? relu_row_f64
         : x->dtype == PBN_FLOAT16 ? relu_row_f16
                                   : relu_row_bf16;
-    const int64_t item = (int64_t)item_size(x->dtype), *sd = dyv != NULL ? dy->strides : x->strides;
+    const int64_t item = (int64_t)pbn_item_size(x->dtype), *sd = dyv != NULL ? dy->strides : x->strides;
     int64_t n[PBN_MAX_RANK], s[PBN_MAX_RANK][3], at[PBN_MAX_RANK] = {0};
     int order[PBN_MAX_RANK], axes = 0, merged = 0;
     for (int i = 0; i < out->rank; i++) { /* innermost first, by the output's stride */
@@ -1526,7 +1486,8 @@ const pbn_backend pbn_backend_onednn = {
     .name = "onednn",
     .label = "oneDNN",
     .search = {.sonames = "libdnnl.so.3",
-               .hint = "pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or conda-forge",
+               .hint = "pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or "
+                       "conda-forge",
                .distributions = "onednn-cpu-gomp onednn-cpu-iomp onednn-cpu-tbb",
                .roots = "DNNLROOT",
                .folders = "{prefix}/lib",

@@ -27,9 +27,7 @@ struct pbn_handle {
 
 typedef struct cudnn_api {
     int major; /* 0: nothing loaded */
-#define PBN_MEMBER(result, name, parameters) pbn_##name##_fn name;
-    PBN_CUDNN_SYMBOLS(PBN_MEMBER, PBN_MEMBER)
-#undef PBN_MEMBER
+    PBN_CUDNN_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
 } cudnn_api;
 
 static cudnn_api api;
@@ -40,7 +38,6 @@ static const char no_tensor[] = "a tensor descriptor is missing or was never set
 static const char no_pointer[] = "a required pointer is missing";
 static const char not_loaded[] = "the cuDNN library has not been loaded";
 static const char bad_mode[] = "the mode is none of PER_ACTIVATION, SPATIAL, SPATIAL_PERSISTENT";
-static const char bad_dtype[] = "the dtype is none of float32, float64, float16, bfloat16";
 static const char bad_rank[] = "the rank is outside 2 to 8";
 static const char rank2_in_8[] = "cuDNN 8 has no tensor descriptor of rank 2; describe the tensor as (N, C, 1, 1)";
 static const char not_mergeable[] =
@@ -100,19 +97,7 @@ static int open_parts(pbn_library *lib) {
 }
 
 static int resolve(pbn_library *lib, cudnn_api *table) {
-    void *symbol;
-    int status;
-#define PBN_REQUIRE(result, name, parameters)           \
-    status = pbn_dl_require(lib, #name, &symbol);       \
-    if (status != PBN_OK)                               \
-        return status;                                  \
-    memcpy(&table->name, &symbol, sizeof table->name);
-#define PBN_PROBE(result, name, parameters)             \
-    symbol = pbn_dl_symbol(lib->handle, #name);         \
-    memcpy(&table->name, &symbol, sizeof table->name);
-    PBN_CUDNN_SYMBOLS(PBN_REQUIRE, PBN_PROBE)
-#undef PBN_REQUIRE
-#undef PBN_PROBE
+    PBN_CUDNN_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
     return PBN_OK;
 }
 
@@ -157,11 +142,7 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
 static int cudnn_has_symbol(const char *name) {
     if (name == NULL)
         return -1;
-#define PBN_PRESENT(result, symbol, parameters) \
-    if (strcmp(name, #symbol) == 0)             \
-        return api.symbol != NULL;
-    PBN_CUDNN_SYMBOLS(PBN_PRESENT, PBN_PRESENT)
-#undef PBN_PRESENT
+    PBN_CUDNN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
 
@@ -263,27 +244,21 @@ static void cudnn_last_error(int status, char *text, size_t size) {
 
 /* ---- device, handle, stream --------------------------------------------------------------------- */
 
-static struct {
+static struct driver {
     int found;
-#define PBN_MEMBER(result, name, parameters) pbn_##name##_fn name;
-    PBN_CUDA_DRIVER_SYMBOLS(PBN_MEMBER)
-#undef PBN_MEMBER
+    PBN_CUDA_DRIVER_SYMBOLS(PBN_DL_MEMBER)
 } driver; /* written once, by find_driver; read behind a call of it, so also by all who have a handle */
 
 /* The driver, if it is in the process: cuDNN, or whoever has a context, has loaded it. It may come later. */
 static int find_driver(void) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
-    pbn_library library;
+    struct driver *const table = &driver;
+    pbn_library library, *const lib = &library;
     int found;
     while (atomic_flag_test_and_set(&taken))
         ; /* another thread is looking for it */
-    if (!driver.found && pbn_dl_open(&library, "libcuda.so.1", 1) == PBN_OK) {
-        void *symbol;
-#define PBN_PROBE(result, name, parameters)           \
-        symbol = pbn_dl_symbol(library.handle, #name); \
-        memcpy(&driver.name, &symbol, sizeof driver.name);
-        PBN_CUDA_DRIVER_SYMBOLS(PBN_PROBE)
-#undef PBN_PROBE
+    if (!driver.found && pbn_dl_open(lib, "libcuda.so.1", 1) == PBN_OK) {
+        PBN_CUDA_DRIVER_SYMBOLS(PBN_DL_PROBE)
         driver.found = 1;
     }
     found = driver.found;
@@ -420,9 +395,8 @@ static void place(pbn_handle *handle) {
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
-    *handle = malloc(sizeof **handle);
-    if (*handle == NULL)
-        return pbn_refuse(PBN_E_MEMORY, "no host memory for a handle");
+    if (pbn_new_handle(sizeof **handle, handle) != PBN_OK)
+        return PBN_E_MEMORY;
     (*handle)->vendor = vendor;
     (*handle)->owned = owned;
     place(*handle);
@@ -519,43 +493,7 @@ static int cudnn_runtime_error(pbn_handle *handle, int query, int *recorded) {
 
 /* ---- tensors ------------------------------------------------------------------------------------ */
 
-static int to_vendor_dtype(int dtype, int *vendor) {
-    switch (dtype) {
-    case PBN_FLOAT32:
-        *vendor = PBN_CUDNN_DATA_FLOAT;
-        return PBN_OK;
-    case PBN_FLOAT64:
-        *vendor = PBN_CUDNN_DATA_DOUBLE;
-        return PBN_OK;
-    case PBN_FLOAT16:
-        *vendor = PBN_CUDNN_DATA_HALF;
-        return PBN_OK;
-    case PBN_BFLOAT16:
-        *vendor = PBN_CUDNN_DATA_BFLOAT16;
-        return PBN_OK;
-    default:
-        return pbn_refuse(PBN_E_ARGUMENT, bad_dtype);
-    }
-}
-
-static int from_vendor_dtype(int vendor, int *dtype) {
-    switch (vendor) {
-    case PBN_CUDNN_DATA_FLOAT:
-        *dtype = PBN_FLOAT32;
-        return PBN_OK;
-    case PBN_CUDNN_DATA_DOUBLE:
-        *dtype = PBN_FLOAT64;
-        return PBN_OK;
-    case PBN_CUDNN_DATA_HALF:
-        *dtype = PBN_FLOAT16;
-        return PBN_OK;
-    case PBN_CUDNN_DATA_BFLOAT16:
-        *dtype = PBN_BFLOAT16;
-        return PBN_OK;
-    default:
-        return pbn_refuse(PBN_E_UNSUPPORTED, bad_dtype);
-    }
-}
+static const int dtypes[] = {PBN_CUDNN_DATA_FLOAT, PBN_CUDNN_DATA_DOUBLE, PBN_CUDNN_DATA_HALF, PBN_CUDNN_DATA_BFLOAT16};
 
 /* What may reach cudnnSetTensorNdDescriptor. It answers an offset of 2^31 - 1 with NOT_SUPPORTED but leaves
  * the descriptor set, and calls with such a one read and write out of bounds; negative strides it accepts. */
@@ -585,7 +523,7 @@ static int set_vendor(void *vendor, int dtype, int rank, const int64_t *dims, co
     int narrow_dims[PBN_MAX_RANK], narrow_strides[PBN_MAX_RANK], vendor_dtype = 0;
     int status = check_extent(rank, dims, strides);
     if (status == PBN_OK)
-        status = to_vendor_dtype(dtype, &vendor_dtype);
+        status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype);
     if (status != PBN_OK)
         return status;
     for (int i = 0; i < rank; i++) {
@@ -608,7 +546,9 @@ static int get_vendor(const void *vendor, int *dtype, int *rank, int64_t *dims, 
         strides[i] = narrow_strides[i];
     }
     *rank = vendor_rank;
-    return from_vendor_dtype(vendor_dtype, dtype);
+    return pbn_from_vendor_dtype(dtypes, vendor_dtype, dtype,
+                                 "the descriptor's cudnnDataType_t is none of CUDNN_DATA_FLOAT, _DOUBLE, _HALF, "
+                                 "_BFLOAT16");
 }
 
 /* The descriptor for the compute calls of `t` (its vendor descriptor need not be set yet): its own, one of the
@@ -747,7 +687,7 @@ static int cudnn_tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     status = check_extent(rank, dims, strides);
     if (status == PBN_OK)
-        status = to_vendor_dtype(dtype, &vendor_dtype);
+        status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype);
     if (status != PBN_OK)
         return status;
     forget_vendor_text();
@@ -883,8 +823,8 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         *why = bad_rank;
     } else if (rank == 2 && api.major == 8) {
         *why = rank2_in_8;
-    } else if (to_vendor_dtype(dtype, &number) != PBN_OK) {
-        *why = bad_dtype;
+    } else if (pbn_to_vendor_dtype(dtypes, dtype, &number) != PBN_OK) {
+        *why = pbn_reason;
     } else if (layout != PBN_CHANNELS_FIRST && layout != PBN_CHANNELS_LAST && layout != PBN_STRIDED) {
         *why = "the layout is none of CHANNELS_FIRST, CHANNELS_LAST, STRIDED";
     } else if (operation != PBN_OP_AXPBY && operation != PBN_OP_FILL && operation != PBN_OP_RELU &&
@@ -977,7 +917,7 @@ static inline uintptr_t bits(const void *pointer) {
  * (tried on an H200 with cuDNN 9.19).
  * `data` and `params` are the call's addresses or-ed together. */
 static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t params) {
-    uintptr_t element = dtype == PBN_FLOAT64 ? 8 : dtype == PBN_FLOAT32 ? 4 : 2;
+    uintptr_t element = pbn_item_size(dtype);
     uintptr_t param = dtype == PBN_FLOAT64 ? 8 : 4;
     if ((data & (element - 1)) != 0 || (params & (param - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, "a pointer is not aligned to its element size");

@@ -96,7 +96,7 @@ static void *graph_tensor(graph *g, int slot, int dtype, int rank, const int64_t
     if (g->status == PBN_OK && g->tensor_count == GRAPH_TENSORS)
         g->status = pbn_refuse(PBN_E_INTERNAL, "a graph of more tensors than this file makes room for");
     if (g->status == PBN_OK)
-        g->status = to_vendor_dtype(dtype, &vendor_dtype);
+        g->status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype);
     if (g->status != PBN_OK)
         return NULL;
     graph_set(g, desc, PBN_CUDNN_ATTR_TENSOR_UNIQUE_ID, PBN_CUDNN_TYPE_INT64, 1, &uid);

@@ -19,7 +19,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
 
 static int build_dense(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
-    const int64_t element = x->dtype == PBN_FLOAT64 ? 8 : x->dtype == PBN_FLOAT32 ? 4 : 2;
+    const int64_t element = (int64_t)pbn_item_size(x->dtype);
     int64_t strides[PBN_MAX_RANK];
     /* The fast channels-last paths have no float64. */
     const int last = x->strides[1] == 1 && x->dims[1] > 1 && x->dtype != PBN_FLOAT64;
@@ -444,7 +444,7 @@ static const rule plain_rule = {.algorithm = "plain", .why = "the one entry poin
 static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
     const int64_t elements = pbn_numel(x->rank, x->dims), size = elements / x->dims[0] / x->dims[1];
-    const int64_t element = x->dtype == PBN_FLOAT64 ? 8 : x->dtype == PBN_FLOAT32 ? 4 : 2;
+    const int64_t element = (int64_t)pbn_item_size(x->dtype);
     const int64_t megabytes = elements * element >> 20;
     if (r->layout == LAST && !all_channels_last(call))
         return 0;
@@ -697,7 +697,7 @@ static int run_moments(pbn_handle *handle, const pbn_plan *p, const pbn_call *ca
 static int run_split(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     pbn_call piece = *call;
     const int64_t rows = call->x_desc->dims[0];
-    const int64_t size = call->x_desc->dtype == PBN_FLOAT64 ? 8 : call->x_desc->dtype == PBN_FLOAT32 ? 4 : 2;
+    const int64_t size = (int64_t)pbn_item_size(call->x_desc->dtype);
     int status = PBN_OK;
     for (int64_t row = 0; status == PBN_OK && row < rows; row += SPLIT_ROWS) {
         const int whole = rows <= SPLIT_ROWS || row + SPLIT_ROWS <= rows;
