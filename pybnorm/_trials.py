@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, devices
 from pybnorm._arrays import CUDA, Buffer
+from pybnorm.check import calls
 from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, numpy_dtype
 from pybnorm.check.problem import Problem
@@ -33,11 +34,7 @@ from pybnorm.errors import ArgumentError, LibraryError, PybnormError
 
 __all__ = ["METHODS", "NotMeasuredError", "Task", "Tensor", "Trial", "run", "undisturbed"]
 
-METHODS = {
-    Operation.FORWARD_TRAINING: "plan_forward_training",
-    Operation.FORWARD_INFERENCE: "plan_forward_inference",
-    Operation.BACKWARD: "plan_backward",
-}
+METHODS = {operation: f"plan_{name}" for operation, name in calls.METHODS.items()}
 """Of a Handle, by what they plan."""
 KAPPA = 3.0
 """Mean over standard deviation of x: with less, the cancellation of one-pass sums would not show."""
@@ -250,7 +247,7 @@ class _Scratch:
 
     def __init__(self, task: Task, machine: Plain, handle: _core.Handle, sets: int) -> None:
         self.task, self.machine, self.handle = task, machine, handle
-        self.outputs = ("dx",) if task.operation == Operation.BACKWARD else ("y",)
+        self.outputs = [t.name for t in calls.TENSORS[task.operation] if t.data and t.written]
         generator = np.random.default_rng(0)
         drawn = generator.standard_normal(_TILE, np.float32)
         self.host = {
@@ -381,36 +378,21 @@ class _Scratch:
         return np.ascontiguousarray(view[:, self._channels])
 
     def _expected(self) -> Expected:
-        task, options, names = self.task, self.task.options, self._names()
-        x = task.tensors["x"]
-        values: dict[str, Any] = {"eps": options["epsilon"], "params": task.parameter.dtype}
-        backward = task.operation == Operation.BACKWARD
-        for ours, theirs in (("alpha", "alpha_data"), ("beta", "beta_data")):
-            values[ours] = options[theirs if backward else ours]
-        if backward:
-            values |= {name: options[name] for name in ("alpha_param", "beta_param", "saved")}
-        elif task.operation == Operation.FORWARD_TRAINING:
-            values |= {"running": options["running"], "saved": options["saved"]}
-            values["factor"] = options["exponential_average_factor"]
+        task, options = self.task, self.task.options
+        names = {t.name: t.values for t in calls.TENSORS[task.operation] if t.values and not t.data}
+        values = {field: options[keyword] for keyword, field in calls.OPTIONS[task.operation].items()}
+        values |= {name: options[name] for name in ("running", "saved") if name in options}
+        values |= {"dtype": task.tensors["x"].dtype, "params": task.parameter.dtype}
         dims = self._judged_dims
         inputs = {names[name]: v[:, self._channels] for name, v in self.vectors.items() if name in names}
         inputs |= {"prior" if n in self.outputs else n: self._sample(n, flat) for n, flat in self.host.items()}
         try:
-            problem = Problem(task.operation, options["mode"], x.dtype, dims, fill="randn", kappa=KAPPA, **values)
+            problem = Problem(task.operation, dims=dims, fill="randn", kappa=KAPPA, **values)
         except ArgumentError as error:
             raise NotMeasuredError(f"its results cannot be judged: {error}") from None
         if "prior" not in inputs:
-            inputs["prior"] = np.full(dims, np.nan, numpy_dtype(x.dtype))
+            inputs["prior"] = np.full(dims, np.nan, numpy_dtype(task.tensors["x"].dtype))
         return Expected(problem, Inputs(**inputs))
-
-    def _names(self) -> dict[str, str]:
-        """Fields of the judge's inputs by our vectors."""
-        names = {name: name for name in ("scale", "bias")}
-        names |= {"running_mean": "mean", "running_variance": "variance"}
-        if self.task.operation == Operation.BACKWARD:
-            names |= {name: name for name in ("saved_mean", "saved_inv_variance")}
-            names |= {"dscale": "prior_scale", "dbias": "prior_bias"}
-        return names
 
     @property
     def _judged_dims(self) -> tuple[int, ...]:

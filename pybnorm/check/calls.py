@@ -55,14 +55,14 @@ TENSORS = {
     ),
 }
 """Tensors of each operation, in the order of the method's arguments."""
-_COMMON = {"mode": "mode", "epsilon": "epsilon"}
+_COMMON = {"mode": "mode", "epsilon": "eps"}
 OPTIONS = {
     Operation.FORWARD_TRAINING: _COMMON | {"alpha": "alpha", "beta": "beta", "exponential_average_factor": "factor"},
     Operation.FORWARD_INFERENCE: _COMMON | {"alpha": "alpha", "beta": "beta"},
     Operation.BACKWARD: _COMMON
     | {"alpha_data": "alpha", "beta_data": "beta", "alpha_param": "alpha_param", "beta_param": "beta_param"},
 }
-"""Keywords of each operation's method, with the attribute of a problem that has the value."""
+"""Keywords of each operation's method, with the field of a problem that has the value."""
 _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")
 
 
