@@ -21,16 +21,19 @@ CANN's status of the same mistake stands at the end of an error's text: 161001, 
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 import threading
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, ParamSpec, Protocol
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
-from pybnorm._sequence import Scratch, Sequence, data_buffer, disjoint
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, WorkspaceError
+from pybnorm.operations.preparation import Checked, Recipe, operation, perform, prepare
+from pybnorm.operations.program import ALIGNMENT, Program
 
 __all__ = [
     "Executor",
@@ -54,6 +57,9 @@ __all__ = [
 _DTYPES = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 _NULLPTR = "ACLNN_ERR_PARAM_NULLPTR, 161001"
 _INVALID = "ACLNN_ERR_PARAM_INVALID, 161002"
+_RECIPES: dict[str, Recipe] = {}
+_P = ParamSpec("_P")
+_MASKS = {"sum_dy": "input_g", "sum_dy_xmu": "input_g", "grad_weight": "weight_g", "grad_bias": "bias_g"}
 
 
 class Executor:
@@ -69,17 +75,17 @@ class Executor:
         Bytes of workspace that the second phase needs, aligned to 64.
     """
 
-    def __init__(self, function: str, sequence: Sequence) -> None:
-        _arguments.instance(sequence, Sequence, "sequence", "what a first phase makes")
+    def __init__(self, function: str, call: Checked) -> None:
+        _arguments.instance(call, Checked, "call", "what a first phase makes")
         self.function = function
-        self.workspace_size = sequence.check()
-        self._sequence: Sequence | None = sequence
+        self.workspace_size = call.nbytes
+        self._call: Checked | None = call
         self._lock = threading.Lock()
 
     @property
     def used(self) -> bool:
         """Whether it has been executed."""
-        return self._sequence is None
+        return self._call is None
 
     def __repr__(self) -> str:
         state = "used" if self.used else f"{self.workspace_size} bytes of workspace"
@@ -89,17 +95,17 @@ class Executor:
         if function != self.function:
             raise ArgumentError("executor", f"an executor of {self.function}", f"one of {function} ({_INVALID})")
         with self._lock:
-            if self._sequence is None:
+            if self._call is None:
                 allowed = f"a new one: an executor is for one execution ({_INVALID})"
                 raise ArgumentError("executor", f"an executor of {function} that has been used", allowed)
-            memory = self._memory(self._sequence.handle, workspace, workspace_size)
-            handle, previous = self._sequence.handle, None
+            handle, previous = self._call.handle, None
+            memory = self._memory(handle, workspace, workspace_size)
             if stream is not None:
                 previous = handle.stream
                 handle.set_stream(stream)
-            sequence, self._sequence = self._sequence, None
+            call, self._call = self._call, None
             try:
-                sequence.run(memory)
+                call.execute(memory if self.workspace_size else None)
             finally:
                 if previous is not None:
                     handle.set_stream(previous)
@@ -118,90 +124,112 @@ class Executor:
             raise WorkspaceError("workspace_size", str(size), allowed)
         if self.workspace_size and address == 0:
             raise WorkspaceError("workspace", str(workspace), f"{self.workspace_size} bytes of memory ({_NULLPTR})")
-        if self.workspace_size and address % 64:
-            raise WorkspaceError("workspace", f"{address:#x}", "an address aligned to 64")
+        if self.workspace_size and address % ALIGNMENT:
+            raise WorkspaceError("workspace", f"{address:#x}", f"an address aligned to {ALIGNMENT}")
         return address, size if address else 0
 
 
-# ---------------------------------------------------------------- reduce backward
+# ---------------------------------------------------------------- two phases
 
 
-def batch_norm_reduce_backward_get_workspace_size(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    grad_weight: Any,
-    grad_bias: Any,
-) -> tuple[int, Executor]:
-    """First phase of ``aclnnBatchNormReduceBackward``; see `reduce_backward` for arguments and mathematics.
+class _Second(Protocol):
+    """The second phase of a function."""
 
-    Returns
-    -------
-    (int, Executor)
-        Bytes of workspace, and the executor for `batch_norm_reduce_backward`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError
-    """
-    return _prepared(
-        "batch_norm_reduce_backward",
-        _reduce_backward(
-            handle, grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g, sum_dy, sum_dy_xmu, grad_weight,
-            grad_bias,
-        ),
-    )  # fmt: skip
+    def __call__(self, workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None: ...
 
 
-def batch_norm_reduce_backward(workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None:
-    """Second phase of ``aclnnBatchNormReduceBackward``.
-
-    Parameters
-    ----------
-    workspace : array, int or None
-        Memory on the handle's device, or its address, aligned to 64; None or 0 where none is needed.
-    workspace_size : int
-        Its bytes, at least what the first phase returned.
-    executor : Executor
-        Of `batch_norm_reduce_backward_get_workspace_size`; not used before. One whose workspace was refused can still
-        be used.
-    stream : int or object with ``__cuda_stream__``, optional
-        Stream to compute on. The handle has its own stream back afterwards; None: that one.
-
-    Raises
-    ------
-    ArgumentError
-        The executor has been used, or is of another function.
-    WorkspaceError, VendorError
-    """
-    _execute("batch_norm_reduce_backward", workspace, workspace_size, executor, stream)
+@contextlib.contextmanager
+def _status(recipe: Recipe) -> Iterator[None]:
+    """CANN's status, where an argument is no array of a known dtype."""
+    try:
+        yield
+    except ArgumentTypeError as error:
+        if error.argument not in recipe.arrays or "ACLNN" in error.allowed:
+            raise
+        _invalid(error.argument, error.value, error.allowed, ArgumentTypeError)
 
 
+def _run(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]) -> None:
+    with _status(recipe):
+        perform(handle, workspace, recipe, _unmasked(recipe, values))
+
+
+def _unmasked(recipe: Recipe, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values without arrays that a mask leaves out: nothing looks at them."""
+    off = {mask for mask, value in zip(recipe.names, values, strict=True) if value is False}
+    if not off.intersection(_MASKS.values()):
+        return values
+    return tuple([None if _MASKS.get(n) in off else value for n, value in zip(recipe.names, values, strict=True)])
+
+
+def _phases(one: Callable[_P, None], cann: str) -> tuple[Callable[_P, tuple[int, Executor]], _Second]:
+    """The two phases of a function that also exists as one call."""
+    recipe = _RECIPES[one.__name__]
+    name = f"batch_norm_{recipe.name}"
+
+    def checked(handle: Handle, values: tuple[Any, ...]) -> tuple[int, Executor]:
+        with _status(recipe):
+            call = Checked(handle, recipe.name, *prepare(handle, recipe, _unmasked(recipe, values)))
+            call.prepared.check(call.addresses)
+        return call.nbytes, Executor(name, call)
+
+    def second(workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None:
+        if executor is None:
+            raise ArgumentTypeError("executor", None, f"an Executor ({_NULLPTR})")
+        _arguments.instance(executor, Executor, "executor", "an Executor")
+        executor._execute(name, workspace, workspace_size, stream)
+
+    first = f"{name}_get_workspace_size"
+    doc = _FIRST.format(cann=cann, one=recipe.name, second=name)
+    query = recipe.function(__name__, doc, "checked(handle, values)", name=first, query=True, checked=checked)
+    query.__annotations__["return"] = "tuple[int, Executor]"
+    second.__name__ = second.__qualname__ = name
+    second.__doc__ = _SECOND.format(cann=cann, first=first)
+    return query, second
+
+
+_FIRST = """First phase of ``aclnn{cann}``; see `{one}` for arguments and mathematics.
+
+Counts are read here, not in the second phase.
+
+Returns
+-------
+(int, Executor)
+    Bytes of workspace, and the executor for `{second}`.
+
+Raises
+------
+ArgumentError, ArgumentTypeError, UnsupportedError
+"""
+_SECOND = """Second phase of ``aclnn{cann}``.
+
+Parameters
+----------
+workspace : array, int or None
+    Memory on the handle's device, or its address, aligned to 64; None or 0 where none is needed.
+workspace_size : int
+    Its bytes, at least what the first phase returned.
+executor : Executor
+    Of `{first}`; not used before. One whose workspace was refused can still be used.
+stream : int or object with ``__cuda_stream__``, optional
+    Stream to compute on. The handle has its own stream back afterwards; None: that one.
+
+Raises
+------
+ArgumentError
+    The executor has been used, or is of another function.
+WorkspaceError, VendorError
+"""
+
+
+# ---------------------------------------------------------------- the functions
+
+
+@operation("grad_out input mean invstd weight sum_dy sum_dy_xmu grad_weight grad_bias", _RECIPES, _run)
 def reduce_backward(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    grad_weight: Any,
-    grad_bias: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, grad_out: Any, input: Any, mean: Any, invstd: Any, weight: Any, input_g: bool, weight_g: bool,
+    bias_g: bool, sum_dy: Any, sum_dy_xmu: Any, grad_weight: Any, grad_bias: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """The sums of a backward pass over one rank's batch (``aclnnBatchNormReduceBackward``).
 
     ``sum_dy = sum(grad_out)``, ``sum_dy_xmu = sum(grad_out * (input - mean))``, ``grad_weight = sum_dy_xmu * invstd``,
@@ -245,69 +273,33 @@ def reduce_backward(
     Calls (`pybnorm.operations`): backward_reduce; axpby for vectors that are not contiguous.
     Workspace: that of backward_reduce, which includes an array of x's size.
     """
-    _reduce_backward(
-        handle, grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g, sum_dy, sum_dy_xmu, grad_weight,
-        grad_bias,
-    ).run(workspace)  # fmt: skip
-
-
-def _reduce_backward(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    grad_weight: Any,
-    grad_bias: Any,
-) -> Sequence:
-    c = _Call(handle)
+    c = _Call(p)
     x = c.data("input", input)
     dy = c.data("grad_out", grad_out, x)
-    mu = c.vector("mean", mean, x)
-    iv = c.vector("invstd", invstd, x)
+    mu, iv = c.vector("mean", mean, x), c.vector("invstd", invstd, x)
     if weight is not None:
         c.vector("weight", weight, x)
-    masks = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
-    masks = {name: _arguments.boolean(value, name) for name, value in masks.items()}
-    wanted = {
-        "sum_dy": (sum_dy, "input_g"),
-        "sum_dy_xmu": (sum_dy_xmu, "input_g"),
-        "grad_weight": (grad_weight, "weight_g"),
-        "grad_bias": (grad_bias, "bias_g"),
-    }
+    given = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
+    masks = {name: _arguments.boolean(value, name) for name, value in given.items()}
+    wanted = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu, "grad_weight": grad_weight, "grad_bias": grad_bias}
     names = {"grad_weight": "dscale", "grad_bias": "dbias"}
-    results = {}
-    for name, (array, mask) in wanted.items():
-        if masks[mask]:
-            results[names.get(name, name)] = c.vector(name, array, x, output=True, why=f"{mask} is True")
-    c.check_overlaps()
+    results = {
+        names.get(name, name): c.vector(name, array, x, output=True, why=f"{_MASKS[name]} is True")
+        for name, array in wanted.items()
+        if masks[_MASKS[name]]
+    }
     if results:
-        c.then("backward_reduce", dy, x, mu, iv, **results)
-    return c.finish()
+        p.then("backward_reduce", dy, x, mu, iv, **results)
+    c.finish()
 
 
-# ---------------------------------------------------------------- stats
+batch_norm_reduce_backward_get_workspace_size, batch_norm_reduce_backward = _phases(
+    reduce_backward, "BatchNormReduceBackward"
+)
 
 
-def batch_norm_stats_get_workspace_size(
-    handle: Handle, input: Any, eps: float, mean: Any, invstd: Any
-) -> tuple[int, Executor]:
-    """First phase of ``aclnnBatchNormStats``; see `stats`, and `batch_norm_reduce_backward_get_workspace_size`."""
-    return _prepared("batch_norm_stats", _stats(handle, input, eps, mean, invstd))
-
-
-def batch_norm_stats(workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None:
-    """Second phase of ``aclnnBatchNormStats``; arguments as in `batch_norm_reduce_backward`."""
-    _execute("batch_norm_stats", workspace, workspace_size, executor, stream)
-
-
-def stats(handle: Handle, input: Any, eps: float, mean: Any, invstd: Any, *, workspace: Any = None) -> None:
+@operation("input mean invstd", _RECIPES, _run)
+def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspace: Any = None) -> None:
     """Mean and inverse deviation of one rank's batch (``aclnnBatchNormStats``).
 
     ``mean = sum(input) / m``, ``invstd = 1 / sqrt(sum((input - mean)**2) / m + eps)`` over all axes but 1.
@@ -337,74 +329,28 @@ def stats(handle: Handle, input: Any, eps: float, mean: Any, invstd: Any, *, wor
 
     Calls (`pybnorm.operations`): stats; fill for an empty batch. Workspace: that of stats.
     """
-    _stats(handle, input, eps, mean, invstd).run(workspace)
-
-
-def _stats(handle: Handle, input: Any, eps: float, mean: Any, invstd: Any) -> Sequence:
-    c = _Call(handle)
+    c = _Call(p)
     x = c.data("input", input)
     epsilon = _scalar("eps", eps)
     only = (DataType.FLOAT32,)
     mu = c.vector("mean", mean, x, output=True, dtypes=only)
     iv = c.vector("invstd", invstd, x, output=True, dtypes=only)
-    c.check_overlaps()
     if 0 in x.dims:
         for target in (mu, iv):
-            c.then("fill", 0.0, target)
+            p.fill(0.0, target)
     else:
-        c.then("stats", x, mean=mu, inv_variance=iv, epsilon=epsilon)
-    return c.finish()
+        p.then("stats", x, mean=mu, inv_variance=iv, epsilon=epsilon)
+    c.finish()
 
 
-# ---------------------------------------------------------------- gather
+batch_norm_stats_get_workspace_size, batch_norm_stats = _phases(stats, "BatchNormStats")
 
 
-def batch_norm_gather_stats_with_counts_get_workspace_size(
-    handle: Handle,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: float,
-    eps: float,
-    counts: Any,
-    mean_all: Any,
-    invstd_all: Any,
-) -> tuple[int, Executor]:
-    """First phase of ``aclnnBatchNormGatherStatsWithCounts``; see `gather_stats_with_counts`.
-
-    Returns and raises as `batch_norm_reduce_backward_get_workspace_size`. `counts` is read here, not in the second
-    phase.
-    """
-    return _prepared(
-        "batch_norm_gather_stats_with_counts",
-        _gather(handle, input, mean, invstd, running_mean, running_var, momentum, eps, counts, mean_all, invstd_all),
-    )
-
-
-def batch_norm_gather_stats_with_counts(
-    workspace: Any, workspace_size: int, executor: Executor, stream: Any = None
-) -> None:
-    """Second phase of ``aclnnBatchNormGatherStatsWithCounts``; arguments as in `batch_norm_reduce_backward`."""
-    _execute("batch_norm_gather_stats_with_counts", workspace, workspace_size, executor, stream)
-
-
+@operation("input mean invstd running_mean running_var mean_all invstd_all", _RECIPES, _run)
 def gather_stats_with_counts(
-    handle: Handle,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: float,
-    eps: float,
-    counts: Any,
-    mean_all: Any,
-    invstd_all: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, input: Any, mean: Any, invstd: Any, running_mean: Any, running_var: Any, momentum: float, eps: float,
+    counts: Any, mean_all: Any, invstd_all: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """Merge the statistics of all ranks (``aclnnBatchNormGatherStatsWithCounts``).
 
     With ``n = sum(counts)`` and ``variance_k = 1 / invstd_k**2 - eps``: ``mean_all = sum(counts_k * mean_k) / n``,
@@ -451,84 +397,43 @@ def gather_stats_with_counts(
     are not contiguous.
     Workspace: 1 to 3 float32 arrays of (R, C), and what the calls ask for.
     """
-    _gather(
-        handle, input, mean, invstd, running_mean, running_var, momentum, eps, counts, mean_all, invstd_all
-    ).run(workspace)  # fmt: skip
-
-
-def _gather(
-    handle: Handle,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: float,
-    eps: float,
-    counts: Any,
-    mean_all: Any,
-    invstd_all: Any,
-) -> Sequence:
-    c = _Call(handle)
+    c = _Call(p)
     x = c.data("input", input, read=False)
-    mu = c.rows("mean", mean, x)
-    iv = c.rows("invstd", invstd, x)
+    mu, iv = c.rows("mean", mean, x), c.rows("invstd", invstd, x)
     if iv.dims != mu.dims:
         _invalid("invstd", f"dims {iv.dims}", f"the dims of mean, {mu.dims}")
-    running: tuple[Any, Any] = (None, None)
+    running: dict[str, Buffer] = {}
     if _arguments.pair("running_mean", running_mean, "running_var", running_var):
-        running = (
-            c.vector("running_mean", running_mean, x, output=True, prior=True),
-            c.vector("running_var", running_var, x, output=True, prior=True),
-        )
-    factor = _scalar("momentum", momentum)
-    epsilon = _scalar("eps", eps)
+        running["running_mean"] = c.vector("running_mean", running_mean, x, output=True, prior=True)
+        running["running_variance"] = c.vector("running_var", running_var, x, output=True, prior=True)
+    factor, epsilon = _scalar("momentum", momentum), _scalar("eps", eps)
     elements = _whole_numbers("counts", counts)
     if len(elements) != mu.dims[0]:
         _invalid("counts", f"{len(elements)} counts", f"one for each of the {mu.dims[0]} rows of mean")
-    if sum(elements) < (1 if running[0] is None else 2):
-        least = "above 0" if running[0] is None else "above 1, because running statistics are updated"
+    if sum(elements) < (2 if running else 1):
+        least = "above 1, because running statistics are updated" if running else "above 0"
         _invalid("counts", elements, f"a sum {least}")
     all_mean = c.vector("mean_all", mean_all, x, output=True)
     all_iv = c.vector("invstd_all", invstd_all, x, output=True)
-    c.check_overlaps()
-
-    variances = c.scratch(mu.dims)
-    c.then("variance_from_inverse", c.packed(iv), variances, epsilon=epsilon)
-    c.then(
+    variances = p.scratch(mu.dims, DataType.FLOAT32)
+    p.then("variance_from_inverse", c.packed(iv), variances, epsilon=epsilon)
+    p.then(
         "gather_stats", c.wide(mu), None, elements, variances=variances, mean=all_mean, inv_variance=all_iv,
-        running_mean=running[0], running_variance=running[1], exponential_average_factor=factor, epsilon=epsilon,
+        **running, exponential_average_factor=factor, epsilon=epsilon,
     )  # fmt: skip
-    return c.finish()
+    c.finish()
 
 
-# ---------------------------------------------------------------- elemt
+batch_norm_gather_stats_with_counts_get_workspace_size, batch_norm_gather_stats_with_counts = _phases(
+    gather_stats_with_counts, "BatchNormGatherStatsWithCounts"
+)
 
 
-def batch_norm_elemt_get_workspace_size(
-    handle: Handle, input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float, output: Any
-) -> tuple[int, Executor]:
-    """First phase of ``aclnnBatchNormElemt``; see `elemt`, and `batch_norm_reduce_backward_get_workspace_size`."""
-    return _prepared("batch_norm_elemt", _elemt(handle, input, weight, bias, mean, invstd, eps, output))
-
-
-def batch_norm_elemt(workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None:
-    """Second phase of ``aclnnBatchNormElemt``; arguments as in `batch_norm_reduce_backward`."""
-    _execute("batch_norm_elemt", workspace, workspace_size, executor, stream)
-
-
+@operation("input weight bias mean invstd output", _RECIPES, _run)
 def elemt(
-    handle: Handle,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    invstd: Any,
-    eps: float,
-    output: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float, output: Any,
+    *, workspace: Any = None,
+) -> None:  # fmt: skip
     """Normalize by the statistics of all ranks (``aclnnBatchNormElemt``).
 
     ``output = weight * (input - mean) * invstd + bias``
@@ -560,70 +465,24 @@ def elemt(
     -----
     Calls (`pybnorm.operations`): elemt; axpby for vectors that are not contiguous. Workspace: that of elemt.
     """
-    _elemt(handle, input, weight, bias, mean, invstd, eps, output).run(workspace)
-
-
-def _elemt(
-    handle: Handle, input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float, output: Any
-) -> Sequence:
-    c = _Call(handle)
+    c = _Call(p)
     x = c.data("input", input)
     scale = None if weight is None else c.vector("weight", weight, x)
     shift = None if bias is None else c.vector("bias", bias, x)
-    mu = c.vector("mean", mean, x)
-    iv = c.vector("invstd", invstd, x)
+    mu, iv = c.vector("mean", mean, x), c.vector("invstd", invstd, x)
     _scalar("eps", eps)
-    y = c.data("output", output, x, output=True)
-    c.check_overlaps()
-    c.then("elemt", x, scale, shift, mu, iv, y)
-    return c.finish()
+    p.then("elemt", x, scale, shift, mu, iv, c.data("output", output, x, output=True))
+    c.finish()
 
 
-# ---------------------------------------------------------------- elemt backward
+batch_norm_elemt_get_workspace_size, batch_norm_elemt = _phases(elemt, "BatchNormElemt")
 
 
-def batch_norm_elemt_backward_get_workspace_size(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    counter: Any,
-    grad_input: Any,
-) -> tuple[int, Executor]:
-    """First phase of ``aclnnBatchNormElemtBackward``; see `elemt_backward`.
-
-    Returns and raises as `batch_norm_reduce_backward_get_workspace_size`. `counter` is read here, not in the second
-    phase.
-    """
-    return _prepared(
-        "batch_norm_elemt_backward",
-        _elemt_backward(handle, grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, counter, grad_input),
-    )
-
-
-def batch_norm_elemt_backward(workspace: Any, workspace_size: int, executor: Executor, stream: Any = None) -> None:
-    """Second phase of ``aclnnBatchNormElemtBackward``; arguments as in `batch_norm_reduce_backward`."""
-    _execute("batch_norm_elemt_backward", workspace, workspace_size, executor, stream)
-
-
+@operation("grad_out input mean invstd weight sum_dy sum_dy_xmu grad_input", _RECIPES, _run)
 def elemt_backward(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    counter: Any,
-    grad_input: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, grad_out: Any, input: Any, mean: Any, invstd: Any, weight: Any, sum_dy: Any, sum_dy_xmu: Any,
+    counter: Any, grad_input: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """The gradient of the input, from the sums of all ranks (``aclnnBatchNormElemtBackward``).
 
     With ``n = sum(counter)``: ``grad_input = weight * invstd * (grad_out - sum_dy / n - (input - mean) * invstd**2 *
@@ -661,50 +520,33 @@ def elemt_backward(
     Calls (`pybnorm.operations`): backward_elemt; axpby for vectors that are not contiguous.
     Workspace: that of backward_elemt.
     """
-    _elemt_backward(handle, grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, counter, grad_input).run(
-        workspace
-    )
-
-
-def _elemt_backward(
-    handle: Handle,
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    counter: Any,
-    grad_input: Any,
-) -> Sequence:
-    c = _Call(handle)
+    c = _Call(p)
     x = c.data("input", input)
     dy = c.data("grad_out", grad_out, x)
-    mu = c.vector("mean", mean, x)
-    iv = c.vector("invstd", invstd, x)
+    mu, iv = c.vector("mean", mean, x), c.vector("invstd", invstd, x)
     scale = None if weight is None else c.vector("weight", weight, x)
     sums = c.vector("sum_dy", sum_dy, x), c.vector("sum_dy_xmu", sum_dy_xmu, x)
     count = sum(_whole_numbers("counter", counter))
     if count < 1:
         _invalid("counter", counter, "a sum above 0")
-    dx = c.data("grad_input", grad_input, x, output=True)
-    c.check_overlaps()
-    c.then("backward_elemt", dy, x, mu, iv, scale, *sums, count, dx)
-    return c.finish()
+    p.then("backward_elemt", dy, x, mu, iv, scale, *sums, count, c.data("grad_input", grad_input, x, output=True))
+    c.finish()
+
+
+batch_norm_elemt_backward_get_workspace_size, batch_norm_elemt_backward = _phases(
+    elemt_backward, "BatchNormElemtBackward"
+)
 
 
 # ---------------------------------------------------------------- rules
 
 
-class _Call(Sequence):
-    """A sequence of operations on arrays that CANN's rules have been checked for."""
+class _Call:
+    """A program's arrays, checked by CANN's rules, and what is copied back to them at its end."""
 
-    def __init__(self, handle: Handle) -> None:
-        super().__init__(handle)
-        self._inputs: dict[str, Buffer] = {}
-        self._outputs: dict[str, Buffer] = {}
-        self._back: list[tuple[Scratch, Buffer]] = []
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._back: list[tuple[Buffer, Buffer]] = []
 
     def data(
         self, name: str, array: Any, like: Buffer | None = None, *, output: bool = False, read: bool = True
@@ -720,7 +562,7 @@ class _Call(Sequence):
         if like is not None and buffer.dtype != like.dtype:
             _invalid(name, f"dtype {buffer.dtype.short}", f"the dtype of input, {like.dtype.short}", ArgumentTypeError)
         if output or read:
-            (self._outputs if output else self._inputs)[name] = buffer
+            self.program.note(name, buffer, output)
         return buffer
 
     def vector(
@@ -733,7 +575,7 @@ class _Call(Sequence):
         prior: bool = False,
         why: str = "",
         dtypes: tuple[DataType, ...] = _DTYPES,
-    ) -> Buffer | Scratch:
+    ) -> Buffer:
         """Check a vector of C elements; itself, or a packed copy, which is copied back at the end if it is an output.
 
         `prior`: an output that is also read.
@@ -741,13 +583,12 @@ class _Call(Sequence):
         buffer = self._array(name, array, output=output, why=why, dtypes=dtypes)
         if buffer.dims != x.dims[1:2]:
             _invalid(name, f"dims {buffer.dims}", f"the channels of input, {x.dims[1:2]}")
-        (self._outputs if output else self._inputs)[name] = buffer
+        self.program.note(name, buffer, output)
         if not output:
             return self.packed(buffer)
         if buffer.strides == (1,):
             return buffer
-        copy = self.packed(buffer) if prior else self.scratch(buffer.dims, buffer.dtype)
-        assert isinstance(copy, Scratch)
+        copy = self.packed(buffer) if prior else self.program.scratch(buffer.dims, buffer.dtype)
         self._back.append((copy, buffer))
         return copy
 
@@ -756,44 +597,36 @@ class _Call(Sequence):
         buffer = self._array(name, array)
         if len(buffer.dims) != 2 or buffer.dims[0] == 0 or buffer.dims[1] != x.dims[1]:
             _invalid(name, f"dims {buffer.dims}", f"(ranks, channels of input): (R, {x.dims[1]}), R at least 1")
-        self._inputs[name] = buffer
+        self.program.note(name, buffer, False)
         return buffer
 
-    def packed(self, buffer: Buffer) -> Buffer | Scratch:
+    def packed(self, buffer: Buffer) -> Buffer:
         """The array, or a copy of it without gaps."""
         if _arguments.is_packed_vector(buffer.dims, buffer.strides):
             return buffer
-        copy = self.scratch(buffer.dims, buffer.dtype)
-        self.then("axpby", 1.0, buffer, 0.0, copy)
+        copy = self.program.scratch(buffer.dims, buffer.dtype)
+        self.program.axpby(1.0, buffer, 0.0, copy)
         return copy
 
-    def wide(self, buffer: Buffer) -> Buffer | Scratch:
+    def wide(self, buffer: Buffer) -> Buffer:
         """The array, or a float32 copy of one of 16 bits."""
         if buffer.dtype == DataType.FLOAT32:
             return buffer
-        copy = self.scratch(buffer.dims)
-        self.then("convert", self.packed(buffer), copy)
+        copy = self.program.scratch(buffer.dims, DataType.FLOAT32)
+        self.program.then("convert", self.packed(buffer), copy)
         return copy
 
-    def check_overlaps(self) -> None:
-        """Outputs have memory of their own."""
-        disjoint(self._outputs, self._inputs)
-
-    def finish(self) -> Sequence:
+    def finish(self) -> None:
         """Copy results back to vectors with gaps."""
         for copy, target in self._back:
-            self.then("axpby", 1.0, copy, 0.0, target)
-        return self
+            self.program.axpby(1.0, copy, 0.0, target)
 
     def _array(
         self, name: str, array: Any, *, output: bool = False, why: str = "", dtypes: tuple[DataType, ...] = _DTYPES
     ) -> Buffer:
         if array is None:
             raise ArgumentTypeError(name, None, f"an array{', because ' + why if why else ''} ({_NULLPTR})")
-        try:
-            buffer = data_buffer(self.handle, array, name, output=output)
-        except ArgumentTypeError as error:  # of no known dtype
-            _invalid(name, error.value, error.allowed, ArgumentTypeError)
+        buffer = self.program.array(name, array, output=output)
         if buffer.dtype not in dtypes:
             allowed = " or ".join(d.short for d in dtypes)
             _invalid(name, f"dtype {buffer.dtype.short}", allowed, ArgumentTypeError)
@@ -840,15 +673,3 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
             _invalid(name, values, allowed)
         result.append(int(number))
     return result
-
-
-def _prepared(function: str, sequence: Sequence) -> tuple[int, Executor]:
-    executor = Executor(function, sequence)
-    return executor.workspace_size, executor
-
-
-def _execute(function: str, workspace: Any, workspace_size: int, executor: Any, stream: Any) -> None:
-    if executor is None:
-        raise ArgumentTypeError("executor", None, f"an Executor ({_NULLPTR})")
-    _arguments.instance(executor, Executor, "executor", "an Executor")
-    executor._execute(function, workspace, workspace_size, stream)

@@ -29,16 +29,15 @@ DirectML calls the temporary resource. None will do on CPU backends.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
-from pybnorm._sequence import Scratch, Sequence, data_buffer, disjoint
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from pybnorm.operations.preparation import Recipe, alias, operation, prepare
+from pybnorm.operations.program import Program
 
 __all__ = [
     "ACTIVATIONS",
@@ -51,31 +50,16 @@ __all__ = [
 ]
 
 Dims = tuple[int, ...]
+_OPERATORS: dict[str, Recipe] = {}
 
 ACTIVATIONS = (
-    "celu",
-    "elu",
-    "gelu",
-    "hard_sigmoid",
-    "identity",
-    "leaky_relu",
-    "linear",
-    "parametric_softplus",
-    "relu",
-    "scaled_elu",
-    "scaled_tanh",
-    "shrink",
-    "sigmoid",
-    "softplus",
-    "softsign",
-    "tanh",
-    "thresholded_relu",
-)
+    "celu", "elu", "gelu", "hard_sigmoid", "identity", "leaky_relu", "linear", "parametric_softplus", "relu",
+    "scaled_elu", "scaled_tanh", "shrink", "sigmoid", "softplus", "softsign", "tanh", "thresholded_relu",
+)  # fmt: skip
 """What DirectML can fuse into these operators: the X of ``DML_OPERATOR_ACTIVATION_X``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """A fused activation, ``DML_OPERATOR_ACTIVATION_<KIND>``.
 
     ``identity``, ``linear`` (``alpha * value + beta``) and ``relu`` (``max(value, 0)``) are computed; the others are
@@ -90,20 +74,11 @@ class Activation:
     """Of ``linear``."""
 
 
+@operation("input mean variance scale bias output", _OPERATORS)
 def batch_normalization(
-    handle: Handle,
-    input: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any,
-    bias: Any,
-    output: Any,
-    spatial: bool = True,
-    epsilon: float = 1e-5,
-    fused_activation: Activation | str | None = None,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, input: Any, mean: Any, variance: Any, scale: Any, bias: Any, output: Any, spatial: bool = True,
+    epsilon: float = 1e-5, fused_activation: Activation | str | None = None, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """Normalize by given statistics.
 
     ``output = fused_activation(scale * (input - mean) / sqrt(variance + epsilon) + bias)``
@@ -143,26 +118,32 @@ def batch_normalization(
     scale and bias; for ``relu``, forward_inference into scratch and relu from there.
     Workspace: up to 6 float32 vectors of that union, an array like `output` for ``relu``, and what the calls ask for.
     """
-    _inference(
-        handle, input, mean, variance, scale, bias, output, spatial=spatial, epsilon=epsilon,
-        fused_activation=fused_activation,
-    ).run(workspace)  # fmt: skip
+    x = _data(p, "input", input)
+    given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
+    vectors = {name: _parameter(p, name, array, x) for name, array in given.items()}
+    y = _like_input(p, "output", output, x, output=True)
+    if not _arguments.boolean(spatial, "spatial"):
+        for name in ("mean", "variance"):
+            if vectors[name].dims[-2:] != x.dims[-2:]:
+                allowed = f"Height and Width of input, {x.dims[-2:]}, because spatial is False"
+                raise ArgumentError(name, f"dims {vectors[name].dims}", allowed)
+    activation = _activation(p.handle, fused_activation, "batch_normalization")
+    axis = _kept(*(v.dims for v in vectors.values()))
+    spread = _spread(p, vectors, tuple(d if a in axis else 1 for a, d in enumerate(x.dims)))
+    gain, shift = _linear(p, activation, spread["scale"], spread["bias"])
+    target = _before(p, activation, y)
+    p.then("forward_inference", x, gain, shift, spread["mean"], spread["variance"], target, epsilon=epsilon, axis=axis)
+    _activate(p, target, y)
 
 
+@operation(
+    "input input_gradient mean variance scale output_gradient output_scale_gradient output_bias_gradient", _OPERATORS
+)
 def batch_normalization_grad(
-    handle: Handle,
-    input: Any,
-    input_gradient: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any,
-    output_gradient: Any,
-    output_scale_gradient: Any,
-    output_bias_gradient: Any,
-    epsilon: float = 1e-5,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, input: Any, input_gradient: Any, mean: Any, variance: Any, scale: Any, output_gradient: Any,
+    output_scale_gradient: Any, output_bias_gradient: Any, epsilon: float = 1e-5, *, workspace: Any = None,
+    _operation: str = "backward_frozen",
+) -> None:  # fmt: skip
     """Gradients of `batch_normalization`: the statistics are constants.
 
     ``output_gradient = input_gradient * scale / sqrt(variance + epsilon)``,
@@ -195,26 +176,21 @@ def batch_normalization_grad(
     -----
     Calls (`pybnorm.operations`): backward_frozen; its workspace.
     """
-    _grad(
-        "backward_frozen", handle, input, input_gradient, mean, variance, scale, output_gradient,
-        output_scale_gradient, output_bias_gradient, epsilon=epsilon,
-    ).run(workspace)  # fmt: skip
+    x = _data(p, "input", input)
+    dy = _like_input(p, "input_gradient", input_gradient, x)
+    mu = _parameter(p, "mean", mean, x)
+    v, s = (_parameter(p, n, a, x, like=("mean", mu)) for n, a in (("variance", variance), ("scale", scale)))
+    dx = _like_input(p, "output_gradient", output_gradient, x, output=True)
+    given = {"output_scale_gradient": output_scale_gradient, "output_bias_gradient": output_bias_gradient}
+    ds, db = (_parameter(p, n, a, x, like=("mean", mu), output=True) for n, a in given.items())
+    p.then(_operation, x, dy, mu, v, s, dx, ds, db, epsilon=epsilon, axis=_kept(mu.dims))
 
 
+@operation("input scale bias fused_add output output_mean output_variance", _OPERATORS)
 def batch_normalization_training(
-    handle: Handle,
-    input: Any,
-    scale: Any,
-    bias: Any,
-    fused_add: Any,
-    output: Any,
-    output_mean: Any,
-    output_variance: Any,
-    epsilon: float = 1e-5,
-    fused_activation: Activation | str | None = None,
-    *,
-    workspace: Any = None,
-) -> None:
+    p: Program, input: Any, scale: Any, bias: Any, fused_add: Any, output: Any, output_mean: Any, output_variance: Any,
+    epsilon: float = 1e-5, fused_activation: Activation | str | None = None, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """Normalize by the batch's own statistics, and return them.
 
     ``output = fused_activation(scale * (input - mean) / sqrt(variance + epsilon) + bias + fused_add)``; mean and
@@ -257,26 +233,40 @@ def batch_normalization_training(
     Workspace: up to 7 float32 vectors of `scale`'s size, an array like `output` for ``relu``, and what the calls ask
     for.
     """
-    _training(
-        handle, input, scale, bias, fused_add, output, output_mean, output_variance, epsilon=epsilon,
-        fused_activation=fused_activation,
-    ).run(workspace)  # fmt: skip
+    x = _data(p, "input", input)
+    s = _parameter(p, "scale", scale, x)
+    b = _parameter(p, "bias", bias, x, like=("scale", s))
+    z = None if fused_add is None else _like_input(p, "fused_add", fused_add, x)
+    y = _like_input(p, "output", output, x, output=True)
+    given = {"output_mean": output_mean, "output_variance": output_variance}
+    mean, variance = (_parameter(p, n, a, x, like=("scale", s), output=True) for n, a in given.items())
+    activation = _activation(p.handle, fused_activation, "batch_normalization_training")
+    axis = _kept(s.dims)
+    count = _arguments.numel(x.dims) // _arguments.numel(s.dims)
+    gain, shift = _linear(p, activation, s, b)
+    target = _before(p, activation, y)
+    if z is not None:
+        p.then("axpby", 1.0, z, 0.0, target)
+    options: dict[str, Any] = {"beta": 0.0 if z is None else activation.alpha, "epsilon": epsilon, "axis": axis}
+    options |= {"saved_mean": mean, "saved_inv_variance": _vector(p, s.dims)}
+    unbiased, factor = _vector(p, s.dims), _vector(p, s.dims)
+    if count > 1:
+        old = _vector(p, s.dims)
+        for vector in (old, unbiased):  # of factor 1, but 0 * NaN would still be NaN
+            p.fill(0.0, vector)
+        options |= {"running_mean": old, "running_variance": unbiased, "exponential_average_factor": 1.0}
+    p.then("forward_training", x, gain, shift, target, **options)
+    _activate(p, target, y)
+    p.fill(float(count > 1), factor)
+    if count > 1:
+        p.then("multiply", unbiased, factor, variance, alpha=(count - 1) / count)
+    else:  # times 0: NaN where the one element is not finite
+        p.then("multiply", mean, factor, variance)
 
 
-def batch_normalization_training_grad(
-    handle: Handle,
-    input: Any,
-    input_gradient: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any,
-    output_gradient: Any,
-    output_scale_gradient: Any,
-    output_bias_gradient: Any,
-    epsilon: float = 1e-5,
-    *,
-    workspace: Any = None,
-) -> None:
+batch_normalization_training_grad = alias(
+    batch_normalization_grad,
+    "batch_normalization_training_grad",
     """Gradients of `batch_normalization_training` without its fused parts.
 
     With ``c = 1 / sqrt(variance + epsilon)`` and averages over the axes in which the parameters have size 1:
@@ -309,11 +299,10 @@ def batch_normalization_training_grad(
     Notes
     -----
     Calls (`pybnorm.operations`): training_grad; its workspace.
-    """
-    _grad(
-        "training_grad", handle, input, input_gradient, mean, variance, scale, output_gradient,
-        output_scale_gradient, output_bias_gradient, epsilon=epsilon,
-    ).run(workspace)  # fmt: skip
+    """,
+    _OPERATORS,
+    _operation="training_grad",
+)
 
 
 def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: Any) -> int:
@@ -336,60 +325,103 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     ArgumentError, ArgumentTypeError, UnsupportedError
         As the operator would.
     """
-    build = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
-    if build is None:
+    recipe = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
+    if recipe is None:
         raise ArgumentError("operator", operator, "one of " + ", ".join(_OPERATORS))
-    return build(handle, *arguments, **options).check()
+    prepared, addresses, _ = prepare(handle, recipe, recipe.bind(handle, *arguments, **options))
+    prepared.check(addresses)
+    return prepared.nbytes
 
 
 # ---------------------------------------------------------------- rules
 
 
-def _data(handle: Handle, array: Any, argument: str, *, output: bool = False) -> Buffer:
-    buffer = data_buffer(handle, array, argument, output=output)
-    _arguments.dims(buffer.dims, argument, low=1, high=8)
+def _data(p: Program, name: str, array: Any) -> Buffer:
+    buffer = p.array(name, array)
+    _arguments.dims(buffer.dims, name, low=1, high=8)
     if buffer.dtype not in (DataType.FLOAT32, DataType.FLOAT16):
-        raise ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", "f32 or f16: what DirectML's operator takes")
+        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", "f32 or f16: what DirectML's operator takes")
+    p.note(name, buffer, False)
     return buffer
 
 
-def _like_input(handle: Handle, array: Any, argument: str, x: Buffer, *, output: bool = False) -> Buffer:
-    buffer = data_buffer(handle, array, argument, output=output)
+def _like_input(p: Program, name: str, array: Any, x: Buffer, *, output: bool = False) -> Buffer:
+    buffer = p.array(name, array, output=output)
     if buffer.dims != x.dims:
-        raise ArgumentError(argument, f"dims {buffer.dims}", f"the Sizes of input, {x.dims}")
-    return _same_type(buffer, argument, x)
+        raise ArgumentError(name, f"dims {buffer.dims}", f"the Sizes of input, {x.dims}")
+    p.note(name, buffer, output)
+    return _same_type(name, buffer, x)
 
 
-def _same_type(buffer: Buffer, argument: str, x: Buffer) -> Buffer:
+def _same_type(name: str, buffer: Buffer, x: Buffer) -> Buffer:
     if buffer.dtype != x.dtype:
-        raise ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", f"the DataType of input, {x.dtype.short}")
+        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"the DataType of input, {x.dtype.short}")
     return buffer
 
 
-def _parameter(handle: Handle, array: Any, argument: str, x: Buffer, *, output: bool = False) -> Buffer:
-    buffer = handle.buffer(array, argument, output=output)
-    if len(buffer.dims) != len(x.dims):
-        raise ArgumentError(argument, f"dims {buffer.dims}", f"the DimensionCount of input, {len(x.dims)}")
-    if any(d not in (1, of_x) for d, of_x in zip(buffer.dims, x.dims, strict=True)):
-        raise ArgumentError(argument, f"dims {buffer.dims}", f"each size 1 or that of input, {x.dims}")
-    _same_type(buffer, argument, x)
-    if not _arguments.is_packed_vector(buffer.dims, buffer.strides):
-        raise ArgumentError(argument, f"strides {buffer.strides}", "a contiguous array")
-    return buffer
-
-
-def _like_parameter(
-    handle: Handle, array: Any, argument: str, x: Buffer, other: str, first: Buffer, *, output: bool = False
+def _parameter(
+    p: Program, name: str, array: Any, x: Buffer, *, like: tuple[str, Buffer] | None = None, output: bool = False
 ) -> Buffer:
-    buffer = _parameter(handle, array, argument, x, output=output)
-    if buffer.dims != first.dims:
-        raise ArgumentError(argument, f"dims {buffer.dims}", f"the Sizes of {other}, {first.dims}")
+    buffer = p.handle.buffer(array, name, output=output)
+    if len(buffer.dims) != len(x.dims):
+        raise ArgumentError(name, f"dims {buffer.dims}", f"the DimensionCount of input, {len(x.dims)}")
+    if any(d not in (1, of_x) for d, of_x in zip(buffer.dims, x.dims, strict=True)):
+        raise ArgumentError(name, f"dims {buffer.dims}", f"each size 1 or that of input, {x.dims}")
+    _same_type(name, buffer, x)
+    if not _arguments.is_packed_vector(buffer.dims, buffer.strides):
+        raise ArgumentError(name, f"strides {buffer.strides}", "a contiguous array")
+    if like is not None and buffer.dims != like[1].dims:
+        raise ArgumentError(name, f"dims {buffer.dims}", f"the Sizes of {like[0]}, {like[1].dims}")
+    p.note(name, buffer, output)
     return buffer
+
+
+def _vector(p: Program, dims: Dims) -> Buffer:
+    return p.scratch(dims, DataType.FLOAT32)
 
 
 def _kept(*sizes: Dims) -> Dims:
     """The axes in which any of these has parameters."""
     return tuple(a for a, of_axis in enumerate(zip(*sizes, strict=True)) if any(d != 1 for d in of_axis))
+
+
+def _spread(p: Program, vectors: dict[str, Buffer], union: Dims) -> dict[str, Buffer]:
+    """The vectors in the sizes of `union`: themselves, or spread as the bias of a normalization of zeros."""
+    result = dict(vectors)
+    smaller = [name for name, v in vectors.items() if v.dims != union]
+    if not smaller:
+        return result
+    zeros, ones = _vector(p, union), _vector(p, union)
+    p.fill(0.0, zeros)
+    p.fill(1.0, ones)
+    for name in smaller:
+        v = vectors[name]
+        result[name] = _vector(p, union)
+        zero, one = (b._replace(dims=v.dims, strides=_arguments.packed_strides(v.dims)) for b in (zeros, ones))
+        p.then("forward_inference", zeros, one, v, zero, one, result[name], epsilon=0.0, axis=_kept(v.dims))
+    return result
+
+
+def _before(p: Program, activation: Activation, y: Buffer) -> Buffer:
+    """Where to put what the activation is applied to; rounded there to y's dtype, which commutes with max(value, 0)."""
+    return p.scratch_like(y) if activation.kind == "relu" else y
+
+
+def _activate(p: Program, before: Buffer, y: Buffer) -> None:
+    if before is not y:
+        p.relu(before, y)
+
+
+def _linear(p: Program, activation: Activation, scale: Buffer, bias: Buffer) -> tuple[Buffer, Buffer]:
+    """Scale and bias with ``alpha * value + beta`` taken in, in float32."""
+    if (activation.alpha, activation.beta) == (1.0, 0.0):
+        return scale, bias
+    ones, gain, shift = (_vector(p, scale.dims) for _ in range(3))
+    p.fill(1.0, ones)
+    p.then("multiply", scale, ones, gain, alpha=activation.alpha)
+    p.fill(activation.beta, shift)
+    p.then("multiply", bias, ones, shift, alpha=activation.alpha, beta=1.0)
+    return gain, shift
 
 
 def _activation(handle: Handle, value: Any, function: str) -> Activation:
@@ -415,172 +447,3 @@ def _activation(handle: Handle, value: Any, function: str) -> Activation:
         library=handle.library.path,
         version=handle.library.version,
     )
-
-
-# ---------------------------------------------------------------- the operators
-
-
-def _inference(
-    handle: Handle,
-    input: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any,
-    bias: Any,
-    output: Any,
-    spatial: bool = True,
-    epsilon: float = 1e-5,
-    fused_activation: Activation | str | None = None,
-) -> Sequence:
-    x = _data(handle, input, "input")
-    given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
-    vectors = {name: _parameter(handle, array, name, x) for name, array in given.items()}
-    y = _like_input(handle, output, "output", x, output=True)
-    if not _arguments.boolean(spatial, "spatial"):
-        for name in ("mean", "variance"):
-            if vectors[name].dims[-2:] != x.dims[-2:]:
-                allowed = f"Height and Width of input, {x.dims[-2:]}, because spatial is False"
-                raise ArgumentError(name, f"dims {vectors[name].dims}", allowed)
-    activation = _activation(handle, fused_activation, "batch_normalization")
-    disjoint({"output": y}, {"input": x, **vectors})
-
-    sequence = Sequence(handle)
-    axis = _kept(*(v.dims for v in vectors.values()))
-    spread = _spread(sequence, vectors, tuple(d if a in axis else 1 for a, d in enumerate(x.dims)))
-    gain, shift = _linear(sequence, activation, spread["scale"], spread["bias"])
-    target = _before(sequence, activation, y)
-    sequence.then(
-        "forward_inference", x, gain, shift, spread["mean"], spread["variance"], target, epsilon=epsilon, axis=axis
-    )
-    _activate(sequence, target, y)
-    return sequence
-
-
-def _spread(sequence: Sequence, vectors: dict[str, Buffer], union: Dims) -> dict[str, Any]:
-    """The vectors in the sizes of `union`: themselves, or spread as the bias of a normalization of zeros."""
-    result: dict[str, Any] = dict(vectors)
-    smaller = [name for name, v in vectors.items() if v.dims != union]
-    if not smaller:
-        return result
-    zeros, ones = sequence.scratch(union), sequence.scratch(union)
-    sequence.then("fill", 0.0, zeros)
-    sequence.then("fill", 1.0, ones)
-    for name in smaller:
-        v = vectors[name]
-        result[name] = sequence.scratch(union)
-        sequence.then(
-            "forward_inference", zeros, ones.view(v.dims), v, zeros.view(v.dims), ones.view(v.dims), result[name],
-            epsilon=0.0, axis=_kept(v.dims),
-        )  # fmt: skip
-    return result
-
-
-def _before(sequence: Sequence, activation: Activation, y: Buffer) -> Buffer | Scratch:
-    """Where to put what the activation is applied to; rounded there to y's dtype, which commutes with max(value, 0)."""
-    return sequence.scratch_like(y) if activation.kind == "relu" else y
-
-
-def _activate(sequence: Sequence, before: Buffer | Scratch, y: Buffer) -> None:
-    if before is not y:
-        sequence.then("relu", before, y)
-
-
-def _linear(sequence: Sequence, activation: Activation, scale: Any, bias: Any) -> tuple[Any, Any]:
-    """Scale and bias with ``alpha * value + beta`` taken in, in float32."""
-    if (activation.alpha, activation.beta) == (1.0, 0.0):
-        return scale, bias
-    ones: Scratch = sequence.scratch(scale.dims)
-    gain, shift = sequence.scratch(scale.dims), sequence.scratch(scale.dims)
-    sequence.then("fill", 1.0, ones)
-    sequence.then("multiply", scale, ones, gain, alpha=activation.alpha)
-    sequence.then("fill", activation.beta, shift)
-    sequence.then("multiply", bias, ones, shift, alpha=activation.alpha, beta=1.0)
-    return gain, shift
-
-
-def _training(
-    handle: Handle,
-    input: Any,
-    scale: Any,
-    bias: Any,
-    fused_add: Any,
-    output: Any,
-    output_mean: Any,
-    output_variance: Any,
-    epsilon: float = 1e-5,
-    fused_activation: Activation | str | None = None,
-) -> Sequence:
-    x = _data(handle, input, "input")
-    s = _parameter(handle, scale, "scale", x)
-    b = _like_parameter(handle, bias, "bias", x, "scale", s)
-    z = None if fused_add is None else _like_input(handle, fused_add, "fused_add", x)
-    y = _like_input(handle, output, "output", x, output=True)
-    mean = _like_parameter(handle, output_mean, "output_mean", x, "scale", s, output=True)
-    variance = _like_parameter(handle, output_variance, "output_variance", x, "scale", s, output=True)
-    activation = _activation(handle, fused_activation, "batch_normalization_training")
-    disjoint(
-        {"output": y, "output_mean": mean, "output_variance": variance},
-        {"input": x, "scale": s, "bias": b, "fused_add": z},
-    )
-
-    sequence = Sequence(handle)
-    axis = _kept(s.dims)
-    count = _arguments.numel(x.dims) // _arguments.numel(s.dims)
-    gain, shift = _linear(sequence, activation, s, b)
-    target = _before(sequence, activation, y)
-    if z is not None:
-        sequence.then("axpby", 1.0, z, 0.0, target)
-    options: dict[str, Any] = {"beta": 0.0 if z is None else activation.alpha, "epsilon": epsilon, "axis": axis}
-    options |= {"saved_mean": mean, "saved_inv_variance": sequence.scratch(s.dims)}
-    unbiased, factor = sequence.scratch(s.dims), sequence.scratch(s.dims)
-    if count > 1:
-        old = sequence.scratch(s.dims)
-        for vector in (old, unbiased):  # of factor 1, but 0 * NaN would still be NaN
-            sequence.then("fill", 0.0, vector)
-        options |= {"running_mean": old, "running_variance": unbiased, "exponential_average_factor": 1.0}
-    sequence.then("forward_training", x, gain, shift, target, **options)
-    _activate(sequence, target, y)
-    sequence.then("fill", float(count > 1), factor)
-    if count > 1:
-        sequence.then("multiply", unbiased, factor, variance, alpha=(count - 1) / count)
-    else:  # times 0: NaN where the one element is not finite
-        sequence.then("multiply", mean, factor, variance)
-    return sequence
-
-
-def _grad(
-    operation: str,
-    handle: Handle,
-    input: Any,
-    input_gradient: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any,
-    output_gradient: Any,
-    output_scale_gradient: Any,
-    output_bias_gradient: Any,
-    epsilon: float = 1e-5,
-) -> Sequence:
-    x = _data(handle, input, "input")
-    dy = _like_input(handle, input_gradient, "input_gradient", x)
-    mu = _parameter(handle, mean, "mean", x)
-    v = _like_parameter(handle, variance, "variance", x, "mean", mu)
-    s = _like_parameter(handle, scale, "scale", x, "mean", mu)
-    dx = _like_input(handle, output_gradient, "output_gradient", x, output=True)
-    ds = _like_parameter(handle, output_scale_gradient, "output_scale_gradient", x, "mean", mu, output=True)
-    db = _like_parameter(handle, output_bias_gradient, "output_bias_gradient", x, "mean", mu, output=True)
-    disjoint(
-        {"output_gradient": dx, "output_scale_gradient": ds, "output_bias_gradient": db},
-        {"input": x, "input_gradient": dy, "mean": mu, "variance": v, "scale": s},
-    )
-    sequence = Sequence(handle)
-    sequence.then(operation, x, dy, mu, v, s, dx, ds, db, epsilon=epsilon, axis=_kept(mu.dims))
-    return sequence
-
-
-_OPERATORS: dict[str, Callable[..., Sequence]] = {
-    "batch_normalization": _inference,
-    "batch_normalization_grad": lambda *a, **o: _grad("backward_frozen", *a, **o),
-    "batch_normalization_training": _training,
-    "batch_normalization_training_grad": lambda *a, **o: _grad("training_grad", *a, **o),
-}

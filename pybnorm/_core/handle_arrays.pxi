@@ -138,6 +138,12 @@ cdef class _HandleArrays(_HandleLife):
                     key.append(_keyed(value))
                 elif value is None or type(value) is int:
                     key.append((value,))  # which is no 1.0
+                elif type(value) is bool or type(value) is str:
+                    key.append((type(value), value))
+                elif type(type(value)) is type and issubclass(type(value), tuple) and type(value) is not tuple:
+                    fields = [(type(v), _keyed(v) if type(v) is float else v) for v in <tuple>value]
+                    keep = keep and all([kind is float or kind is int or kind is str for kind, _ in fields])
+                    key.append((type(value), *fields))  # a named one's
                 elif (type(value) is list or type(value) is tuple) and all([type(v) is int for v in value]):
                     key.append((type(value), *value))
                 else:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from pybnorm import _arguments
 from pybnorm._core import SLOT_BITS, Handle
@@ -43,7 +43,9 @@ class Recipe:
             raise TypeError(f"{make.__name__} has no argument {missing}")
         self.arrays = tuple([name if name in declared else None for name in self.names])
 
-    def function(self, module: str, doc: str, body: str, *, query: bool = False, **use: Any) -> Callable[..., Any]:
+    def function(
+        self, module: str, doc: str, body: str, *, name: str = "", query: bool = False, **use: Any
+    ) -> Callable[..., Any]:
         """A function with the arguments of the recipe behind ``handle``, which makes the call `body` with them.
 
         Its text is made, as `dataclasses` does: Python's own binding of arguments is faster than any other, and its
@@ -57,7 +59,7 @@ class Recipe:
         use = {**self.make.__globals__, "Handle": Handle, "defaults": {p.name: p.default for p in given}, **use}
         shown = [p if p.default is p.empty else p.replace(default=_Default(p.name)) for p in given]
         bare = inspect.Signature([p.replace(annotation=p.empty) for p in shown])
-        name = self.name
+        name = name or self.name
         values = "".join([f"{n}, " for n in self.names])
         exec(f"def {name}{bare}: return {body.replace('values', f'({values})')}", use)
         made: Callable[..., Any] = use[name]
@@ -82,39 +84,46 @@ class _Default:
 
 
 def operation(
-    arrays: str,
+    arrays: str, recipes: dict[str, Recipe] = RECIPES, run: Callable[..., None] | None = None
 ) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
-    """Make a recipe an operation of this package: a function of a handle in place of the program.
+    """Make a recipe an operation: a function of a handle in place of the program.
 
-    `arrays` says which of the arguments are arrays. The documentation of ``axis`` and ``workspace``, and the errors
-    that all operations raise, are added.
+    `arrays` says which of the arguments are arrays. Those of this package get the documentation of ``axis`` and
+    ``workspace`` and of the errors that all raise; other modules keep `recipes` of their own, and may have a `run`.
     """
 
-    def register(
-        make: Callable[Concatenate[Program, _P], None],
-    ) -> Callable[Concatenate[Handle, _P], None]:
-        return _registered(Recipe(make.__name__, make, arrays, {}), make.__doc__ or "")
+    def register(make: Callable[Concatenate[Program, _P], None]) -> Callable[Concatenate[Handle, _P], None]:
+        return _registered(Recipe(make.__name__, make, arrays, {}), make.__doc__ or "", recipes, run)
 
     return register
 
 
 def alias(
-    function: Callable[Concatenate[Handle, _P], None], name: str, doc: str, **fixed: Any
+    function: Callable[Concatenate[Handle, _P], None],
+    name: str,
+    doc: str,
+    recipes: dict[str, Recipe] = RECIPES,
+    **fixed: Any,
 ) -> Callable[Concatenate[Handle, _P], None]:
     """The same recipe by another name, with `fixed` arguments that are not the caller's."""
-    known = RECIPES[function.__name__]
-    return _registered(Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed), doc)
+    known = recipes[function.__name__]
+    return _registered(Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed), doc, recipes, None)
 
 
-def _registered(recipe: Recipe, doc: str) -> Callable[..., None]:
-    RECIPES[recipe.name] = recipe
-    head, _, notes = inspect.cleandoc(doc).partition("\n\nNotes\n")
-    if "workspace" not in head:
-        head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
-    if "\nRaises\n" not in head:
-        head += "\n\nRaises\n------\nArgumentError, UnsupportedError, VendorError"
-    doc = f"{head}\n\nNotes\n{notes}\n"
-    return recipe.function("pybnorm.operations", doc, "run(handle, workspace, recipe, values)", run=run, recipe=recipe)
+def _registered(
+    recipe: Recipe, doc: str, recipes: dict[str, Recipe], run: Callable[..., None] | None
+) -> Callable[..., None]:
+    recipes[recipe.name] = recipe
+    module, doc = recipe.make.__module__, inspect.cleandoc(doc)
+    if recipes is RECIPES:
+        module = "pybnorm.operations"
+        head, _, notes = doc.partition("\n\nNotes\n")
+        if "workspace" not in head:
+            head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
+        if "\nRaises\n" not in head:
+            head += "\n\nRaises\n------\nArgumentError, UnsupportedError, VendorError"
+        doc = f"{head}\n\nNotes\n{notes}\n"
+    return recipe.function(module, doc, "run(handle, workspace, recipe, values)", run=run or perform, recipe=recipe)
 
 
 def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Prepared, tuple[int, ...], list[Any]]:
@@ -157,6 +166,25 @@ def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Pr
     return found, addresses, held
 
 
+class Checked(NamedTuple):
+    """An operation that has been checked, and where its arrays lie."""
+
+    handle: Handle
+    operation: str
+    prepared: Prepared
+    addresses: tuple[int, ...]
+    held: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of workspace."""
+        return self.prepared.nbytes
+
+    def execute(self, workspace: Any) -> None:
+        """Make the calls."""
+        self.prepared.execute(self.handle, self.operation, self.addresses, workspace)
+
+
 def prepare_named(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Any:
     """`prepare` of an operation of this package, with the defaults of its function."""
     recipe = RECIPES[operation]
@@ -177,7 +205,7 @@ def _prepare(handle: Handle, recipe: Recipe, values: list[Any]) -> Prepared:
     return made.finish()
 
 
-def run(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]) -> None:
+def perform(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]) -> None:
     """Check an operation and make its calls."""
     prepared, addresses, _held = prepare(handle, recipe, values)
     prepared.execute(handle, recipe.name, addresses, workspace)

@@ -164,6 +164,14 @@ class Program:
         self.note(name, buffer, output)
         return buffer
 
+    def array(self, name: str, array: Any, *, output: bool = False) -> Buffer:
+        """Check an array of positive strides that do not overlap; axes may be empty."""
+        buffer = self.handle.buffer(array, name, output=output)
+        if 0 not in buffer.dims:
+            steps = tuple(max(1, s) if d == 1 else s for d, s in zip(buffer.dims, buffer.strides, strict=True))
+            buffer = buffer._replace(strides=_arguments.strides(steps, buffer.dims, name))
+        return buffer
+
     def flat(self, name: str, array: Any, dims: Dims, output: bool = False) -> Buffer:
         """Check a contiguous array of these dims; a view of it with one axis."""
         buffer = self.handle.buffer(array, name, output=output)
@@ -219,6 +227,14 @@ class Program:
         self.most = max(self.most, self.used)
         steps = _arguments.packed_strides(dims) if strides is None else strides
         return Buffer(start, dims, steps, dtype, *self.device, True, None)
+
+    def scratch_like(self, array: Buffer) -> Buffer:
+        """A new array with the dims, dtype and memory order of another one, without its gaps."""
+        strides, step = [0] * len(array.dims), 1
+        for a in sorted(range(len(array.dims)), key=lambda a: (array.strides[a], -a)):
+            strides[a] = step
+            step *= array.dims[a]
+        return self.scratch(array.dims, array.dtype, tuple(strides))
 
     def vector(self, shape: _Shape) -> Buffer:
         """An uninitialised parameter vector."""

@@ -415,7 +415,7 @@ GOOD: dict[str, dict[str, Any]] = {
         for name in ("stats", "gather_stats_with_counts", "elemt", "reduce_backward", "elemt_backward")
     },
     "pybnorm.cann.Executor": {
-        **{"function": is_("batch_norm_stats"), "sequence": lambda w: executor("batch_norm_stats")(w)._sequence},
+        **{"function": is_("batch_norm_stats"), "call": lambda w: executor("batch_norm_stats")(w)._call},
     },
     "pybnorm.miopen": MIOPEN,
     "pybnorm.miopen.ActivationDescriptor": {"mode": is_(0)},

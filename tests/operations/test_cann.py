@@ -528,7 +528,7 @@ def test_the_given_stream_is_the_one_that_computes(bench, monkeypatch):
     with pybnorm.Handle(bench.handle.backend) as other:
         cann.batch_norm_reduce_backward(address, size, executor, other.stream)
         bench.device.synchronize()
-        assert seen == [("backward_reduce", other.stream)]
+        assert seen == [("reduce_backward", other.stream)]
 
 
 def test_the_executor_keeps_its_arrays_alive(bench):
@@ -629,6 +629,18 @@ def test_null(bench, name, field):
             refuse(bench, name, good(name) | {field: None}, field, "or both absent")
         return
     refuse(bench, name, good(name) | {field: None}, field, NULLPTR, pybnorm.ArgumentTypeError)
+
+
+def test_what_is_masked_off_is_not_looked_at(bench):
+    arguments = good("reduce_backward") | dict.fromkeys(("input_g", "weight_g"), False)
+    arguments = {n: upload(bench, a) if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
+    arguments |= dict.fromkeys(("sum_dy", "sum_dy_xmu", "grad_weight"), "no array")
+    size, _ = cann.batch_norm_reduce_backward_get_workspace_size(bench.handle, **arguments)
+    _, address = bench.memory(size)
+    cann.reduce_backward(bench.handle, **arguments, workspace=(address, size))
+    with pytest.raises(pybnorm.ArgumentTypeError, match="ACLNN_ERR_PARAM_INVALID") as caught:
+        cann.reduce_backward(bench.handle, **arguments | {"input_g": True})
+    assert caught.value.argument == "sum_dy"
 
 
 def test_null_where_its_mask_is_set_says_so(bench):
