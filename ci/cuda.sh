@@ -15,6 +15,26 @@ parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(info plans tests smoke full examples)
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+# Only what an earlier run made, which is listed beside it, or an empty file is replaced or removed.
+made=$out/.cuda.sh todo=()
+for part in "${parts[@]}"; do
+    names=("cuda-$part.txt")
+    case $part in
+    full) names+=(full.json full.txt cuda-full.json) ;;
+    compare) names+=(runs.tar.gz) ;;
+    bench) names+=(bench.json bench.svg cuda-bench.json cuda-bench.svg) ;;
+    esac
+    for name in "${names[@]}"; do
+        file=$out/$name
+        if [ -L "$file" ] || { [ -e "$file" ] && [ ! -f "$file" ]; } ||
+            { [ -s "$file" ] && ! grep -qxF -e "$name" "$made" 2>/dev/null; }; then
+            echo "ci/cuda.sh: $file is there and not of an earlier run: take it away, or name another DIR"
+            exit 2
+        fi
+        todo+=("$name")
+    done
+done
+printf '%s\n' "${todo[@]}" >>"$made"
 trap '[ -z "$temporary_venv" ] || rm -rf "$temporary_venv"' EXIT
 if [ "${VENV:-}" != none ] && [ -z "${EXTRAS:-}" ]; then
     cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p') || true

@@ -1,8 +1,9 @@
 """Replaces and removes only regular files that pybnorm made, recognised by their content.
 
-Anything else under the name (another file, an empty file, a folder, a device, a link to another user's file) is left
-unchanged and named in an error. A link stays a link; the rule applies to its target. A file is replaced as a whole or
-not at all, and no temporary file remains.
+Anything else under the name (another file, a folder, a device, a link to another user's file) is left unchanged and
+named in an error. An empty file, such as mktemp makes, holds nothing that could be lost: it may be replaced, but is
+never removed. A link stays a link; the rule applies to its target. A file is replaced as a whole or not at all, and no
+temporary file remains.
 
 Only regular files of limited size are read: a device or pipe may never end.
 """
@@ -53,8 +54,8 @@ class Kind:
             return False
 
 
-def check(argument: str, path: str | os.PathLike[str], kind: Kind) -> str:
-    """The path, with links resolved, where a file of `kind` may be written.
+def check(argument: str, path: str | os.PathLike[str], kind: Kind, *, empty: bool = False) -> str:
+    """The path, with links resolved, where a file of `kind`, or with `empty` an empty file, may be replaced.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def check(argument: str, path: str | os.PathLike[str], kind: Kind) -> str:
         raise ArgumentError(argument, name, f"a new file or {kind.name}; this is no regular file")
     if os.path.islink(name) and found.st_uid != os.geteuid():
         raise ArgumentError(argument, name, "no link to another user's file")
-    if not kind.made(place):
+    if not (empty and found.st_size == 0) and not kind.made(place):
         raise ArgumentError(
             argument, name, f"a new file or {kind.name}, which alone is replaced or removed; this is another file"
         )
@@ -96,12 +97,12 @@ def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterato
     OSError
         It cannot be written.
     """
-    place = check(argument, path, kind)
+    place = check(argument, path, kind, empty=True)
     temporary = _neighbour(place)
     try:
         with open(temporary, "xb") as stream:
             yield stream
-        check(argument, place, kind)
+        check(argument, place, kind, empty=True)
         with contextlib.suppress(OSError):  # no file yet, or another user's
             shutil.copymode(place, temporary)
         os.replace(temporary, place)
@@ -119,7 +120,7 @@ def try_to_write(argument: str, path: str | os.PathLike[str], kind: Kind) -> Non
     ArgumentError, OSError
         As `replaced`.
     """
-    temporary = _neighbour(check(argument, path, kind))
+    temporary = _neighbour(check(argument, path, kind, empty=True))
     with open(temporary, "xb"):
         os.unlink(temporary)
 

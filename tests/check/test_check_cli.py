@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -300,9 +301,8 @@ def test_a_target_behind_a_link_is_written_where_it_points(onednn, tmp_path):
 
 def refusals(folder):
     """Options that would lose a file, and what is said of them; made in `folder`."""
-    thesis, empty, link = (folder / name for name in ("thesis", "empty", "link"))
+    thesis, link = folder / "thesis", folder / "link"
     thesis.write_text("of years")
-    empty.touch()
     link.symlink_to(thesis)
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
@@ -314,7 +314,7 @@ def refusals(folder):
     os.link(data, folder / "hard")
     new = "allowed: a new file or an earlier"
     for option in ("--json", "--junit", "--html"):
-        for name in ("thesis", "empty", "link"):
+        for name in ("thesis", "link"):
             yield [option, name], new
         for name in ("sub", "loop", "/"):
             yield [option, name], "this is no regular file"
@@ -383,6 +383,25 @@ def test_a_report_that_appears_during_the_run_is_not_lost(tmp_path):
     with _files.replaced("--x", file, kind) as stream:
         stream.write(b"made here now")
     assert [f.read_text() for f in tmp_path.iterdir()] == ["made here now"]
+
+
+def test_an_empty_file_is_replaced_and_never_removed(tmp_path):
+    from pybnorm import _files
+    from pybnorm.errors import ArgumentError
+
+    kind = _files.Kind("a file of tests", "made here")
+    number, name = tempfile.mkstemp(dir=tmp_path)
+    os.close(number)
+    with pytest.raises(ArgumentError, match="this is another file"):
+        _files.remove("--x", name, kind)
+    _files.try_to_write("--x", name, kind)
+    with pytest.raises(ArgumentError, match="this is another file"), _files.replaced("--x", name, kind):
+        Path(name).write_text("thesis")  # by somebody else, during the run
+    assert Path(name).read_text() == "thesis"
+    os.truncate(name, 0)
+    with _files.replaced("--x", name, kind) as stream:
+        stream.write(b"made here")
+    assert [(f.read_text(), f.stat().st_mode & 0o777) for f in tmp_path.iterdir()] == [("made here", 0o600)]
 
 
 def test_a_link_to_the_report_of_another_user_is_not_followed(tmp_path, monkeypatch):

@@ -164,6 +164,32 @@ def test_a_build_that_fails_is_shown(python, script, tmp_path):
         assert "does not build" in lines[-1]
 
 
+def test_only_results_of_an_earlier_run_are_replaced(python, tmp_path):
+    python.stand_in(python.bin / "nvidia-smi", "#!/bin/sh\necho 'CUDA Version: 13.0'\n")
+    folder, thesis = tmp_path / "out", tmp_path / "thesis"
+    folder.mkdir()
+    thesis.write_text("of years")
+    for part, name in (("info", "cuda-info.txt"), ("full", "full.json"), ("bench", "bench.svg")):
+        file = folder / name
+        for make in (lambda: file.write_text("of years"), lambda: file.symlink_to(thesis), file.mkdir):
+            make()
+            status, lines = python.run("ci/cuda.sh", str(folder), "info", part, FAIL="nothing", VENV="none")
+            assert (status, str(file) in lines[-1]) == (2, True), lines
+            assert thesis.read_text() == "of years"
+            assert [f.name for f in folder.iterdir()] == [name]
+            if file.is_dir() and not file.is_symlink():
+                file.rmdir()
+            else:
+                assert file.read_text() == "of years"
+                file.unlink()
+    (folder / "cuda-info.txt").touch()
+    for _ in range(2):
+        status, lines = python.run("ci/cuda.sh", str(folder), "info", FAIL="nothing", VENV="none")
+        assert status == 0, lines
+        (folder / "cuda-info.txt").write_text("of the run before")
+    assert {f.name for f in folder.iterdir()} == {".cuda.sh", "cuda-info.txt"}
+
+
 @pytest.mark.parametrize("script", ["ci/rocm.sh", "ci/cuda.sh"])
 def test_what_a_machine_lacks_is_one_line(python, script, tmp_path):
     for fail, said in [("Python.h", "no headers of"), ("-m venv", "python3-venv"), ("pybnorm.Handle", "it broke here")]:
