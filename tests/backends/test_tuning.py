@@ -9,10 +9,12 @@ import pytest
 from place import device_of
 
 import pybnorm
-from pybnorm import DataType, Mode, Operation, _trials, tuning
-from pybnorm._trials import METHODS, NotMeasuredError, Task, Tensor
+from pybnorm import DataType, Mode, Operation, tuning
 from pybnorm.check.bounds import Status
 from pybnorm.devices.timing import Plain
+from pybnorm.tuning import cache as remembered
+from pybnorm.tuning import choice, trials
+from pybnorm.tuning.trials import METHODS, NotMeasuredError, Task, Tensor
 
 DIMS = (4, 8, 6, 5)
 NCHW, NHWC = (240, 30, 5, 1), (240, 1, 40, 8)
@@ -39,7 +41,7 @@ def cache(monkeypatch, tmp_path):
     """A file of its own, and nothing in memory."""
     path = tmp_path / "tuning.json"
     monkeypatch.setenv(tuning.VARIABLE, str(path))
-    monkeypatch.setattr(tuning, "_store", tuning._Store())
+    monkeypatch.setattr(remembered, "store", remembered._Store())
     return path
 
 
@@ -65,7 +67,7 @@ def test_plain_and_auto_are_judged_right_and_timed(handle, operation, layout, al
     named = {f"{n}{suffix}" if n in ("alpha", "beta") else n: v for n, v in changes.items()}
     problem = task(operation, layout, alignment=alignment, **{n: v for n, v in named.items() if n in base.options})
     try:
-        found = _trials.run(problem, handle.backend, handle.device or 0, ("plain", "auto", "nonsense"), "plain")
+        found = trials.run(problem, handle.backend, handle.device or 0, ("plain", "auto", "nonsense"), "plain")
     except pybnorm.UnsupportedError as error:
         pytest.skip(f"{handle.backend}: {error.text}")
     assert list(found) == ["plain", "auto", "nonsense"]
@@ -85,7 +87,7 @@ def test_every_dtype_is_judged_where_it_runs(handle, dtype):
     if handle.backend == "miopen":
         pytest.skip("miopen has one way for every call, which test_calls judges, and never measures")
     for operation in METHODS:
-        (found,) = _trials.run(
+        (found,) = trials.run(
             task(operation, dtype=dtype), handle.backend, handle.device or 0, ["plain"], "plain"
         ).values()
         assert found.status in (Status.PASS, Status.WARN) or "Unsupported" in found.note, found
@@ -142,8 +144,8 @@ def test_a_wrong_candidate_is_not_timed(load_library, operation):
     with pybnorm.Handle("onednn") as handle:
         for name, harm in harms.items():
             machine = Plain(pybnorm.devices.device_for(1))
-            trials = _trials._Trials(task(operation), machine, Harming(handle, harm), ("plain", "graph"), "plain")
-            found = trials.run()
+            made = trials._Trials(task(operation), machine, Harming(handle, harm), ("plain", "graph"), "plain")
+            found = made.run()
             assert found["plain"].status == Status.PASS
             assert found["plain"].seconds > 0
             if name == "right":
@@ -165,7 +167,7 @@ def test_nothing_is_left_unwritten(load_library):
         idle.plan = lambda method, *, algorithm, **options: (
             Idle() if algorithm == "graph" else real(method, algorithm=algorithm, **options)
         )
-        found = _trials._Trials(task(Operation.FORWARD_INFERENCE), machine, idle, ("plain", "graph"), "plain").run()
+        found = trials._Trials(task(Operation.FORWARD_INFERENCE), machine, idle, ("plain", "graph"), "plain").run()
     assert found["plain"].status == Status.PASS
     assert (found["graph"].status, found["graph"].seconds) == (Status.FAIL, None)
 
@@ -182,7 +184,7 @@ class Idle:
 def test_channels_are_copied_from_where_they_lie(handle, strides, dtype):
     device = device_of(handle)
     problem = task(Operation.FORWARD_TRAINING, strides, dtype, beta=0.5)  # y has values before the call
-    scratch = _trials._Scratch(problem, Plain(device), handle, 1)
+    scratch = trials._Scratch(problem, Plain(device), handle, 1)
     copied = scratch._gathered("y")
     # without, all of the tensor is copied to the host
     assert copied is not None or handle.backend == "miopen" or (handle.backend, dtype.short) == ("onednn", "f16")
@@ -196,21 +198,21 @@ def test_memory_that_is_not_there(load_library, monkeypatch):
     problem = task(Operation.FORWARD_TRAINING)
     monkeypatch.setattr(Plain, "free_bytes", lambda machine: 2 * problem.nbytes - 2)
     with pytest.raises(NotMeasuredError, match="MiB"):
-        _trials.run(problem, "onednn", 0, ["plain"], "plain")
+        trials.run(problem, "onednn", 0, ["plain"], "plain")
     monkeypatch.setattr(Plain, "free_bytes", lambda machine: 2 * problem.nbytes)
-    (found,) = _trials.run(problem, "onednn", 0, ["plain"], "plain").values()
+    (found,) = trials.run(problem, "onednn", 0, ["plain"], "plain").values()
     assert found.status == Status.PASS or "workspace" in found.note
 
 
 def test_buffer_sets_are_fewer_where_memory_is_short(load_library, monkeypatch):
     load_library("onednn")
     problem = task(Operation.FORWARD_TRAINING)
-    monkeypatch.setattr(_trials, "buffer_sets", lambda size, cache: 8)
+    monkeypatch.setattr(trials, "buffer_sets", lambda size, cache: 8)
     for room, sets in ((100, 8), (5, 5), (1, 1)):
         monkeypatch.setattr(Plain, "free_bytes", lambda machine, room=room: 2 * room * problem.nbytes)
         with pybnorm.Handle("onednn") as handle:
-            trials = _trials._Trials(problem, Plain(pybnorm.devices.device_for(1)), handle, ["plain"], "plain")
-        pointers = {s["y"][0].pointer for s in trials.scratch.sets}
+            made = trials._Trials(problem, Plain(pybnorm.devices.device_for(1)), handle, ["plain"], "plain")
+        pointers = {s["y"][0].pointer for s in made.scratch.sets}
         assert len(pointers) == sets
 
 
@@ -218,7 +220,7 @@ def test_what_the_judge_does_not_know_is_not_measured(load_library):
     load_library("onednn")
     one = task(Operation.FORWARD_TRAINING, (8, 1, 1, 1), dims=(1, 8, 1, 1))  # its unbiased variance is undefined
     with pytest.raises(NotMeasuredError, match="judged"):
-        _trials.run(one, "onednn", 0, ["plain"], "plain")
+        trials.run(one, "onednn", 0, ["plain"], "plain")
 
 
 # ---------------------------------------------------------------- the handle's methods
@@ -257,7 +259,7 @@ def test_tune_is_a_truth_value_and_of_no_named_algorithm(handle, cache):
 def test_one_way_is_said_and_nothing_is_measured(handle, cache, monkeypatch):
     if len(pybnorm.algorithms(handle.backend)) > 3:
         pytest.skip(f"{handle.backend} has several ways")
-    monkeypatch.setattr(_trials, "run", None)
+    monkeypatch.setattr(trials, "run", None)
     with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS) as x:
         for name in METHODS.values():
             plan = getattr(handle, name)(x, tune=True)
@@ -325,11 +327,11 @@ def test_a_choice_of_cudnn_from_call_to_file(borrowed, cache, monkeypatch):
 
     def measured(problem, backend, ordinal, names, own):
         calls.append((problem.operation, names, own))
-        return {name: _trials.Trial({"spatial": 2e-5, own: 3e-5}.get(name), Status.PASS, "") for name in names}
+        return {name: trials.Trial({"spatial": 2e-5, own: 3e-5}.get(name), Status.PASS, "") for name in names}
 
-    monkeypatch.setattr(_trials, "run", measured)
-    monkeypatch.setattr(tuning, "_device", lambda kind, ordinal: ("a GPU", ""))
-    monkeypatch.setattr(tuning, "_capturing", lambda handle: False)
+    monkeypatch.setattr(trials, "run", measured)
+    monkeypatch.setattr(choice, "_device", lambda kind, ordinal: ("a GPU", ""))
+    monkeypatch.setattr(choice, "_capturing", lambda handle: False)
     with pybnorm.TensorDescriptor("cudnn", "f32", DIMS) as x:
         for end in ("", "; remembered"):
             plan = borrowed.plan_forward_training(x, algorithm="fast", tune=True)
@@ -362,13 +364,13 @@ def test_a_tuned_plan_computes_right_and_is_remembered(handle, cache, monkeypatc
     with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS, strides) as x:
         plan = getattr(handle, METHODS[operation])(x, **options)
         assert plan.reason.startswith("measured: "), plan.reason
-        monkeypatch.setattr(_trials, "run", None)
+        monkeypatch.setattr(trials, "run", None)
         again = getattr(handle, METHODS[operation])(x, **options)
         assert (again.algorithm, again.reason) == (plan.algorithm, plan.reason + "; remembered")
-        monkeypatch.setattr(tuning, "_store", tuning._Store())
+        monkeypatch.setattr(remembered, "store", remembered._Store())
         assert getattr(handle, METHODS[operation])(x, **options).reason == again.reason  # from the file
     assert cache.exists()
-    scratch = _trials._Scratch(problem, Plain(device), handle, 1)
+    scratch = trials._Scratch(problem, Plain(device), handle, 1)
     space = device.empty_bytes(max(plan.workspace_size, 1))
     scratch.renew()
     scratch.calls(plan, (space.pointer, plan.workspace_size))[0]()

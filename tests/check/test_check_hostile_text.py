@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pybnorm
-from pybnorm import cli, errors, tuning
+from pybnorm import cli, errors
 from pybnorm._text import one_line, visible
 from pybnorm.check import archive, compare, junit, terminal
 from pybnorm.check import html as page
@@ -23,6 +23,7 @@ from pybnorm.check.console import Console
 from pybnorm.check.environment import machine
 from pybnorm.check.results import to_json
 from pybnorm.check.runner import BackendInfo
+from pybnorm.tuning import cache
 
 FAKE = "onednn: 5 cases, 5 PASS"
 EVIL = f"\x1b]0;title\x07\x1b[2J\x9b1A\x00\x7f\r\u202egnp.\u2066\u2028\ufeff[/bold][red]\n{FAKE}\n"
@@ -141,7 +142,7 @@ def test_remembered_choices_of_others_are_shown(tmp_path):
     entry = {"algorithm": "graph", "seconds": 1e-5, "rule": "ex", "rule_seconds": None}
     bad = {f"key{EVIL}": entry, "a": entry | {"algorithm": EVIL}, "b": entry | {"rule": EVIL}}
     file = tmp_path / "tuning.json"
-    file.write_text(json.dumps({"pybnorm tuning": tuning.FORMAT, "entries": {"key": entry} | bad}))
+    file.write_text(json.dumps({"pybnorm tuning": cache.FORMAT, "entries": {"key": entry} | bad}))
     shown = command("tune", status=0, PYBNORM_TUNE_CACHE=str(file))
     assert "1 remembered" in shown
 

@@ -24,7 +24,6 @@ STOREYS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
     {"tuning"},
-    {"_trials"},
     {"check"},
     {"layer", "graph", "sync", "miopen", "directml", "cann", "torch"},
     {"_sequence"},

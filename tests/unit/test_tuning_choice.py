@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 import pybnorm
-from pybnorm import Operation, _trials, cli, tuning
-from pybnorm._trials import NotMeasuredError, Trial
+from pybnorm import Operation, cli, tuning
 from pybnorm.check.bounds import Status
 from pybnorm.devices import cuda
+from pybnorm.tuning import cache, choice, trials
+from pybnorm.tuning.trials import NotMeasuredError, Trial
 
 NAMES = ("spatial", "graph", "graph:1", "dense")
 DEFAULTS = {
@@ -74,7 +75,7 @@ class Handle:
 
 
 class Measured:
-    """Stands for `_trials.run`."""
+    """A double of `trials.run`."""
 
     def __init__(self) -> None:
         self.trials: Any = timed(spatial=15e-6, graph=12.34e-6, graph_1=13e-6)
@@ -90,7 +91,7 @@ class Measured:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     double = Measured()
-    monkeypatch.setattr(_trials, "run", double)
+    monkeypatch.setattr(trials, "run", double)
     return double
 
 
@@ -104,7 +105,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another process would begin: with the file only."""
-    monkeypatch.setattr(tuning, "_store", tuning._Store())
+    monkeypatch.setattr(cache, "store", cache._Store())
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_the_fastest_is_taken_and_remembered(handle, x, file, measured, monkeypa
     assert (backend, ordinal, names, own) == ("onednn", 0, NAMES, "spatial")
     assert task.tensors["x"] == task.tensors["y"] == (pybnorm.DataType.FLOAT32, (4, 8, 6, 5), (240, 30, 5, 1))
     assert task.parameter.dims == (1, 8, 1, 1)
-    monkeypatch.setattr(_trials, "run", None)  # measuring again would fail
+    monkeypatch.setattr(trials, "run", None)  # measuring again would fail
     for fresh in (False, True):
         if fresh:
             anew(monkeypatch)
@@ -146,8 +147,8 @@ def test_the_fastest_is_taken_and_remembered(handle, x, file, measured, monkeypa
 def test_a_second_plan_reads_no_file(handle, x, file, measured, monkeypatch):
     anew(monkeypatch)
     choose(handle, x)
-    monkeypatch.setattr(tuning, "_read", None)
-    monkeypatch.setattr(_trials, "run", None)
+    monkeypatch.setattr(cache, "_read", None)
+    monkeypatch.setattr(trials, "run", None)
     assert choose(handle, x)[0].algorithm == "graph"
 
 
@@ -209,13 +210,13 @@ def test_arguments_that_nobody_here_knows_are_not_measured(handle, x, file, meas
 
 
 def test_no_measuring_while_the_stream_is_captured(handle, x, file, measured, monkeypatch):
-    monkeypatch.setattr(tuning, "_capturing", lambda handle: True)
+    monkeypatch.setattr(choice, "_capturing", lambda handle: True)
     with pytest.raises(pybnorm.ArgumentError, match=r"tune.*captured"):
         choose(handle, x)
     assert not measured.calls
-    monkeypatch.setattr(tuning, "_capturing", lambda handle: False)
+    monkeypatch.setattr(choice, "_capturing", lambda handle: False)
     choose(handle, x)
-    monkeypatch.setattr(tuning, "_capturing", lambda handle: True)
+    monkeypatch.setattr(choice, "_capturing", lambda handle: True)
     assert choose(handle, x)[0].algorithm == "graph"  # remembered
 
 
@@ -225,7 +226,7 @@ def test_a_remembered_algorithm_that_is_gone_is_measured_anew(handle, x, file, m
     handle.broken = {"graph"}
     plan, _ = choose(handle, x)
     assert plan.algorithm == "graph:1"
-    assert "graph was remembered and cannot be built any more" in caplog.text
+    assert "graph was remembered and can no longer be built" in caplog.text
     handle.candidates = ("spatial", "dense")  # the file names one that may not be taken here
     measured.trials = timed(spatial=15e-6, dense=11e-6)
     assert choose(handle, x)[0].algorithm == "dense"
@@ -293,9 +294,9 @@ def test_another_version_or_device_is_measured_by_itself(handle, x, file, measur
     choose(handle, x)
     monkeypatch.setattr(pybnorm, "__version__", "77.0")
     choose(handle, x)
-    monkeypatch.setattr(tuning, "_device", lambda kind, ordinal: ("another device", ""))
+    monkeypatch.setattr(choice, "_device", lambda kind, ordinal: ("another device", ""))
     choose(handle, x)
-    monkeypatch.setattr(tuning, "_device", lambda kind, ordinal: ("another device", "driver 5"))
+    monkeypatch.setattr(choice, "_device", lambda kind, ordinal: ("another device", "driver 5"))
     choose(handle, x)
     assert len(measured.calls) == 5
     assert "another device | driver 5" in list(tuning.entries())[-1]
@@ -395,25 +396,25 @@ def test_a_folder_that_cannot_be_written(handle, x, measured, monkeypatch, tmp_p
 
 
 def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch, caplog):
-    tuning._store.put("one", entry())
+    cache.store.put("one", entry())
     before = file.read_text()
 
     def full(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", full)
-    tuning._store.put("two", entry())
+    cache.store.put("two", entry())
     assert "disk full" in caplog.text
     assert file.read_text() == before
     assert sorted(p.name for p in file.parent.iterdir()) == ["tuning.json"]
-    assert tuning._store.get("two") == entry()
+    assert cache.store.get("two") == entry()
 
 
 WRITER = """
 import sys
-from pybnorm import tuning
+from pybnorm.tuning import cache
 for i in range(15):
-    tuning._store.put(f"{sys.argv[1]} {i}", dict(algorithm="graph", seconds=1e-5, rule="spatial", rule_seconds=None))
+    cache.store.put(f"{sys.argv[1]} {i}", dict(algorithm="graph", seconds=1e-5, rule="spatial", rule_seconds=None))
 """
 
 
@@ -425,26 +426,26 @@ def test_processes_that_write_at_once_lose_nothing(file, tmp_path):
 
 
 def test_what_another_process_has_added_is_seen(file):
-    tuning._store.put("mine", entry())
-    assert tuning._store.get("theirs") is None
+    cache.store.put("mine", entry())
+    assert cache.store.get("theirs") is None
     content = json.loads(file.read_text())
     content["entries"]["theirs"] = entry("ex")
-    tuning._write(str(file), content["entries"])
-    assert tuning._store.get("theirs") == entry("ex")
+    cache._write(str(file), content["entries"])
+    assert cache.store.get("theirs") == entry("ex")
 
 
 def test_a_lock_that_is_not_given_back(file, monkeypatch, caplog):
-    monkeypatch.setattr(tuning, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.05)
     file.parent.mkdir()
     held = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        tuning._store.put("one", entry())
+        cache.store.put("one", entry())
     finally:
         os.close(held)
     assert "lock is held" in caplog.text
     assert not file.exists()
-    assert tuning._store.get("one") == entry()
+    assert cache.store.get("one") == entry()
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):
@@ -464,7 +465,7 @@ def test_where_the_file_is(monkeypatch, tmp_path):
 
 
 def test_without_a_home_the_process_remembers(handle, x, measured, monkeypatch, caplog):
-    monkeypatch.setattr(tuning, "cache_file", lambda: None)
+    monkeypatch.setattr(cache, "cache_file", lambda: None)
     anew(monkeypatch)
     for _ in range(2):
         choose(handle, x)
@@ -559,14 +560,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_the_current_device_is_kept(driver):
     def fail() -> None:
-        with _trials.undisturbed(2):
+        with trials.undisturbed(2):
             driver.current = "ours"
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert driver.current == "theirs"
-    with _trials.undisturbed(1):
+    with trials.undisturbed(1):
         driver.current = "ours"
     assert driver.current == "ours"
 
@@ -575,5 +576,5 @@ def test_the_current_device_is_kept(driver):
 def test_a_capture_is_seen(driver, answer, capturing):
     driver.capture = answer
     on_cuda = SimpleNamespace(library=SimpleNamespace(device_type=2), stream=7)
-    assert tuning._capturing(on_cuda) is capturing
-    assert tuning._capturing(SimpleNamespace(library=SimpleNamespace(device_type=1))) is False
+    assert choice._capturing(on_cuda) is capturing
+    assert choice._capturing(SimpleNamespace(library=SimpleNamespace(device_type=1))) is False

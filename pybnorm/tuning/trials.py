@@ -48,9 +48,14 @@ REPLAYS = (3, 5, 5)
 """Measurements in each round; all candidates have their turn in one before the next begins, so that a change of the
 device's clock meets all of them."""
 UNWRITTEN = 57.0
-"""In results before the first call: far from all that is right."""
+"""In results before the first call: far from every right value."""
 MANY = 1 << 20
-"""Values of a channel, beyond which one channel is judged."""
+"""If a channel has more values, one channel is judged."""
+_MIDDLES = {
+    **dict.fromkeys(("scale", "running_variance", "saved_inv_variance"), 1.0),
+    **dict.fromkeys(("running_mean", "saved_mean"), KAPPA),
+}
+"""About which the random vectors lie; others about 0."""
 _TILE = 4_000_037  # values drawn before they repeat; prime, so that no shape divides it
 _ALIGNMENT = 16
 _log = logging.getLogger("pybnorm.tuning")
@@ -296,26 +301,19 @@ class _Scratch:
         )
 
     def _vectors(self, generator: np.random.Generator) -> dict[str, Array]:
-        dtype, dims = numpy_dtype(self.task.parameter.dtype), self.task.parameter.dims
-        options = self.task.options
-
-        def near(middle: float, width: float = 0.5) -> Array:
-            return (middle + generator.uniform(-width, width, dims)).astype(dtype)
-
-        nothing = np.full(dims, np.nan, dtype)
-        vectors = {"scale": near(1)}
-        if self.task.operation != Operation.BACKWARD:
-            vectors["bias"] = near(0)
-        if self.task.operation == Operation.FORWARD_INFERENCE or options.get("running"):
-            vectors |= {"running_mean": near(KAPPA), "running_variance": near(1)}
-        if self.task.operation == Operation.BACKWARD:
-            prior = [near(0) if options["beta_param"] else nothing for _ in range(2)]
-            vectors |= {"dscale": prior[0], "dbias": prior[1]}
-        if options.get("saved"):
-            if self.task.operation == Operation.BACKWARD:
-                vectors |= {"saved_mean": near(KAPPA, 0.1), "saved_inv_variance": near(1, 0.1)}
-            else:
-                vectors |= {"saved_mean": nothing, "saved_inv_variance": nothing}
+        """Parameters and statistics by argument: random where the call reads them, else not a number."""
+        dtype, dims, options = numpy_dtype(self.task.parameter.dtype), self.task.parameter.dims, self.task.options
+        backward = self.task.operation == Operation.BACKWARD
+        vectors = {}
+        for tensor in calls.TENSORS[self.task.operation]:
+            pair = tensor.name.partition("_")[0]  # running and saved are options
+            if tensor.data or not options.get(pair, True):
+                continue
+            values = np.full(dims, np.nan)
+            if tensor.values and not (backward and tensor.written and not options["beta_param"]):
+                width = 0.1 if pair == "saved" else 0.5
+                values = _MIDDLES.get(tensor.name, 0.0) + generator.uniform(-width, width, dims)
+            vectors[tensor.name] = values.astype(dtype)
         return vectors
 
     def renew(self) -> None:
@@ -378,20 +376,20 @@ class _Scratch:
         return np.ascontiguousarray(view[:, self._channels])
 
     def _expected(self) -> Expected:
-        task, options = self.task, self.task.options
-        names = {t.name: t.values for t in calls.TENSORS[task.operation] if t.values and not t.data}
-        values = {field: options[keyword] for keyword, field in calls.OPTIONS[task.operation].items()}
+        operation, options, x = self.task.operation, self.task.options, self.task.tensors["x"]
+        values = {name: options[keyword] for keyword, name in calls.OPTIONS[operation].items()}
         values |= {name: options[name] for name in ("running", "saved") if name in options}
-        values |= {"dtype": task.tensors["x"].dtype, "params": task.parameter.dtype}
+        values |= {"dtype": x.dtype, "params": self.task.parameter.dtype}
         dims = self._judged_dims
-        inputs = {names[name]: v[:, self._channels] for name, v in self.vectors.items() if name in names}
-        inputs |= {"prior" if n in self.outputs else n: self._sample(n, flat) for n, flat in self.host.items()}
+        fields = {tensor.name: tensor.values for tensor in calls.TENSORS[operation] if tensor.values}
+        inputs = {fields[name]: v[:, self._channels] for name, v in self.vectors.items() if name in fields}
+        inputs |= {fields[name]: self._sample(name, flat) for name, flat in self.host.items()}
         try:
-            problem = Problem(task.operation, dims=dims, fill="randn", kappa=KAPPA, **values)
+            problem = Problem(operation, dims=dims, fill="randn", kappa=KAPPA, **values)
         except ArgumentError as error:
             raise NotMeasuredError(f"its results cannot be judged: {error}") from None
         if "prior" not in inputs:
-            inputs["prior"] = np.full(dims, np.nan, numpy_dtype(task.tensors["x"].dtype))
+            inputs["prior"] = np.full(dims, np.nan, numpy_dtype(x.dtype))
         return Expected(problem, Inputs(**inputs))
 
     @property
