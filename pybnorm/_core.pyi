@@ -234,6 +234,14 @@ class Handle:
         tune: bool = False,
     ) -> BackwardPlan: ...
 
+class Tensor(NamedTuple):
+    name: str
+    vector: bool
+    written: bool
+    when: str
+
+def tensors(operation: Operation | int | str) -> tuple[Tensor, ...]: ...
+
 SLOT_BITS: int
 
 class CallList:

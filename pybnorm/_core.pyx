@@ -62,6 +62,7 @@ from pybnorm._shim cimport (
 import atexit
 import collections
 import importlib.metadata
+import inspect
 import os
 import sys
 import threading
@@ -98,6 +99,7 @@ __all__ = [
     "Handle",
     "Library",
     "Plan",
+    "Tensor",
     "TensorDescriptor",
     "algorithms",
     "axpby",
@@ -119,6 +121,7 @@ __all__ = [
     "search_spec",
     "set_tuner",
     "signature",
+    "tensors",
 ]
 
 # DLPack's device types.
@@ -136,12 +139,12 @@ cdef bint _exiting = False
 include "_core/libraries.pxi"
 include "_core/failures.pxi"
 include "_core/descriptors.pxi"
+include "_core/calls.pxi"
 include "_core/handle.pxi"
 include "_core/handle_arrays.pxi"
 include "_core/known_defects.pxi"
 include "_core/handle_calls.pxi"
 include "_core/handle_plans.pxi"
-include "_core/calls.pxi"
 include "_core/call_lists.pxi"
 include "_core/entry_points.pxi"
 include "_core/algorithms.pxi"

@@ -90,7 +90,7 @@ class WorkspaceError(ArgumentError):
 
 
 class BusyError(PybnormError, RuntimeError):
-    """A signal handler called the plan, or loaded the library, whose call or load it had interrupted."""
+    """A signal handler loaded the library whose load it had interrupted."""
 
 
 class RankError(PybnormError, RuntimeError):

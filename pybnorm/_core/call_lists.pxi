@@ -1,38 +1,18 @@
 # Calls in a row, run without Python in between.
 
-cdef dict _members():
-    """Where pbn_call has the address of each tensor."""
-    cdef pbn_call c
-    cdef char *start = <char *>&c
-    return {
-        "x": <char *>&c.x - start, "dy": <char *>&c.dy - start, "y": <char *>&c.y - start,
-        "dx": <char *>&c.dx - start, "scale": <char *>&c.scale - start, "bias": <char *>&c.bias - start,
-        "running_mean": <char *>&c.running_mean - start, "running_variance": <char *>&c.running_variance - start,
-        "saved_mean": <char *>&c.saved_mean - start, "saved_inv_variance": <char *>&c.saved_inv_variance - start,
-        "dscale": <char *>&c.dscale - start, "dbias": <char *>&c.dbias - start,
-    }
+cdef enum:
+    _SLOT_BITS = 56
+    _MAX_SLOTS = 32
 
 
-cdef dict _MEMBERS = _members()
-cdef dict _CALL_NAMES = {
-    PBN_OP_FORWARD_TRAINING: "batch_normalization_forward_training",
-    PBN_OP_FORWARD_INFERENCE: "batch_normalization_forward_inference",
-    PBN_OP_BACKWARD: "batch_normalization_backward",
-    PBN_OP_AXPBY: "axpby",
-    PBN_OP_FILL: "fill",
-    PBN_OP_RELU: "relu",
-    PBN_OP_RELU_BACKWARD: "relu_backward",
-}
-# The tensors that each has a descriptor of.
-cdef dict _DESCRIBED = {
-    PBN_OP_FORWARD_TRAINING: ("x", "y"),
-    PBN_OP_FORWARD_INFERENCE: ("x", "y"),
-    PBN_OP_BACKWARD: ("x", "dy", "dx"),
-    PBN_OP_AXPBY: ("x", "y"),
-    PBN_OP_FILL: ("y",),
-    PBN_OP_RELU: ("x", "y"),
-    PBN_OP_RELU_BACKWARD: ("x", "dy", "dx"),
-}
+SLOT_BITS = _SLOT_BITS
+cdef uint64_t _OFFSET = (<uint64_t>1 << _SLOT_BITS) - 1
+
+
+cdef struct _Place:
+    size_t member  # of pbn_call, in bytes from its begin
+    int slot
+    size_t offset
 
 
 cdef class CallList:
@@ -103,64 +83,38 @@ cdef class CallList:
             As that method.
         """
         cdef pbn_call call
-        cdef TensorDescriptor xd = None, yd = None, dyd = None, dxd = None, pd = None
+        cdef TensorDescriptor own, pd
         cdef int op = _arguments.operation(operation)
+        cdef int row
         cdef size_t offset, nbytes
         cdef void *grown
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
         if handle.table != self.table:
             self._not_ours(handle)
-        if op not in _DESCRIBED:
+        if op not in _CALL_NAMES:
             raise errors.ArgumentError("operation", operation, "an operation that computes")
-        for name in _DESCRIBED[op]:
-            if name not in arrays:
-                needed = ", ".join(_DESCRIBED[op])
-                raise errors.ArgumentError("arrays", f"no {name}", f"{needed}, for {_CALL_NAMES[op]}")
         memset(&call, 0, sizeof(call))
         call.operation = op
-        call.alpha_param = 1.0
-        if "x" in arrays:
-            xd = self._own(handle, arrays["x"])
-            call.x_desc = &xd.tensor
-        if "y" in arrays:
-            yd = self._own(handle, arrays["y"])
-            call.y_desc = &yd.tensor
-        if "dy" in arrays:
-            dyd = self._own(handle, arrays["dy"])
-            call.dy_desc = &dyd.tensor
-        if "dx" in arrays:
-            dxd = self._own(handle, arrays["dx"])
-            call.dx_desc = &dxd.tensor
-        call.mode = PBN_SPATIAL
-        if op == PBN_OP_FORWARD_TRAINING:
-            call.mode, call.alpha, call.beta, call.factor, call.epsilon = _arguments.forward_training(
-                values["mode"], values["alpha"], values["beta"], xd, yd, None, values["exponential_average_factor"],
-                values["epsilon"], "running_mean" in arrays,
-            )
-        elif op == PBN_OP_FORWARD_INFERENCE:
-            call.mode, call.alpha, call.beta, call.epsilon = _arguments.forward_inference(
-                values["mode"], values["alpha"], values["beta"], xd, yd, None, values["epsilon"]
-            )
-        elif op == PBN_OP_BACKWARD:
-            call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = _arguments.backward(
-                values["mode"], values["alpha_data"], values["beta_data"], values["alpha_param"],
-                values["beta_param"], xd, dyd, dxd, None, values["epsilon"],
-            )
-        elif op == PBN_OP_AXPBY:
-            call.alpha, call.beta = _arguments.axpby(values["a"], values["b"], xd, yd)
-        elif op == PBN_OP_FILL:
-            call.alpha = _arguments.fill(values["value"], yd)
-        elif op == PBN_OP_RELU:
-            _arguments.relu(xd, yd)
-        else:
-            _arguments.relu_backward(xd, dyd, dxd)
-        _check_capability(self.table, op, call.mode, yd if xd is None else xd, _CALL_NAMES[op])
-        if op in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD):
+        described = {}
+        for row in range(PBN_ROWS):
+            if pbn_rows[row].operation != op or pbn_rows[row].vector:
+                continue
+            name = _ROW_NAMES[row]
+            if name in arrays:
+                own = described[name] = self._own(handle, arrays[name])
+                _set_descriptor(&call, &pbn_rows[row], own)
+            elif pbn_rows[row].when == PBN_ALWAYS:
+                needed = ", ".join([t.name for t in tensors(op) if not t.vector and t.when == "always"])
+                raise errors.ArgumentError("arrays", f"no {name}", f"{needed}, for {_CALL_NAMES[op]}")
+        _set_scalars(&call, values, described, None, "running_mean" in arrays)
+        own = described.get("x", described.get("y"))
+        _check_capability(self.table, op, call.mode, own, _CALL_NAMES[op])
+        if _normalizes(op):
             key = _key(arrays["x"]), call.mode
             pd = self.descriptors.get(key)
             if pd is None:
-                pd = self.descriptors[key] = derive_bn_tensor_descriptor(xd, Mode(call.mode))
+                pd = self.descriptors[key] = derive_bn_tensor_descriptor(own, Mode(call.mode))
             call.param_desc = &pd.tensor
             _warn_of_defects(handle, &call, "saved_mean" in arrays, _CALL_NAMES[op])
         pair = _arguments.items(workspace, "workspace", "offset and bytes", 2)
@@ -235,23 +189,9 @@ cdef class CallList:
             Bytes of slot 0 that are written.
         """
         cdef uintptr_t begins[_MAX_SLOTS]
-        cdef uintptr_t start, end, other
         cdef size_t written = _arguments.byte_count(workspace, "workspace")
-        cdef _Extent *a
-        cdef _Extent *b
-        cdef int i, j
         self._begins(addresses, begins)
-        for i in range(self.extent_count):
-            a = &self.extents[i]
-            start, end = begins[a.slot] + a.start, begins[a.slot] + a.end
-            if start == 0 or start % a.element or end < start or (start < begins[0] + written and begins[0] < end):
-                return False
-            for j in range(i):
-                b = &self.extents[j]
-                other = begins[b.slot]
-                if (a.written or b.written) and start < other + b.end and other + b.start < end:
-                    return False
-        return True
+        return _apart(self.extents, self.extent_count, begins, written)
 
     def run(self, Handle handle not None, tuple addresses not None):
         """Make the calls.
@@ -285,4 +225,4 @@ cdef class CallList:
                     call.workspace = <void *>(begins[0] + <uintptr_t>call.workspace)
                 else:
                     call.workspace = NULL
-                _run(handle, &call, _CALL_NAMES[call.operation])
+                _run(handle, &call, NULL, _CALL_NAMES[call.operation], None)

@@ -1,4 +1,177 @@
-# Vendor calls: filled in, checked and run.
+# Calls: the table of operations and tensors, and what every kind of call has in common.
+
+cdef extern from *:
+    """
+    /* One line for each tensor of each operation, in the order of a plan's arguments: its name, which is that of its
+     * member in pbn_call; whether the call writes it; when it is there. DATA has a descriptor of its own, VECTOR that
+     * of the parameters. Argument checks, overlap checks, plans, call lists, workspace queries and entry points are all
+     * made from this table. */
+    enum {
+        PBN_ALWAYS = 0,
+        PBN_RUNNING = 1,   /* the call has running statistics */
+        PBN_SAVED = 2,     /* it has saved ones */
+        PBN_RESIDUAL = 4,  /* something is added before the activation */
+        PBN_ACTIVATED = 8, /* it has an activation */
+        PBN_MASKED = 16,   /* the activation's gradient is masked by forward's result */
+        PBN_READ = 0,
+        PBN_WRITTEN = 1,
+        PBN_MOST_TENSORS = 12
+    };
+    typedef struct pbn_row {
+        int operation;
+        const char *name;
+        size_t address, descriptor; /* offsets in pbn_call */
+        int vector, written, when;
+    } pbn_row;
+    #define DATA(op, name, access, when) \
+        {PBN_OP_##op, #name, offsetof(pbn_call, name), offsetof(pbn_call, name##_desc), 0, PBN_##access, PBN_##when},
+    #define VECTOR(op, name, access, when) \
+        {PBN_OP_##op, #name, offsetof(pbn_call, name), offsetof(pbn_call, param_desc), 1, PBN_##access, PBN_##when},
+    static const pbn_row pbn_rows[] = {
+        DATA(FORWARD_TRAINING, x, READ, ALWAYS)
+        VECTOR(FORWARD_TRAINING, scale, READ, ALWAYS)
+        VECTOR(FORWARD_TRAINING, bias, READ, ALWAYS)
+        DATA(FORWARD_TRAINING, y, WRITTEN, ALWAYS)
+        VECTOR(FORWARD_TRAINING, running_mean, WRITTEN, RUNNING)
+        VECTOR(FORWARD_TRAINING, running_variance, WRITTEN, RUNNING)
+        VECTOR(FORWARD_TRAINING, saved_mean, WRITTEN, SAVED)
+        VECTOR(FORWARD_TRAINING, saved_inv_variance, WRITTEN, SAVED)
+        DATA(FORWARD_TRAINING, z, READ, RESIDUAL)
+        DATA(FORWARD_INFERENCE, x, READ, ALWAYS)
+        VECTOR(FORWARD_INFERENCE, scale, READ, ALWAYS)
+        VECTOR(FORWARD_INFERENCE, bias, READ, ALWAYS)
+        VECTOR(FORWARD_INFERENCE, running_mean, READ, ALWAYS)
+        VECTOR(FORWARD_INFERENCE, running_variance, READ, ALWAYS)
+        DATA(FORWARD_INFERENCE, y, WRITTEN, ALWAYS)
+        DATA(FORWARD_INFERENCE, z, READ, RESIDUAL)
+        DATA(BACKWARD, x, READ, ALWAYS)
+        DATA(BACKWARD, dy, READ, ALWAYS)
+        VECTOR(BACKWARD, scale, READ, ALWAYS)
+        DATA(BACKWARD, dx, WRITTEN, ALWAYS)
+        VECTOR(BACKWARD, dscale, WRITTEN, ALWAYS)
+        VECTOR(BACKWARD, dbias, WRITTEN, ALWAYS)
+        VECTOR(BACKWARD, saved_mean, READ, SAVED)
+        VECTOR(BACKWARD, saved_inv_variance, READ, SAVED)
+        DATA(BACKWARD, y, READ, MASKED)
+        VECTOR(BACKWARD, bias, READ, ACTIVATED)
+        DATA(BACKWARD, dz, WRITTEN, RESIDUAL)
+        DATA(AXPBY, x, READ, ALWAYS)
+        DATA(AXPBY, y, WRITTEN, ALWAYS)
+        DATA(FILL, y, WRITTEN, ALWAYS)
+        DATA(RELU, x, READ, ALWAYS)
+        DATA(RELU, y, WRITTEN, ALWAYS)
+        DATA(RELU_BACKWARD, x, READ, ALWAYS)
+        DATA(RELU_BACKWARD, dy, READ, ALWAYS)
+        DATA(RELU_BACKWARD, dx, WRITTEN, ALWAYS)
+    };
+    #undef DATA
+    #undef VECTOR
+    enum { PBN_ROWS = sizeof pbn_rows / sizeof pbn_rows[0] };
+    """
+    struct pbn_row:
+        int operation
+        const char *name
+        size_t address
+        size_t descriptor
+        int vector
+        int written
+        int when
+    const pbn_row pbn_rows[]
+    enum:
+        PBN_ALWAYS
+        PBN_RUNNING
+        PBN_SAVED
+        PBN_RESIDUAL
+        PBN_ACTIVATED
+        PBN_MASKED
+        PBN_MOST_TENSORS
+        PBN_ROWS
+
+
+Tensor = collections.namedtuple("Tensor", "name vector written when")
+Tensor.__doc__ = """A tensor of a call: its name; whether it is a parameter; whether it is written; when it is there."""
+cdef dict _WHEN = {
+    PBN_ALWAYS: "always", PBN_RUNNING: "running", PBN_SAVED: "saved", PBN_RESIDUAL: "residual",
+    PBN_ACTIVATED: "activation", PBN_MASKED: "mask",
+}
+cdef tuple _ROW_NAMES = tuple([pbn_rows[row].name.decode() for row in range(PBN_ROWS)])
+cdef dict _MEMBERS = {_ROW_NAMES[row]: pbn_rows[row].address for row in range(PBN_ROWS)}  # offsets in pbn_call
+cdef dict _CALL_NAMES = {
+    PBN_OP_FORWARD_TRAINING: "batch_normalization_forward_training",
+    PBN_OP_FORWARD_INFERENCE: "batch_normalization_forward_inference",
+    PBN_OP_BACKWARD: "batch_normalization_backward",
+    PBN_OP_AXPBY: "axpby",
+    PBN_OP_FILL: "fill",
+    PBN_OP_RELU: "relu",
+    PBN_OP_RELU_BACKWARD: "relu_backward",
+}
+
+
+def tensors(operation):
+    """The tensors of an operation's call, in the order of a plan's arguments.
+
+    Parameters
+    ----------
+    operation : Operation
+
+    Returns
+    -------
+    tuple of Tensor
+    """
+    cdef int op = _arguments.operation(operation)
+    return tuple([
+        Tensor(_ROW_NAMES[row], bool(pbn_rows[row].vector), bool(pbn_rows[row].written), _WHEN[pbn_rows[row].when])
+        for row in range(PBN_ROWS)
+        if pbn_rows[row].operation == op
+    ])
+
+
+cdef inline bint _normalizes(int operation) noexcept:
+    """Whether it is one of the three batch-norm calls, which have parameters."""
+    return operation in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD)
+
+
+cdef void _set_address(pbn_call *call, const pbn_row *row, uintptr_t address) noexcept:
+    (<void **>(<char *>call + row.address))[0] = <void *>address
+
+
+cdef uintptr_t _get_address(const pbn_call *call, const pbn_row *row) noexcept:
+    return <uintptr_t>(<void **>(<char *>call + row.address))[0]
+
+
+cdef void _set_descriptor(pbn_call *call, const pbn_row *row, TensorDescriptor descriptor) noexcept:
+    (<const pbn_tensor **>(<char *>call + row.descriptor))[0] = &descriptor.tensor
+
+
+cdef int _set_scalars(pbn_call *call, dict values, dict tensors, object param, bint running) except -1:
+    """Checks the tensors' shapes and the scalars, under the names of `Handle`'s methods; sets the scalars."""
+    cdef int op = call.operation
+    x, y = tensors.get("x"), tensors.get("y")
+    call.mode = PBN_SPATIAL
+    if op == PBN_OP_FORWARD_TRAINING:
+        call.mode, call.alpha, call.beta, call.factor, call.epsilon = _arguments.forward_training(
+            values["mode"], values["alpha"], values["beta"], x, y, param, values["exponential_average_factor"],
+            values["epsilon"], running,
+        )
+    elif op == PBN_OP_FORWARD_INFERENCE:
+        call.mode, call.alpha, call.beta, call.epsilon = _arguments.forward_inference(
+            values["mode"], values["alpha"], values["beta"], x, y, param, values["epsilon"]
+        )
+    elif op == PBN_OP_BACKWARD:
+        call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = _arguments.backward(
+            values["mode"], values["alpha_data"], values["beta_data"], values["alpha_param"], values["beta_param"], x,
+            tensors["dy"], tensors["dx"], param, values["epsilon"],
+        )
+    elif op == PBN_OP_AXPBY:
+        call.alpha, call.beta = _arguments.axpby(values["a"], values["b"], x, y)
+    elif op == PBN_OP_FILL:
+        call.alpha = _arguments.fill(values["value"], y)
+    elif op == PBN_OP_RELU:
+        _arguments.relu(x, y)
+    else:
+        _arguments.relu_backward(x, tensors["dy"], tensors["dx"])
+    return 0
+
 
 def _after_fork_in_child():
     global _forks, _load_lock
@@ -55,13 +228,6 @@ cdef tuple _workspace_pair(Handle handle, object address, object size, str name=
         raise errors.ArgumentError(name, address, f"a non-NULL address for {name}_size {n}")
     handle._here(a, name)
     return a, n
-
-
-cdef tuple _pointers(Handle handle, str name_a, object a, str name_b, object b):
-    """Both addresses, or (0, 0) for None or 0 twice."""
-    found = handle._pointer(a, name_a, True), handle._pointer(b, name_b, True)
-    _arguments.pair(name_a, found[0] or None, name_b, found[1] or None)
-    return found
 
 
 cdef object _unsupported(Handle handle, str function, str text):
@@ -126,14 +292,16 @@ cdef object _memory_region(tuple workspace, str name="workspace"):
     return _arguments.Region(name, workspace[0], (workspace[1],), (1,), 1)
 
 
-cdef int _run(Handle handle, pbn_call *call, str name) except -1:
-    """Hop two: without the GIL into the backend's table; an exception is built only when the status is not 0."""
+cdef int _run(Handle handle, pbn_call *call, pbn_plan *plan, str name, str algorithm) except -1:
+    """Runs the vendor's plan, or its entry point where there is none, without the GIL; under the handle's lock."""
     handle._check()  # an array's own protocol, or a signal handler, may have closed it since
     cdef const pbn_backend *table = handle.table
     cdef pbn_handle *c_handle = handle.handle
     cdef int status
     with nogil:
-        if call.operation == PBN_OP_FORWARD_TRAINING:
+        if plan != NULL:
+            status = table.plan_run(c_handle, plan, call)
+        elif call.operation == PBN_OP_FORWARD_TRAINING:
             status = table.forward_training(c_handle, call)
         elif call.operation == PBN_OP_FORWARD_INFERENCE:
             status = table.forward_inference(c_handle, call)
@@ -148,188 +316,37 @@ cdef int _run(Handle handle, pbn_call *call, str name) except -1:
         else:
             status = table.relu_backward(c_handle, call)
     if status != 0:
-        raise _error(handle.table, status, name, _shown(call))
+        shown = _shown(call) if plan == NULL else (*_shown(call), f"algorithm={algorithm}")
+        raise _error(table, status, name, shown)
     return 0
 
 
-cdef int _forward_training(
-    Handle handle, tuple values,
-    TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
-    uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace,
-) except -1:
-    cdef pbn_call call
-    outputs = [_region("y", y, yd)]
-    inputs = [_region("x", x, xd), _region("scale", scale, pd), _region("bias", bias, pd)]
-    if running_mean:
-        outputs.append(_region("running_mean", running_mean, pd))
-        outputs.append(_region("running_variance", running_variance, pd))
-    if saved_mean:
-        outputs.append(_region("saved_mean", saved_mean, pd))
-        outputs.append(_region("saved_inv_variance", saved_inv_variance, pd))
-    if workspace[1]:
-        outputs.append(_memory_region(workspace))
-    _arguments.disjoint(outputs, inputs)
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_FORWARD_TRAINING
-    call.mode, call.alpha, call.beta, call.factor, call.epsilon = values
-    call.activation, call.activation_low, call.activation_high = act
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.y_desc, call.y = &yd.tensor, <void *>y
-    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
-    call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
-    call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
-    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
-    name = "batch_normalization_forward_training"
-    _check_capability(handle.table, PBN_OP_FORWARD_TRAINING, call.mode, xd, name)
-    handle._ensure_workspace(&call, False, name)
-    return _run(handle, &call, name)
-
-
-cdef int _forward_inference(
-    Handle handle, tuple values,
-    TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y, TensorDescriptor pd,
-    uintptr_t scale, uintptr_t bias, uintptr_t running_mean, uintptr_t running_variance,
-    tuple act, tuple workspace,
-) except -1:
-    cdef pbn_call call
-    outputs = [_region("y", y, yd)]
-    if workspace[1]:
-        outputs.append(_memory_region(workspace))
-    _arguments.disjoint(
-        outputs,
-        [
-            _region("x", x, xd),
-            _region("scale", scale, pd),
-            _region("bias", bias, pd),
-            _region("running_mean", running_mean, pd),
-            _region("running_variance", running_variance, pd),
-        ],
-    )
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_FORWARD_INFERENCE
-    call.mode, call.alpha, call.beta, call.epsilon = values
-    call.activation, call.activation_low, call.activation_high = act
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.y_desc, call.y = &yd.tensor, <void *>y
-    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
-    call.running_mean, call.running_variance = <void *>running_mean, <void *>running_variance
-    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
-    name = "batch_normalization_forward_inference"
-    _check_capability(handle.table, PBN_OP_FORWARD_INFERENCE, call.mode, xd, name)
-    handle._ensure_workspace(&call, False, name)
-    return _run(handle, &call, name)
-
-
-cdef int _backward(
-    Handle handle, tuple values,
-    TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy, TensorDescriptor dxd, uintptr_t dx,
-    TensorDescriptor pd, uintptr_t scale, uintptr_t bias, uintptr_t dscale, uintptr_t dbias,
-    uintptr_t saved_mean, uintptr_t saved_inv_variance, tuple act, tuple workspace,
-) except -1:
-    cdef pbn_call call
-    outputs = [_region("dx", dx, dxd), _region("dscale", dscale, pd), _region("dbias", dbias, pd)]
-    inputs = [_region("x", x, xd), _region("dy", dy, dyd), _region("scale", scale, pd)]
-    if bias:
-        inputs.append(_region("bias", bias, pd))
-    if saved_mean:
-        inputs.append(_region("saved_mean", saved_mean, pd))
-        inputs.append(_region("saved_inv_variance", saved_inv_variance, pd))
-    if workspace[1]:
-        outputs.append(_memory_region(workspace))
-    _arguments.disjoint(outputs, inputs)
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_BACKWARD
-    call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = values
-    call.activation, call.activation_low, call.activation_high = act
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.dy_desc, call.dy = &dyd.tensor, <void *>dy
-    call.dx_desc, call.dx = &dxd.tensor, <void *>dx
-    call.param_desc, call.scale, call.bias = &pd.tensor, <void *>scale, <void *>bias
-    call.dscale, call.dbias = <void *>dscale, <void *>dbias
-    call.saved_mean, call.saved_inv_variance = <void *>saved_mean, <void *>saved_inv_variance
-    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
-    name = "batch_normalization_backward"
-    _check_capability(handle.table, PBN_OP_BACKWARD, call.mode, xd, name)
-    handle._ensure_workspace(&call, False, name)
-    return _run(handle, &call, name)
-
-
-cdef int _axpby(
-    Handle handle, tuple values, TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y,
-    tuple workspace, bint own,
-) except -1:
-    cdef pbn_call call
-    outputs = [_region("y", y, yd)]
-    if workspace[1]:
-        outputs.append(_memory_region(workspace))
-    _arguments.disjoint(outputs, [_region("x", x, xd)])
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_AXPBY
-    call.alpha, call.beta = values
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.y_desc, call.y = &yd.tensor, <void *>y
-    call.workspace, call.workspace_size = <void *><uintptr_t>workspace[0], workspace[1]
-    _check_capability(handle.table, PBN_OP_AXPBY, 1, xd, "axpby")
-    handle._ensure_workspace(&call, own, "axpby")
-    return _run(handle, &call, "axpby")
-
-
-cdef int _fill(Handle handle, object value, TensorDescriptor yd, uintptr_t y) except -1:
-    cdef pbn_call call
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_FILL
-    call.alpha = value
-    call.y_desc, call.y = &yd.tensor, <void *>y
-    _arguments.disjoint([_region("y", y, yd)], [])
-    _check_capability(handle.table, PBN_OP_FILL, 1, yd, "fill")
-    return _run(handle, &call, "fill")
-
-
-cdef int _relu(
-    Handle handle, TensorDescriptor xd, uintptr_t x, TensorDescriptor yd, uintptr_t y
-) except -1:
-    cdef pbn_call call
-    _arguments.disjoint([_region("y", y, yd)], [_region("x", x, xd)])
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_RELU
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.y_desc, call.y = &yd.tensor, <void *>y
-    _check_capability(handle.table, PBN_OP_RELU, 1, xd, "relu")
-    return _run(handle, &call, "relu")
-
-
-cdef int _relu_backward(
-    Handle handle, TensorDescriptor xd, uintptr_t x, TensorDescriptor dyd, uintptr_t dy,
-    TensorDescriptor dxd, uintptr_t dx,
-) except -1:
-    cdef pbn_call call
-    _arguments.disjoint([_region("dx", dx, dxd)], [_region("x", x, xd), _region("dy", dy, dyd)])
-    memset(&call, 0, sizeof(call))
-    call.operation = PBN_OP_RELU_BACKWARD
-    call.x_desc, call.x = &xd.tensor, <void *>x
-    call.dy_desc, call.dy = &dyd.tensor, <void *>dy
-    call.dx_desc, call.dx = &dxd.tensor, <void *>dx
-    _check_capability(handle.table, PBN_OP_RELU_BACKWARD, 1, xd, "relu_backward")
-    return _run(handle, &call, "relu_backward")
-
-
-cdef enum:
-    _SLOT_BITS = 56
-    _MAX_SLOTS = 32
-
-
-SLOT_BITS = _SLOT_BITS
-cdef uint64_t _OFFSET = (<uint64_t>1 << _SLOT_BITS) - 1
-
-
-cdef struct _Place:
-    size_t member  # of pbn_call, in bytes from its begin
-    int slot
-    size_t offset
-
-
 cdef struct _Extent:
-    int slot
-    size_t start, end, element
+    int slot  # what the addresses count from
+    uintptr_t start, end
+    size_t element
     bint written
+
+
+cdef bint _apart(const _Extent *extents, int count, const uintptr_t *begins, size_t workspace) noexcept:
+    """Whether all memory is there and aligned, and nothing written overlaps anything; slot 0 begins with a workspace.
+
+    False says no more than that some is in doubt: interleaved views may be apart.
+    """
+    cdef uintptr_t start, end, other
+    cdef int i, j
+    for i in range(count):
+        start, end = begins[extents[i].slot] + extents[i].start, begins[extents[i].slot] + extents[i].end
+        if start == 0 or start % extents[i].element or end < start:
+            return False
+        if start < begins[0] + workspace and begins[0] < end:
+            return False
+        for j in range(i):
+            other = begins[extents[j].slot]
+            if (
+                (extents[i].written or extents[j].written)
+                and start < other + extents[j].end
+                and other + extents[j].start < end
+            ):
+                return False
+    return True

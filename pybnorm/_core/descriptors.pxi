@@ -51,6 +51,7 @@ cdef class TensorDescriptor:
     cdef readonly tuple dims
     cdef readonly tuple strides
     cdef readonly object layout
+    cdef bytes key  # dtype, dims and strides: descriptors that agree in it stand for each other in a plan
     cdef object __weakref__
 
     def __cinit__(self):
@@ -110,6 +111,12 @@ cdef class TensorDescriptor:
         self.dims = tuple(self.tensor.dims[i] for i in range(self.tensor.rank))
         self.strides = tuple(self.tensor.strides[i] for i in range(self.tensor.rank))
         self.layout = Layout(self.tensor.layout)
+        cdef Py_ssize_t size = self.tensor.rank * sizeof(int64_t)
+        self.key = (
+            PyBytes_FromStringAndSize(<char *>&self.tensor.dtype, sizeof(self.tensor.dtype))
+            + PyBytes_FromStringAndSize(<char *>self.tensor.dims, size)
+            + PyBytes_FromStringAndSize(<char *>self.tensor.strides, size)
+        )
         return 0
 
     @staticmethod

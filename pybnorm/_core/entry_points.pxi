@@ -1,4 +1,50 @@
-# The calls on addresses.
+# The calls on addresses: plans with algorithm None, kept by their handle.
+#
+# The key of such a plan: "at", which no key of Handle's own calls has, the operation, what the descriptors say (not the
+# objects: a kept plan must not keep them), mode and scalars, which statistics are there, the activation.
+
+cdef tuple _NO_ACTIVATION = (Activation.NONE, 0.0, 0.0)
+cdef object _NONE = Activation.NONE
+
+
+cdef bint _both(Handle handle, str name_a, object a, str name_b, object b) except -1:
+    """Whether a pair of addresses is given; None and 0 are none."""
+    if a is None and b is None:
+        return False
+    if type(a) is int and type(b) is int and a and b:
+        return True
+    first, second = handle._pointer(a, name_a, True), handle._pointer(b, name_b, True)
+    return _arguments.pair(name_a, first or None, name_b, second or None)
+
+
+cdef object _number(object value, str name, TensorDescriptor x):
+    """alpha or beta as a float; whether x's dtype can hold a float is checked when the call is planned."""
+    return value if type(value) is float else _arguments.scalar(value, name, x.dtype)
+
+
+cdef tuple _fused(object activation, object low, object high, TensorDescriptor x):
+    if activation is _NONE and low is None and high is None:
+        return _NO_ACTIVATION
+    return _arguments.activation(activation, low, high, x.dtype)
+
+
+cdef object _workspace_at(Handle handle, object address, object size):
+    if type(address) is int and type(size) is int:
+        if address:
+            return address, size
+        if not size:
+            return None
+    return _workspace_pair(handle, address, size)
+
+
+cdef Plan _keep_at(
+    Handle handle, tuple key, dict tensors, dict values, int has=0, tuple activation=_NO_ACTIVATION,
+    TensorDescriptor param=None,
+):
+    cdef Plan plan = _plan(handle, key[1], tensors, values, has, activation, None, param, False)
+    plan.lends = False  # whoever has only addresses brings the workspace, too
+    return handle._keep(key, plan, _ADDRESSES)
+
 
 def batch_normalization_forward_training(
     handle,
@@ -64,18 +110,33 @@ def batch_normalization_forward_training(
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    running = _pointers(h, "running_mean", running_mean, "running_variance", running_variance)
-    saved = _pointers(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-    values = _arguments.forward_training(
-        mode, alpha, beta, xd, yd, pd, exponential_average_factor, epsilon, running[0] != 0
+    cdef bint running = _both(h, "running_mean", running_mean, "running_variance", running_variance)
+    cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+    cdef Plan plan
+    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
+    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
+    factor = exponential_average_factor
+    factor = factor if type(factor) is float else _arguments.factor(factor)
+    act = _fused(activation, activation_low, activation_high, xd)
+    key = (
+        "at", PBN_OP_FORWARD_TRAINING, xd.key, yd.key, pd.key, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+        _keyed(factor), running, saved, act,
     )
-    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-    ws = _workspace_pair(h, workspace, workspace_size)
-    x, y = h._pointer(x, "x"), h._pointer(y, "y")
-    scale, bias = h._pointer(scale, "scale"), h._pointer(bias, "bias")
-    with h.lock:
-        h._check()
-        _forward_training(h, values, xd, x, yd, y, pd, scale, bias, running[0], running[1], saved[0], saved[1], act, ws)
+    plan = h._cached(key)
+    if plan is None:
+        values = {
+            "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor
+        }
+        plan = _keep_at(h, key, {"x": xd, "y": yd}, values, _has(running, saved), act, pd)
+    plan._call(
+        h,
+        [
+            <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>(running_mean if running else None),
+            <void *>(running_variance if running else None), <void *>(saved_mean if saved else None),
+            <void *>(saved_inv_variance if saved else None), <void *>None,
+        ],
+        _workspace_at(h, workspace, workspace_size), None,
+    )
 
 
 def batch_normalization_forward_inference(
@@ -126,16 +187,25 @@ activation_high, workspace, workspace_size
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    values = _arguments.forward_inference(mode, alpha, beta, xd, yd, pd, epsilon)
-    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-    ws = _workspace_pair(h, workspace, workspace_size)
-    x, y = h._pointer(x, "x"), h._pointer(y, "y")
-    scale, bias = h._pointer(scale, "scale"), h._pointer(bias, "bias")
-    mean = h._pointer(running_mean, "running_mean")
-    variance = h._pointer(running_variance, "running_variance")
-    with h.lock:
-        h._check()
-        _forward_inference(h, values, xd, x, yd, y, pd, scale, bias, mean, variance, act, ws)
+    cdef Plan plan
+    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
+    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
+    act = _fused(activation, activation_low, activation_high, xd)
+    key = (
+        "at", PBN_OP_FORWARD_INFERENCE, xd.key, yd.key, pd.key, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon), act
+    )
+    plan = h._cached(key)
+    if plan is None:
+        values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
+        plan = _keep_at(h, key, {"x": xd, "y": yd}, values, 0, act, pd)
+    plan._call(
+        h,
+        [
+            <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
+            <void *>None,
+        ],
+        _workspace_at(h, workspace, workspace_size), None,
+    )
 
 
 def batch_normalization_backward(
@@ -200,18 +270,36 @@ def batch_normalization_backward(
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
     cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    saved = _pointers(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-    values = _arguments.backward(mode, alpha_data, beta_data, alpha_param, beta_param, xd, dyd, dxd, pd, epsilon)
-    act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-    bias = h._pointer(bias, "bias", True)
-    _arguments.activation_bias(act[0], bias or None)
-    ws = _workspace_pair(h, workspace, workspace_size)
-    x, dy, dx = h._pointer(x, "x"), h._pointer(dy, "dy"), h._pointer(dx, "dx")
-    scale = h._pointer(scale, "scale")
-    dscale, dbias = h._pointer(dscale, "dscale"), h._pointer(dbias, "dbias")
-    with h.lock:
-        h._check()
-        _backward(h, values, xd, x, dyd, dy, dxd, dx, pd, scale, bias, dscale, dbias, saved[0], saved[1], act, ws)
+    cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
+    cdef Plan plan
+    mode = _mode(mode)
+    alpha_data, beta_data = _number(alpha_data, "alpha_data", xd), _number(beta_data, "beta_data", xd)
+    alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
+    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
+    act = _fused(activation, activation_low, activation_high, xd)
+    if bias is not None:
+        bias = h._pointer(bias, "bias", True) or None
+    _arguments.activation_bias(act[0], bias)
+    key = (
+        "at", PBN_OP_BACKWARD, xd.key, dyd.key, dxd.key, pd.key, mode, _keyed(alpha_data), _keyed(beta_data),
+        _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), saved, act,
+    )
+    plan = h._cached(key)
+    if plan is None:
+        values = {
+            "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+            "beta_param": beta_param, "epsilon": epsilon,
+        }
+        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
+    plan._call(
+        h,
+        [
+            <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias,
+            <void *>(saved_mean if saved else None), <void *>(saved_inv_variance if saved else None), <void *>None,
+            <void *>bias, <void *>None,
+        ],
+        _workspace_at(h, workspace, workspace_size), None,
+    )
 
 
 def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
@@ -238,12 +326,13 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    values = _arguments.axpby(a, b, xd, yd)
-    ws = _workspace_pair(h, workspace, workspace_size)
-    x, y = h._pointer(x, "x"), h._pointer(y, "y")
-    with h.lock:
-        h._check()
-        _axpby(h, values, xd, x, yd, y, ws, False)
+    cdef Plan plan
+    a, b = _number(a, "a", xd), _number(b, "b", xd)
+    key = "at", PBN_OP_AXPBY, xd.key, yd.key, _keyed(a), _keyed(b)
+    plan = h._cached(key)
+    if plan is None:
+        plan = _keep_at(h, key, {"x": xd, "y": yd}, {"a": a, "b": b})
+    plan._call(h, [<void *>x, <void *>y], _workspace_at(h, workspace, workspace_size), None)
 
 
 def fill(handle, value, y_desc, y):
@@ -268,11 +357,14 @@ def fill(handle, value, y_desc, y):
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    number = _arguments.fill(value, yd)
-    y = h._pointer(y, "y")
-    with h.lock:
-        h._check()
-        _fill(h, number, yd, y)
+    cdef Plan plan
+    if type(value) is not float:
+        value = _arguments.fill(value, yd)
+    key = "at", PBN_OP_FILL, yd.key, _keyed(value)
+    plan = h._cached(key)
+    if plan is None:
+        plan = _keep_at(h, key, {"y": yd}, {"value": value})
+    plan._call(h, [<void *>y], None, None)
 
 
 def relu(handle, x_desc, x, y_desc, y):
@@ -298,11 +390,12 @@ def relu(handle, x_desc, x, y_desc, y):
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    _arguments.relu(xd, yd)
-    x, y = h._pointer(x, "x"), h._pointer(y, "y")
-    with h.lock:
-        h._check()
-        _relu(h, xd, x, yd, y)
+    cdef Plan plan
+    key = "at", PBN_OP_RELU, xd.key, yd.key
+    plan = h._cached(key)
+    if plan is None:
+        plan = _keep_at(h, key, {"x": xd, "y": yd}, {})
+    plan._call(h, [<void *>x, <void *>y], None, None)
 
 
 def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
@@ -332,8 +425,9 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
     cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
-    _arguments.relu_backward(xd, dyd, dxd)
-    x, dy, dx = h._pointer(x, "x"), h._pointer(dy, "dy"), h._pointer(dx, "dx")
-    with h.lock:
-        h._check()
-        _relu_backward(h, xd, x, dyd, dy, dxd, dx)
+    cdef Plan plan
+    key = "at", PBN_OP_RELU_BACKWARD, xd.key, dyd.key, dxd.key
+    plan = h._cached(key)
+    if plan is None:
+        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, {})
+    plan._call(h, [<void *>x, <void *>dy, <void *>dx], None, None)

@@ -64,20 +64,11 @@ cdef class _HandleArrays(_HandleLife):
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
-    cdef TensorDescriptor _derived(self, TensorDescriptor x, object mode):
-        key = (x.dtype, x.dims, x.strides, mode)
-        found = self.descriptors.get(key)
-        if found is None or not (<TensorDescriptor>found).open:
-            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
-                self.descriptors.pop(next(iter(self.descriptors)), None)
-            found = derive_bn_tensor_descriptor(x, mode)
-            self.descriptors[key] = found
-        return <TensorDescriptor>found
-
     cdef tuple _kind(self, object array, str argument, bint output):
-        """(what decides which plan serves an array, what to call that with).
+        """(part of the key of a call's plan, what the plan is called with).
 
-        The second is the array itself, or, where only a protocol of its own describes it, the answer: it is asked once.
+        The part holds device, dtype, shape, strides and alignment. The plan is called with the array itself, or with
+        the `Buffer` that its own protocol gave, which is asked only once.
         """
         cdef _DLTensor view
         cdef int64_t shape[_VIEW_RANK]
@@ -111,12 +102,12 @@ cdef class _HandleArrays(_HandleLife):
         Returns
         -------
         key : tuple or None
-            None where an argument is of a type whose objects may change, or are equal to others that are not allowed.
+            None if some argument is mutable or cannot be compared safely; the call is then not cached.
         addresses : tuple of int
-            Of the arrays in order, 0 for one that is None, behind a 0 for the workspace.
+            A 0 for the workspace, then the arrays' in order, 0 for one that is None.
         values : list
-            The arguments; those that were asked by a protocol of their own as what that said. They have to live until
-            the calls were made.
+            The arguments, each array that only a protocol of its own describes replaced by the `Buffer` it gave. Keep
+            them alive until the calls were made.
 
         Raises
         ------
@@ -173,27 +164,17 @@ cdef class _HandleArrays(_HandleLife):
         return tuple(key) if keep else None, tuple(addresses), values
 
     cdef Plan _cached(self, object key):
-        """The plan of a call, with this handle until `Plan._leave`.
-
-        None where this thread is in the midst of it further up: a signal handler has come back here.
-        """
-        cdef Plan plan
+        """The plan kept for this kind of call, or None."""
         try:
-            plan = self.plans.get(key)
+            return self.plans.get(key)
         except Exception:  # an argument without a hash, which is refused further on
             return None
-        if plan is None or plan.busy == PyThread_get_thread_ident():
-            return None
-        with cython.critical_section(plan):
-            plan.users += 1
-            plan.handle = self
-        return plan
 
-    cdef Plan _keep(self, object key, Plan plan):
-        plan.users = 1
-        plan.arrays = True
+    cdef Plan _keep(self, object key, Plan plan, int takes):
+        """Keeps a plan for later calls of its kind; the oldest of too many goes."""
+        plan.handle = None  # which has the plan: it would be a circle
+        plan.takes = takes
         with self.lock:
-            # Where another has been kept since, this one goes with its call.
             if key not in self.plans and self.handle != NULL:
                 if len(self.plans) >= _PLAN_CACHE:
                     self.plans.pop(next(iter(self.plans)), None)
@@ -285,35 +266,22 @@ cdef class _HandleArrays(_HandleLife):
         kept.append(memory)
         return memory.pointer, memory.nbytes
 
-    cdef int _ensure_workspace(self, pbn_call *call, bint own, str function) except -1:
-        """Checks the caller's workspace, or lends the handle's own to a call on CPU arrays."""
-        cdef size_t need = 0
-        self._check()
-        cdef int status = self.table.workspace_size(self.handle, call, &need)
-        if status != 0:
-            raise _error(self.table, status, function, _shown(call))
-        if need <= call.workspace_size and (need == 0 or <uintptr_t>call.workspace % _WORKSPACE_ALIGNMENT == 0):
-            return 0
-        if own and call.workspace == NULL and self.table.device_type == 1:
-            if need > self.scratch_size:
-                free(self.scratch)
+    cdef int _lend(self, pbn_call *call, size_t need, str function) except -1:
+        """Gives a call the handle's own workspace, under its lock; it grows with the largest call."""
+        if need > self.scratch_size:
+            free(self.scratch)
+            self.scratch = NULL
+            self.scratch_size = 0
+            if posix_memalign(&self.scratch, _WORKSPACE_ALIGNMENT, need) != 0:
                 self.scratch = NULL
-                self.scratch_size = 0
-                if posix_memalign(&self.scratch, _WORKSPACE_ALIGNMENT, need) != 0:
-                    self.scratch = NULL
-                    raise errors.AllocationError(
-                        backend=self.backend, function=function, status=PBN_E_MEMORY, status_name="PBN_E_MEMORY",
-                        text=f"{need} bytes of workspace", library=self.library.path, version=self.library.version,
-                    )
-                self.scratch_size = need
-            call.workspace = self.scratch
-            call.workspace_size = self.scratch_size
-            return 0
-        raise errors.WorkspaceError(
-            "workspace",
-            f"{call.workspace_size} bytes at {<uintptr_t>call.workspace:#x}",
-            f"at least {need} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
-        )
+                raise errors.AllocationError(
+                    backend=self.backend, function=function, status=PBN_E_MEMORY, status_name="PBN_E_MEMORY",
+                    text=f"{need} bytes of workspace", library=self.library.path, version=self.library.version,
+                )
+            self.scratch_size = need
+        call.workspace = self.scratch
+        call.workspace_size = self.scratch_size
+        return 0
 
 
 cdef object _handles = weakref.WeakSet()

@@ -81,7 +81,7 @@ cdef class _HandleCalls(_HandleArrays):
         y_kind, y = self._kind(y, "y", True)
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-        epsilon = _arguments.epsilon(epsilon)
+        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         factor = _arguments.factor(exponential_average_factor)
         act = self._activation(activation, activation_low, activation_high, x)
         key = (
@@ -90,16 +90,25 @@ cdef class _HandleCalls(_HandleArrays):
         )
         plan = self._cached(key)
         if plan is None:
+            values = {
+                "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor
+            }
             plan = self._keep(
                 key,
-                _plan_forward_training(
-                    self, x, y, mode, algorithm, alpha, beta, epsilon, factor, has_running, has_saved, act, None
+                _plan(
+                    <Handle>self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y}, values, _has(has_running, has_saved), act,
+                    algorithm,
                 ),
+                _ARRAYS,
             )
-        try:
-            plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
-        finally:
-            plan._leave()
+        plan._call(
+            <Handle>self,
+            [
+                <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>running_mean, <void *>running_variance,
+                <void *>saved_mean, <void *>saved_inv_variance, <void *>None,
+            ],
+            workspace, None,
+        )
 
     def forward_inference(
         self,
@@ -150,7 +159,7 @@ cdef class _HandleCalls(_HandleArrays):
         y_kind, y = self._kind(y, "y", True)
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-        epsilon = _arguments.epsilon(epsilon)
+        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         act = self._activation(activation, activation_low, activation_high, x)
         key = (
             PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
@@ -158,13 +167,20 @@ cdef class _HandleCalls(_HandleArrays):
         )
         plan = self._cached(key)
         if plan is None:
+            values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
             plan = self._keep(
-                key, _plan_forward_inference(<Handle>self, x, y, mode, algorithm, alpha, beta, epsilon, act, None)
+                key,
+                _plan(<Handle>self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y}, values, 0, act, algorithm),
+                _ARRAYS,
             )
-        try:
-            plan(x, scale, bias, running_mean, running_variance, y, workspace)
-        finally:
-            plan._leave()
+        plan._call(
+            <Handle>self,
+            [
+                <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
+                <void *>None,
+            ],
+            workspace, None,
+        )
 
     def backward(
         self,
@@ -241,7 +257,7 @@ cdef class _HandleCalls(_HandleArrays):
         alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
         alpha_param = self._scalar(alpha_param, "alpha_param", x)
         beta_param = self._scalar(beta_param, "beta_param", x)
-        epsilon = _arguments.epsilon(epsilon)
+        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         act = self._activation(activation, activation_low, activation_high, x)
         _arguments.activation_bias(act[0], bias)
         key = (
@@ -250,36 +266,47 @@ cdef class _HandleCalls(_HandleArrays):
         )
         plan = self._cached(key)
         if plan is None:
+            values = {
+                "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+                "beta_param": beta_param, "epsilon": epsilon,
+            }
             plan = self._keep(
                 key,
-                _plan_backward(
-                    self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon,
-                    has_saved, act, None,
+                _plan(
+                    <Handle>self, PBN_OP_BACKWARD, {"x": x, "dy": dy, "dx": dx}, values, _has(False, has_saved), act,
+                    algorithm,
                 ),
+                _ARRAYS,
             )
-        try:
-            _arguments.activation_result((<BackwardPlan>plan).masked, y)
-            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace, y, bias)
-        finally:
-            plan._leave()
+        _arguments.activation_result(algorithm is not None and act[0] != Activation.NONE, y)
+        plan._call(
+            <Handle>self,
+            [
+                <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias, <void *>saved_mean,
+                <void *>saved_inv_variance, <void *>y, <void *>bias, <void *>None,
+            ],
+            workspace, None,
+        )
 
     def axpby(self, a, x, b, y, *, workspace=None):
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
 
         With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
         """
+        cdef Plan plan
         self._check()
-        kept = []
-        xb = self._data(x, "x")
-        yb = self._data(y, "y", True)
-        values = _arguments.axpby(a, b, xb, yb)
-        space = self._workspace(workspace, kept)
-        with self.lock:
-            self._check()
-            _axpby(
-                self, values, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"), space,
-                True,
-            )
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        a, b = self._scalar(a, "a", x), self._scalar(b, "b", x)
+        key = PBN_OP_AXPBY, x_kind, y_kind, _keyed(a), _keyed(b)
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._elementwise(key, PBN_OP_AXPBY, {"x": x, "y": y}, {"a": a, "b": b})
+        plan._call(<Handle>self, [<void *>x, <void *>y], workspace, None)
+
+    cdef Plan _elementwise(self, tuple key, int operation, dict arrays, dict values):
+        plan = _plan(<Handle>self, operation, arrays, values, 0, _NO_ACTIVATION, None)
+        return self._keep(key, plan, _ARRAYS)
 
     def fill(self, value, y):
         """``y = value`` everywhere, on an array of any strides; what lies between its elements is not written.
@@ -300,12 +327,16 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see the module function `fill`.
         """
+        cdef Plan plan
         self._check()
-        yb = self._data(y, "y", True)
-        number = _arguments.fill(value, yb)
-        with self.lock:
-            self._check()
-            _fill(<Handle>self, number, self._described(yb), _address(yb, "y"))
+        y_kind, y = self._kind(y, "y", True)
+        if type(value) is not float:
+            value = _arguments.fill(value, self._data(y, "y", True))
+        key = PBN_OP_FILL, y_kind, _keyed(value)
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._elementwise(key, PBN_OP_FILL, {"y": y}, {"value": value})
+        plan._call(<Handle>self, [<void *>y], None, None)
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -325,13 +356,15 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see the module function `relu`.
         """
+        cdef Plan plan
         self._check()
-        xb = self._data(x, "x")
-        yb = self._data(y, "y", True)
-        _arguments.relu(xb, yb)
-        with self.lock:
-            self._check()
-            _relu(<Handle>self, self._described(xb), _address(xb, "x"), self._described(yb), _address(yb, "y"))
+        x_kind, x = self._kind(x, "x", False)
+        y_kind, y = self._kind(y, "y", True)
+        key = PBN_OP_RELU, x_kind, y_kind
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._elementwise(key, PBN_OP_RELU, {"x": x, "y": y}, {})
+        plan._call(<Handle>self, [<void *>x, <void *>y], None, None)
 
     def relu_backward(self, x, dy, dx):
         """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
@@ -352,14 +385,13 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see the module function `relu_backward`.
         """
+        cdef Plan plan
         self._check()
-        xb = self._data(x, "x")
-        dyb = self._data(dy, "dy")
-        dxb = self._data(dx, "dx", True)
-        _arguments.relu_backward(xb, dyb, dxb)
-        with self.lock:
-            self._check()
-            _relu_backward(
-                self, self._described(xb), _address(xb, "x"), self._described(dyb), _address(dyb, "dy"),
-                self._described(dxb), _address(dxb, "dx"),
-            )
+        x_kind, x = self._kind(x, "x", False)
+        dy_kind, dy = self._kind(dy, "dy", False)
+        dx_kind, dx = self._kind(dx, "dx", True)
+        key = PBN_OP_RELU_BACKWARD, x_kind, dy_kind, dx_kind
+        plan = self._cached(key)
+        if plan is None:
+            plan = self._elementwise(key, PBN_OP_RELU_BACKWARD, {"x": x, "dy": dy, "dx": dx}, {})
+        plan._call(<Handle>self, [<void *>x, <void *>dy, <void *>dx], None, None)

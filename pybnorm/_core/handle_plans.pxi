@@ -1,5 +1,8 @@
 # A handle's plans and workspace queries; the class itself.
 
+cdef tuple _DATA_NAMES = ("x", "y", "dy", "dx")
+
+
 cdef class Handle(_HandleCalls):
     """A vendor library's handle: the device and stream that calls go to.
 
@@ -95,73 +98,36 @@ cdef class Handle(_HandleCalls):
             Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD, Operation.AXPBY
         ):
             raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
-        _arguments.boolean(running, "running")
-        _arguments.boolean(saved, "saved")
         cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", self.table)
-        cdef TensorDescriptor yd = xd if y_desc is None else _descriptor(y_desc, "y_desc", self.table)
-        cdef TensorDescriptor dyd = xd if dy_desc is None else _descriptor(dy_desc, "dy_desc", self.table)
-        cdef TensorDescriptor dxd = xd if dx_desc is None else _descriptor(dx_desc, "dx_desc", self.table)
-        cdef TensorDescriptor pd
-        cdef pbn_call call
-        cdef size_t size = 0
-        cdef int status
-        cdef char here
-        memset(&call, 0, sizeof(call))
-        call.operation = op
-        if op == Operation.FORWARD_TRAINING:
-            values = _arguments.forward_training(mode, alpha, beta, xd, yd, None, 0.0, epsilon, False)
-        elif op == Operation.FORWARD_INFERENCE:
-            values = _arguments.forward_inference(mode, alpha, beta, xd, yd, None, epsilon)
-        elif op == Operation.BACKWARD:
-            values = _arguments.backward(mode, alpha, beta, alpha_param, beta_param, xd, dyd, dxd, None, epsilon)
-            call.alpha_param, call.beta_param = values[3], values[4]
-            call.dy_desc, call.dx_desc = &dyd.tensor, &dxd.tensor
-        else:
-            values = (Mode.SPATIAL, *_arguments.axpby(alpha, beta, xd, yd))
+        tensors = {"x": xd}
+        for name, given in zip(_DATA_NAMES, (x_desc, y_desc, dy_desc, dx_desc)):
+            if given is not None:
+                tensors[name] = _descriptor(given, f"{name}_desc", self.table)
         act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
-        if op == Operation.AXPBY and act[0] != Activation.NONE:
-            raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
-        call.activation, call.activation_low, call.activation_high = act
-        if algorithm is not None:
-            if op == Operation.FORWARD_TRAINING:
-                plan = _plan_forward_training(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, 0.0, running, saved, act, None
-                )
-            elif op == Operation.FORWARD_INFERENCE:
-                plan = _plan_forward_inference(
-                    self, xd, yd, mode, algorithm, alpha, beta, epsilon, act, None
-                )
-            elif op == Operation.BACKWARD:
-                plan = _plan_backward(
-                    self, xd, dyd, dxd, mode, algorithm, alpha, beta, alpha_param, beta_param, epsilon, saved,
-                    act, None,
-                )
-            else:
+        if op == Operation.AXPBY:
+            if act[0] != Activation.NONE:
+                raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
+            if algorithm is not None:
                 raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
-            return (<Plan>plan).workspace_size
-        with self.lock:
-            self._check()
-            _check_capability(self.table, op, values[0], xd, "workspace_size")
-            if op != Operation.AXPBY:
-                pd = self._derived(xd, values[0])
-                call.param_desc = &pd.tensor
-            call.mode = values[0]
-            call.alpha, call.beta = values[1], values[2]
-            call.epsilon = values[-1]
-            call.x_desc = &xd.tensor
-            if op != Operation.BACKWARD:
-                call.y_desc = &yd.tensor
-            # The query reads no memory: only whether the statistics are there.
-            if running:
-                call.running_mean = call.running_variance = &here
-            if saved:
-                call.saved_mean = call.saved_inv_variance = &here
-            self._check()  # a signal handler may have closed it since
-            with nogil:
-                status = self.table.workspace_size(self.handle, &call, &size)
-            if status != 0:
-                raise _error(self.table, status, "workspace_size", (f"x={xd!r}",))
-        return size
+        mode, algorithm = _mode(mode), _named(algorithm)
+        alpha, beta = _number(alpha, "alpha", xd), _number(beta, "beta", xd)
+        alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
+        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
+        cdef int has = _has(running, saved)
+        key = (
+            "size", op, *[(<TensorDescriptor>tensors[name]).key if name in tensors else None for name in _DATA_NAMES],
+            mode, _keyed(alpha), _keyed(beta), _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has, act,
+            algorithm,
+        )
+        cdef Plan plan = self._cached(key)
+        if plan is None:
+            values = {
+                "mode": mode, "alpha": alpha, "beta": beta, "alpha_data": alpha, "beta_data": beta, "a": alpha,
+                "b": beta, "alpha_param": alpha_param, "beta_param": beta_param, "epsilon": epsilon,
+                "exponential_average_factor": 0.0,
+            }
+            plan = self._keep(key, _plan(self, op, tensors, values, has, act, algorithm, None, False), _ADDRESSES)
+        return plan.workspace_size
 
     def plan_forward_training(
         self,
@@ -245,9 +211,13 @@ cdef class Handle(_HandleCalls):
                     activation=activation, z=z,
                 ),
             )
-        return _plan_forward_training(
-            self, x, y, mode, algorithm, alpha, beta, epsilon, exponential_average_factor, running, saved,
-            (_arguments.plan_activation(activation), 0.0, 0.0), z,
+        values = {
+            "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon,
+            "exponential_average_factor": exponential_average_factor,
+        }
+        return _plan(
+            self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y, "z": z}, values, _has(running, saved, z),
+            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
         )
 
     def plan_forward_inference(
@@ -272,8 +242,10 @@ cdef class Handle(_HandleCalls):
                     y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z
                 ),
             )
-        return _plan_forward_inference(
-            self, x, y, mode, algorithm, alpha, beta, epsilon, (_arguments.plan_activation(activation), 0.0, 0.0), z
+        return _plan(
+            self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y, "z": z},
+            {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}, _has(False, False, z),
+            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
         )
 
     def plan_backward(
@@ -322,7 +294,11 @@ cdef class Handle(_HandleCalls):
                     beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
                 ),
             )
-        return _plan_backward(
-            self, x, dy, dx, mode, algorithm, alpha_data, beta_data, alpha_param, beta_param, epsilon, saved,
-            (_arguments.plan_activation(activation), 0.0, 0.0), z,
+        values = {
+            "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+            "beta_param": beta_param, "epsilon": epsilon,
+        }
+        return _plan(
+            self, PBN_OP_BACKWARD, {"x": x, "dy": dy, "dx": dx, "z": z}, values, _has(False, saved, z),
+            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
         )

@@ -5,6 +5,14 @@ cdef inline bint _short(void *address, size_t size, size_t need) noexcept:
     return size < need or <uintptr_t>address % _WORKSPACE_ALIGNMENT != 0
 
 
+cdef object _space_error(str name, void *address, size_t size, size_t need):
+    return errors.WorkspaceError(
+        name,
+        f"{size} bytes at {<uintptr_t>address:#x}",
+        f"at least {need} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
+    )
+
+
 cdef tuple _key(object buffer):
     return buffer.dtype, buffer.dims, buffer.strides
 
@@ -30,16 +38,17 @@ cdef object _keyed(object value):
     return (value, copysign(1.0, value)) if <double>value == 0.0 else value
 
 
-cdef inline uintptr_t _plan_address(Handle handle, object value, str name) except 0:
+cdef inline uintptr_t _bare_address(Handle handle, object value, tuple names, int i) except 0:
+    """An address given as an int; `names[i]` is the argument."""
     cdef uintptr_t address
     try:
         address = value
     except OverflowError:
-        raise errors.ArgumentError(name, value, "an address from 1 to 2**64 - 1") from None
+        raise errors.ArgumentError(names[i], value, "an address from 1 to 2**64 - 1") from None
     if address == 0:
-        raise errors.ArgumentError(name, value, "an address other than NULL")
+        raise errors.ArgumentError(names[i], value, "an address other than NULL")
     if handle.several:
-        handle._here(address, name)
+        handle._here(address, names[i])
     return address
 
 
@@ -57,22 +66,6 @@ cdef object _like(Handle handle, object tensor, str name, object default):
     if isinstance(tensor, TensorDescriptor):
         return _descriptor(tensor, name, handle.table)
     return handle._data(tensor, name)
-
-
-cdef tuple _residual(Handle handle, object z, object x):
-    """(what z looks like, where it lies if it is there), or None without one."""
-    if z is None or z is False:
-        return None
-    return _like(handle, None if z is True else z, "z", x), None if z is True else z
-
-
-cdef tuple _planned(Handle handle, object like, object given, str name):
-    """A private descriptor of what `_like` found, which nobody else can change, and the address given or 0."""
-    cdef bint placed = given is not None and not isinstance(like, TensorDescriptor)
-    cdef uintptr_t address = 0
-    if placed and like.pointer:  # without elements there is none
-        address = _address(like, name)
-    return TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides), address
 
 
 cdef object _tuner = None
@@ -99,122 +92,107 @@ cdef object _tuned(Handle handle, int operation, object x, object algorithm, dic
     return plan
 
 
-cdef object _plan_forward_training(
-    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
-    object factor, object running, object saved, tuple activation, object z,
+cdef Plan _plan(
+    Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
+    TensorDescriptor param=None, bint warns=True,
 ):
-    cdef ForwardTrainingPlan plan = ForwardTrainingPlan.__new__(ForwardTrainingPlan)
-    cdef char here
+    """A call made ready.
+
+    `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
+    scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
+    `warns`: of known defects; not for a query, nor for the vendor's bare entry point.
+    """
+    kind = _PLANS.get(operation, Plan)
+    cdef Plan plan = kind.__new__(kind)
+    cdef pbn_call *call = &plan.call
+    cdef const pbn_row *row
+    cdef TensorDescriptor own
+    cdef _Argument *argument
+    cdef int i
+    cdef int first = 0
+    cdef bint placed
     handle._check()
-    plan.running, plan.saved = _arguments.boolean(running, "running"), _arguments.boolean(saved, "saved")
-    x_like = _like(handle, x, "x", None)
-    y_like = _like(handle, y, "y", x_like)
-    z = _residual(handle, z, x_like)
-    values = _arguments.forward_training(mode, alpha, beta, x_like, y_like, None, factor, epsilon, plan.running)
+    if activation[0] != Activation.NONE:
+        has |= PBN_ACTIVATED
+        if algorithm is not None:  # the entry points make the mask from x and the bias
+            has |= PBN_MASKED
+    call.operation = operation
+    while pbn_rows[first].operation != operation:
+        first += 1
+    while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:
+        argument = &plan.arguments[plan.count]
+        argument.row = &pbn_rows[first + plan.count]
+        argument.planned = argument.row.when == PBN_ALWAYS or (argument.row.when & has) != 0
+        plan.count += 1
+    plan.names = _ROW_NAMES[first:first + plan.count]
+    given, likes = {}, {}  # arrays are read before the handle's lock is taken: that may wait for another thread
+    for i in range(plan.count):
+        row = plan.arguments[i].row
+        if plan.arguments[i].planned and not row.vector:
+            name = "z" if row.when == PBN_RESIDUAL else plan.names[i]
+            given[i] = tensors.get(name)
+            if given[i] is True:
+                given[i] = None
+            likes[plan.names[i]] = _like(handle, given[i], name, likes.get("x"))
+    _set_scalars(call, values, likes, param, (has & PBN_RUNNING) != 0)
+    call.activation, call.activation_low, call.activation_high = activation
+    if algorithm is not None:
+        _arguments.plan_activation(activation[0])
+    if has & PBN_RESIDUAL:
+        z = tensors["z"]
+        if algorithm is None:
+            raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
+        _arguments.residual(activation[0], likes["dz" if "dz" in likes else "z"], likes["x"])
     with handle.lock:
         handle._check()
-        plan.handle, plan.table = handle, handle.table
-        plan.name = "batch_normalization_forward_training"
-        plan.xd, x_address = _planned(handle, x_like, x, "x")
-        plan.yd, y_address = _planned(handle, y_like, y, "y")
-        _check_capability(plan.table, PBN_OP_FORWARD_TRAINING, values[0], plan.xd, plan.name)
-        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
-        memset(&plan.call, 0, sizeof(plan.call))
-        plan.call.operation = PBN_OP_FORWARD_TRAINING
-        plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.factor, plan.call.epsilon = values
-        plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
-        plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
-        plan.call.z = <void *>plan._fuse(activation, algorithm, z)
-        if plan.zd is not None:
-            plan.call.z_desc = &plan.zd.tensor
-        if plan.running:
-            plan.call.running_mean = plan.call.running_variance = &here
-        if plan.saved:
-            plan.call.saved_mean = plan.call.saved_inv_variance = &here
-        plan._make(algorithm)
+        plan.table, plan.name = handle.table, _CALL_NAMES[operation]
+        plan.handle, plan.lends = handle, handle.table.device_type == 1
+        plan.device_id = -1 if handle.device is None else handle.device
+        plan.forks = _forks
+        found = [None] * plan.count
+        for i in range(plan.count):
+            argument = &plan.arguments[i]
+            if argument.planned and not argument.row.vector:
+                like = likes[plan.names[i]]
+                found[i] = own = TensorDescriptor(handle.backend, like.dtype, like.dims, like.strides)
+                _set_descriptor(call, argument.row, own)
+                placed = given[i] is not None and not isinstance(like, TensorDescriptor)
+                if placed and like.pointer:  # without elements there is none
+                    _set_address(call, argument.row, _address(like, "z" if argument.row.when else plan.names[i]))
+        own = <TensorDescriptor>found[0]
+        _check_capability(plan.table, operation, call.mode, own, plan.name)
+        if _normalizes(operation):
+            if param is None:
+                own = derive_bn_tensor_descriptor(own, Mode(call.mode))
+            else:
+                own = TensorDescriptor(handle.backend, param.dtype, param.dims, param.strides)
+            call.param_desc = &own.tensor
+        for i in range(plan.count):
+            argument = &plan.arguments[i]
+            if not argument.planned:
+                continue
+            if argument.row.vector:
+                found[i] = own
+                if argument.row.when & (PBN_RUNNING | PBN_SAVED):
+                    _set_address(call, argument.row, <uintptr_t>&_there)
+            argument.span = _span_bytes(found[i])
+            argument.element = found[i].dtype.itemsize
+        plan.descriptors = tuple(found)
+        plan._make(handle, algorithm, warns)
     return plan
 
 
-cdef object _plan_forward_inference(
-    Handle handle, object x, object y, object mode, object algorithm, object alpha, object beta, object epsilon,
-    tuple activation, object z,
-):
-    cdef ForwardInferencePlan plan = ForwardInferencePlan.__new__(ForwardInferencePlan)
-    handle._check()
-    x_like = _like(handle, x, "x", None)
-    y_like = _like(handle, y, "y", x_like)
-    z = _residual(handle, z, x_like)
-    values = _arguments.forward_inference(mode, alpha, beta, x_like, y_like, None, epsilon)
-    with handle.lock:
-        handle._check()
-        plan.handle, plan.table = handle, handle.table
-        plan.name = "batch_normalization_forward_inference"
-        plan.xd, x_address = _planned(handle, x_like, x, "x")
-        plan.yd, y_address = _planned(handle, y_like, y, "y")
-        _check_capability(plan.table, PBN_OP_FORWARD_INFERENCE, values[0], plan.xd, plan.name)
-        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
-        memset(&plan.call, 0, sizeof(plan.call))
-        plan.call.operation = PBN_OP_FORWARD_INFERENCE
-        plan.call.mode, plan.call.alpha, plan.call.beta, plan.call.epsilon = values
-        plan.call.x_desc, plan.call.y_desc, plan.call.param_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.pd.tensor
-        plan.call.x, plan.call.y = <void *><uintptr_t>x_address, <void *><uintptr_t>y_address
-        plan.call.z = <void *>plan._fuse(activation, algorithm, z)
-        if plan.zd is not None:
-            plan.call.z_desc = &plan.zd.tensor
-        plan._make(algorithm)
-    return plan
-
-
-cdef object _plan_backward(
-    Handle handle, object x, object dy, object dx, object mode, object algorithm, object alpha_data, object beta_data,
-    object alpha_param, object beta_param, object epsilon, object saved, tuple activation, object z,
-):
-    cdef BackwardPlan plan = BackwardPlan.__new__(BackwardPlan)
-    cdef char here
-    handle._check()
-    plan.saved = _arguments.boolean(saved, "saved")
-    x_like = _like(handle, x, "x", None)
-    dy_like = _like(handle, dy, "dy", x_like)
-    dx_like = _like(handle, dx, "dx", x_like)
-    z = _residual(handle, z, x_like)
-    values = _arguments.backward(
-        mode, alpha_data, beta_data, alpha_param, beta_param, x_like, dy_like, dx_like, None, epsilon
+cdef int _has(object running, object saved, object z=None) except -1:
+    """What a call has, for `_plan`."""
+    return (
+        (PBN_RUNNING if _arguments.boolean(running, "running") else 0)
+        | (PBN_SAVED if _arguments.boolean(saved, "saved") else 0)
+        | (0 if z is None or z is False else PBN_RESIDUAL)
     )
-    with handle.lock:
-        handle._check()
-        plan.handle, plan.table = handle, handle.table
-        plan.name = "batch_normalization_backward"
-        plan.xd, x_address = _planned(handle, x_like, x, "x")
-        plan.yd, dy_address = _planned(handle, dy_like, dy, "dy")
-        plan.dxd, dx_address = _planned(handle, dx_like, dx, "dx")
-        _check_capability(plan.table, PBN_OP_BACKWARD, values[0], plan.xd, plan.name)
-        plan.pd = derive_bn_tensor_descriptor(plan.xd, values[0])
-        memset(&plan.call, 0, sizeof(plan.call))
-        plan.call.operation = PBN_OP_BACKWARD
-        plan.call.mode, plan.call.alpha, plan.call.beta = values[:3]
-        plan.call.alpha_param, plan.call.beta_param, plan.call.epsilon = values[3:]
-        plan.call.x_desc, plan.call.dy_desc, plan.call.dx_desc = &plan.xd.tensor, &plan.yd.tensor, &plan.dxd.tensor
-        plan.call.param_desc = &plan.pd.tensor
-        plan.call.x, plan.call.dy = <void *><uintptr_t>x_address, <void *><uintptr_t>dy_address
-        plan.call.dx = <void *><uintptr_t>dx_address
-        plan.call.dz = <void *>plan._fuse(activation, algorithm, z)
-        if plan.zd is not None:
-            plan.call.dz_desc = &plan.zd.tensor
-        plan.activated = plan.call.activation != PBN_ACTIVATION_NONE
-        plan.masked = plan.activated and algorithm is not None  # entry points make the mask from x and the bias
-        if plan.masked:
-            plan.call.y_desc = &plan.xd.tensor
-        if plan.saved:
-            plan.call.saved_mean = plan.call.saved_inv_variance = &here
-        plan._make(algorithm)
-    return plan
 
 
 cdef class ForwardTrainingPlan(Plan):
     """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
-
-    cdef bint running
-    cdef bint saved
 
     def __call__(
         self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
@@ -227,53 +205,15 @@ cdef class ForwardTrainingPlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
-        BusyError
-            Called by a signal handler in the midst of a call of this plan.
         """
-        cdef list kept = []
-        cdef Handle handle = self._owner()
-        cdef pbn_call *call = &self.call
-        cdef pbn_call given  # read before the lock is taken: an array's protocol may wait for another thread
-        handle._check()
-        self._statistics(running_mean, running_variance, "running", self.running)
-        self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-        given.x = <void *>self._data(x, "x", self.xd, False, kept)
-        given.y = <void *>self._data(y, "y", self.yd, True, kept)
-        given.scale = <void *>self._vector(scale, "scale", False, kept)
-        given.bias = <void *>self._vector(bias, "bias", False, kept)
-        if self.running:
-            given.running_mean = <void *>self._vector(running_mean, "running_mean", True, kept)
-            given.running_variance = <void *>self._vector(running_variance, "running_variance", True, kept)
-        if self.saved:
-            given.saved_mean = <void *>self._vector(saved_mean, "saved_mean", True, kept)
-            given.saved_inv_variance = <void *>self._vector(saved_inv_variance, "saved_inv_variance", True, kept)
-        if self._given(z, "z", self.zd is not None):
-            given.z = <void *>self._data(z, "z", self.zd, False, kept)
-        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
-        self._space(reserve, "reserve", kept, &given.reserve, &given.reserve_size)
-        with handle.lock:
-            self._begin(handle)
-            try:
-                call.x, call.y, call.scale, call.bias = given.x, given.y, given.scale, given.bias
-                self._lend(&given)
-                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>call.y, self.other_span, True, self.data_element)
-                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
-                if self.running:
-                    call.running_mean, call.running_variance = given.running_mean, given.running_variance
-                    self._mark(<uintptr_t>call.running_mean, self.param_span, True, self.param_element)
-                    self._mark(<uintptr_t>call.running_variance, self.param_span, True, self.param_element)
-                if self.saved:
-                    call.saved_mean, call.saved_inv_variance = given.saved_mean, given.saved_inv_variance
-                    self._mark(<uintptr_t>call.saved_mean, self.param_span, True, self.param_element)
-                    self._mark(<uintptr_t>call.saved_inv_variance, self.param_span, True, self.param_element)
-                if self.zd is not None:
-                    call.z = given.z
-                    self._mark(<uintptr_t>call.z, self.residual_span, False, self.data_element)
-                self._go(handle)
-            finally:
-                self.busy = 0
+        self._call(
+            self._owner(),
+            [
+                <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>running_mean, <void *>running_variance,
+                <void *>saved_mean, <void *>saved_inv_variance, <void *>z,
+            ],
+            workspace, reserve,
+        )
 
 
 cdef class ForwardInferencePlan(Plan):
@@ -285,50 +225,19 @@ cdef class ForwardInferencePlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
-        BusyError
-            Called by a signal handler in the midst of a call of this plan.
         """
-        cdef list kept = []
-        cdef Handle handle = self._owner()
-        cdef pbn_call *call = &self.call
-        cdef pbn_call given
-        handle._check()
-        given.x = <void *>self._data(x, "x", self.xd, False, kept)
-        given.y = <void *>self._data(y, "y", self.yd, True, kept)
-        given.scale = <void *>self._vector(scale, "scale", False, kept)
-        given.bias = <void *>self._vector(bias, "bias", False, kept)
-        given.running_mean = <void *>self._vector(running_mean, "running_mean", False, kept)
-        given.running_variance = <void *>self._vector(running_variance, "running_variance", False, kept)
-        if self._given(z, "z", self.zd is not None):
-            given.z = <void *>self._data(z, "z", self.zd, False, kept)
-        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
-        given.reserve, given.reserve_size = NULL, 0
-        with handle.lock:
-            self._begin(handle)
-            try:
-                call.x, call.y, call.scale, call.bias = given.x, given.y, given.scale, given.bias
-                call.running_mean, call.running_variance = given.running_mean, given.running_variance
-                self._lend(&given)
-                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>call.y, self.other_span, True, self.data_element)
-                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>call.running_mean, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>call.running_variance, self.param_span, False, self.param_element)
-                if self.zd is not None:
-                    call.z = given.z
-                    self._mark(<uintptr_t>call.z, self.residual_span, False, self.data_element)
-                self._go(handle)
-            finally:
-                self.busy = 0
+        self._call(
+            self._owner(),
+            [
+                <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
+                <void *>z,
+            ],
+            workspace, None,
+        )
 
 
 cdef class BackwardPlan(Plan):
     """A backward call made ready; see `Plan` and `Handle.backward`."""
-
-    cdef bint saved
-    cdef bint activated
-    cdef bint masked  # by y, forward's result
 
     def __call__(
         self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, y=None,
@@ -343,59 +252,19 @@ cdef class BackwardPlan(Plan):
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
-        BusyError
-            Called by a signal handler in the midst of a call of this plan.
         """
-        cdef list kept = []
-        cdef Handle handle = self._owner()
-        cdef pbn_call *call = &self.call
-        cdef pbn_call given
-        handle._check()
-        self._statistics(saved_mean, saved_inv_variance, "saved", self.saved)
-        given.x = <void *>self._data(x, "x", self.xd, False, kept)
-        given.dy = <void *>self._data(dy, "dy", self.yd, False, kept)
-        given.dx = <void *>self._data(dx, "dx", self.dxd, True, kept)
-        given.scale = <void *>self._vector(scale, "scale", False, kept)
-        given.dscale = <void *>self._vector(dscale, "dscale", True, kept)
-        given.dbias = <void *>self._vector(dbias, "dbias", True, kept)
-        if self.saved:
-            given.saved_mean = <void *>self._vector(saved_mean, "saved_mean", False, kept)
-            given.saved_inv_variance = <void *>self._vector(saved_inv_variance, "saved_inv_variance", False, kept)
-        if y is not None and self.activated and not self.masked:
-            raise errors.ArgumentError("y", y, "None: the entry point masks by x and the bias")
-        if self._given(y, "y", self.masked):
-            given.y = <void *>self._data(y, "y", self.xd, False, kept)
-        if self._given(bias, "bias", self.activated):
-            given.bias = <void *>self._vector(bias, "bias", False, kept)
-        if self._given(dz, "dz", self.zd is not None):
-            given.dz = <void *>self._data(dz, "dz", self.zd, True, kept)
-        self._space(workspace, "workspace", kept, &given.workspace, &given.workspace_size)
-        self._space(reserve, "reserve", kept, &given.reserve, &given.reserve_size)
-        with handle.lock:
-            self._begin(handle)
-            try:
-                call.x, call.dy, call.dx = given.x, given.dy, given.dx
-                call.scale, call.dscale, call.dbias = given.scale, given.dscale, given.dbias
-                self._lend(&given)
-                self._mark(<uintptr_t>call.x, self.data_span, False, self.data_element)
-                self._mark(<uintptr_t>call.dy, self.other_span, False, self.data_element)
-                self._mark(<uintptr_t>call.dx, self.out_span, True, self.data_element)
-                self._mark(<uintptr_t>call.scale, self.param_span, False, self.param_element)
-                self._mark(<uintptr_t>call.dscale, self.param_span, True, self.param_element)
-                self._mark(<uintptr_t>call.dbias, self.param_span, True, self.param_element)
-                if self.saved:
-                    call.saved_mean, call.saved_inv_variance = given.saved_mean, given.saved_inv_variance
-                    self._mark(<uintptr_t>call.saved_mean, self.param_span, False, self.param_element)
-                    self._mark(<uintptr_t>call.saved_inv_variance, self.param_span, False, self.param_element)
-                if self.masked:
-                    call.y = given.y
-                    self._mark(<uintptr_t>call.y, self.data_span, False, self.data_element)
-                if self.activated:
-                    call.bias = given.bias
-                    self._mark(<uintptr_t>call.bias, self.param_span, False, self.param_element)
-                if self.zd is not None:
-                    call.dz = given.dz
-                    self._mark(<uintptr_t>call.dz, self.residual_span, True, self.data_element)
-                self._go(handle)
-            finally:
-                self.busy = 0
+        self._call(
+            self._owner(),
+            [
+                <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias, <void *>saved_mean,
+                <void *>saved_inv_variance, <void *>y, <void *>bias, <void *>dz,
+            ],
+            workspace, reserve,
+        )
+
+
+cdef dict _PLANS = {
+    PBN_OP_FORWARD_TRAINING: ForwardTrainingPlan,
+    PBN_OP_FORWARD_INFERENCE: ForwardInferencePlan,
+    PBN_OP_BACKWARD: BackwardPlan,
+}

@@ -1,13 +1,28 @@
 # Plans: a call validated once.
 
+cdef enum:
+    _ADDRESSES = 1
+    _ARRAYS = 2
+
+cdef char _there  # its address stands for statistics that calls will have, where only their presence is asked
+
+
+cdef struct _Argument:  # of a plan's calls, by its line in the table
+    const pbn_row *row
+    bint planned
+    size_t span
+    size_t element
+
+
 cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
-    Its calls pass addresses: of integers only that they are not NULL, aligned and apart from one another is checked,
-    and where a process sees several devices that their memory is not another one's, for some 50 ns each; arrays are
-    held against what was planned. They are read first; then one thread at a time runs a plan: the handle's
-    lock sees to it. A signal handler that comes in between cannot call the same plan: BusyError. On a device it can be
-    captured into a graph after its first run.
+    Call it with addresses or with arrays. Of an address only this is checked: that it is not NULL, is aligned, lies
+    apart from what the call writes and, where a process sees several devices, is not of another one. An array has to
+    look as planned. A plan does not change when it is called: threads may share it, and wait for one another at the
+    handle's lock only; a signal handler may call it in the midst of its call. On a device it can be captured into a
+    graph after its first run. `inspect.signature` of a plan lists the arguments that it takes; what that lists as
+    keyword-only is still taken by position, in the order of earlier versions, until the next one.
 
     Attributes
     ----------
@@ -21,24 +36,20 @@ cdef class Plan:
         Bytes, aligned to 64, that forward training's call writes and its backward's reads; 0 without a fused residual.
     """
 
-    cdef pbn_plan *plan
+    # Nothing of this changes once the plan is made, so that a call needs no lock of the plan's own.
+    cdef pbn_plan *plan  # NULL: calls go to the backend's entry point
     cdef const pbn_backend *table
-    cdef pbn_call call
-    cdef Handle handle  # None in the handle's own cache, while no call has it
-    cdef TensorDescriptor xd, yd, dxd, pd, zd  # yd: in backward dy's; zd: z's or dz's, None without
-    cdef size_t data_span, other_span, out_span, param_span, residual_span
-    cdef uintptr_t starts[_SPANS]
-    cdef uintptr_t ends[_SPANS]
-    cdef bint writes[_SPANS]
-    cdef int spans
+    cdef pbn_call call  # all but the addresses
+    cdef _Argument arguments[PBN_MOST_TENSORS]
+    cdef int count
+    cdef tuple names
+    cdef tuple descriptors  # private ones, by argument; None where it is not planned
+    cdef Handle handle  # None in the handle's own cache, where it would be a circle
+    cdef int takes  # _ADDRESSES, _ARRAYS
+    cdef bint lends  # the handle's own workspace, where a call brings none
     cdef int device_id  # of the handle, -1 where that is not known
-    cdef bint doubtful  # an address is misaligned, or its memory ends behind the last byte
-    cdef unsigned long busy  # the thread whose call is under way, whose state `call` and the spans are; 0: none
-    cdef int users  # of one in the handle's own cache: calls that have it
-    cdef bint arrays  # of a Handle's own calls, which take no bare addresses
     cdef int forks  # as `_forks` was
     cdef uintptr_t alignment  # of the data addresses that it was made for, a power of two up to 16
-    cdef size_t data_element, param_element
     cdef str name
     cdef readonly str algorithm
     cdef readonly str reason
@@ -47,7 +58,7 @@ cdef class Plan:
 
     def __cinit__(self):
         self.plan = NULL
-        self.busy = self.users = 0
+        self.takes = _ADDRESSES | _ARRAYS
         memset(&self.call, 0, sizeof(self.call))
 
     def __init__(self):
@@ -59,21 +70,33 @@ cdef class Plan:
             self.table.plan_destroy(self.plan)
 
     def __repr__(self):
-        if self.xd is None:
+        if self.descriptors is None:
             return f"<{type(self).__name__} never made>"
-        return f"<{type(self).__name__} {self.algorithm} of {self.xd.backend}, x {self.xd!r}>"
+        x = self.descriptors[0]
+        return f"<{type(self).__name__} {self.algorithm} of {x.backend}, x {x!r}>"
+
+    @property
+    def __signature__(self):
+        """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
+        if self.descriptors is None:
+            raise errors.ClosedError("plan")
+        kinds = inspect.Parameter
+        parameters = [
+            kinds(self.names[i], kinds.KEYWORD_ONLY if self.arguments[i].row.when else kinds.POSITIONAL_OR_KEYWORD)
+            for i in range(self.count)
+            if self.arguments[i].planned
+        ]
+        parameters.append(kinds("workspace", kinds.KEYWORD_ONLY, default=None))
+        if self.reserve_size:
+            parameters.append(kinds("reserve", kinds.KEYWORD_ONLY))
+        return inspect.Signature(parameters, return_annotation=None)
 
     def _candidates(self, bint fast):
         """Algorithms that may take this plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
-        cdef pbn_call call
+        cdef pbn_call call = self.call
         cdef const char *found
-        cdef Handle handle = self._owner()
-        with handle.lock:
-            call = self.call
-        # Of the last call's pointers nothing is asked, but of those it was made for their alignment.
+        self._owner()
         call.x = <void *>self.alignment
-        call.dy = call.z = NULL
-        call.y = call.dx = call.dz = NULL
         names = []
         while self.table.plan_candidate != NULL:
             found = self.table.plan_candidate(&call, fast, len(names))
@@ -84,110 +107,142 @@ cdef class Plan:
 
     def _no_addresses(self):
         """Its calls take arrays only from now on: for callers whose own arguments are arrays."""
-        self.arrays = True
+        self.takes = _ARRAYS
 
     cdef Handle _owner(self):
         if self.handle is None:
             raise errors.ClosedError("plan")
         return self.handle
 
-    cdef int _leave(self) except -1:
-        """What `Handle._cached` has begun: in the cache it does not keep its handle alive."""
-        with cython.critical_section(self):
-            self.users -= 1
-            if self.users == 0:
-                self.handle = None
-        return 0
-
-    cdef int _begin(self, Handle handle) except -1:
-        """Takes the plan for one call, under the handle's lock: a lock that lets its own thread in again."""
-        handle._check()
-        if self.busy:
-            raise errors.BusyError(
-                f"{self.name}: this plan is already running in this thread, where a signal handler has called it "
-                "again; it needs a plan of its own"
-            )
-        self.busy = PyThread_get_thread_ident()
-        self.spans, self.doubtful = 0, False
-        return 0
-
-    cdef int _make(self, object algorithm) except -1:
-        """Everything but the call's descriptors and scalars, which the caller has set."""
-        cdef const pbn_backend *table = self.table
+    cdef int _make(self, Handle handle, object algorithm, bint warns) except -1:
+        """Makes the vendor's plan of `call`, whose addresses are those that it is made for; then clears them."""
+        cdef const pbn_backend *table = handle.table
         cdef const char *chosen = NULL
         cdef const char *why = NULL
-        cdef int status
+        cdef int status = 0
+        cdef bint one_way = table.algorithms == NULL
         cdef bytes name
         if algorithm is not None:
-            _arguments.algorithm(algorithm, algorithms(self.handle.backend), numbered_algorithms(self.handle.backend))
-        self.device_id = -1 if self.handle.device is None else self.handle.device
-        self.data_span = _span_bytes(self.xd)
-        self.other_span = _span_bytes(self.yd)
-        self.out_span = _span_bytes(self.dxd) if self.dxd is not None else 0
-        self.residual_span = _span_bytes(self.zd) if self.zd is not None else 0
-        self.param_span = _span_bytes(self.pd)
-        self.data_element, self.param_element = self.xd.dtype.itemsize, self.pd.dtype.itemsize
-        self.forks = _forks
+            _arguments.algorithm(algorithm, algorithms(handle.backend), numbered_algorithms(handle.backend))
+            if one_way and self.call.activation != PBN_ACTIVATION_NONE:
+                raise _unsupported(
+                    handle, self.name,
+                    "no named algorithm of this backend has an activation; algorithm None has one where "
+                    "Capability.ACTIVATION is set",
+                )
         self.alignment = (
             <uintptr_t>self.call.x | <uintptr_t>self.call.y | <uintptr_t>self.call.dy | <uintptr_t>self.call.dx
             | <uintptr_t>self.call.z | <uintptr_t>self.call.dz | 16
         )
         self.alignment &= ~self.alignment + 1
-        self.handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-        _warn_of_defects(self.handle, &self.call, self.call.saved_mean != NULL, self.name)
-        if table.plan_create == NULL or algorithm is None:
-            if algorithm is not None and self.call.activation != PBN_ACTIVATION_NONE:
-                raise _unsupported(
-                    self.handle, self.name,
-                    "no named algorithm of this backend has an activation; algorithm None has one where "
-                    "Capability.ACTIVATION is set",
-                )
-            status = table.workspace_size(self.handle.handle, &self.call, &self.workspace_size)
+        handle._check()  # an array's own protocol, or a signal handler, may have closed it since
+        if warns and _normalizes(self.call.operation):
+            _warn_of_defects(handle, &self.call, self.call.saved_mean != NULL, self.name)
+        if table.plan_create != NULL and _normalizes(self.call.operation) and (one_way or algorithm is not None):
+            name = b"plain" if algorithm is None else (<str>algorithm).encode("ascii")
+            chosen = name
+            with nogil:
+                status = table.plan_create(handle.handle, &self.call, chosen, &self.plan)
+            if status != 0:
+                shown = _shown(&self.call)
+                raise _error(table, status, self.name, shown if one_way else (*shown, f"algorithm={algorithm}"))
+            table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
+            self.algorithm, self.reason = chosen.decode(), why.decode()
+        else:
+            if _normalizes(self.call.operation) or self.call.operation == PBN_OP_AXPBY:
+                status = table.workspace_size(handle.handle, &self.call, &self.workspace_size)
             if status != 0:
                 raise _error(table, status, self.name, _shown(&self.call))
             self.algorithm = "plain"
-            only = table.plan_create == NULL
-            self.reason = "the one entry point of this backend" if only else "the entry point, and nothing else"
-        else:
-            name = (<str>algorithm).encode("ascii")
-            chosen = name
-            with nogil:
-                status = table.plan_create(self.handle.handle, &self.call, chosen, &self.plan)
-            if status != 0:
-                raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={algorithm}"))
-            table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
-            self.algorithm, self.reason = chosen.decode(), why.decode()
-        # Of the pointers only their presence and alignment counted.
+            self.reason = "the one entry point of this backend" if one_way else "the entry point, and nothing else"
         self.call.x = self.call.dy = self.call.z = NULL
         self.call.y = self.call.dx = self.call.dz = NULL
         return 0
 
-    cdef uintptr_t _fuse(self, tuple activation, object algorithm, tuple z) except? 0:
-        """Sets the activation, as `_arguments.activation` gives it, and what is added before it.
-
-        Returns the address of a residual that is an array, else 0.
-        """
-        if algorithm is not None:
-            _arguments.plan_activation(activation[0])
-        self.call.activation, self.call.activation_low, self.call.activation_high = activation
-        if z is None:
-            return 0
-        if algorithm is None:
-            shown = True if z[1] is None else z[1]
-            raise errors.ArgumentError("z", shown, "None with algorithm None: no entry point adds a residual")
-        zd, address = _planned(self.handle, z[0], z[1], "z")
-        _arguments.residual(activation[0], zd, self.xd)
-        self.zd = zd
-        return address
-
-    cdef uintptr_t _data(self, object value, str name, TensorDescriptor planned, bint output, list kept) except 0:
+    cdef int _call(self, Handle handle, void **given, object workspace, object reserve) except -1:
+        """Reads the arguments, checks them and makes the call. `given`: borrowed objects, in the table's order."""
+        cdef pbn_call call = self.call  # this call's own: other threads and signal handlers run this plan too
+        cdef _Extent extents[PBN_MOST_TENSORS + 2]
+        cdef const _Argument *argument
         cdef uintptr_t address
-        if type(value) is int and not self.arrays:
-            return _plan_address(self.handle, value, name)
-        address = self._viewed(value, &planned.tensor, False, output)
+        cdef uintptr_t nowhere = 0
+        cdef bint lent = False
+        cdef list kept = []  # memory of arrays, until the call has returned
+        cdef int i, n = 0
+        handle._check()
+        for i in range(self.count):
+            argument = &self.arguments[i]
+            value = <object>given[i]
+            if argument.row.when != PBN_ALWAYS:
+                if (value is None) == argument.planned:
+                    raise self._not_as_planned(i, value)
+                if value is None:
+                    continue
+            if type(value) is int and self.takes & _ADDRESSES:
+                address = _bare_address(handle, value, self.names, i)
+            elif self.takes & _ARRAYS:
+                address = self._array_address(handle, value, i, kept)
+            else:
+                address = handle._pointer(value, self.names[i])
+            _set_address(&call, argument.row, address)
+            extents[n] = _Extent(0, address, address + argument.span, argument.element, argument.row.written)
+            n += 1
+        if workspace is not None:
+            self._space(handle, workspace, "workspace", kept, &call.workspace, &call.workspace_size)
+        if reserve is not None:
+            self._space(handle, reserve, "reserve", kept, &call.reserve, &call.reserve_size)
+        if self.reserve_size and _short(call.reserve, call.reserve_size, self.reserve_size):
+            raise _space_error("reserve", call.reserve, call.reserve_size, self.reserve_size)
+        if self.workspace_size and _short(call.workspace, call.workspace_size, self.workspace_size):
+            lent = self.lends and call.workspace == NULL
+            if not lent:
+                raise _space_error("workspace", call.workspace, call.workspace_size, self.workspace_size)
+        if call.reserve_size:
+            extents[n] = _Extent(0, <uintptr_t>call.reserve, <uintptr_t>call.reserve + call.reserve_size, 1, True)
+            n += 1
+        if call.workspace_size and not lent:
+            extents[n] = _Extent(0, <uintptr_t>call.workspace, <uintptr_t>call.workspace + call.workspace_size, 1, True)
+            n += 1
+        if not _apart(extents, n, &nowhere, 0):
+            self._overlap(&call)
+        if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
+            call.workspace, call.workspace_size = NULL, 0
+        with handle.lock:
+            if lent:
+                handle._lend(&call, self.workspace_size, self.name)
+            _run(handle, &call, self.plan, self.name, self.algorithm)
+        return 0
+
+    cdef object _not_as_planned(self, int i, object value):
+        """The error of an argument that is there though it was not planned, or the other way about."""
+        cdef bint planned = self.arguments[i].planned
+        cdef int when = self.arguments[i].row.when
+        name = self.names[i]
+        if when == PBN_RUNNING or when == PBN_SAVED:
+            what = "running" if when == PBN_RUNNING else "saved"
+            return errors.ArgumentError(
+                f"{what}_mean", "a pair that is" + (" not given" if planned else " given"),
+                "both, as planned" if planned else f"none: the plan was made with {what}=False",
+            )
+        if when == PBN_MASKED and self.call.activation != PBN_ACTIVATION_NONE and not planned:
+            return errors.ArgumentError(name, value, "None: the entry point masks by x and the bias")
+        what = "z" if when == PBN_RESIDUAL else "an activation"
+        return errors.ArgumentError(
+            name, value, f"what was planned, with {what}" if planned else f"None: the plan was made without {what}"
+        )
+
+    cdef uintptr_t _array_address(self, Handle handle, object value, int i, list kept) except 0:
+        """Where an array lies that looks as planned; `kept` holds its memory."""
+        cdef const pbn_row *row = self.arguments[i].row
+        cdef const pbn_tensor *tensor = (<const pbn_tensor **>(<char *>&self.call + row.descriptor))[0]
+        cdef uintptr_t address = self._viewed(value, tensor, row.vector, row.written)
         if address != 0:
             return address
-        buffer = self.handle._buffer(value, name, output)
+        cdef TensorDescriptor planned = self.descriptors[i]
+        name = self.names[i]
+        if row.vector:
+            return handle._parameter(value, name, planned, kept, row.written)
+        buffer = handle._buffer(value, name, row.written)
         if (buffer.dtype, buffer.dims) != (planned.dtype, planned.dims) or any(
             [d != 1 and s != t for d, s, t in zip(buffer.dims, buffer.strides, planned.strides, strict=True)]
         ):  # axes of length 1 have no place in memory
@@ -198,13 +253,6 @@ cdef class Plan:
             )
         kept.append(buffer)
         return _address(buffer, name)
-
-    cdef uintptr_t _vector(self, object value, str name, bint output, list kept) except 0:
-        cdef uintptr_t address
-        if type(value) is int and not self.arrays:
-            return _plan_address(self.handle, value, name)
-        address = self._viewed(value, &self.pd.tensor, True, output)
-        return address if address != 0 else self.handle._parameter(value, name, self.pd, kept, output)
 
     cdef uintptr_t _viewed(self, object value, const pbn_tensor *planned, bint vector, bint output) except? 0:
         """The address of an array that is what was planned, by its framework's C table or as NumPy's.
@@ -249,57 +297,17 @@ cdef class Plan:
             return 0
         return <uintptr_t>view.data + view.byte_offset
 
-    cdef void _mark(self, uintptr_t address, size_t size, bint written, size_t element) noexcept:
-        if address % element or address + size < address:
-            self.doubtful = True
-        if self.spans == _SPANS:  # no call has so many; what is behind is left to _overlap
-            self.doubtful = True
-            return
-        self.starts[self.spans] = address
-        self.ends[self.spans] = address + size
-        self.writes[self.spans] = written
-        self.spans += 1
-
-    cdef bint _apart(self) noexcept:
-        cdef int i, j
-        for i in range(self.spans):
-            for j in range(i):
-                if (
-                    (self.writes[i] or self.writes[j])
-                    and self.starts[i] < self.ends[j]
-                    and self.starts[j] < self.ends[i]
-                ):
-                    return False
-        return True
-
-    cdef int _overlap(self) except -1:
+    cdef int _overlap(self, pbn_call *call) except -1:
         """Names what is wrong, if it is: ranges that overlap may be views that interleave."""
-        cdef pbn_call *call = &self.call
-        outputs, inputs = [], [_region("x", <uintptr_t>call.x, self.xd)]
-        if call.operation == PBN_OP_BACKWARD:
-            outputs.append(_region("dx", <uintptr_t>call.dx, self.dxd))
-            inputs.append(_region("dy", <uintptr_t>call.dy, self.yd))
-            if call.y != NULL:
-                inputs.append(_region("y", <uintptr_t>call.y, self.xd))
-            if call.dz != NULL:
-                outputs.append(_region("dz", <uintptr_t>call.dz, self.zd))
-        else:
-            outputs.append(_region("y", <uintptr_t>call.y, self.yd))
-            if call.z != NULL:
-                inputs.append(_region("z", <uintptr_t>call.z, self.zd))
-        written = call.operation == PBN_OP_FORWARD_TRAINING
-        for name, address, output in (
-            ("scale", <uintptr_t>call.scale, False),
-            ("bias", <uintptr_t>call.bias, False),
-            ("dscale", <uintptr_t>call.dscale, True),
-            ("dbias", <uintptr_t>call.dbias, True),
-            ("running_mean", <uintptr_t>call.running_mean, written),
-            ("running_variance", <uintptr_t>call.running_variance, written),
-            ("saved_mean", <uintptr_t>call.saved_mean, written),
-            ("saved_inv_variance", <uintptr_t>call.saved_inv_variance, written),
-        ):
-            if address:
-                (outputs if output else inputs).append(_region(name, address, self.pd))
+        cdef const _Argument *argument
+        cdef int i
+        outputs, inputs = [], []
+        for i in range(self.count):
+            argument = &self.arguments[i]
+            if argument.planned:
+                (outputs if argument.row.written else inputs).append(
+                    _region(self.names[i], _get_address(call, argument.row), self.descriptors[i])
+                )
         if call.workspace_size:
             outputs.append(_memory_region((<uintptr_t>call.workspace, call.workspace_size)))
         if call.reserve_size:
@@ -307,82 +315,24 @@ cdef class Plan:
         _arguments.disjoint(outputs, inputs)
         return 0
 
-    cdef int _space(self, object given, str name, list kept, void **address, size_t *size) except -1:
+    cdef int _space(
+        self, Handle handle, object given, str name, list kept, void **address, size_t *size
+    ) except -1:
         """Address and bytes of a workspace or reserve."""
-        if given is None:
-            address[0], size[0] = NULL, 0
-        elif type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
-            size[0] = _arguments.byte_count((<tuple>given)[1], name)
+        if type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
+            count = (<tuple>given)[1]
+            try:
+                size[0] = count if type(count) is int else _arguments.byte_count(count, name)
+            except OverflowError:
+                _arguments.byte_count(count, name)
+                raise
             # (0, 0) is Handle.memory(None)
             if (<tuple>given)[0] == 0:
-                _workspace_pair(self.handle, 0, size[0], name)
+                _workspace_pair(handle, 0, size[0], name)
                 address[0] = NULL
             else:
-                address[0] = <void *>_plan_address(self.handle, (<tuple>given)[0], name)
+                address[0] = <void *>_bare_address(handle, (<tuple>given)[0], (name,), 0)
         else:
-            start, count = self.handle._workspace(given, kept, name)
+            start, count = handle._workspace(given, kept, name)
             address[0], size[0] = <void *><uintptr_t>start, count
         return 0
-
-    cdef int _go(self, Handle handle) except -1:
-        """Checks and makes the call that is in `call`, whose spans have been marked."""
-        cdef const pbn_backend *table = self.table
-        cdef pbn_handle *c_handle
-        cdef bint lent = False
-        cdef int status
-        if self.reserve_size and _short(self.call.reserve, self.call.reserve_size, self.reserve_size):
-            raise errors.WorkspaceError(
-                "reserve",
-                f"{self.call.reserve_size} bytes at {<uintptr_t>self.call.reserve:#x}",
-                f"at least {self.reserve_size} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
-            )
-        if self.call.reserve_size:
-            self._mark(<uintptr_t>self.call.reserve, self.call.reserve_size, True, 1)
-        if self.workspace_size and _short(self.call.workspace, self.call.workspace_size, self.workspace_size):
-            lent = self.plan == NULL and self.call.workspace == NULL
-            if not lent:
-                raise errors.WorkspaceError(
-                    "workspace",
-                    f"{self.call.workspace_size} bytes at {<uintptr_t>self.call.workspace:#x}",
-                    f"at least {self.workspace_size} bytes, aligned to {_WORKSPACE_ALIGNMENT}, on the handle's device",
-                )
-        elif self.call.workspace_size:
-            self._mark(<uintptr_t>self.call.workspace, self.call.workspace_size, True, 1)
-        if self.doubtful or not self._apart():
-            self._overlap()
-        if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
-            self.call.workspace, self.call.workspace_size = NULL, 0
-        # A signal handler may have run until here, and closed the handle or made it lend a larger workspace elsewhere.
-        if lent:
-            handle._ensure_workspace(&self.call, True, self.name)
-        if self.plan == NULL:
-            return _run(handle, &self.call, self.name)
-        handle._check()
-        c_handle = handle.handle
-        with nogil:
-            status = table.plan_run(c_handle, self.plan, &self.call)
-        if status != 0:
-            raise _error(table, status, self.name, (*_shown(&self.call), f"algorithm={self.algorithm}"))
-        return 0
-
-    cdef void _lend(self, const pbn_call *given) noexcept:
-        self.call.workspace, self.call.workspace_size = given.workspace, given.workspace_size
-        self.call.reserve, self.call.reserve_size = given.reserve, given.reserve_size
-
-    cdef int _statistics(self, object mean, object variance, str what, bint planned) except -1:
-        """A pair must be there exactly where it was planned."""
-        if (mean is None) != (not planned) or (variance is None) != (not planned):
-            raise errors.ArgumentError(
-                f"{what}_mean", "a pair that is" + (" not given" if planned else " given"),
-                "both, as planned" if planned else f"none: the plan was made with {what}=False",
-            )
-        return 0
-
-    cdef bint _given(self, object value, str name, bint planned) except -1:
-        """What an activation or a residual adds to a call must be there exactly where it was planned."""
-        if (value is not None) != planned:
-            what = "z" if name in ("z", "dz") else "an activation"
-            raise errors.ArgumentError(
-                name, value, f"what was planned, with {what}" if planned else f"None: the plan was made without {what}"
-            )
-        return planned

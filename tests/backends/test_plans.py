@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import gc
+import inspect
 import subprocess
 import sys
 
@@ -648,3 +649,66 @@ def test_algorithms_are_named(name):
     names = pybnorm.algorithms(name)
     assert names[:3] == ("auto", "fast", "plain")
     assert len(set(names)) == len(names)
+
+
+def test_a_plan_has_a_signature():
+    """It lists what was planned, in one order: x first, results last, the rest by name."""
+
+    def names(plan):
+        found = inspect.signature(plan).parameters.values()
+        return ", ".join([p.name for p in found if p.kind == p.POSITIONAL_OR_KEYWORD]), [
+            p.name for p in found if p.kind == p.KEYWORD_ONLY
+        ]
+
+    x = pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4, 5))
+    with pybnorm.Handle("onednn") as handle:
+        training = "x, scale, bias, y"
+        assert names(handle.plan_forward_training(x)) == (
+            training, ["running_mean", "running_variance", "saved_mean", "saved_inv_variance", "workspace"]
+        )  # fmt: skip
+        plain = handle.plan_forward_training(x, running=False, saved=False)
+        assert names(plain) == (training, ["workspace"])
+        assert names(handle.plan_forward_inference(x)) == (
+            "x, scale, bias, running_mean, running_variance, y", ["workspace"]
+        )  # fmt: skip
+        assert names(handle.plan_backward(x)) == (
+            "x, dy, scale, dx, dscale, dbias", ["saved_mean", "saved_inv_variance", "workspace"]
+        )  # fmt: skip
+        data, vector = np.ones((2, 3, 4, 5), np.float32), np.ones(3, np.float32)
+        arrays = {"x": data, "scale": vector, "bias": vector, "y": np.full_like(data, np.nan)}
+        plain(**arrays)
+        assert (arrays["y"] == 1).all()
+        with pytest.raises(TypeError):
+            plain(**{name: arrays[name] for name in ("x", "scale", "bias")})
+
+
+def test_calls_on_addresses_are_kept_by_what_their_arguments_say():
+    """A second call of a kind is checked as the first; a call of another kind is not taken for it."""
+    x, y = np.linspace(-3, 5, 120, dtype=np.float32).reshape(2, 3, 4, 5), np.empty((2, 3, 4, 5), np.float32)
+    with pybnorm.Handle("onednn") as handle:
+
+        def call(a=1.0, b=0.0, dims=x.shape, strides=None, at=None):
+            desc = pybnorm.TensorDescriptor("onednn", "f32", dims, strides)
+            to = pybnorm.TensorDescriptor("onednn", "f32", dims)
+            y.fill(np.nan if type(b) is float and b == 0 else 2)
+            pybnorm.axpby(handle, a, desc, x.ctypes.data, b, to, y.ctypes.data if at is None else at)
+            return y.copy()
+
+        for _ in range(2):
+            assert (call() == x).all()
+            assert (call(a=2.0) == 2 * x).all()
+            assert (call(a=2) == 2 * x).all()
+            assert (call(b=1.0) == x + 2).all()
+            assert (call(strides=(60, 1, 15, 3)) == x.reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)).all()
+            for wrong, argument in (({"a": True}, "a"), ({"b": "1"}, "b"), ({"at": 0}, "y"), ({"at": 1.5}, "y")):
+                with pytest.raises(pybnorm.ArgumentError) as caught:
+                    call(**wrong)
+                assert caught.value.argument == argument
+            for at, argument in ((x.ctypes.data, "y"), (y.ctypes.data + 2, "y")):
+                with pytest.raises(pybnorm.ArgumentError) as caught:
+                    call(at=at)
+                assert caught.value.argument == argument
+        desc = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+        desc.close()
+        with pytest.raises(pybnorm.ClosedError):
+            pybnorm.relu(handle, desc, x.ctypes.data, desc, y.ctypes.data)

@@ -133,7 +133,7 @@ def test_a_handle_each_made_and_closed_over_and_over():
 
 @pytest.mark.parametrize("given", ["arrays", "addresses"])
 def test_one_plan(given):
-    """Its calls wait for one another: BusyError is for a call inside a call of the same thread."""
+    """Each call has addresses of its own; they wait for one another at the handle's lock."""
     data = [Data(i, DIMS[1]) for i in range(THREADS)]
 
     def call(plan, d):
