@@ -35,9 +35,9 @@ from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.operations.preparation import Recipe, alias, operation, prepare
-from pybnorm.operations.program import Program
+from pybnorm.operations.program import Program, unsupported
 
 __all__ = [
     "ACTIVATIONS",
@@ -437,13 +437,8 @@ def _activation(handle: Handle, value: Any, function: str) -> Activation:
     if found.kind == "linear":
         alpha = _arguments.scalar(found.alpha, "fused_activation.alpha", DataType.FLOAT32)
         return Activation("linear", alpha, _arguments.scalar(found.beta, "fused_activation.beta", DataType.FLOAT32))
-    raise UnsupportedError(
-        backend=handle.backend,
-        function=f"directml.{function}",
-        status=-1,
-        status_name="PBN_E_UNSUPPORTED",
-        text=f"the fused activation {found.kind!r} needs a primitive that the backends do not offer; "
-        "fused_activation can be None, 'identity', 'linear' or 'relu'",
-        library=handle.library.path,
-        version=handle.library.version,
+    text = (
+        f"the fused activation {found.kind!r} needs a primitive that the backends do not offer; "
+        "fused_activation can be None, 'identity', 'linear' or 'relu'"
     )
+    raise unsupported(handle, f"directml.{function}", text)

@@ -50,19 +50,20 @@ Errors name MIOpen's arguments, in snake case.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import numbers
-import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pybnorm import _arguments, _sequence, operations
+from pybnorm import _arguments, operations
 from pybnorm import _core as core
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
 from pybnorm.enums import Activation, Capability, Mode, Operation
-from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
+from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
+from pybnorm.operations.preparation import Recipe, operation
+from pybnorm.operations.program import Program, _need, region, unsupported
+
+_COMPOSED: dict[str, Recipe] = {}
 
 __all__ = [
     "ActivationDescriptor",
@@ -132,34 +133,18 @@ def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> Te
     -----
     Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`.
     """
-    with _words({"mode": "bn_mode"}):
-        return core.derive_bn_tensor_descriptor(x_desc, _mode(bn_mode))
+    return core.derive_bn_tensor_descriptor(x_desc, _mode(bn_mode))
 
 
 # ---------------------------------------------------------------- forward training
 
 
 def batch_normalization_forward_training(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    bn_scale_bias_mean_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    exp_avg_factor: float,
-    result_running_mean: Any,
-    result_running_variance: Any,
-    epsilon: float,
-    result_save_mean: Any,
-    result_save_inv_variance: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
+    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardTraining``: normalize by the statistics of the batch.
 
     ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``,
@@ -196,45 +181,16 @@ def batch_normalization_forward_training(
     Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
     """
-    _forward_training(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        dict.fromkeys(("scale", "bias", "mean", "variance"), ("bn_scale_bias_mean_var", bn_scale_bias_mean_var_desc)),
-        (bn_scale, bn_bias),
-        exp_avg_factor,
-        (result_running_mean, result_running_variance),
-        epsilon,
-        (result_save_mean, result_save_inv_variance),
-        workspace,
-    )
+    _run(Operation.FORWARD_TRAINING, locals())
 
 
 def batch_normalization_forward_training_v2(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor,
-    saved_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    exp_avg_factor: float,
-    result_running_mean: Any,
-    result_running_variance: Any,
-    epsilon: float,
-    result_save_mean: Any,
-    result_save_inv_variance: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
+    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.
 
     Parameters
@@ -260,105 +216,17 @@ result_running_variance, epsilon, result_save_mean, result_save_inv_variance, wo
     `pybnorm.operations.forward_training`, which widens 16-bit parameters in the workspace and rounds results once.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
     """
-    _forward_training(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("saved_mean", saved_mean_desc),
-            "variance": ("saved_var", saved_var_desc),
-        },
-        (bn_scale, bn_bias),
-        exp_avg_factor,
-        (result_running_mean, result_running_variance),
-        epsilon,
-        (result_save_mean, result_save_inv_variance),
-        workspace,
-    )
-
-
-_TRAINING_WORDS = {
-    "mode": "bn_mode",
-    "scale": "bn_scale",
-    "bias": "bn_bias",
-    "exponential_average_factor": "exp_avg_factor",
-    "running_mean": "result_running_mean",
-    "running_variance": "result_running_variance",
-    "saved_mean": "result_save_mean",
-    "saved_inv_variance": "result_save_inv_variance",
-}
-
-
-def _forward_training(
-    handle: Handle,
-    bn_mode: object,
-    blend: tuple[float, float],
-    data: _Data,
-    described: _Described,
-    affine: tuple[Any, Any],
-    factor: float,
-    running: tuple[Any, Any],
-    epsilon: float,
-    saved: tuple[Any, Any],
-    workspace: Any,
-    activ_desc: object = None,
-) -> None:
-    with _words(_TRAINING_WORDS):
-        mode = _mode(bn_mode)
-        call = _Call(handle)
-        x, y = call.data("x", data), call.data("y", data)
-        scale = call.need("bn_scale", affine[0], described["scale"])
-        bias = call.need("bn_bias", affine[1], described["bias"])
-        running_mean = call.optional("result_running_mean", running[0], described["mean"])
-        running_variance = call.optional("result_running_variance", running[1], described["variance"])
-        saved_mean = call.optional("result_save_mean", saved[0], described["mean"])
-        saved_inv_variance = call.optional("result_save_inv_variance", saved[1], described["variance"])
-        options = {
-            "alpha": blend[0],
-            "beta": blend[1],
-            "epsilon": epsilon,
-            "exponential_average_factor": factor,
-            "running_mean": running_mean,
-            "running_variance": running_variance,
-            "saved_mean": saved_mean,
-            "saved_inv_variance": saved_inv_variance,
-            "workspace": workspace,
-        }
-        act = _activation(activ_desc, x)
-        if act and not _fused(call, Operation.FORWARD_TRAINING, mode, x):
-            written = {"y": y, "running_mean": running_mean, "running_variance": running_variance}
-            written |= {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
-            _compose_forward(call, "forward_training", (x, scale, bias), y, mode, act, options, written)
-        elif call.uniform(x):
-            handle.forward_training(x, scale, bias, y, mode=mode, **options, **act)
-        else:
-            operations.forward_training(handle, x, scale, bias, y, axis=_axes(x, mode), **options)
+    _run(Operation.FORWARD_TRAINING, locals())
 
 
 # ---------------------------------------------------------------- forward inference
 
 
 def batch_normalization_forward_inference(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    bn_scale_bias_mean_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    estimated_mean: Any,
-    estimated_variance: Any,
-    epsilon: float,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardInference``: normalize by estimated statistics, or the batch's without them.
 
     ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
@@ -393,40 +261,15 @@ def batch_normalization_forward_inference(
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`, without estimates of
     `Operation.FORWARD_TRAINING` with ``running=False, saved=False``.
     """
-    _forward_inference(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        dict.fromkeys(("scale", "bias", "mean", "variance"), ("bn_scale_bias_mean_var", bn_scale_bias_mean_var_desc)),
-        (bn_scale, bn_bias),
-        (estimated_mean, estimated_variance),
-        epsilon,
-        workspace,
-    )
+    _run(Operation.FORWARD_INFERENCE, locals())
 
 
 def batch_normalization_forward_inference_v2(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor,
-    est_variance_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    estimated_mean: Any,
-    estimated_variance: Any,
-    epsilon: float,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.
 
     Parameters
@@ -449,99 +292,19 @@ epsilon, workspace
     the workspace.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
     """
-    _forward_inference(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("est_mean", est_mean_desc),
-            "variance": ("est_variance", est_variance_desc),
-        },
-        (bn_scale, bn_bias),
-        (estimated_mean, estimated_variance),
-        epsilon,
-        workspace,
-    )
-
-
-_INFERENCE_WORDS = {
-    "mode": "bn_mode",
-    "scale": "bn_scale",
-    "bias": "bn_bias",
-    "running_mean": "estimated_mean",
-    "running_variance": "estimated_variance",
-    "mean": "estimated_mean",
-    "variance": "estimated_variance",
-}
-
-
-def _forward_inference(
-    handle: Handle,
-    bn_mode: object,
-    blend: tuple[float, float],
-    data: _Data,
-    described: _Described,
-    affine: tuple[Any, Any],
-    estimated: tuple[Any, Any],
-    epsilon: float,
-    workspace: Any,
-    activ_desc: object = None,
-) -> None:
-    with _words(_INFERENCE_WORDS):
-        mode = _mode(bn_mode)
-        call = _Call(handle)
-        x, y = call.data("x", data), call.data("y", data)
-        scale = call.need("bn_scale", affine[0], described["scale"])
-        bias = call.need("bn_bias", affine[1], described["bias"])
-        mean = call.optional("estimated_mean", estimated[0], described["mean"])
-        variance = call.optional("estimated_variance", estimated[1], described["variance"])
-        given = _arguments.pair("estimated_mean", mean, "estimated_variance", variance)
-        options = {"alpha": blend[0], "beta": blend[1], "epsilon": epsilon, "workspace": workspace}
-        act = _activation(activ_desc, x)
-        operation = Operation.FORWARD_INFERENCE if given else Operation.FORWARD_TRAINING
-        if act and not _fused(call, operation, mode, x):
-            read = (x, scale, bias, mean, variance) if given else (x, scale, bias)
-            _compose_forward(call, operation.name.lower(), read, y, mode, act, options, {"y": y})
-        elif call.uniform(x):
-            if given:
-                handle.forward_inference(x, scale, bias, mean, variance, y, mode=mode, **options, **act)
-            else:
-                handle.forward_training(x, scale, bias, y, mode=mode, **options, **act)
-        elif given:
-            operations.forward_inference(handle, x, scale, bias, mean, variance, y, axis=_axes(x, mode), **options)
-        else:
-            operations.forward_training(handle, x, scale, bias, y, axis=_axes(x, mode), **options)
+    _run(Operation.FORWARD_INFERENCE, locals())
 
 
 # ---------------------------------------------------------------- backward
 
 
 def batch_normalization_backward(
-    handle: Handle,
-    bn_mode: object,
-    alpha_data_diff: float,
-    beta_data_diff: float,
-    alpha_param_diff: float,
-    beta_param_diff: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    dy_desc: TensorDescriptor,
-    dy: Any,
-    dx_desc: TensorDescriptor,
-    dx: Any,
-    bn_scale_bias_diff_desc: TensorDescriptor,
-    bn_scale: Any,
-    result_bn_scale_diff: Any,
-    result_bn_bias_diff: Any,
-    epsilon: float,
-    saved_mean: Any,
-    saved_inv_variance: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
+    beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
+    dx_desc: TensorDescriptor, dx: Any, bn_scale_bias_diff_desc: TensorDescriptor, bn_scale: Any,
+    result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
+    *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationBackward``: gradients of forward training.
 
     With ``xhat = (x - mean) * inv``: ``dbias = sum(dy)``, ``dscale = sum(dy * xhat)``,
@@ -578,45 +341,16 @@ def batch_normalization_backward(
     Vendor symbols: see `pybnorm.batch_normalization_backward`.
     Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
     """
-    _backward(
-        handle,
-        bn_mode,
-        (alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff),
-        {"x": (x_desc, x), "dy": (dy_desc, dy), "dx": (dx_desc, dx)},
-        dict.fromkeys(("scale", "bias", "mean", "variance"), ("bn_scale_bias_diff", bn_scale_bias_diff_desc)),
-        (bn_scale, result_bn_scale_diff, result_bn_bias_diff),
-        epsilon,
-        (saved_mean, saved_inv_variance),
-        workspace,
-    )
+    _run(Operation.BACKWARD, locals())
 
 
 def batch_normalization_backward_v2(
-    handle: Handle,
-    bn_mode: object,
-    alpha_data_diff: float,
-    beta_data_diff: float,
-    alpha_param_diff: float,
-    beta_param_diff: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    dy_desc: TensorDescriptor,
-    dy: Any,
-    dx_desc: TensorDescriptor,
-    dx: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor,
-    saved_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    result_bn_scale_diff: Any,
-    result_bn_bias_diff: Any,
-    epsilon: float,
-    saved_mean: Any,
-    saved_inv_variance: Any,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
+    beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
+    dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, result_bn_scale_diff: Any,
+    result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormalizationBackward_V2``: a descriptor for each parameter, dtypes may differ.
 
     Parameters
@@ -642,75 +376,7 @@ dx_desc, dx, bn_scale, result_bn_scale_diff, result_bn_bias_diff, epsilon, saved
     `pybnorm.operations.backward`, which widens 16-bit parameters in the workspace and rounds results once.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
     """
-    _backward(
-        handle,
-        bn_mode,
-        (alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff),
-        {"x": (x_desc, x), "dy": (dy_desc, dy), "dx": (dx_desc, dx)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("saved_mean", saved_mean_desc),
-            "variance": ("saved_var", saved_var_desc),
-        },
-        (bn_scale, result_bn_scale_diff, result_bn_bias_diff),
-        epsilon,
-        (saved_mean, saved_inv_variance),
-        workspace,
-    )
-
-
-_BACKWARD_WORDS = {
-    "mode": "bn_mode",
-    "alpha_data": "alpha_data_diff",
-    "beta_data": "beta_data_diff",
-    "alpha_param": "alpha_param_diff",
-    "beta_param": "beta_param_diff",
-    "scale": "bn_scale",
-    "bias": "bn_bias",
-    "dscale": "result_bn_scale_diff",
-    "dbias": "result_bn_bias_diff",
-}
-
-
-def _backward(
-    handle: Handle,
-    bn_mode: object,
-    blend: tuple[float, float, float, float],
-    data: _Data,
-    described: _Described,
-    affine: tuple[Any, Any, Any],
-    epsilon: float,
-    saved: tuple[Any, Any],
-    workspace: Any,
-    activ_desc: object = None,
-    bn_bias: Any = None,
-) -> None:
-    with _words(_BACKWARD_WORDS):
-        mode = _mode(bn_mode)
-        call = _Call(handle)
-        x, dy, dx = call.data("x", data), call.data("dy", data), call.data("dx", data)
-        scale = call.need("bn_scale", affine[0], described["scale"])
-        dscale = call.need("result_bn_scale_diff", affine[1], described["scale"])
-        dbias = call.need("result_bn_bias_diff", affine[2], described["bias"])
-        options = {
-            "alpha_data": blend[0],
-            "beta_data": blend[1],
-            "alpha_param": blend[2],
-            "beta_param": blend[3],
-            "epsilon": epsilon,
-            "saved_mean": call.optional("saved_mean", saved[0], described["mean"]),
-            "saved_inv_variance": call.optional("saved_inv_variance", saved[1], described["variance"]),
-            "workspace": workspace,
-        }
-        act = _activation(activ_desc, x)
-        bias = call.need("bn_bias", bn_bias, described["bias"]) if act else None
-        if bias is not None and not _fused(call, Operation.BACKWARD, mode, x):
-            _compose_backward(call, (x, dy, scale, bias), (dx, dscale, dbias), mode, act, options)
-        elif call.uniform(x):
-            handle.backward(x, dy, scale, dx, dscale, dbias, mode=mode, bias=bias, **options, **act)
-        else:
-            operations.backward(handle, x, dy, scale, dx, dscale, dbias, axis=_axes(x, mode), **options)
+    _run(Operation.BACKWARD, locals())
 
 
 # ---------------------------------------------------------------- the calls with an activation
@@ -746,30 +412,13 @@ class ActivationDescriptor(NamedTuple):
 
 
 def batch_norm_forward_training_activation(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor,
-    saved_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    exp_avg_factor: float,
-    result_running_mean: Any,
-    result_running_variance: Any,
-    epsilon: float,
-    result_save_mean: Any,
-    result_save_inv_variance: Any,
-    activ_desc: ActivationDescriptor | None,
-    *,
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
+    result_save_mean: Any, result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
     workspace: Any = None,
-) -> None:
+) -> None:  # fmt: skip
     """``miopenBatchNormForwardTrainingActivation``: forward training, then an activation.
 
     ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
@@ -794,49 +443,16 @@ result_save_inv_variance, workspace
     ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``.
     Workspace: `Handle.workspace_size` with the activation; composed as much as WorkspaceError says.
     """
-    _forward_training(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("saved_mean", saved_mean_desc),
-            "variance": ("saved_var", saved_var_desc),
-        },
-        (bn_scale, bn_bias),
-        exp_avg_factor,
-        (result_running_mean, result_running_variance),
-        epsilon,
-        (result_save_mean, result_save_inv_variance),
-        workspace,
-        activ_desc,
-    )
+    _run(Operation.FORWARD_TRAINING, locals())
 
 
 def batch_norm_forward_inference_activation(
-    handle: Handle,
-    bn_mode: object,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    y_desc: TensorDescriptor,
-    y: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor,
-    est_variance_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    estimated_mean: Any,
-    estimated_variance: Any,
-    epsilon: float,
-    activ_desc: ActivationDescriptor | None,
-    *,
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    estimated_mean: Any, estimated_variance: Any, epsilon: float, activ_desc: ActivationDescriptor | None, *,
     workspace: Any = None,
-) -> None:
+) -> None:  # fmt: skip
     """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.
 
     ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
@@ -860,53 +476,17 @@ bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace
     ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward training.
     Workspace: as in `batch_norm_forward_training_activation`.
     """
-    _forward_inference(
-        handle,
-        bn_mode,
-        (alpha, beta),
-        {"x": (x_desc, x), "y": (y_desc, y)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("est_mean", est_mean_desc),
-            "variance": ("est_variance", est_variance_desc),
-        },
-        (bn_scale, bn_bias),
-        (estimated_mean, estimated_variance),
-        epsilon,
-        workspace,
-        activ_desc,
-    )
+    _run(Operation.FORWARD_INFERENCE, locals())
 
 
 def batch_norm_backward_activation(
-    handle: Handle,
-    bn_mode: object,
-    alpha_data_diff: float,
-    beta_data_diff: float,
-    alpha_param_diff: float,
-    beta_param_diff: float,
-    x_desc: TensorDescriptor,
-    x: Any,
-    dy_desc: TensorDescriptor,
-    dy: Any,
-    dx_desc: TensorDescriptor,
-    dx: Any,
-    scale_desc: TensorDescriptor,
-    bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor,
-    saved_var_desc: TensorDescriptor,
-    bn_scale: Any,
-    bn_bias: Any,
-    result_bn_scale_diff: Any,
-    result_bn_bias_diff: Any,
-    epsilon: float,
-    saved_mean: Any,
-    saved_inv_variance: Any,
-    activ_desc: ActivationDescriptor | None,
-    *,
-    workspace: Any = None,
-) -> None:
+    handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
+    beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
+    dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
+    activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """``miopenBatchNormBackwardActivation``: gradients of forward training with an activation behind it.
 
     dy is the gradient at the activation's output. What `batch_normalization_backward` has for dy is here dy where
@@ -937,24 +517,7 @@ epsilon, saved_mean, saved_inv_variance, workspace
     ``relu_backward`` and ``backward``.
     Workspace: as in `batch_norm_forward_training_activation`.
     """
-    _backward(
-        handle,
-        bn_mode,
-        (alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff),
-        {"x": (x_desc, x), "dy": (dy_desc, dy), "dx": (dx_desc, dx)},
-        {
-            "scale": ("scale", scale_desc),
-            "bias": ("bias", bias_desc),
-            "mean": ("saved_mean", saved_mean_desc),
-            "variance": ("saved_var", saved_var_desc),
-        },
-        (bn_scale, result_bn_scale_diff, result_bn_bias_diff),
-        epsilon,
-        (saved_mean, saved_inv_variance),
-        workspace,
-        activ_desc,
-        bn_bias,
-    )
+    _run(Operation.BACKWARD, locals())
 
 
 _NEUTRAL = {
@@ -982,150 +545,232 @@ def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
     names = {ActivationMode.CLIPPEDRELU: ("high",), ActivationMode.CLAMP: ("low", "high")}.get(mode, ())
     bounds = dict(zip((f"activation_{n}" for n in names), (descriptor.alpha, descriptor.beta), strict=False))
     low, high = bounds.get("activation_low"), bounds.get("activation_high")
-    with _words(dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))):
+    try:
         found, _, _ = _arguments.activation(_NEUTRAL[mode], low, high, x.dtype)
+    except ArgumentError as error:
+        words = dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))
+        raise type(error)(words.get(error.argument, error.argument), error.value, error.allowed) from error
     return {} if found == Activation.NONE else {"activation": found, **bounds}
-
-
-def _fused(call: _Call, operation: Operation, mode: Mode, x: Buffer) -> bool:
-    """Whether the call with an activation is one of the loaded library's."""
-    layout = _arguments.layout_of(x.dims, x.strides)
-    bits, _ = core.capability(call.handle.backend, operation, mode, x.dtype, layout, len(x.dims))
-    return call.uniform(x) and Capability.ACTIVATION in bits
 
 
 def _only_relu(handle: Handle, act: dict[str, Any], function: str) -> None:
     if act["activation"] != Activation.RELU:
-        raise UnsupportedError(
-            backend=handle.backend,
-            function=f"miopen.{function}",
-            status=-1,
-            status_name="PBN_E_UNSUPPORTED",
-            text=f"{act['activation'].name} needs MIOpen 3.5's fused call: SPATIAL, parameters of the derived dtype; "
-            "of the backends' common primitives only RELU can be composed",
-            library=handle.library.path,
-            version=handle.library.version,
+        text = (
+            f"{act['activation'].name} needs MIOpen 3.5's fused call: SPATIAL, parameters of the derived dtype; "
+            "of the backends' common primitives only RELU can be composed"
         )
+        raise unsupported(handle, f"miopen.{function}", text)
 
 
-def _compose_forward(
-    call: _Call,
-    operation: str,
-    read: tuple[Buffer | None, ...],
-    y: Buffer,
-    mode: Mode,
-    act: dict[str, Any],
-    options: dict[str, Any],
-    written: dict[str, Buffer | None],
-) -> None:
-    """``y = alpha * relu(operation(...)) + beta * y``."""
-    _only_relu(call.handle, act, operation)
-    alpha, beta = (_arguments.scalar(options[name], name, y.dtype) for name in ("alpha", "beta"))
-    rest = {name: value for name, value in options.items() if name not in ("alpha", "beta", "workspace")}
-    names = ("x", "scale", "bias", "running_mean", "running_variance")
-    _sequence.disjoint(written, dict(zip(names, read, strict=False)))
-    sequence = _sequence.Sequence(call.handle)
-    inner = sequence.scratch_like(y)
-    sequence.then(operation, *read, inner, axis=_axes(y, mode), **rest)
+@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance", _COMPOSED)
+def _forward_activation(
+    p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
+    saved_inv_variance: Any, training: bool, alpha: float, beta: float, epsilon: float, factor: float, axis: Any,
+    *, workspace: Any = None,
+) -> None:  # fmt: skip
+    """``y = alpha * relu(forward(...)) + beta * y``."""
+    alpha, beta = _arguments.scalar(alpha, "alpha", y.dtype), _arguments.scalar(beta, "beta", y.dtype)
+    _note(p, {"x": x, "scale": scale, "bias": bias}, {"y": y})
+    statistics = {"running_mean": running_mean, "running_variance": running_variance}
+    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+    inner = p.scratch_like(y)
+    if training:
+        _note(p, {}, statistics | saved)
+        options = {"exponential_average_factor": factor, **statistics, **saved}
+        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis, **options)
+    else:
+        _note(p, statistics, {})
+        p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, axis=axis)
     if (alpha, beta) == (1.0, 0.0):
-        sequence.then("relu", inner, y)
+        p.relu(inner, y)
     else:
-        positive = sequence.scratch_like(y)
-        sequence.then("relu", inner, positive)
-        sequence.then("axpby", alpha, positive, beta, y)
-    sequence.run(options["workspace"])
+        positive = p.scratch_like(y)
+        p.relu(inner, positive)
+        p.axpby(alpha, positive, beta, y)
 
 
-def _compose_backward(
-    call: _Call,
-    read: tuple[Buffer, Buffer, Buffer, Buffer],
-    written: tuple[Buffer, Buffer, Buffer],
-    mode: Mode,
-    act: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
+@operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", _COMPOSED)
+def _backward_activation(
+    p: Program, x: Any, dy: Any, scale: Any, bias: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any,
+    saved_inv_variance: Any, alpha_data: float, beta_data: float, alpha_param: float, beta_param: float,
+    epsilon: float, axis: Any, *, workspace: Any = None,
+) -> None:  # fmt: skip
     """Backward of the gradient where batch norm's result, made again, is above 0."""
-    _only_relu(call.handle, act, "backward")
-    x, dy, scale, bias = read
-    mean, inv_variance = options["saved_mean"], options["saved_inv_variance"]
-    given = {"x": x, "dy": dy, "scale": scale, "bias": bias, "saved_mean": mean, "saved_inv_variance": inv_variance}
-    _sequence.disjoint(dict(zip(("dx", "dscale", "dbias"), written, strict=True)), given)
-    axis = _axes(x, mode)
-    sequence = _sequence.Sequence(call.handle)
-    inner, gradient = sequence.scratch_like(dy), sequence.scratch_like(dy)
-    if _arguments.pair("saved_mean", mean, "saved_inv_variance", inv_variance):
-        sequence.then("forward_inference_inv_variance", x, scale, bias, mean, inv_variance, inner, axis=axis)
+    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, **saved}, {"dx": dx, "dscale": dscale, "dbias": dbias})
+    inner, gradient = p.scratch_like(dy), p.scratch_like(dy)
+    if saved_mean is not None:
+        p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
     else:
-        sequence.then("forward_training", x, scale, bias, inner, epsilon=options["epsilon"], axis=axis)
-    sequence.then("relu_backward", inner, dy, gradient)
-    rest = {name: value for name, value in options.items() if name != "workspace"}
-    sequence.then("backward", x, gradient, scale, *written, axis=axis, **rest)
-    sequence.run(options["workspace"])
+        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
+    p.relu_backward(inner, dy, gradient)
+    p.then(
+        "backward", x, gradient, scale, dx, dscale, dbias, epsilon=epsilon, axis=axis, **saved,
+        alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param, beta_param=beta_param,
+    )  # fmt: skip
+
+
+def _note(p: Program, read: dict[str, Any], written: dict[str, Any]) -> None:
+    for arrays, output in ((read, False), (written, True)):
+        for name, array in arrays.items():
+            if array is not None:
+                p.note(name, array, output)
 
 
 # ---------------------------------------------------------------- arguments
 
-_Data = dict[str, tuple[TensorDescriptor, Any]]
-"""Descriptor and memory of each data argument, by its name."""
-_Described = dict[str, tuple[str, TensorDescriptor]]
-"""Name (without its ``_desc``) and descriptor of each role that a parameter has."""
+
+class _Operand(NamedTuple):
+    """What an argument of MIOpen's is here."""
+
+    name: str
+    descriptor: str
+    """Of the ``_v2`` calls; the plain ones have one for all parameters."""
+    optional: bool = False
+    written: bool = False
 
 
-class _Call:
-    """Turns (descriptor, address or array) into the buffers of one call."""
+_OPERANDS = {
+    "x": _Operand("x", "x_desc"),
+    "dy": _Operand("dy", "dy_desc"),
+    "y": _Operand("y", "y_desc", written=True),
+    "dx": _Operand("dx", "dx_desc", written=True),
+    "bn_scale": _Operand("scale", "scale_desc"),
+    "bn_bias": _Operand("bias", "bias_desc"),
+    "result_bn_scale_diff": _Operand("dscale", "scale_desc", written=True),
+    "result_bn_bias_diff": _Operand("dbias", "bias_desc", written=True),
+    "result_running_mean": _Operand("running_mean", "saved_mean_desc", True, True),
+    "result_running_variance": _Operand("running_variance", "saved_var_desc", True, True),
+    "result_save_mean": _Operand("saved_mean", "saved_mean_desc", True, True),
+    "result_save_inv_variance": _Operand("saved_inv_variance", "saved_var_desc", True, True),
+    "estimated_mean": _Operand("running_mean", "est_mean_desc", True),
+    "estimated_variance": _Operand("running_variance", "est_variance_desc", True),
+    "saved_mean": _Operand("saved_mean", "saved_mean_desc", True),
+    "saved_inv_variance": _Operand("saved_inv_variance", "saved_var_desc", True),
+}
+_SCALARS = {
+    "alpha": "alpha",
+    "beta": "beta",
+    "alpha_data_diff": "alpha_data",
+    "beta_data_diff": "beta_data",
+    "alpha_param_diff": "alpha_param",
+    "beta_param_diff": "beta_param",
+    "exp_avg_factor": "exponential_average_factor",
+    "epsilon": "epsilon",
+    "workspace": "workspace",
+}
+_DATA = ("x", "dy", "y", "dx")
+_OF_ALL = ("bn_scale_bias_mean_var_desc", "bn_scale_bias_diff_desc")  # the plain calls' descriptor of parameters
+_PAIRS = (
+    ("result_running_mean", "result_running_variance"),
+    ("result_save_mean", "result_save_inv_variance"),
+    ("estimated_mean", "estimated_variance"),
+    ("saved_mean", "saved_inv_variance"),
+)
 
-    def __init__(self, handle: Handle) -> None:
-        _arguments.instance(handle, Handle, "handle", "a Handle")
-        self.handle = handle
-        self.parameters: list[Buffer] = []
 
-    def data(self, name: str, data: _Data) -> Buffer:
-        descriptor, value = data[name]
-        return self._buffer(name, value, name, descriptor)
+def _run(operation: Operation, given: dict[str, Any]) -> None:
+    """Make a call of this module; `given` has its arguments by MIOpen's names."""
+    mode, handle = _mode(given["bn_mode"]), given["handle"]
+    _arguments.instance(handle, Handle, "handle", "a Handle")
+    shared = next((name for name in _OF_ALL if name in given), None)
+    found: dict[str, Buffer | None] = {}
+    act: dict[str, Any] = {}
+    for name, operand in _OPERANDS.items():
+        if name not in given or (name == "bn_bias" and operation == Operation.BACKWARD and not act):
+            continue
+        described = shared if shared is not None and name not in _DATA else operand.descriptor
+        absent = operand.optional and _is_null(given[name])
+        found[name] = None if absent else _buffer(handle, name, given[name], described, given[described])
+        if name == "x":
+            act = _activation(given.get("activ_desc"), _need(found[name]))
+    for first, second in _PAIRS:
+        if first in found:
+            _arguments.pair(first, found[first], second, found[second])
+    names = {_OPERANDS[name].name: name for name in found} | {_SCALARS[n]: n for n in given if n in _SCALARS}
+    arrays = {_OPERANDS[name].name: buffer for name, buffer in found.items()}
+    options = {_SCALARS[name]: value for name, value in given.items() if name in _SCALARS}
+    try:
+        _call(handle, operation, mode, arrays, options, act)
+    except ClosedError:
+        raise
+    except ArgumentError as error:
+        regions: dict[bool, list[_arguments.Region]] = {True: [], False: []}
+        for name, buffer in found.items():
+            if buffer is not None and buffer.pointer:
+                regions[_OPERANDS[name].written].append(region(name, buffer))
+        _arguments.disjoint(regions[True], regions[False])  # in MIOpen's words, if that is what was wrong
+        raise type(error)(names.get(error.argument, error.argument), error.value, error.allowed) from error
 
-    def need(self, name: str, value: Any, described: tuple[str, TensorDescriptor]) -> Buffer:
-        buffer = self._buffer(name, value, *described)
-        self.parameters.append(buffer)
-        return buffer
 
-    def optional(self, name: str, value: Any, described: tuple[str, TensorDescriptor]) -> Buffer | None:
-        if value is None or (issubclass(type(value), numbers.Integral) and value == 0 and not isinstance(value, bool)):
-            return None
-        return self.need(name, value, described)
+def _call(
+    handle: Handle,
+    operation: Operation,
+    mode: Mode,
+    arrays: dict[str, Any],
+    options: dict[str, Any],
+    act: dict[str, Any],
+) -> None:
+    """The vendor's own call where it takes all this, else one of `pybnorm.operations`, or a composed one."""
+    x: Buffer = arrays["x"]
+    if operation == Operation.FORWARD_INFERENCE and arrays["running_mean"] is None:
+        operation = Operation.FORWARD_TRAINING
+        arrays = {name: array for name, array in arrays.items() if name not in ("running_mean", "running_variance")}
+    method, axis = operation.name.lower(), _arguments.kept_axes(len(x.dims), mode)
+    derived = _arguments.derived_data_type(x.dtype)
+    uniform = all(array is None or name in _DATA or array.dtype == derived for name, array in arrays.items())
+    fused = uniform
+    if act:
+        layout = _arguments.layout_of(x.dims, x.strides)
+        bits, _ = core.capability(handle.backend, operation, mode, x.dtype, layout, len(x.dims))
+        fused = uniform and Capability.ACTIVATION in bits
+    if fused:
+        getattr(handle, method)(**arrays, mode=mode, **options, **act)
+    elif act:
+        _only_relu(handle, act, method)
+        if operation == Operation.BACKWARD:
+            _backward_activation(handle, axis=axis, **options, **arrays)
+            return
+        statistics = dict.fromkeys(("running_mean", "running_variance", "saved_mean", "saved_inv_variance"))
+        options["factor"] = options.pop("exponential_average_factor", 0.0)
+        training = operation == Operation.FORWARD_TRAINING
+        _forward_activation(handle, axis=axis, training=training, **options, **{**statistics, **arrays})
+    else:
+        if operation == Operation.FORWARD_INFERENCE:
+            arrays["mean"], arrays["variance"] = arrays.pop("running_mean"), arrays.pop("running_variance")
+        getattr(operations, method)(handle, axis=axis, **arrays, **options)
 
-    def uniform(self, x: Buffer) -> bool:
-        """Whether every parameter has the dtype that the vendors' own calls take."""
-        derived = _arguments.derived_data_type(x.dtype)
-        return all(parameter.dtype == derived for parameter in self.parameters)
 
-    def _buffer(self, name: str, value: Any, of: str, descriptor: TensorDescriptor) -> Buffer:
-        desc_name = f"{of}_desc"
-        _arguments.instance(descriptor, TensorDescriptor, desc_name, "a TensorDescriptor")
-        if descriptor.closed:
-            raise ClosedError(desc_name)
-        if descriptor.backend != self.handle.backend:
-            raise ArgumentError(
-                desc_name, f"a descriptor of backend {descriptor.backend}", f"one of backend {self.handle.backend}"
-            )
-        if value is None or issubclass(type(value), numbers.Integral):
-            address = _arguments.pointer(0 if value is None else value, name)
-            device_type = self.handle.library.device_type
-            return Buffer(
-                address, descriptor.dims, descriptor.strides, descriptor.dtype, device_type, -1, True, descriptor
-            )
-        buffer = self.handle.buffer(value, name)
-        if buffer.dtype != descriptor.dtype:
-            raise ArgumentTypeError(
-                name, f"dtype {buffer.dtype.short}", f"{descriptor.dtype.short}, as {desc_name} says"
-            )
-        if _steps(buffer.dims, buffer.strides) != _steps(descriptor.dims, descriptor.strides):
-            raise ArgumentError(
-                name,
-                f"dims {buffer.dims} with strides {buffer.strides}",
-                f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says; axes of length 1 may "
-                "be left out",
-            )
-        return buffer._replace(dims=descriptor.dims, strides=descriptor.strides)
+def _is_null(value: Any) -> bool:
+    return value is None or (
+        issubclass(type(value), numbers.Integral) and not issubclass(type(value), bool) and value == 0
+    )
+
+
+def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: TensorDescriptor) -> Buffer:
+    """The array or address that an argument is, as its descriptor says that it lies."""
+    _arguments.instance(descriptor, TensorDescriptor, desc_name, "a TensorDescriptor")
+    if descriptor.closed:
+        raise ClosedError(desc_name)
+    if descriptor.backend != handle.backend:
+        raise ArgumentError(
+            desc_name, f"a descriptor of backend {descriptor.backend}", f"one of backend {handle.backend}"
+        )
+    if value is None or issubclass(type(value), numbers.Integral):
+        address = _arguments.pointer(0 if value is None else value, name)
+        device_type = handle.library.device_type
+        return Buffer(address, descriptor.dims, descriptor.strides, descriptor.dtype, device_type, -1, True, descriptor)
+    buffer = handle.buffer(value, name)
+    if buffer.dtype != descriptor.dtype:
+        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"{descriptor.dtype.short}, as {desc_name} says")
+    if _steps(buffer.dims, buffer.strides) != _steps(descriptor.dims, descriptor.strides):
+        raise ArgumentError(
+            name,
+            f"dims {buffer.dims} with strides {buffer.strides}",
+            f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says; axes of length 1 may "
+            "be left out",
+        )
+    return buffer._replace(dims=descriptor.dims, strides=descriptor.strides)
 
 
 def _steps(dims: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -1133,26 +778,10 @@ def _steps(dims: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, i
 
 
 def _mode(bn_mode: object) -> Mode:
-    mode = _arguments.mode(bn_mode)
+    try:
+        mode = _arguments.mode(bn_mode)
+    except ArgumentError as error:
+        raise type(error)("bn_mode", error.value, error.allowed) from error
     if mode == Mode.SPATIAL_PERSISTENT:
         raise ArgumentError("bn_mode", mode, "Mode.PER_ACTIVATION or Mode.SPATIAL, MIOpen's two modes")
     return mode
-
-
-def _axes(x: Buffer, mode: Mode) -> tuple[int, ...]:
-    return _arguments.kept_axes(len(x.dims), mode)
-
-
-@contextlib.contextmanager
-def _words(names: dict[str, str]) -> Iterator[None]:
-    """Argument errors from below, in MIOpen's words."""
-    try:
-        yield
-    except ClosedError:
-        raise
-    except ArgumentError as error:
-        pattern = re.compile(r"\b(" + "|".join(names) + r")\b")
-        argument, value, allowed = (
-            pattern.sub(lambda found: names[found[0]], text) for text in (error.argument, error.value, error.allowed)
-        )
-        raise type(error)(argument, value, allowed) from error

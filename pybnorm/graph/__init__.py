@@ -78,6 +78,7 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.lowering import _RELU, _STAGES, ALIGNMENT, _Lowering, _rounded, _Step, _Vector
 from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node, _Record
+from pybnorm.operations.program import unsupported
 
 __all__ = [
     "BatchnormAttributes",
@@ -700,16 +701,7 @@ class Graph:
 
     def _unsupported(self, function: str, text: str) -> UnsupportedError:
         assert self._handle is not None
-        library = self._handle.library
-        return UnsupportedError(
-            backend=self._handle.backend,
-            function=function,
-            status=-1,
-            status_name="PBN_E_UNSUPPORTED",
-            text=text,
-            library=library.path,
-            version=library.version,
-        )
+        return unsupported(self._handle, function, text)
 
     @_logged
     def build_plans(self) -> None:

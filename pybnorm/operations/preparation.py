@@ -93,7 +93,7 @@ def operation(
     """
 
     def register(make: Callable[Concatenate[Program, _P], None]) -> Callable[Concatenate[Handle, _P], None]:
-        return _registered(Recipe(make.__name__, make, arrays, {}), make.__doc__ or "", recipes, run)
+        return _registered(Recipe(make.__name__.lstrip("_"), make, arrays, {}), make.__doc__ or "", recipes, run)
 
     return register
 

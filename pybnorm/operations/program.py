@@ -213,9 +213,7 @@ class Program:
         """Memory that is read or, an output's, written: the latter shares none with any other."""
         if self._inside or 0 in buffer.dims:
             return
-        size = buffer.dtype.itemsize
-        region = _arguments.Region(name, buffer.pointer, buffer.dims, tuple([s * size for s in buffer.strides]), size)
-        (self.outputs if output else self.inputs).append(region)
+        (self.outputs if output else self.inputs).append(region(name, buffer))
 
     # -------- scratch
 
@@ -420,16 +418,8 @@ class Program:
         backend = self.handle.backend
         bits, why = capability(backend, operation, Mode.SPATIAL, array.dtype, layout, len(array.dims))
         if not bits:
-            raise UnsupportedError(
-                backend=backend,
-                function=method,
-                status=-1,
-                status_name="PBN_E_UNSUPPORTED",
-                text=why,
-                library=self.handle.library.path,
-                version=self.handle.library.version,
-                descriptors=(f"{name}: {array.dtype.short} dims={array.dims} strides={array.strides}",),
-            )
+            described = f"{name}: {array.dtype.short} dims={array.dims} strides={array.strides}"
+            raise unsupported(self.handle, method, why, (described,))
 
     def _step(
         self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str
@@ -695,6 +685,26 @@ def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
     allowed = (expected, *_NARROW) if expected == DataType.FLOAT32 else (expected,)
     if dtype not in allowed:
         raise ArgumentTypeError(name, f"dtype {dtype.short}", " or ".join(d.short for d in allowed))
+
+
+def region(name: str, buffer: Buffer) -> _arguments.Region:
+    """The memory of an array, by the name that errors give it."""
+    size = buffer.dtype.itemsize
+    return _arguments.Region(name, buffer.pointer, buffer.dims, tuple([s * size for s in buffer.strides]), size)
+
+
+def unsupported(handle: Handle, function: str, text: str, descriptors: tuple[str, ...] = ()) -> UnsupportedError:
+    """What is raised where the backend of a handle cannot do something, before it is called."""
+    return UnsupportedError(
+        backend=handle.backend,
+        function=function,
+        status=-1,
+        status_name="PBN_E_UNSUPPORTED",
+        text=text,
+        library=handle.library.path,
+        version=handle.library.version,
+        descriptors=descriptors,
+    )
 
 
 def _need(buffer: Buffer | None) -> Buffer:

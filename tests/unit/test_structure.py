@@ -26,7 +26,6 @@ STOREYS = [
     {"tuning"},
     {"check"},
     {"layer", "graph", "sync", "miopen", "directml", "cann", "torch"},
-    {"_sequence"},
     {"operations", "functional"},
     {"devices", "reference"},
     {"__init__"},
