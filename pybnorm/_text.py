@@ -7,9 +7,11 @@ direction, line separators. `visible` writes them as escapes, as in Python's lit
 
 from __future__ import annotations
 
+import os
 import re
+from typing import IO
 
-__all__ = ["one_line", "visible"]
+__all__ = ["one_line", "visible", "write_visible"]
 
 # All of Unicode's Cc, Cf, Cs, Zl and Zp except tab and newline, and characters that XML does not allow.
 _HIDDEN = (
@@ -29,6 +31,15 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """As `visible`, newlines too, so that a name, value, path or case cannot fake a line of output."""
     return _ANY_OR_NEWLINE.sub(_written, text)
+
+
+def write_visible(target: str | os.PathLike[str] | IO[str], text: str) -> None:
+    """Write `visible` text to an open stream, or to a file in place of what is there."""
+    if isinstance(target, (str, os.PathLike)):
+        with open(target, "w", encoding="utf-8") as stream:
+            stream.write(visible(text))
+    else:
+        target.write(visible(text))
 
 
 def _written(match: re.Match[str]) -> str:

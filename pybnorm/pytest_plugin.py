@@ -6,8 +6,8 @@
     pytest --pybnorm-suite standard pybnorm::cudnn                 these only
     pytest --pybnorm-suite standard pybnorm::cudnn::LINE           one of them
 
-Each case runs in a process of the check's pool (`pybnorm.check.executors`), ahead of the item that reports it where
-there are several. Under pytest-xdist each of its workers has one such process.
+Each case runs in a process of the check's pool (`pybnorm.check.executors`). With several processes, cases run before
+the items that report them. Under pytest-xdist each of its workers has one such process.
 
 ==============  ==================================================================================
 PASS            passed
@@ -47,11 +47,11 @@ ROOT = "pybnorm"
 
 
 class AccuracyWarning(UserWarning):
-    """A result is outside the bound of a stable kernel, and within that of one whose variance takes one pass."""
+    """A result is outside the bound of a stable kernel, but within that of a kernel with one-pass variance."""
 
 
 class _CaseError(Exception):
-    """A case that is not as it should be; the item has the text."""
+    """A case that failed; the item has the text."""
 
 
 def _printed(function: Callable[..., None], *arguments: Any) -> str:
@@ -73,7 +73,7 @@ class Case(pytest.Item):
         self._result: CaseResult
 
     def setup(self) -> None:
-        """Have the case run, if no process has done so yet. One that could not be is an error, and no failed test."""
+        """Run the case, if no process has done so yet. A case that could not run is an error, not a failed test."""
         self._result = self._runs.result(self.problem)
         texts = [_printed(terminal.print_backends, [self._runs.info]), _printed(_print_result, self._result)]
         self._text = "\n".join(texts)
@@ -81,7 +81,7 @@ class Case(pytest.Item):
             pytest.fail(self._text, pytrace=False)
 
     def runtest(self) -> None:
-        """Say what came of it in pytest's ways."""
+        """Report the result in pytest's terms."""
         result = self._result
         if result.status == Status.UNSUPPORTED:
             pytest.skip(f"{result.backend}: {visible(result.message.partition(chr(10))[0])}")
@@ -151,7 +151,7 @@ class Root(pytest.Collector):
 def _print_absent(console: Console, infos: Sequence[BackendInfo]) -> None:
     for info in infos:
         terminal.print_backends(console, [info])
-        if not info.override:  # where it is set, the attempts are already there
+        if not info.override:  # else print_backends has printed the attempts
             terminal.print_attempts(console, info)
         if info.hint:
             console.print(f"    to have it: {info.hint}", markup=False, soft_wrap=True)
@@ -291,18 +291,18 @@ class Plugin:
         self._items = [item for item in session.items if isinstance(item, Case)]
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Say what runs."""
+        """Show the backends of the run."""
         return _printed(terminal.print_backends, self._infos).splitlines()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """See whether anything is judged at all."""
+        """Note whether any case is judged."""
         if report.when == "call" and report.nodeid.startswith(f"{ROOT}::"):
             self._ran = True
             self._judged = self._judged or not report.skipped or hasattr(report, "wasxfail")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A run in which the backends refused every case has shown nothing."""
+        """Change the status of a run in which the backends refused every case: it has checked nothing."""
         if self._nothing and not self._distributed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 

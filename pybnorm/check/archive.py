@@ -1,17 +1,17 @@
-"""A run kept in a folder: every output bit for bit, and a journal from which an interrupted run goes on.
+"""A run saved in a folder: every output bit for bit, and a journal with which an interrupted run is resumed.
 
 ::
 
     run.json           the document of the finished run, as ``pybnorm check --json`` writes it (schema.json)
-    journal.jsonl      one line per start (environment and libraries), one per finished case, as they finish
+    journal.jsonl      one line per start (environment and libraries) and one per finished case, written as it finishes
     outputs/*.npz      what one case's first call wrote on one backend
 
-Inputs are not kept: they are a function of the problem's line (`pybnorm.check.data`).
+Inputs are not saved: they are a function of the problem's line (`pybnorm.check.data`).
 
 An output file is an ordinary ``.npz``, which `numpy.load` opens. Its first member, ``header``, is JSON with the
-backend, the case, and dtype, shape and digest of each array, so that equal outputs are seen without unpacking them. The
-other members hold the arrays' bytes as planes, the first byte of every element, then the second, and so on: the planes
-of exponents compress, which interleaved with mantissas they do not.
+backend, the case, and dtype, shape and digest of each array: outputs can be compared without unpacking them. The other
+members hold the arrays' bytes as planes: the first byte of every element, then the second, and so on. Planes of
+exponents compress well; exponents between mantissas do not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ JOURNAL = "journal.jsonl"
 OUTPUTS = "outputs"
 JOURNAL_SCHEMA = "pybnorm.journal/1"
 LARGEST = 1 << 31
-"""Bytes of a document or journal that is read: some hundred thousand cases."""
+"""Largest document or journal that is read, in bytes: some hundred thousand cases."""
 _RUN_KIND = _files.Kind("the run.json of a saved run", r'\s*\{\s*"schema":\s*"pybnorm\.check/')
 _JOURNAL_KIND = _files.Kind("a journal of pybnorm", r'\{"schema": "pybnorm\.journal/')
 _OUTPUTS_SCHEMA = "pybnorm.outputs/1"
@@ -68,14 +68,14 @@ _OUTPUTS_KIND = _files.Kind("outputs that pybnorm saved", r'PK\x03\x04.{26}heade
 _SAVED = re.compile(rf"{OUTPUTS}/[0-9a-f]{{32}}\.npz")
 _HEADER_LARGEST = 1 << 16
 AGAIN = (Status.RESOURCE, Status.TIMEOUT, Status.ERROR)
-"""Statuses with which a case of an interrupted run is run again: they are the machine's at that time, its memory, disk
-and load, or the option's, or no verdict at all. A crash is the library's, and stays."""
+"""Cases with these statuses run again when a run is resumed: the cause was the machine at the time (memory, disk, load)
+or an option, or there is no verdict. A crash is the library's fault and stays."""
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # of a document's parts
 _DTYPES = {d.name.lower(): d for d in DataType}
 
 
 def digest(array: Array) -> str:
-    """BLAKE2b of dtype, shape and bytes: equal exactly where the arrays are equal in every bit."""
+    """BLAKE2b of dtype, shape and bytes: equal if and only if the arrays are equal in every bit."""
     state = hashlib.blake2b(f"{array.dtype.name}{array.shape}".encode(), digest_size=16)
     state.update(np.ascontiguousarray(array).view(np.uint8).data)
     return state.hexdigest()
@@ -85,7 +85,7 @@ def digest(array: Array) -> str:
 
 
 def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem, outputs: Mapping[str, Array]) -> str:
-    """Keep one case's outputs.
+    """Save one case's outputs.
 
     The file appears whole or not at all, whatever happens to the process meanwhile.
 
@@ -209,7 +209,7 @@ def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
         raise ValueError(f"it is of {header['backend']}, {header['case']}, not of {backend}, {case}")
     try:
         problem = Problem.parse(case)
-    except ArgumentError:  # of a version whose language knows more
+    except ArgumentError:  # written by a version with more options
         return
     names = {tensor.name: tensor for tensor in calls.outputs(problem)}
     if header["arrays"].keys() != names.keys():
@@ -227,7 +227,7 @@ def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[tuple[Any, d
     try:
         if not _SAVED.fullmatch(saved):  # of another's journal: it may name any file
             raise ValueError("a run has no such file")
-        # a stream of our own, because numpy.load leaves its own open where the file is damaged
+        # opened here, because numpy.load does not close a damaged file that it opened itself
         with _files.opened(file) as stream, np.load(stream, allow_pickle=False) as archive:
             yield archive, {member.filename: member for member in archive.zip.infolist()}
     except Exception as error:  # whatever zipfile, zlib and NumPy make of damage: a dozen kinds, and not documented
@@ -437,7 +437,7 @@ class Journal:
     def finished(self) -> dict[tuple[str, str], CaseResult]:
         """Finished cases by (backend, case), of earlier runs too.
 
-        Not those whose output file is gone or not whole, nor of an earlier run those of a status of `AGAIN`.
+        Left out are cases with a missing or damaged output file, and cases of an earlier run with a status of `AGAIN`.
         """
         return dict(self._finished)
 

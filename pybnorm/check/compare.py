@@ -6,8 +6,8 @@ is right is within the bound of its class (`pybnorm.check.bounds`; the class tha
 the loosest if none did), so two right sides are within the sum of both bounds. Sides that a wrong reference would
 condemn alike still agree with each other, and the reference is then seen to stand alone.
 
-Statuses are compared too, and alone where there are no outputs (files of ``check --json``, a crash): a FAIL beside a
-PASS is a difference, also where the outputs are equal, as with a kernel that writes outside of its arrays.
+Statuses are compared too, and alone if there are no outputs (files of ``check --json``, a crash): a FAIL against a PASS
+is a difference even if the outputs are equal, as for a kernel that writes outside of its arrays.
 
 What an earlier run judged and a later one could not, a whole backend or the rest of a run that is not complete, is
 lost, and counts like a case that newly fails.
@@ -104,7 +104,7 @@ class Outcome(enum.Enum):
 
     @property
     def good(self) -> bool:
-        """Whether nothing but such outcomes exits with 0."""
+        """Whether a comparison with only such outcomes exits with 0."""
         return self.severity < Outcome.UNDECIDED.severity
 
 
@@ -159,7 +159,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """Such as ``B:cudnn``; with the library's id where the nodes of a run had several."""
+        """Such as ``B:cudnn``; with the library's id if the nodes of a run had several."""
         return f"{self.run.name}:{label(self.info, self.run.backends.values())}"
 
     def has(self, result: CaseResult) -> bool:
@@ -264,7 +264,7 @@ class OutputPair:
     over: int = 0
     undecided: int = 0
     unjudged: int = 0
-    """Elements that differ where the right value is not finite or out of the type's range."""
+    """Elements that differ and have a right value that is not finite or out of the type's range."""
     classes: tuple[str, str] = ("", "")
     """Whose bounds were added."""
     first_nearer: int = 0
@@ -337,9 +337,9 @@ class Alone:
     case: str
     output: str
     groups: list[list[str]]
-    """Who agrees with whom, the reference among them; the largest group first."""
+    """Groups that agree within themselves, the reference included; the largest first."""
     alone: str
-    """The one that all others, which agree with one another, disagree with; empty if there is none."""
+    """The only one that disagrees, if all others agree with one another; else empty."""
 
 
 @dataclasses.dataclass
@@ -417,7 +417,7 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
 
 
 def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
-    """What later runs could not judge of what earlier ones did, and notices where that is no regression.
+    """Cases that earlier runs judged and later ones could not; and a notice for each that is no regression.
 
     A later run on another machine that judged a backend which the earlier run did not is of another kind of machine,
     such as one with another vendor's GPU: what it lacks is only noticed.
@@ -488,7 +488,7 @@ class _Outputs:
         self.problem: Problem | None
         try:
             self.problem = Problem.parse(case)
-        except ArgumentError:  # of a version whose language knows more
+        except ArgumentError:  # written by a version with more options
             self.problem = None
 
     def both(self, first: Side, second: Side) -> list[str]:
@@ -787,7 +787,7 @@ REFERENCE_ALONE = "Where the reference stands alone, it is wrong or all librarie
 
 
 def nearer_text(pair: Pair) -> str:
-    """Who is nearer to the reference, in shares of the elements of which one of the two is."""
+    """How often each side is nearer to the reference, in percent of the elements for which one of them is."""
     total = pair.first_nearer + pair.second_nearer
     if not total:
         return ""

@@ -16,8 +16,8 @@ dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster
 Ranks and dask workers are nodes (`pybnorm.check.nodes`): a node that cannot run the library is named and taken out, and
 nodes of one host get a GPU each, unless their launcher gave each its own. Threads are the launcher's matter.
 
-A dask scheduler is trusted: it and everybody who can connect to it run code here, for what it sends is pickled. Where
-its network is not, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
+A dask scheduler is trusted: what it sends is unpickled, so it and all who can connect to it can run code here. On a
+network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
 (``distributed.comm.tls`` in ``~/.config/dask``, or ``DASK_DISTRIBUTED__COMM__TLS__CA_FILE`` and so on).
 """
 
@@ -64,7 +64,7 @@ __all__ = [
 
 NAMES = ("pool", "process", "mpi", "dask")
 TIMEOUT = 300.0
-"""Seconds that a case may take where nobody says."""
+"""Seconds that a case may take by default."""
 TIMEOUT_MAX = 1e6
 """The most seconds: eleven days; a wait for a pipe takes no more than 24."""
 CONNECT = 30.0
@@ -221,7 +221,7 @@ def _ranks() -> Any:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """A package's loggers write nothing: what ends with its cluster is no news, and no part of a report."""
+    """Silence a package's loggers: messages about the end of its cluster are no part of a report."""
     names = [n for n in (name, *logging.root.manager.loggerDict) if n == name or n.startswith(f"{name}.")]
     before = {logger: logger.level for logger in map(logging.getLogger, names)}  # some have a level of their own
     for logger in before:
@@ -236,7 +236,7 @@ def _quiet(name: str) -> Iterator[None]:
 def _imported(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:  # the second from mpi4py, where there is no MPI library
+    except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError if there is no MPI library
         allowed = f"{extra} with its package: pip install 'pybnorm[{extra}]' ({error})"
         raise ArgumentError("--executor", extra, allowed) from None
 
@@ -285,7 +285,7 @@ class Pool(Executor):
 
 
 class _OneMachine:
-    lost: list[LostNode] = []  # noqa: RUF012 (it is one node, and nobody puts one in)
+    lost: list[LostNode] = []  # noqa: RUF012 (one node, which is never lost: it stays empty)
     notice = ""
 
     def others(self, backend: str) -> list[BackendInfo]:
@@ -333,7 +333,7 @@ def cores() -> int:
 
 
 def place(backend: str) -> tuple[int, int]:
-    """(DLPack device type, devices) of a backend whose library can be loaded into this process."""
+    """(DLPack device type, number of devices) of a backend; its library must be loadable in this process."""
     kind = device_type(backend)
     return kind, devices.device_count(kind)
 
@@ -517,7 +517,7 @@ def run_cases(
 
 
 def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseResult:
-    """`result` with `known`: damage, a failing check of trust or a lost claim is nothing that a defect explains."""
+    """`result` with `known`. A known defect never explains damage, a failed check of trust or lost support."""
     if not (result.verdicts and result.message) and result.claim != support.NEWLY_UNSUPPORTED:
         known = defects.explain(info.backend, info.version, problem, result.verdicts, result.status, result.message)
         result.known = ", ".join(d.id for d in known)

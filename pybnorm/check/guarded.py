@@ -1,4 +1,4 @@
-"""One call in guarded memory: what a library writes beside its results is seen.
+"""One call in guarded memory, where writes outside of the results are noticed.
 
 Every array lies inside guard bytes, which also fill the gaps of strided data; results without a prior start as NaN.
 After the call the guards, the inputs and the statistics that were not given to it must be unchanged.

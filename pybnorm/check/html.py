@@ -1,4 +1,4 @@
-"""A run, or a comparison of runs, as one HTML page that loads nothing: style, script and plots are inside it."""
+"""A run, or a comparison of runs, as one HTML page with style, script and plots in it: it loads no other file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pybnorm._text import visible
+from pybnorm._text import write_visible
 from pybnorm.check import compare, defects, vendor_lines
 from pybnorm.check.bounds import Status
 from pybnorm.check.environment import machine
@@ -71,11 +71,12 @@ FLOOR, CEILING = 1e-5, 1e5
 RASTER = 3000
 """Points above which a plot is an image, because each point of a drawing costs a hundred bytes."""
 _UNJUDGED = (Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.CRASHED, Status.TIMEOUT)
-_INK = "#0b0c0d"  # stands for the text colour of the page, which the drawing takes from it
+_TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
+_INK = "#0b0c0d"  # replaced by the page's text colour
 
 
 def require() -> None:
-    """Raise an error that names what to install, where the page cannot be made.
+    """Raise an error that names what to install if the page cannot be made.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def write(
         It cannot be written.
     """
     require()
-    # from here on a result is of a library, and of a backend only where all nodes had the same
+    # from here on `backend` names a library; the backend alone does if all nodes had the same one
     plain = results
     results = [
         r if name == r.backend else dataclasses.replace(r, backend=name)
@@ -128,8 +129,7 @@ def write(
     bad = [i for i, r in enumerate(results) if r.status not in (Status.PASS, Status.UNSUPPORTED)]
     bad.sort(key=lambda i: (-results[i].status.severity, i))
     shown = bad[:DETAILS]
-    columns = {name: title for own in OUTPUTS.values() for name, title in own.items()}
-    columns = {n: t for n, t in columns.items() if any(v.output == n for r in results for v in r.verdicts)}
+    columns = {n: t for n, t in _TITLES.items() if any(v.output == n for r in results for v in r.verdicts)}
     failures = [{"number": i, "result": results[i], "commands": _commands(plain[i])} for i in shown]
     layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=place)
     text = _render(
@@ -153,7 +153,7 @@ def write(
         columns=columns,
         rows=[_row(i, r, columns, i in set(shown)) for i, r in enumerate(results)],
     )
-    _put(target, text)
+    write_visible(target, text)
 
 
 def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compare.Comparison) -> None:
@@ -219,7 +219,7 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
         nearer_text=compare.nearer_text,
         output_text=compare.output_text,
     )
-    _put(target, text)
+    write_visible(target, text)
 
 
 # ---------------------------------------------------------------- page
@@ -240,15 +240,8 @@ def _render(template: str, **values: Any) -> str:
         if name in values:
             values[name] = Markup(values[name])
     words = {"ratio_text": ratio_text, "verdict_text": verdict_text, "version_text": version_text}
-    return visible(place.get_template(template).render(colours=COLOURS, **words, **values))
-
-
-def _put(target: str | os.PathLike[str] | IO[str], text: str) -> None:
-    if isinstance(target, (str, os.PathLike)):
-        with open(target, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
-    else:
-        target.write(text)
+    text: str = place.get_template(template).render(colours=COLOURS, **words, **values)
+    return text
 
 
 def _commands(result: CaseResult) -> str:
@@ -347,9 +340,7 @@ def _strips(panels: Mapping[str, Sequence[tuple[str, float, str]]]) -> str:
     """
     if not panels:
         return "<p>No output was judged.</p>"
-    order = [name for own in OUTPUTS.values() for name in own]
-    titles = {name: title for own in OUTPUTS.values() for name, title in own.items()}
-    outputs = [n for n in dict.fromkeys(order) if any(n == p[0] for points in panels.values() for p in points)]
+    outputs = [n for n in _TITLES if any(n == p[0] for points in panels.values() for p in points)]
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
     with _style():
@@ -375,7 +366,7 @@ def _strips(panels: Mapping[str, Sequence[tuple[str, float, str]]]) -> str:
                 )
             axis.axhline(1, color=_INK, linewidth=0.9, linestyle="--", zorder=1)
             axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=title)
-            axis.set_xticks(range(len(outputs)), [titles[n] for n in outputs])
+            axis.set_xticks(range(len(outputs)), [_TITLES[n] for n in outputs])
             axis.set_yticks(
                 [FLOOR, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, CEILING],
                 ["0", "1e-4", "1e-3", "0.01", "0.1", "1", "10", "100", "1e3", "1e4", "inf"],

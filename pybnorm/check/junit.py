@@ -1,9 +1,9 @@
 """A run as JUnit XML, which CI systems show as a list of tests.
 
-One ``testsuite`` per backend, and per library where nodes had several of one backend. One ``testcase`` per case:
+One ``testsuite`` per backend, or per library if nodes had several of one backend. One ``testcase`` per case:
 ``classname`` is backend.operation, ``name`` the problem's line. What was judged wrong is a ``failure``, what could not
 be judged an ``error``, a refusal ``skipped``; a WARN has passed and says why in ``system-out``. A library that did not
-run is a suite with one case, skipped, or an error where it was asked for.
+run is a suite with one case: skipped, or an error if it was asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import IO, Any
 
-from pybnorm._text import visible
+from pybnorm._text import write_visible
 from pybnorm.check.bounds import Status, Verdict
 from pybnorm.check.results import BackendInfo, CaseResult, label, ratio_text, repro, verdict_text, version_text
 
@@ -68,12 +68,7 @@ def write(
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     root.set("time", f"{sum(r.seconds for r in results):.3f}")
     ET.indent(root)
-    text = visible('<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n")
-    if isinstance(target, (str, os.PathLike)):
-        with open(target, "w", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        target.write(text)
+    write_visible(target, '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n")
 
 
 def _suite(

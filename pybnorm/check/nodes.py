@@ -1,14 +1,14 @@
-"""Cases dealt out to nodes, the MPI ranks or dask workers of a job, each of which can fail without a verdict changing.
+"""Cases dealt out to nodes, the MPI ranks or dask workers of a job. A node that fails changes no verdict.
 
-A case is given to one node at a time. A node that cannot open its library, that ends or that does not answer is named,
-taken out, and its cases go to others; so does a case that came back as ERROR. A case that `LIVES` nodes failed, or for
-which no node is left, is an error of its own and no verdict.
+A case is given to one node at a time. A node that cannot open its library, ends or does not answer is named and taken
+out, and its cases go to others; so does a case that came back as ERROR. A case that `LIVES` nodes failed, or for which
+no node is left, is an error and no verdict.
 
-A case may be what ends its nodes, or be on nodes that something else ended. What was running on a lost node therefore
-waits behind all other cases, so that it costs no node that these need and does not go from one dying node to the next.
-A node lost by itself counts against its case. Of nodes lost at one time none does: they were lost to something else,
-such as their rack's power, and a case that does end its nodes will meet another. So no case takes more than `LIVES`
-nodes by itself. A call that was cancelled, by a client that lost its connection to the scheduler, is made again.
+A case may end its nodes, or run on nodes that something else ends. So a case that was running on a lost node waits
+until all others are done: it then takes no node that they need, and does not go from one dying node to the next. A node
+lost alone counts against its case. Nodes lost at the same time do not: the cause was common, such as their rack's
+power, and a case that does end its nodes will meet another. So no case takes more than `LIVES` nodes by itself. A call
+that was cancelled, because a client lost its connection to the scheduler, is made again.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class _LostError(RuntimeError):
 
 
 class _ReturnedError(RuntimeError):
-    """A call came to nothing, which says nothing of its node."""
+    """A call that was not made; its node is not to blame."""
 
 
 @dataclasses.dataclass
 class Greeting:
-    """What a node says of itself."""
+    """How a node describes itself."""
 
     host: str
     pid: int
@@ -69,7 +69,7 @@ class Greeting:
 
 
 def greet() -> Greeting:
-    """What this process says when it is asked who it is."""
+    """The greeting of this process."""
     return Greeting(socket.gethostname(), os.getpid(), visible())
 
 
@@ -101,7 +101,7 @@ class Node:
 
 
 def greeted(nodes: Sequence[Node], seconds: float | None) -> Iterator[tuple[Node, str]]:
-    """Have every node say who it is; those that cannot be used, with the reason.
+    """Have every node describe itself; yields the nodes that cannot be used, with the reason.
 
     Parameters
     ----------
@@ -137,20 +137,20 @@ class _Work:
         self.function, self.arguments = function, arguments
         self.future: Future[Any] = Future()
         self.failed: dict[Node, str] = {}
-        """Nodes that had it in vain, and why."""
+        """Nodes that failed with it, and why."""
         self.value: Any = None
-        """What the last one made of it, where that was a result: ERROR."""
+        """The last node's result, if there is one; its status is ERROR."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Seat:
-    """A node at the table of one backend."""
+    """A node and its calls for one backend."""
 
     node: Node
     hands: dict[Future[Any], _Work] = dataclasses.field(default_factory=dict)
-    """What it has, oldest first."""
+    """Its calls, oldest first."""
     since: float = 0.0
-    """When it last got something while it had nothing, or gave something back."""
+    """When it last became busy or finished a call."""
     errors: int = 0
     """ERRORs in a row."""
 
@@ -165,7 +165,7 @@ class Dealer(Executor):
     wrap : callable
         ``wrap(node, function, arguments)``: what is called on the node, and its arguments.
     seconds : float or None
-        After which a node that gave nothing back is lost.
+        A node that finishes no call in this time is lost.
     lost : list of LostNode
         Grows by those that are taken out.
     """
@@ -182,7 +182,7 @@ class Dealer(Executor):
         self._seats = {node: _Seat(node) for node in nodes if not node.ended}
         self._waiting: collections.deque[_Work] = collections.deque()
         self._full = False
-        """Nobody has room; so that as many calls as there are cases do not ask everybody each."""
+        """Whether every node is busy; a new call then does not ask each node again."""
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watching, name="pybnorm nodes", daemon=True)
@@ -202,7 +202,7 @@ class Dealer(Executor):
         return work.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Give out nothing more; what nodes have, they end."""
+        """Submit no more calls; nodes finish those they have."""
         if wait and not cancel_futures:
             while True:
                 with self._lock:
@@ -410,7 +410,7 @@ class DaskNodes:
         theirs = self._client.submit(function, *arguments, workers=[address], allow_other_workers=False, pure=False)
         with self._lock:
             self._open[theirs] = ours
-        # not here and now: the one who cancels may hold a lock, and the scheduler is asked
+        # later and elsewhere: cancelling asks the scheduler, and the canceller may hold a lock
         ours.add_done_callback(lambda done: self._cancelled.put(theirs) if done.cancelled() else None)
         self._completed.add(theirs)
         self._some.set()

@@ -94,10 +94,10 @@ def default_magnitude(fill: str, dtype: DataType) -> float:
 def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 0.0) -> float:
     """The epsilon of a problem that names none.
 
-    For the exact fill it is the one that makes 1/sqrt(variance + epsilon) a power of two: 1/16 beside the variance
-    3/16 of its three-valued data, 3/4 beside the variance 1/4 of the two-valued data that an even m not divisible by 8
-    gets. The paired fill uses 1/16; range 1e-5, times magnitude**2 where that is below 1, so that epsilon stays small
-    beside the variance; the others 1e-5.
+    For the exact fill it makes 1/sqrt(variance + epsilon) a power of two: 1/16 for the variance 3/16 of three-valued
+    data, 3/4 for the variance 1/4 of the two-valued data of an even m that is not divisible by 8. The paired fill uses
+    1/16; range 1e-5, times magnitude**2 if that is below 1, so that epsilon stays small against the variance; the
+    others 1e-5.
     """
     fill = _checked_fill(fill)
     operation, magnitude = _arguments.operation(operation), _arguments.scalar(magnitude, "magnitude")
@@ -121,7 +121,7 @@ def _checked_fill(fill: object) -> str:
 
 
 def checked(problem: object) -> None:
-    """Whether an argument is a problem."""
+    """Refuse an argument that is no problem."""
     _arguments.instance(problem, Problem, "problem", "a Problem")
 
 
@@ -276,14 +276,14 @@ class Problem:
 
     @property
     def default_epsilon(self) -> float:
-        """What `eps` is when the line does not name it: `default_epsilon`, or 0 where only float64 data have it."""
+        """Value of `eps` if the line does not name it: `default_epsilon`, or 0 if only float64 can hold that."""
         assert self.magnitude is not None
         value = default_epsilon(self.operation, self.fill, self.m, self.magnitude)
         return value if value >= 1.4e-45 or self.dtype == DataType.FLOAT64 else 0.0
 
     @property
     def default_params(self) -> DataType:
-        """What `params` is when the line does not name it."""
+        """Value of `params` if the line does not name it."""
         return _arguments.derived_data_type(self.dtype)
 
     @property
@@ -314,7 +314,7 @@ class Problem:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the call takes mean and variance from x itself."""
+        """Whether the call computes mean and variance from x."""
         if self.operation == Operation.BACKWARD:
             return not self.saved
         return self.operation == Operation.FORWARD_TRAINING
@@ -535,7 +535,7 @@ def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
 def read_suite(text: str, name: str = "suite") -> list[Problem]:
     """The problems of a suite file: one line each, alternatives multiplied out, ``#`` starts a comment.
 
-    ``@other`` on a line of its own stands for all problems of another suite: a file, relative to the one that names it
+    ``@other`` on a line of its own includes all problems of another suite: a file, relative to the one that names it
     (here to the current folder), else a packaged suite. A problem that came before, from either file, is kept once.
     Alternatives of one line that mean the same, such as nchw/nhwc of one channel, are one problem.
 

@@ -157,7 +157,7 @@ def host_digest(name: str) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """`value` as something `json.dumps` writes without NaN or Infinity tokens, which are not JSON."""
+    """`value` as plain values for `json.dumps`; NaN and infinity, which JSON does not have, become strings."""
     if isinstance(value, Status):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
@@ -178,10 +178,10 @@ def to_json(value: Any) -> Any:
 
 
 def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
-    """The text of ``to_json(document)``, an item of its lists at a time; all at once takes many times its size."""
+    """The text of ``to_json(document)``, one list item at a time: all at once takes many times its size."""
 
     def text(value: Any, margin: str) -> str:
-        # no line ends within a text of JSON
+        # strings of JSON hold no newline, so each one here ends a line
         return json.dumps(to_json(value), indent=1, allow_nan=False).replace("\n", margin)
 
     for number, (name, value) in enumerate(document.items()):
@@ -218,7 +218,7 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
 def _verdict_from_json(data: Mapping[str, Any]) -> Verdict:
     own = _own(Verdict, data)
     own["status"] = Status(data["status"])
-    own["ratio"] = float(data["ratio"])  # "inf" and "nan" are text in JSON
+    own["ratio"] = float(data["ratio"])  # "inf" and "nan" are strings in JSON
     own["ratios"] = {name: float(ratio) for name, ratio in data["ratios"].items()}
     own["worst"] = [_point_from_json(p) for p in data.get("worst", ())]
     return Verdict(**own)
@@ -229,7 +229,7 @@ def _point_from_json(data: Mapping[str, Any]) -> Point:
     return Point(tuple(int(i) for i in data["index"]), *numbers)
 
 
-_PLAIN = {"str": str, "int": int, "bool": bool}  # annotations, which are text, of fields that JSON holds as they are
+_PLAIN = {"str": str, "int": int, "bool": bool}  # by a field's annotation, which is a string
 
 
 def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
@@ -254,7 +254,7 @@ def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
         needed = _PLAIN.get(str(fields.get(name)))
         if needed is not None and not isinstance(value, needed):
             raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
-    # a run's results have few texts but their cases
+    # few strings but the cases differ between the results of a run
     return {n: sys.intern(v) if type(v) is str else v for n, v in data.items() if n in fields}
 
 
@@ -271,13 +271,13 @@ def repro(result: CaseResult) -> str:
 
 
 def label(info: BackendInfo, infos: Iterable[BackendInfo]) -> str:
-    """The name of one library of a run: its backend's, with its id where nodes had others of the same backend."""
+    """The name of one library of a run: its backend's, with its id if nodes had several of this backend."""
     several = sum(i.backend == info.backend and not i.problem for i in infos) > 1
     return f"{info.backend}@{info.id}" if several and info.id else info.backend
 
 
 def labels(results: Sequence[CaseResult]) -> list[str]:
-    """By result, the name of the library that it is of, as `label` has it."""
+    """The `label` of each result's library."""
     libraries: dict[str, set[str]] = {}
     for result in results:
         if result.library:
@@ -295,19 +295,19 @@ def by_label(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def library_text(info: BackendInfo) -> str:
-    """What makes one library of a backend differ from another, in one line."""
+    """Everything that distinguishes two libraries of one backend, in one line."""
     parts = [f"{info.label} {version_text(info)}", info.path, info.digest, f"on {info.device}", info.driver]
     return ", ".join([*filter(None, parts), *(f"{k}={v}" for k, v in info.variables.items())])
 
 
 def not_run(results: Sequence[CaseResult]) -> str:
-    """That there are cases without a verdict, in one line; empty if there are none."""
+    """A line that counts the cases without a verdict; empty if there are none."""
     count = sum(r.status == Status.ERROR for r in results)
     return f"NOT ALL RUN: {count} of {len(results)} cases are ERROR, which is no verdict" if count else ""
 
 
 def lost_text(lost: LostNode) -> str:
-    """What became of a node, in one line."""
+    """Why a node was taken out, in one line."""
     place = f"{lost.node} on {lost.host}" if lost.host else lost.node
     return f"{place}: taken out{lost.backend and f' for {lost.backend}'}: {lost.reason}"
 
@@ -317,8 +317,8 @@ def exit_status(results: Sequence[CaseResult], missing: Sequence[str]) -> int:
 
     0: every case is PASS, WARN or UNSUPPORTED and at least one was judged. 1: any other status, INCONCLUSIVE included,
     because such a case has not been shown to be right; or a backend that was asked for (`missing`) could not run.
-    2: nothing was judged: no backend could run, or none supports any of the cases. 2 also where a case is ERROR,
-    whatever the others are: there is no verdict on all of them.
+    2: nothing was judged: no backend could run, or none supports any of the cases. 2 also if a case is ERROR, whatever
+    the others are: not every case has a verdict.
     """
     if any(r.status == Status.ERROR for r in results):
         return 2
@@ -355,7 +355,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def groups(results: Iterable[CaseResult]) -> dict[tuple[str, str, str], list[CaseResult]]:
-    """Results by mode, dtype and layout, in the order of the language; every strided layout is one."""
+    """Results by mode, dtype and layout, in the language's order; all strided layouts are one group."""
     found: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
         _, mode, dtype, layout = result.case.split(",")[:4]
@@ -364,7 +364,7 @@ def groups(results: Iterable[CaseResult]) -> dict[tuple[str, str, str], list[Cas
 
 
 def place(word: str) -> int:
-    """Where a mode, dtype or layout stands among its kind; what is unknown comes last."""
+    """Position of a mode, dtype or layout among its kind; unknown words come last."""
     return next((list(words).index(word) for words in (MODES, DATA_TYPES, (*LAYOUTS, "strides")) if word in words), 99)
 
 

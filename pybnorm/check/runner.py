@@ -113,21 +113,21 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         result.status, result.message = classify(error), f"{type(error).__name__}: {error}"
         derived = _arguments.derived_data_type(problem.dtype)
         if isinstance(error, errors.ArgumentError) and problem.parameter_dtype != derived:
-            result.status = Status.UNSUPPORTED  # the package's own refusal, before the library sees the call
+            result.status = Status.UNSUPPORTED  # refused by the package, before the library sees the call
     return result
 
 
 def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[str, Array]) -> None:
     try:
         result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
-    except (OSError, errors.ArgumentError) as error:  # no fault of the library
+    except (OSError, errors.ArgumentError) as error:  # not the library's fault
         if result.status.good:
             result.status = Status.RESOURCE
         result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{error}"]))
 
 
 class _Calls:
-    """The equal calls of one case: what the first gave, and what of the others is not the same bits."""
+    """The equal calls of one case: the first one's outputs, and those of later calls that differ in a bit."""
 
     def __init__(self, problem: Problem, inputs: Inputs, session: Session) -> None:
         self.first: dict[str, Array] = {}
@@ -157,7 +157,7 @@ class _Calls:
 
 
 def classify(error: BaseException) -> Status:
-    """The status that an exception stands for: FAIL only where the library was called and said so itself."""
+    """The status of a case that raised `error`: FAIL only if the library was called and reported a failure."""
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
         return Status.UNSUPPORTED
     if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
@@ -178,8 +178,8 @@ _described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
-    Here and not where results meet, because what is claimed may depend on the processor: a claim that does not hold
-    makes the case FAIL.
+    Recorded support is checked here, on the node, because it may depend on the processor. A case that is recorded as
+    supported and is refused is FAIL.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
 def run_recorded(
     opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None
 ) -> tuple[CaseResult, BackendInfo | None]:
-    """`run_line`, and what library it ran on; None for simulated kernels.
+    """`run_line`, and the library it ran on; None for simulated kernels.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def run_recorded(
     result = run_line(opener, backend, case, keep)
     for verdict in result.verdicts:
         if verdict.status == Status.PASS:
-            del verdict.worst[1:]  # nine tenths of what a run of good results would hold, write and send
+            del verdict.worst[1:]  # worst points would be nine tenths of a good run's size
     key = opener, backend
     if key not in _described:
         real = getattr(_sessions[key].handle, "library", None) is not None

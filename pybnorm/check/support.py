@@ -2,7 +2,8 @@
 
 ``support/BACKEND.json`` holds records, each for a range of versions. A record is made by ``pybnorm info --claims`` on a
 machine that has the library, and reviewed: conditions that the capability query cannot know, such as the largest batch,
-are added by hand. What depends on the processor says so in ``needs``, so that a machine without it claims nothing::
+are added by hand. A combination that depends on the processor lists its flags in ``needs``: without them it does not
+count as supported::
 
     {"first": [3, 2], "last": null, "source": "...", "below": {"batch": null, "elements": 2147483648},
      "combinations": [{"operations": ["train"], "modes": ["spatial"], "dtypes": ["f16"], "layouts": ["nchw", "nhwc"],
@@ -36,8 +37,8 @@ NOT_CLAIMED = "not claimed"
 NEWLY_UNSUPPORTED = "newly unsupported"
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
-_LIMITING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # a library that is told to use less of the processor
-_ANY_WAY = ("", "auto", "fast", "plain")  # what runs in some way runs in these; another algorithm may refuse it
+_LIMITING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # limit the instruction sets that a library uses
+_ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
@@ -47,7 +48,7 @@ def check(backend: str, version: Sequence[int], problem: Problem, status: Status
     Returns
     -------
     str
-        `CLAIMED`, `NOT_CLAIMED`, `NEWLY_UNSUPPORTED` for a claimed case that is UNSUPPORTED, or "" where there is no
+        `CLAIMED`, `NOT_CLAIMED`, `NEWLY_UNSUPPORTED` for a claimed case that is UNSUPPORTED, or "" if there is no
         record for the version.
     """
     record = record_of(backend, tuple(version))

@@ -46,13 +46,13 @@ STYLES = {
     Status.FAIL: "bold red",
 }
 MANY = 200
-"""Cases above which the terminal shows groups of them in place of each."""
+"""With more cases than this the terminal shows groups of them instead of each."""
 DETAILS = 50
-"""Failures shown with their points, where there are many cases."""
+"""Failures shown with their points if there are many cases."""
 WIDTH = 200
-"""Columns of what is not a terminal: no case line is folded there."""
+"""Columns of output that goes to no terminal: wide enough for every case line."""
 REFUSALS = 3
-"""Cases shown of each reason to refuse, where there are many."""
+"""Cases shown for each reason of a refusal if there are many cases."""
 
 
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
@@ -73,13 +73,13 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
 
 
 def shown(info: BackendInfo) -> BackendInfo:
-    """`info` as it may be printed; rich would drop the carriage return of a path or message."""
+    """`info` with hidden characters written out; rich would drop the carriage return of a path or message."""
     texts: dict[str, Any] = {n: one_line(v) for n, v in vars(info).items() if isinstance(v, str)}
     return dataclasses.replace(info, **texts)
 
 
 def print_attempts(console: Console, info: BackendInfo) -> None:
-    """Every file that was tried, and why it did not serve."""
+    """Every file that was tried, and why it could not be used."""
     for how, file, why in info.attempts:
         console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True, markup=False)
 
@@ -87,8 +87,8 @@ def print_attempts(console: Console, info: BackendInfo) -> None:
 def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
     """A table per backend and operation: status, worst error / bound of each output, and the case.
 
-    A letter behind a ratio above 1 is the class that holds the output nevertheless. Of more than `MANY` cases only
-    those that are neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes before them.
+    A letter after a ratio above 1 names the class whose bound holds. Of more than `MANY` cases only those that are
+    neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes first.
     """
     many = len(results) > MANY and not verbose
     for backend, own in by_label(results).items():
@@ -165,7 +165,7 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
             refusals.setdefault(f"{result.backend}: {reason}", []).append(result)
     few = verbose or len(results) <= MANY
     shown = None if few else REFUSALS
-    for reason, refused in refusals.items():  # few reasons, many cases
+    for reason, refused in refusals.items():  # there are few reasons and many cases
         console.print(Text.assemble((Status.UNSUPPORTED.value, STYLES[Status.UNSUPPORTED]), f" {reason}"))
         for result in refused[:shown]:
             console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""The same case in the vendors' own words, to paste into a vendor's ticket.
+"""A case as a command of the vendors' own tools, to paste into a vendor's ticket.
 
-None of the tools can take our data, and two of them not even epsilon or the factor, so a line makes the same call on
-the same shapes and says nothing about the values. Where a tool cannot make the call at all, there is no line.
+None of the tools takes our data, and two of them take neither epsilon nor the factor: a line makes the same call on the
+same shapes, but on other values. There is no line for a call that a tool cannot make.
 
 MIOpenDriver
     Options as in ``driver/bn_driver.hpp`` of MIOpen 3.3 and of the ROCm libraries' tree (2025); names of the base
@@ -38,7 +38,7 @@ _CUDNN_TYPES = {
 
 
 def _plain(problem: Problem) -> bool:
-    """Whether nothing is blended and parameters have the dtype that every library wants."""
+    """Whether nothing is blended and parameters have the dtype that every library takes."""
     scalars = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
     return scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
 

@@ -1,4 +1,4 @@
-"""A process that holds one backend's library, so that a library that dies or hangs takes one case with it.
+"""A process that holds one backend's library, so that a library that dies or hangs costs one case only.
 
 The process is started without :mod:`multiprocessing`, which cannot start children from its own daemons (as dask's
 workers are) and has no way to end a call that hangs. It gets functions and arguments, pickled, through a pipe.
@@ -31,7 +31,7 @@ __all__ = ["DiedError", "TimeLimitError", "Worker", "answered", "failed", "serve
 
 _START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.worker import serve; serve({calls}, {lifeline})"
 _GRACE = 10.0
-"""Seconds that a process has to end by itself once nothing is asked of it any more."""
+"""Seconds that a process has to end by itself after its pipe is closed."""
 
 
 class DiedError(RuntimeError):
@@ -59,7 +59,7 @@ class Worker:
     timeout : float, optional
         Seconds that a case may take, the start of the process and of the library included.
     environment : mapping of str to str, optional
-        Variables that the process has beside those of this one.
+        Variables that the process has in addition to those of this one.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Worker:
             in_time = calls.poll(timeout)
             good, value = pickle.loads(calls.recv_bytes()) if in_time else (False, None)
         except (EOFError, OSError):
-            self.kill()  # and what it has started itself
+            self.kill()  # and every process that it has started
             self._forget()
             raise DiedError(f"the library's process died: {_ending(process)}") from None
         if not in_time:
@@ -180,7 +180,7 @@ class Worker:
         # copies above the numbers of the standard streams, which may be closed here and are set anew there
         passed = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.fileno(), watched)]
         code = _START.format(path=sys.path, calls=passed[0], lifeline=passed[1])
-        # what a library prints must not get into a report on standard output
+        # a library's own output must not get into a report on standard output
         stderr = subprocess.DEVNULL if sys.__stderr__ is None else 2
         try:
             self._process = subprocess.Popen(
@@ -206,12 +206,12 @@ class Worker:
 
 
 def failed(backend: str, case: str, error: BaseException) -> CaseResult:
-    """The result of a case that gave an exception in place of one."""
+    """The result of a case that raised an exception."""
     if isinstance(error, DiedError):
         return CaseResult(backend, case, Status.CRASHED, message=str(error))
     if isinstance(error, TimeLimitError):
         return CaseResult(backend, case, Status.TIMEOUT, message=str(error))
-    # whatever else kept it from being run says nothing about the library
+    # any other error kept the case from running; it is no verdict on the library
     status = Status.RESOURCE if isinstance(error, MemoryError) else Status.ERROR
     return CaseResult(backend, case, status, message=f"{type(error).__name__}: {error}")
 
