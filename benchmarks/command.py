@@ -43,7 +43,6 @@ class _NothingToMeasureError(click.ClickException):
 @bench.command("device")
 @click.option(
     "--backend",
-    type=click.Choice(["cudnn", "onednn"]),
     default="cudnn",
     show_default=True,
     help="cudnn for a GPU, onednn for the CPU.",

@@ -26,13 +26,15 @@ from benchmarks.case import EPSILON, FACTOR, TOLERANCE, Case, Contender
 from benchmarks.machine import Machine, TorchCuda, open_machine, parse_shape
 from pybnorm import _core
 from pybnorm import operations as array_level
+from pybnorm._arrays import CPU, CUDA
 from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import ArgumentError, BackendError, PybnormError, UnsupportedError
 
 __all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "LOW_RATIO", "OPERATIONS", "SHAPES", "render", "run", "summarize"]
 
-BACKENDS = ("cudnn", "onednn")
+BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
+"""Those whose device can be timed here."""
 SHAPES: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "h200": (
         (256, 64, 112, 112),

@@ -406,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", required=True, help="folder for sync-bench.json and sync-bench.txt")
-    parser.add_argument("--backend", default="cudnn", choices=("cudnn", "miopen", "onednn"))
+    parser.add_argument("--backend", default="cudnn", choices=pybnorm.backends())
     parser.add_argument("--ranks", type=int, default=2, help="processes to start; torchrun's own number under it")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")

@@ -40,7 +40,7 @@ cdef extern from *:
 
 cdef int _table_count = 0
 cdef bint _looked_outside = False
-cdef dict _broken = {}  # encoded name of a backend of another distribution -> why it cannot be used
+cdef dict _broken = {}  # name of a backend of another distribution -> why it cannot be used
 
 
 cdef tuple _words(const char *text):
@@ -103,7 +103,7 @@ cdef int _look_outside() except -1:
                 if not isinstance(error, errors.LibraryError):
                     error = errors.LibraryLoadError(f"{type(error).__name__}: {error}", backend=point.name)
                 error.args = (f"{where} gives no backend: {error}",)
-                _broken.setdefault(point.name.encode(), error)
+                _broken.setdefault(point.name, error)
                 warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     return 0
 
@@ -152,9 +152,8 @@ cdef const pbn_backend *_table(object backend) except NULL:
         _look_outside()
         table = _find_table(<str>backend)
     if table == NULL:
-        broken = _broken.get((<str>backend).encode("utf-8", "surrogatepass"))
-        if broken is not None:
-            raise broken.with_traceback(None)
+        if backend in _broken:
+            raise _broken[backend].with_traceback(None)
         raise errors.ArgumentError("backend", backend, "one of " + ", ".join(map(repr, backends())))
     return table
 
