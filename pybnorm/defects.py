@@ -175,13 +175,14 @@ def known_defects(backend: str, call: Described, version: Sequence[int] | None =
     ['miopen-backward-vector-tail']
     """
     names = sorted({d.backend for d in DEFECTS} | SPECS.keys())
-    if not isinstance(backend, str) or backend not in names:
+    name = str.__str__(backend) if issubclass(type(backend), str) else None
+    if name not in names:
         raise ArgumentError("backend", backend, f"one of {', '.join(names)}")
     described = _described(call)
     return [
         d
         for d in DEFECTS
-        if d.backend == backend and (version is None or d.in_version(version)) and d.predicate(described)
+        if d.backend == name and (version is None or d.in_version(version)) and d.predicate(described)
     ]
 
 

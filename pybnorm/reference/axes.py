@@ -128,7 +128,7 @@ class _Case:
         if 0 in self.derived:
             raise ArgumentError(name, f"shape {x.shape}", "at least one statistic")
         if not self.empty:
-            self.fold = fold(x.shape, axis)
+            self.fold = fold(x.shape, kept)
             self.mode = self.fold.mode
             self.x = self.fold._view(x)
             self.shape = _arguments.derived_dims(self.x.shape, self.mode)
@@ -548,6 +548,7 @@ def gather_stats(
         Naming the argument, its value and what is allowed.
     """
     _data("means", means)
+    means = _plain(means)
     if means.ndim != 2:
         raise ArgumentError("means", f"shape {means.shape}", "two axes: ranks and statistics")
     if (m2s is None) == (variances is None):

@@ -171,8 +171,8 @@ def test_only_results_of_an_earlier_run_are_replaced(python, tmp_path):
     thesis.write_text("of years")
     for part, name in (("info", "cuda-info.txt"), ("full", "full.json"), ("bench", "bench.svg")):
         file = folder / name
-        for make in (lambda: file.write_text("of years"), lambda: file.symlink_to(thesis), file.mkdir):
-            make()
+        for make, *what in ((file.write_text, "of years"), (file.symlink_to, thesis), (file.mkdir,)):
+            make(*what)
             status, lines = python.run("ci/cuda.sh", str(folder), "info", part, FAIL="nothing", VENV="none")
             assert (status, str(file) in lines[-1]) == (2, True), lines
             assert thesis.read_text() == "of years"
