@@ -802,13 +802,14 @@ def backward(
     dx: TensorLike,
     param: TensorLike | None,
     epsilon_: object,
+    names: tuple[str, str] = ("alpha_data", "beta_data"),
 ) -> tuple[Mode, float, float, float, float, float]:
-    """Rules of backward; returns mode, the four scalars and epsilon in canonical form."""
+    """Rules of backward; returns mode, the four scalars and epsilon in canonical form. `names`: of the data's pair."""
     m = mode(bn_mode)
     result = (
         m,
-        scalar(alpha_data, "alpha_data", x.dtype),
-        scalar(beta_data, "beta_data", x.dtype),
+        scalar(alpha_data, names[0], x.dtype),
+        scalar(beta_data, names[1], x.dtype),
         scalar(alpha_param, "alpha_param", x.dtype),
         scalar(beta_param, "beta_param", x.dtype),
         epsilon(epsilon_, x.dtype),

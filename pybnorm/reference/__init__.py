@@ -1,33 +1,33 @@
-"""Batch normalization in NumPy, in float64: the judge of every backend.
+"""Batch normalization in NumPy, in float64; results of all backends are compared with it.
 
-The functions take the arrays as a vendor call would and return float64 results that were rounded to nothing narrower.
-They are vectorized and two-pass, and their extra memory is bounded: beyond inputs and results they hold a few blocks
-of `BLOCK` elements, whatever the shape. `iterate_blocks` and `reduce_blocks` give the same walk to other modules.
+The functions take arrays as a vendor call does and return float64 results, not rounded to a narrower type. They are
+vectorized and two-pass, and their extra memory is bounded: beyond inputs and results they hold a few blocks of `BLOCK`
+elements, whatever the shape. `iterate_blocks` and `reduce_blocks` offer the same blocks to other modules.
 
 Formulas. With m elements per statistic (Ioffe & Szegedy 2015, algorithm 1; cuDNN, MIOpen and hipDNN agree)::
 
-    mean = sum(x) / m                    v = sum((x - mean)**2) / m          (biased)
-    iv   = 1 / sqrt(v + epsilon)         x_hat = (x - mean) * iv
-    y    = alpha * (scale * x_hat + bias) + beta * prior
-    running <- (1 - f) * running + f * batch       batch = mean, and v * m / (m - 1) or v for the variance
+    mean         = sum(x) / m                       variance = sum((x - mean)**2) / m       (biased)
+    inv_variance = 1 / sqrt(variance + epsilon)     x_hat = (x - mean) * inv_variance
+    y            = alpha * (scale * x_hat + bias) + beta * prior
+    running     <- (1 - f) * running + f * batch    batch: mean; variance * m / (m - 1), or variance
 
 and backward (the same paper, section 3, in the centred form)::
 
-    dbias = sum(dy)      dscale = iv * sum(dy * (x - mean))
-    dx    = scale * iv * (dy - dbias / m - x_hat * dscale / m)
+    dbias = sum(dy)      dscale = inv_variance * sum(dy * (x - mean))
+    dx    = scale * inv_variance * (dy - dbias / m - x_hat * dscale / m)
 
-Numerics. The mean is taken about a pivot, the first element of each statistic, and corrected by a second pass; the
-variance is the corrected two-pass sum (Chan, Golub & LeVeque 1983). Inside a block sums are pairwise, across blocks
-they are compensated (Neumaier 1974), so the error does not grow with m. A constant channel has variance exactly 0, and
-data whose sums are exact in float64 give exact statistics. Where v + epsilon is 0 the results are the inf and NaN of
-IEEE 754, without a warning. A NaN or inf stays in its own statistic. Values beyond about 1e150 overflow when squared,
-as in any float64 code, and NumPy warns of that.
+Numerics. The mean is computed relative to a pivot, the first element of each statistic, and corrected by a second pass;
+the variance is the corrected two-pass sum (Chan, Golub & LeVeque 1983). Sums are pairwise inside a block and
+compensated across blocks (Neumaier 1974), so the error does not grow with m. A constant channel has variance exactly 0,
+and data with sums that are exact in float64 give exact statistics. If variance + epsilon is 0, results are inf and NaN
+as in IEEE 754, without a warning. A NaN or inf affects its own statistic only. Values beyond about 1e150 overflow when
+squared, as in any float64 code, and NumPy warns of it.
 
-Arrays. x, dy and the like are NumPy arrays in logical order N, C, spatial..., rank 2 to 8, of float16, bfloat16
-(ml_dtypes), float32 or float64; their strides say the layout. Parameters have the derived shape, ``(1, C, 1...)`` or
-``(1, C, D...)``, in which axes of length 1 may be left out, so ``(C,)`` serves in the spatial modes; any of the four
-dtypes and any strides. Results are fresh float64 arrays (data in the memory order of x, parameters in the derived
-shape), or the arrays given in `out`, of any of the four dtypes and any strides without overlap, rounded once.
+Arrays. Data are NumPy arrays in logical order N, C, spatial..., rank 2 to 8, of float16, bfloat16 (ml_dtypes), float32
+or float64; their strides give the layout. Parameters have the derived shape, ``(1, C, 1...)`` or ``(1, C, D...)``, in
+which axes of length 1 may be left out: ``(C,)`` is enough in the spatial modes; any of the four dtypes and any strides.
+Results are new float64 arrays (data in the memory order of x, parameters in the derived shape), or the arrays given in
+`out`, of any of the four dtypes and any strides without overlap, rounded once.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def forward_training(
 ) -> ForwardTraining:
     """Normalize by the batch's own statistics.
 
-    ``y = alpha * (scale * (x - mean) / sqrt(v + epsilon) + bias) + beta * prior``: Ioffe & Szegedy 2015, algorithm 1,
-    with the blending of ``cudnnBatchNormalizationForwardTraining``. Running statistics become
+    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * prior`` (Ioffe & Szegedy 2015,
+    algorithm 1), blended as by ``cudnnBatchNormalizationForwardTraining``. Running statistics become
     ``(1 - f) * running + f * batch`` with f the `exponential_average_factor`.
 
     Parameters
@@ -146,9 +146,10 @@ def forward_training(
     running_mean, running_variance : ndarray, optional
         Derived shape. Both or neither. They are not written unless `out` names them.
     unbiased : bool
-        Whether the running variance takes ``v * m / (m - 1)`` (cuDNN, MIOpen, hipDNN, PyTorch) or ``v`` (ONNX).
+        Whether the running variance takes the unbiased variance (cuDNN, MIOpen, hipDNN, PyTorch) or the biased one
+        (ONNX).
     prior : ndarray, optional
-        What y held before, shape of x, any of the four dtypes; required if beta is not 0.
+        Prior value of y, shape of x, any of the four dtypes; required if beta is not 0.
     out : mapping of str to ndarray, optional
         Arrays to write results into, by field name. None may share memory with an input or with another, except that
         y may be `prior` itself, and the running statistics theirs.
@@ -161,7 +162,7 @@ def forward_training(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then. Running statistics with
+        Names the argument, its value and what is allowed; nothing has been written then. Running statistics with
         one element per statistic are refused, because the unbiased variance is 0 / 0.
     """
     tensor = _data("x", x)
@@ -192,20 +193,20 @@ def forward_training(
     walk = _Walk(x, bn_mode, 2)
     for kept in walk.kept_tiles():
         index = walk.parameter_index(kept)
-        with np.errstate(invalid="ignore"):  # inf and signalling NaN in x: the answer, NaN, says it
+        with np.errstate(invalid="ignore"):  # inf and signalling NaN in x give NaN
             mean, squares = _statistics(walk, kept, x)
         variance = squares / walk.count
-        inv = _inverse(variance, epsilon)
-        batch = {"saved_mean": mean, "saved_inv_variance": inv, "variance": variance}
+        inv_variance = _inverse(variance, epsilon)
+        batch = {"saved_mean": mean, "saved_inv_variance": inv_variance, "variance": variance}
         if running:
             estimate = squares / (walk.count - 1) if unbiased else variance
             batch["running_mean"] = _blend(factor, mean, 1.0 - factor, old["running_mean"], index)
             batch["running_variance"] = _blend(factor, estimate, 1.0 - factor, old["running_variance"], index)
         for name, values in batch.items():
             results[name].store(index, values)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inv: the inf and NaN of IEEE 754
-            gain = alpha * (_load(scales[index]) * inv)
-            _normalize(walk, kept, x, mean, gain, alpha * _load(biases[index]), beta, prior, y)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            slope = alpha * (_load(scales[index]) * inv_variance)
+            _normalize(walk, kept, x, mean, slope, alpha * _load(biases[index]), beta, prior, y)
     arrays = {name: result.array for name, result in results.items()}
     return ForwardTraining(
         y,
@@ -254,7 +255,7 @@ def forward_inference(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
+        Names the argument, its value and what is allowed; nothing has been written then.
     """
     tensor = _data("x", x)
     bn_mode, alpha, beta, epsilon = _arguments.forward_inference(mode, alpha, beta, tensor, tensor, None, epsilon)
@@ -274,10 +275,10 @@ def forward_inference(
     _not_negative("running_variance", walk, variances)
     for kept in walk.kept_tiles():
         index = walk.parameter_index(kept)
-        inv = _inverse(_load(variances[index]), epsilon)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inv: the inf and NaN of IEEE 754
-            gain = alpha * (_load(scales[index]) * inv)
-            _normalize(walk, kept, x, _load(means[index]), gain, alpha * _load(biases[index]), beta, prior, y)
+        inv_variance = _inverse(_load(variances[index]), epsilon)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            factor = alpha * (_load(scales[index]) * inv_variance)
+            _normalize(walk, kept, x, _load(means[index]), factor, alpha * _load(biases[index]), beta, prior, y)
     return ForwardInference(y)
 
 
@@ -287,8 +288,8 @@ def backward(
     scale: Array,
     *,
     mode: Mode | int | str = Mode.SPATIAL,
-    alpha_data: float = 1.0,
-    beta_data: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
     alpha_param: float = 1.0,
     beta_param: float = 0.0,
     epsilon: float = 1e-5,
@@ -298,13 +299,15 @@ def backward(
     prior_dscale: Array | None = None,
     prior_dbias: Array | None = None,
     out: Mapping[str, Array] | None = None,
+    alpha_data: float | None = None,
+    beta_data: float | None = None,
 ) -> Backward:
     """Gradients of `forward_training` with alpha 1 and beta 0.
 
-    ``dbias = sum(dy)``, ``dscale = iv * sum(dy * (x - mean))`` and
-    ``dx = scale * iv * (dy - dbias / m - (x - mean) * iv * dscale / m)`` (Ioffe & Szegedy 2015, section 3), blended as
-    by ``cudnnBatchNormalizationBackward``: dx by the data pair, dscale and dbias by the param pair. The dscale and
-    dbias inside dx are unblended.
+    ``dbias = sum(dy)``, ``dscale = inv_variance * sum(dy * (x - mean))`` and ``dx = scale * inv_variance *
+    (dy - dbias / m - (x - mean) * inv_variance * dscale / m)`` (Ioffe & Szegedy 2015, section 3), blended as by
+    ``cudnnBatchNormalizationBackward``: dx by alpha and beta, dscale and dbias by alpha_param and beta_param. The
+    dscale and dbias inside dx are unblended.
 
     Parameters
     ----------
@@ -312,17 +315,19 @@ def backward(
         As for `forward_training`.
     dy : ndarray
         Gradient of y; shape and dtype of x, any strides.
-    alpha_data, beta_data, alpha_param, beta_param : float
+    alpha, beta, alpha_param, beta_param : float
         Finite. With a beta of 0 its priors are never read.
     epsilon : float
-        Finite, at least 0. Used only when the statistics are recomputed, and must be forward's then.
+        Finite, at least 0. Used only if the statistics are computed from x; must then be that of forward.
     saved_mean, saved_inv_variance : ndarray, optional
-        Derived shape, both or neither; recomputed from x when absent. Any values are honoured, not only x's own: the
-        compositions of other operations rest on that.
+        Derived shape, both or neither; computed from x if absent. They need not be the statistics of x: other
+        operations are composed with other values.
     prior_dx, prior_dscale, prior_dbias : ndarray, optional
-        What the outputs held before; required where the beta is not 0.
+        Prior values of the outputs; required if the beta is not 0.
     out : mapping of str to ndarray, optional
         dx, dscale, dbias; see `forward_training`. Each may be its own prior.
+    alpha_data, beta_data : float, optional
+        Deprecated names of `alpha` and `beta`.
 
     Returns
     -------
@@ -332,11 +337,13 @@ def backward(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
+        Names the argument, its value and what is allowed; nothing has been written then.
     """
     tensor, gradient = _data("x", x), _data("dy", dy)
-    bn_mode, alpha_data, beta_data, alpha_param, beta_param, epsilon = _arguments.backward(
-        mode, alpha_data, beta_data, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon
+    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
+    bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.backward(
+        mode, alpha, beta, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon, ("alpha", "beta")
     )
     derived = _arguments.derived_dims(x.shape, bn_mode)
     inputs = {"x": x, "dy": dy, "scale": _parameter("scale", scale, derived)}
@@ -344,7 +351,7 @@ def backward(
     if saved:
         inputs["saved_mean"] = _parameter("saved_mean", saved_mean, derived)
         inputs["saved_inv_variance"] = _parameter("saved_inv_variance", saved_inv_variance, derived)
-    prior_dx = _prior("prior_dx", prior_dx, "beta_data", beta_data)
+    prior_dx = _prior("prior_dx", prior_dx, "beta", beta)
     if prior_dx is not None:
         _data("prior_dx", prior_dx, x.shape)
     prior_dscale = _prior("prior_dscale", prior_dscale, "beta_param", beta_param)
@@ -365,23 +372,24 @@ def backward(
         index = walk.parameter_index(kept)
         with np.errstate(invalid="ignore"):  # as in forward_training
             if saved:
-                mean, inv = _load(inputs["saved_mean"][index]), _load(inputs["saved_inv_variance"][index])
+                mean = _load(inputs["saved_mean"][index])
+                inv_variance = _load(inputs["saved_inv_variance"][index])
             else:
                 mean, squares = _statistics(walk, kept, x)
-                inv = _inverse(squares / walk.count, epsilon)
+                inv_variance = _inverse(squares / walk.count, epsilon)
             dbias, moment = walk.reduce(kept, _gradient_terms, (x, dy), (mean,), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inv: the inf and NaN of IEEE 754
-            dscale = inv * moment
-            slope = inv * (dscale / walk.count)
-            gain = alpha_data * (_load(inputs["scale"][index]) * inv)
-            _input_gradient(walk, kept, x, dy, mean, slope, dbias / walk.count, gain, beta_data, prior_dx, dx)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            dscale = inv_variance * moment
+            slope = inv_variance * (dscale / walk.count)
+            factor = alpha * (_load(inputs["scale"][index]) * inv_variance)
+            _input_gradient(walk, kept, x, dy, mean, slope, dbias / walk.count, factor, beta, prior_dx, dx)
         dscales.store(index, _blend(alpha_param, dscale, beta_param, prior_dscale, index))
         dbiases.store(index, _blend(alpha_param, dbias, beta_param, prior_dbias, index))
     return Backward(dx, dscales.array, dbiases.array)
 
 
 def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | None = None) -> Array:
-    """``a * x + b * y``, the blend by itself.
+    """``a * x + b * y``.
 
     Parameters
     ----------
@@ -402,7 +410,7 @@ def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
+        Names the argument, its value and what is allowed; nothing has been written then.
     """
     tensor = _data("x", x)
     a, b = _arguments.axpby(a, b, tensor, tensor)
@@ -413,7 +421,7 @@ def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | 
     result = _data_result(given, "out", x)
     _disjoint(given, {"x": x, "y": y}, {"y": "out"})
     walk = _Walk(x, Mode.SPATIAL, 2)
-    with np.errstate(invalid="ignore"):  # inf - inf: the answer, NaN, says it
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
         for kept in walk.kept_tiles():
             for index in walk.blocks(kept):
                 block = walk.load(0, x, index)

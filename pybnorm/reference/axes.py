@@ -27,28 +27,28 @@ from pybnorm.reference.rounding import Array, Float64Array, _load, _plain
 
 
 class Folded(NamedTuple):
-    """What `fold` returns."""
+    """Result of `fold`."""
 
     mode: Mode
     dims: tuple[int, ...]
-    """Shape under which `mode` reduces the axes that were asked for."""
+    """Shape in which `mode` reduces the requested axes."""
     derived: tuple[int, ...]
-    """Shape of parameters in the array's own terms: its rank, 1 in the reduced axes."""
+    """Shape of parameters in the array's rank: 1 in the reduced axes."""
     order: tuple[int, ...]
-    """The array's axes in the order of `dims`, where that is not their own."""
+    """The array's axes in the order of `dims`."""
 
     def _view(self, array: Array) -> Array:
-        """The array as `mode` takes it: itself, or transposed and merged, which copies it if no view can."""
+        """The array in the shape that `mode` reduces; a copy if no view has it."""
         return array.transpose(self.order).reshape(self.dims)
 
     def _restore(self, array: Array, dims: tuple[int, ...]) -> Array:
-        """The array of shape `dims` that `_view` came from."""
+        """The inverse of `_view`: the array in shape `dims`."""
         ordered = array.reshape([dims[a] for a in self.order])
         return ordered.transpose(sorted(range(len(dims)), key=self.order.__getitem__))
 
 
 def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
-    """How parameters that keep any subset of the axes are one of the two modes.
+    """Express any subset of kept axes as one of the two modes.
 
     ``axis=1`` is the spatial mode and all axes but 0 the per-activation one, on the array as it is. Every other subset
     K, with the rest R, is the spatial mode on ``(1, prod K, prod R)``.
@@ -67,7 +67,7 @@ def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     shape = _arguments.dims(dims, low=1)
     rank = len(shape)
@@ -84,7 +84,7 @@ def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
 
 
 class Stats(NamedTuple):
-    """What `stats` returns, each of the derived shape."""
+    """Results of `stats`, each of the derived shape."""
 
     mean: Float64Array
     variance: Float64Array
@@ -94,17 +94,17 @@ class Stats(NamedTuple):
 
 
 class BackwardReduce(NamedTuple):
-    """What `backward_reduce` returns, each of the derived shape."""
+    """Results of `backward_reduce`, each of the derived shape."""
 
     sum_dy: Float64Array
     sum_dy_xmu: Float64Array
     dscale: Float64Array | None
-    """None without the inverse deviation."""
+    """None without the inverse standard deviation."""
     dbias: Float64Array
 
 
 class GatherStats(NamedTuple):
-    """What `gather_stats` returns, each of shape (C,)."""
+    """Results of `gather_stats`, each of shape (C,)."""
 
     mean: Float64Array
     variance: Float64Array
@@ -115,7 +115,7 @@ class GatherStats(NamedTuple):
 
 
 class _Case:
-    """Checked arrays of an operation with `axis`, folded."""
+    """The checked arrays of an operation with `axis`, folded."""
 
     def __init__(self, name: str, x: Array, axis: int | Sequence[int]) -> None:
         _arguments.instance(x, np.ndarray, name, "a NumPy array")
@@ -144,7 +144,7 @@ class _Case:
         return array if self.empty else self.fold._view(array)
 
     def prior(self, name: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
-        """The folded prior value, or None where it is not to be read."""
+        """The folded prior value, or None if beta is 0 and it is not read."""
         given = _prior(name, array, beta_name, beta)
         return None if given is None else self.data(name, given)
 
@@ -171,7 +171,7 @@ def _rank(name: str, x: Array) -> int:
 
 
 def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> Stats:
-    """Mean, biased variance and inverse deviation of the batch.
+    """Mean, biased variance and inverse standard deviation of the batch.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     epsilon = _arguments.epsilon(epsilon)
     case = _Case("x", x, axis)
@@ -218,7 +218,7 @@ def forward_inference_inv_variance(
     axis: int | Sequence[int] = 1,
     prior: Array | None = None,
 ) -> ForwardInference:
-    """Normalize by a given mean and inverse deviation.
+    """Normalize by a given mean and inverse standard deviation.
 
     ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * prior`` (hipDNN's ``batchnorm_inference``).
 
@@ -245,19 +245,21 @@ def forward_inference_inv_variance(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     case = _Case("x", x, axis)
     alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
-    gains, offsets = case.parameter("scale", scale, 1.0), case.parameter("bias", bias, 0.0)
-    means, invs = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
+    scales, offsets = case.parameter("scale", scale, 1.0), case.parameter("bias", bias, 0.0)
+    means, inv_variances = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
     old = case.prior("prior", prior, "beta", beta)
     y = case.result()
     if not case.empty:
         walk = _Walk(case.x, case.mode, 2)
         for kept in walk.kept_tiles():
             i = walk.parameter_index(kept)
-            _normalize(walk, kept, case.x, means[i], alpha * (gains[i] * invs[i]), alpha * offsets[i], beta, old, y)
+            _normalize(
+                walk, kept, case.x, means[i], alpha * (scales[i] * inv_variances[i]), alpha * offsets[i], beta, old, y
+            )
     return ForwardInference(case.restore(y))
 
 
@@ -288,7 +290,7 @@ def elemt(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     return forward_inference_inv_variance(
         x, scale, bias, mean, inv_variance, alpha=alpha, beta=beta, axis=axis, prior=prior
@@ -302,8 +304,8 @@ def backward_frozen(
     variance: Array,
     scale: Array | None,
     *,
-    alpha_data: float = 1.0,
-    beta_data: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
     alpha_param: float = 1.0,
     beta_param: float = 0.0,
     epsilon: float = 1e-5,
@@ -311,6 +313,8 @@ def backward_frozen(
     prior_dx: Array | None = None,
     prior_dscale: Array | None = None,
     prior_dbias: Array | None = None,
+    alpha_data: float | None = None,
+    beta_data: float | None = None,
 ) -> Backward:
     """Gradients of `forward_inference`: the statistics are constants.
 
@@ -325,14 +329,16 @@ def backward_frozen(
         Derived shape; no negative variance.
     scale : ndarray or None
         Derived shape; None: 1.
-    alpha_data, beta_data, alpha_param, beta_param : float
+    alpha, beta, alpha_param, beta_param : float
         Finite. With a beta of 0 its priors are never read.
     epsilon : float
         Finite, at least 0.
     axis : int or sequence of int
         The axes that parameters keep; any subset, see `fold`.
     prior_dx, prior_dscale, prior_dbias : ndarray, optional
-        What the outputs held before; required where the beta is not 0.
+        Prior values of the outputs; required if the beta is not 0.
+    alpha_data, beta_data : float, optional
+        Deprecated names of `alpha` and `beta`.
 
     Returns
     -------
@@ -342,23 +348,25 @@ def backward_frozen(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
+    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
     case, dys, factors, priors = _gradient_case(
-        x, dy, axis, (alpha_data, beta_data, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+        x, dy, axis, (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
     )
-    means, invs = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
-    gains = case.parameter("scale", scale, 1.0)
+    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
+    scales = case.parameter("scale", scale, 1.0)
     dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
     walk = _Walk(case.x, case.mode, 2)
     for kept in walk.kept_tiles():
         i = walk.parameter_index(kept)
         dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse: the inf and NaN of IEEE 754
-            dscale[i] = invs[i] * moment
-            gain = factors[0] * (gains[i] * invs[i])
-            zero = np.zeros_like(gain)
-            _normalize(walk, kept, dys, zero, gain, zero, factors[1], priors[0], dx)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            dscale[i] = inv_variances[i] * moment
+            factor = factors[0] * (scales[i] * inv_variances[i])
+            zero = np.zeros_like(factor)
+            _normalize(walk, kept, dys, zero, factor, zero, factors[1], priors[0], dx)
     return _gradient_result(case, dx, dscale, dbias, factors, priors)
 
 
@@ -369,8 +377,8 @@ def training_grad(
     variance: Array,
     scale: Array | None,
     *,
-    alpha_data: float = 1.0,
-    beta_data: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
     alpha_param: float = 1.0,
     beta_param: float = 0.0,
     epsilon: float = 1e-5,
@@ -378,6 +386,8 @@ def training_grad(
     prior_dx: Array | None = None,
     prior_dscale: Array | None = None,
     prior_dbias: Array | None = None,
+    alpha_data: float | None = None,
+    beta_data: float | None = None,
 ) -> Backward:
     """Gradients of `forward_training` from the batch mean and biased variance.
 
@@ -387,9 +397,9 @@ def training_grad(
 
     Parameters
     ----------
-    x, dy, mean, variance, scale, alpha_data, beta_data, alpha_param, beta_param, epsilon, axis
+    x, dy, mean, variance, scale, alpha, beta, alpha_param, beta_param, epsilon, axis
         As for `backward_frozen`.
-    prior_dx, prior_dscale, prior_dbias : ndarray, optional
+    prior_dx, prior_dscale, prior_dbias, alpha_data, beta_data
         As for `backward_frozen`.
 
     Returns
@@ -400,23 +410,25 @@ def training_grad(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
+    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
     case, dys, factors, priors = _gradient_case(
-        x, dy, axis, (alpha_data, beta_data, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+        x, dy, axis, (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
     )
-    means, invs = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
-    gains = case.parameter("scale", scale, 1.0)
+    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
+    scales = case.parameter("scale", scale, 1.0)
     dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
     walk = _Walk(case.x, case.mode, 2)
     for kept in walk.kept_tiles():
         i = walk.parameter_index(kept)
         dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse: the inf and NaN of IEEE 754
-            dscale[i] = invs[i] * moment
-            gain = factors[0] * (gains[i] * invs[i])
-            slope, centre = invs[i] * (dscale[i] / walk.count), dbias[i] / walk.count
-            _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, gain, factors[1], priors[0], dx)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            dscale[i] = inv_variances[i] * moment
+            factor = factors[0] * (scales[i] * inv_variances[i])
+            slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
+            _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, factors[1], priors[0], dx)
     return _gradient_result(case, dx, dscale, dbias, factors, priors)
 
 
@@ -430,10 +442,10 @@ def _gradient_case(
     case = _Case("x", x, axis)
     if case.empty:
         raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
-    names = ("alpha_data", "beta_data", "alpha_param", "beta_param")
+    names = ("alpha", "beta", "alpha_param", "beta_param")
     a_data, b_data, a_param, b_param = (_arguments.scalar(v, n) for v, n in zip(given, names, strict=True))
     dys = case.data("dy", dy)
-    prior_dx = case.prior("prior_dx", given_priors[0], "beta_data", b_data)
+    prior_dx = case.prior("prior_dx", given_priors[0], "beta", b_data)
     old = [
         _prior(f"prior_{n}", p, "beta_param", b_param)
         for n, p in zip(("dscale", "dbias"), given_priors[1:], strict=True)
@@ -490,12 +502,12 @@ def backward_reduce(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     case = _Case("x", x, axis)
     dys = case.data("dy", dy)
     means = case.parameter("mean", mean)
-    invs = None if inv_variance is None else case.parameter("inv_variance", inv_variance)
+    inv_variances = None if inv_variance is None else case.parameter("inv_variance", inv_variance)
     total, moment = np.zeros(means.shape), np.zeros(means.shape)
     if not case.empty:
         walk = _Walk(case.x, case.mode, 2)
@@ -503,7 +515,7 @@ def backward_reduce(
             i = walk.parameter_index(kept)
             total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
     total, moment = total.reshape(case.derived), moment.reshape(case.derived)
-    dscale = None if invs is None else moment * invs.reshape(case.derived)
+    dscale = None if inv_variances is None else moment * inv_variances.reshape(case.derived)
     return BackwardReduce(total, moment, dscale, total.copy())
 
 
@@ -545,7 +557,7 @@ def gather_stats(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     _data("means", means)
     means = _plain(means)
@@ -627,22 +639,22 @@ def backward_elemt(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     case = _Case("x", x, axis)
     dys = case.data("dy", dy)
     alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
     count = _arguments.count(count, "count", 1)
-    means, invs = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
-    gains = case.parameter("scale", scale, 1.0)
+    means, inv_variances = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
+    scales = case.parameter("scale", scale, 1.0)
     centre = case.parameter("sum_dy", sum_dy) / count
-    slope = invs * invs * (case.parameter("sum_dy_xmu", sum_dy_xmu) / count)
+    slope = inv_variances * inv_variances * (case.parameter("sum_dy_xmu", sum_dy_xmu) / count)
     old = case.prior("prior", prior, "beta", beta)
     dx = case.result()
     if not case.empty:
         walk = _Walk(case.x, case.mode, 2)
         for kept in walk.kept_tiles():
             i = walk.parameter_index(kept)
-            gain = alpha * (gains[i] * invs[i])
-            _input_gradient(walk, kept, case.x, dys, means[i], slope[i], centre[i], gain, beta, old, dx)
+            factor = alpha * (scales[i] * inv_variances[i])
+            _input_gradient(walk, kept, case.x, dys, means[i], slope[i], centre[i], factor, beta, old, dx)
     return case.restore(dx)

@@ -1,4 +1,4 @@
-"""The walk over blocks: every element once, in float64, sums without a copy of the data."""
+"""Iteration over arrays in float64 blocks, and sums over them, without a copy of the whole data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _even, _load, _plain, _widen
 
 _MOST_ARRAYS = 64
-BLOCK = 1 << 18  # elements: long enough to hide what NumPy costs per call, short enough for a last-level cache
-_KEPT = 1 << 13  # statistics per block, when m is large enough to fill the block otherwise
-_RUN = 1 << 13  # elements: over shorter inner loops NumPy copies what broadcasts into its own buffers
+BLOCK = 1 << 18  # elements: large enough to hide NumPy's cost per call, small enough for a last-level cache
+_KEPT = 1 << 13  # statistics per block if m is large enough to fill the block
+_RUN = 1 << 13  # elements: for shorter inner loops NumPy copies broadcast operands into buffers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Block:
     """One step of `iterate_blocks`."""
 
     index: Index
-    """Where the block lies in the arrays: ``arrays[i][index]``."""
+    """Position of the block in the arrays: ``arrays[i][index]``."""
     parameter_index: Index
-    """Where its parameters lie in arrays of the derived shape."""
+    """Position of its parameters in arrays of the derived shape."""
     arrays: tuple[Float64Array, ...]
     """float64 copies of ``arrays[i][index]``, in the same axis order, free to overwrite until the next step."""
     parameters: tuple[Float64Array, ...]
@@ -157,10 +157,10 @@ _Read: TypeAlias = tuple[Float64Array, Float64Array]
 
 
 class _Walk:
-    """Tiles of one shape: the axes in memory order, which of them the parameters keep, and a block's extents.
+    """Divides arrays of one shape into tiles: axes in memory order, kept axes, and extents of a block.
 
-    In either mode one axis stands alone, C in the spatial modes and N in per-activation, so any block, taken in memory
-    order, is a contiguous array of three axes (outer, alone, inner) of which either the one or the two are summed.
+    In each mode one axis differs from all others: C in the spatial modes, N in per-activation. A block in memory order
+    is therefore a contiguous array of three axes (outer, alone, inner); sums run over `alone` or the other two.
     """
 
     def __init__(self, x: Array, mode: Mode, slots: int) -> None:
@@ -170,7 +170,7 @@ class _Walk:
         self.derived = _arguments.derived_dims(x.shape, mode)
         self.count = _arguments.reduced_count(x.shape, mode)
         self.spatial = mode != Mode.PER_ACTIVATION
-        # Outermost in memory first. An axis of length 1 has no place in memory, whatever its stride says.
+        # Outermost in memory first. The stride of an axis of length 1 means nothing.
         self.order = sorted(range(x.ndim), key=lambda a: (x.shape[a] != 1, -abs(x.strides[a]), a))
         self.inverse = sorted(range(x.ndim), key=self.order.__getitem__)
         self.alone = self.order.index(1 if self.spatial else 0)
@@ -181,9 +181,9 @@ class _Walk:
         self._halves = np.empty(size // 2 + 1)
 
     def _extents(self) -> tuple[int, ...]:
-        """Extents of a full block: innermost axes whole, then a cut."""
+        """Extents of a full block: whole innermost axes, then a part of the next."""
         room = BLOCK
-        # Bounded so that what is kept per statistic costs little time and memory beside the block itself.
+        # Bounded so that values per statistic cost little time and memory compared with the block.
         kept_room = max(_KEPT, BLOCK // max(self.count, 4))
         tile = [1] * len(self.dims)
         for axis in reversed(self.order):
@@ -225,9 +225,9 @@ class _Walk:
         return block
 
     def read(self, slot: int, array: Array, index: Index) -> _Read:
-        """The values of ``array[index]`` in float64, only to be read, and buffer `slot` for what is made of them.
+        """The values of ``array[index]`` in float64, read-only, and buffer `slot` to compute in.
 
-        The two are one array, except that float64 data are read where they are: a copy would cost as much as the rest.
+        Both are the same array, except for float64 data, which are read in place: copying would double the cost.
         """
         part = array[index]
         block = self._buffer(slot, part)
@@ -245,8 +245,8 @@ class _Walk:
         extents = [parameter.shape[a] if a in self.kept_axes else self.tile[a] for a in range(len(self.dims))]
         target = list(parameter.shape)
         inner = math.prod(extents[a] for a in self.order[self.alone + 1 :])
-        enough = _RUN if self.steps >= 4 else _RUN // 128  # for few blocks the repetition costs what it saves
-        if not (self.spatial and inner >= enough):  # there each loop has one parameter
+        enough = _RUN if self.steps >= 4 else _RUN // 128  # with few blocks the repetition does not pay off
+        if not (self.spatial and inner >= enough):  # else each inner loop has one parameter
             run = 1
             for axis in reversed(self.order):
                 target[axis] = extents[axis]
@@ -267,7 +267,7 @@ class _Walk:
     ) -> list[Float64Array]:
         """Sums over the reduced axes for one kept tile, each of the tile's derived shape.
 
-        `function` is called with what `get` (`load` or `read`) returns for each array, then with the parameters.
+        `function` gets the results of `get` (`load` or `read`) for each array, then the parameters.
         """
         spread = [self.spread(p) for p in parameters]
         totals: list[_Sum] = []
@@ -292,9 +292,9 @@ class _Walk:
         return _row_sums(three[:, :, 0]) if three.shape[2] == 1 else self._halve(three, 1)
 
     def _halve(self, values: Float64Array, axis: int) -> Float64Array:
-        """Pairwise sum along axis 0 or 1 of three, that axis kept with length 1. Does not write `values`.
+        """Pairwise sum along axis 0 or 1 of three, which is kept with length 1. Does not write `values`.
 
-        As fast as ``np.sum``, which adds along an outer axis one row after the other, with an error that grows as m.
+        As fast as ``np.sum``, which adds row after row along an outer axis, with an error that grows with m.
         """
         length = values.shape[axis]
         if length == 1:
@@ -321,7 +321,7 @@ class _Sum:
         self._error = np.zeros_like(self._total)
 
     def add(self, part: Float64Array) -> None:
-        with np.errstate(invalid="ignore"):  # inf - inf, in the error term of a sum that is inf already
+        with np.errstate(invalid="ignore"):  # inf - inf in the error term of an infinite sum
             total = self._total + part
             taken = total - self._total
             self._error += (self._total - (total - taken)) + (part - taken)
@@ -347,7 +347,7 @@ def _row_sums(rows: Float64Array) -> Float64Array:
 
 
 class _Tensor(NamedTuple):
-    """What the call rules of `_arguments` read."""
+    """The part of an array that the rules in `_arguments` read."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]
@@ -372,11 +372,11 @@ def _walk(
 
 
 def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
-    """Check an array of x's kind."""
+    """Check a data array."""
     _arguments.instance(array, np.ndarray, argument, "a NumPy array")
     try:
         shape_of = array.shape
-    except Exception:  # the class's own
+    except Exception:  # raised by a subclass
         raise ArgumentTypeError(argument, f"a {type(array).__name__} whose shape fails", "a NumPy array") from None
     dtype = _arguments.data_type(array.dtype, argument)
     dims = _arguments.dims(shape_of, argument)
@@ -391,4 +391,4 @@ def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
     array = _plain(array)
     _arguments.data_type(array.dtype, argument)
     _arguments.parameter_dims(argument, array.shape, None, derived)
-    return array.reshape(derived)  # a view: only axes of length 1 come or go
+    return array.reshape(derived)  # a view: only axes of length 1 are added or removed

@@ -1,4 +1,4 @@
-"""Batch normalization of one kept tile: arguments, results and the formulas."""
+"""Arguments, results and formulas of the reference, for the statistics of one tile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _load, 
 
 
 class Derived(NamedTuple):
-    """What `derive` returns."""
+    """Result of `derive`."""
 
     dims: tuple[int, ...]
     """Shape of scale, bias and statistics."""
@@ -25,14 +25,14 @@ class Derived(NamedTuple):
 
 
 class ForwardTraining(NamedTuple):
-    """What `forward_training` returns."""
+    """Results of `forward_training`."""
 
     y: Array
     """Shape of x."""
     saved_mean: Array
     """Batch mean, derived shape."""
     saved_inv_variance: Array
-    """1 / sqrt(variance + epsilon), derived shape: the inverse standard deviation that vendors call InvVariance."""
+    """1 / sqrt(variance + epsilon), the inverse standard deviation, which vendors call InvVariance; derived shape."""
     running_mean: Array | None
     """Updated running mean; None without running statistics."""
     running_variance: Array | None
@@ -42,14 +42,14 @@ class ForwardTraining(NamedTuple):
 
 
 class ForwardInference(NamedTuple):
-    """What `forward_inference` returns."""
+    """Result of `forward_inference`."""
 
     y: Array
     """Shape of x."""
 
 
 class Backward(NamedTuple):
-    """What `backward` returns."""
+    """Results of `backward`."""
 
     dx: Array
     """Shape of x."""
@@ -60,7 +60,7 @@ class Backward(NamedTuple):
 
 
 def _prior(argument: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
-    """The prior value, or None where it is not to be read."""
+    """The prior value, or None if beta is 0 and it is not read."""
     if beta == 0.0:
         return None
     if array is None:
@@ -82,7 +82,7 @@ def _outputs(out: Mapping[str, Array] | None, allowed: Sequence[str]) -> dict[st
         _arguments.data_type(array.dtype, argument)
         if not array.flags.writeable:
             raise ArgumentError(argument, "a read-only array", "a writable array")
-        # The step along an axis of length 1 is arbitrary in NumPy, and never taken.
+        # NumPy's stride of an axis of length 1 is arbitrary, and unused.
         steps = [abs(s) if d > 1 else array.itemsize for s, d in zip(array.strides, array.shape, strict=True)]
         if any(s % array.itemsize for s in steps):
             raise ArgumentError(argument, f"byte strides {array.strides}", f"multiples of {array.itemsize}")
@@ -98,7 +98,7 @@ def _data_result(out: Mapping[str, Array], name: str, x: Array) -> Array:
 
 
 class _ParameterResult:
-    """An array of statistics or parameter gradients: the one to return, and a view of it in the derived shape."""
+    """A result of derived shape: the array to return, and a view of it in that shape."""
 
     def __init__(self, out: Mapping[str, Array], name: str, derived: tuple[int, ...]) -> None:
         self.array = out[name] if name in out else np.empty(derived)
@@ -109,7 +109,7 @@ class _ParameterResult:
 
 
 def _disjoint(outputs: Mapping[str, Array], inputs: Mapping[str, Array | None], own: Mapping[str, str]) -> None:
-    """No output overlaps an input or another output; one that *is* its own prior value (`own`) is updated in place."""
+    """No output overlaps an input or another output, except that an output may be its own prior value (`own`)."""
     regions = []
     for name, array in inputs.items():
         output = outputs.get(own.get(name, ""))
@@ -119,13 +119,13 @@ def _disjoint(outputs: Mapping[str, Array], inputs: Mapping[str, Array | None], 
 
 
 def _place(array: Array) -> tuple[object, ...]:
-    """Equal for arrays with the same elements in the same order, axes of length 1 apart."""
+    """A key that is equal for arrays with the same elements in the same order, ignoring axes of length 1."""
     steps = [(d, s) for d, s in zip(array.shape, array.strides, strict=True) if d > 1]
     return array.ctypes.data, steps, array.dtype
 
 
 def _region(name: str, array: Array) -> _arguments.Region:
-    # A negative stride starts at the far end of the same memory.
+    # With a negative stride the first element is the last in memory.
     start = array.ctypes.data + sum((d - 1) * s for d, s in zip(array.shape, array.strides, strict=True) if s < 0)
     return _arguments.Region(name, start, array.shape, tuple(abs(s) for s in array.strides), array.itemsize)
 
@@ -142,7 +142,7 @@ def _not_negative(argument: str, walk: _Walk, variance: Array) -> None:
 def _statistics(walk: _Walk, kept: Index, x: Array) -> tuple[Float64Array, Float64Array]:
     """Mean, and sum of squared deviations from it."""
     first = _load(x[tuple(s if a in walk.kept_axes else slice(0, 1) for a, s in enumerate(kept))])
-    # A pivot of inf would make NaN of a mean that is inf, and one near the range's end would overflow.
+    # With a pivot of inf an infinite mean would become NaN; a pivot near the largest float64 would overflow.
     pivot = np.where(np.abs(first) < 1e300, first, 0.0)
     (total,) = walk.reduce(kept, _deviation, (x,), (pivot,), walk.read)
     mean = pivot + total / walk.count
@@ -173,7 +173,7 @@ def _gradient_terms(x: _Read, dy: _Read, mean: Float64Array) -> Iterator[Float64
 
 
 def _inverse(variance: Float64Array, epsilon: float) -> Float64Array:
-    with np.errstate(divide="ignore"):  # v + epsilon = 0: inf
+    with np.errstate(divide="ignore"):  # variance + epsilon = 0 gives inf
         return 1.0 / np.sqrt(variance + epsilon)
 
 
@@ -219,8 +219,8 @@ def _normalize(
 def derive(dims: Sequence[int], data_type: DataType | str | npt.DTypeLike, mode: Mode | int | str) -> Derived:
     """Shape and dtype of scale, bias and statistics.
 
-    What ``cudnnDeriveBNTensorDescriptor`` and ``miopenDeriveBNTensorDescriptor`` answer, except that MIOpen says
-    float32 for float64 data too.
+    As by ``cudnnDeriveBNTensorDescriptor`` and ``miopenDeriveBNTensorDescriptor``, except that MIOpen returns float32
+    for float64 data too.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def derive(dims: Sequence[int], data_type: DataType | str | npt.DTypeLike, mode:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed.
+        Names the argument, its value and what is allowed.
     """
     bn_mode = _arguments.mode(mode)
     shape = _arguments.dims(dims)

@@ -1,4 +1,4 @@
-"""Rounding: any array to float64, float64 to any dtype, once."""
+"""Conversion of arrays to float64, and rounding from float64 to any dtype, once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Index: TypeAlias = tuple[slice, ...]
 
 
 def _plain(array: Array) -> Array:
-    """The array without a class of its own, which may say what is not so."""
+    """The array as a plain ndarray: a subclass may override its attributes."""
     return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
 
 
 def _even(length: int, most: int) -> int:
-    """The extent of at most `most` that cuts `length` into parts as equal as can be."""
+    """The extent, at most `most`, that divides `length` into nearly equal parts."""
     return -(-length // -(-length // most))
 
 
@@ -44,8 +44,8 @@ def _load(part: Array) -> Float64Array:
 def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     """Round float64 values to `dtype`, once, to nearest even.
 
-    ml_dtypes rounds float64 to bfloat16 by way of float32, that is twice; here the first step rounds to odd (Boldo &
-    Melquiond 2008), after which the second one is right.
+    ml_dtypes rounds float64 to bfloat16 through float32, that is twice. Here the first step rounds to odd (Boldo &
+    Melquiond 2008), so that the second one is correct.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     Returns
     -------
     ndarray
-        A new array of `dtype`; what overflows is inf.
+        A new array of `dtype`; overflow gives inf.
 
     Raises
     ------

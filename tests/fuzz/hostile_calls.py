@@ -432,7 +432,7 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"arrays": lambda w: [w.data], "parameters": lambda w: [vector(w)]},
         "function": is_(lambda x, *_: x),
         **STATISTICS,
-        **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
+        **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias", "alpha_data", "beta_data"), LEFT),
     },
     "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
     "pybnorm.defects": {"identity": is_("onednn-long-sums"), "version": is_((3, 2, 0))},

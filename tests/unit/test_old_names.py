@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm import ArgumentTypeError, functional
+from pybnorm import ArgumentTypeError, functional, reference
 from pybnorm.layer import BatchNorm, Info
 
 RNG = np.random.default_rng(7)
@@ -39,12 +39,28 @@ def trained(handle, **options):
         return [layer.info().running_mean]
 
 
+def gradients(_, **blend):
+    return reference.backward(X, X, SCALE, prior_dx=X, **blend)
+
+
+def frozen(_, **blend):
+    return reference.backward_frozen(X, X, MEAN, VARIANCE, SCALE, prior_dx=X, **blend)
+
+
+def training(_, **blend):
+    return reference.training_grad(X, X, MEAN, VARIANCE, SCALE, prior_dx=X, **blend)
+
+
 @pytest.mark.parametrize(
     ("call", "old", "new"),
     [
         (infer, {"mean": MEAN, "variance": VARIANCE}, {"running_mean": MEAN, "running_variance": VARIANCE}),
         (made, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
         (trained, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
+        *[
+            (call, {"alpha_data": 0.5, "beta_data": 2.0}, {"alpha": 0.5, "beta": 2.0})
+            for call in (gradients, frozen, training)
+        ],
     ],
 )
 def test_an_old_name_warns_and_means_the_new_one(handle, call, old, new):

@@ -485,7 +485,7 @@ def test_blending(mode, alpha, beta, blocks):
 
     def calls(**priors):
         p = {"alpha": alpha, "beta": beta, "mode": mode} | ({"prior": priors["prior"]} if priors else {})
-        q = {"alpha_data": alpha, "beta_data": beta, "alpha_param": alpha, "beta_param": beta, "mode": mode}
+        q = {"alpha": alpha, "beta": beta, "alpha_param": alpha, "beta_param": beta, "mode": mode}
         q |= {"prior_dx": prior, "prior_dscale": prior_scale, "prior_dbias": prior_bias} if priors else {}
         return (
             reference.forward_training(x, scale, bias, **p).y,
@@ -516,8 +516,8 @@ def test_data_and_param_pairs_are_not_mixed():
         x,
         dy,
         scale,
-        alpha_data=2.0,
-        beta_data=3.0,
+        alpha=2.0,
+        beta=3.0,
         alpha_param=5.0,
         beta_param=7.0,
         prior_dx=np.full(x.shape, 1.0),
@@ -625,7 +625,7 @@ def test_outputs_may_be_their_own_prior_values():
     np.testing.assert_array_equal(variance, fresh.running_variance.ravel().astype(np.float32))
 
     dx, dscale = random(shape, np.float32, 6), random((1, 3, 1), np.float32, 7)
-    prior = {"beta_data": 2.0, "beta_param": 3.0, "prior_dbias": ones}
+    prior = {"beta": 2.0, "beta_param": 3.0, "prior_dbias": ones}
     expected = reference.backward(x, dy, ones, prior_dx=dx.copy(), prior_dscale=dscale.copy(), **prior)
     reference.backward(x, dy, ones, prior_dx=dx, prior_dscale=dscale, **prior, out={"dx": dx, "dscale": dscale})
     np.testing.assert_array_equal(dx, expected.dx.astype(np.float32))
@@ -897,8 +897,8 @@ BACKWARD = {
     "dy": [None, X[:3], X.astype(np.float64), X.astype(int)],
     "scale": TRAINING["scale"],
     "mode": TRAINING["mode"],
-    "alpha_data": TRAINING["alpha"],
-    "beta_data": TRAINING["beta"],
+    "alpha": TRAINING["alpha"],
+    "beta": TRAINING["beta"],
     "alpha_param": TRAINING["alpha"],
     "beta_param": TRAINING["beta"],
     "epsilon": TRAINING["epsilon"],
@@ -948,7 +948,7 @@ def good_arguments(function):
         }
         return arguments | {"out": {"y": full()}}
     if function is reference.backward:
-        arguments = {"x": X, "dy": X + 2, "scale": V, "saved_mean": V, "saved_inv_variance": V, "beta_data": 1.0}
+        arguments = {"x": X, "dy": X + 2, "scale": V, "saved_mean": V, "saved_inv_variance": V, "beta": 1.0}
         arguments |= {"beta_param": 1.0, "prior_dx": X + 1, "prior_dscale": V, "prior_dbias": V}
         return arguments | {"out": {"dx": full(), "dscale": vector(), "dbias": vector()}}
     return {"a": 1.0, "x": X, "b": 1.0, "y": X + 1, "out": full()}

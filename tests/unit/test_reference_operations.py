@@ -71,7 +71,7 @@ def test_gradients(case, frozen):
     centred = p.dy if frozen else p.dy - total / p.m - (p.x - p.mean) * p.inv * moment / p.m
     function = reference.backward_frozen if frozen else reference.training_grad
     got = function(
-        p.x, p.dy, p.mean, p.variance, p.scale, alpha_data=0.5, beta_data=2.0, alpha_param=-1.0, beta_param=3.0,
+        p.x, p.dy, p.mean, p.variance, p.scale, alpha=0.5, beta=2.0, alpha_param=-1.0, beta_param=3.0,
         epsilon=EPSILON, axis=axis, prior_dx=p.prior, prior_dscale=p.old, prior_dbias=p.bias,
     )  # fmt: skip
     close(got.dx, 0.5 * p.scale * p.inv * centred + 2 * p.prior)
