@@ -16,6 +16,11 @@ DIMS = (4, 8, 5, 7)
 POINTED = "known defect onednn-made-up, wrong dx: for this test .owner/repository#1."
 
 
+@pytest.fixture(autouse=True)
+def onednn(load_library):
+    load_library("onednn")
+
+
 @pytest.fixture
 def table(monkeypatch):
     """A table whose one entry is a defect of backward over five rows: oneDNN's own need arrays of some size."""

@@ -651,8 +651,9 @@ def test_algorithms_are_named(name):
     assert len(set(names)) == len(names)
 
 
-def test_a_plan_has_a_signature():
+def test_a_plan_has_a_signature(need_device):
     """It lists what was planned, in one order: x first, results last, the rest by name."""
+    need_device("onednn")
 
     def names(plan):
         found = inspect.signature(plan).parameters.values()
@@ -682,8 +683,9 @@ def test_a_plan_has_a_signature():
             plain(**{name: arrays[name] for name in ("x", "scale", "bias")})
 
 
-def test_calls_on_addresses_are_kept_by_what_their_arguments_say():
+def test_calls_on_addresses_are_kept_by_what_their_arguments_say(need_device):
     """A second call of a kind is checked as the first; a call of another kind is not taken for it."""
+    need_device("onednn")
     x, y = np.linspace(-3, 5, 120, dtype=np.float32).reshape(2, 3, 4, 5), np.empty((2, 3, 4, 5), np.float32)
     with pybnorm.Handle("onednn") as handle:
 
