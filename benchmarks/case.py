@@ -15,8 +15,11 @@ import numpy.typing as npt
 import pybnorm
 from benchmarks.machine import Machine
 from pybnorm import reference
+from pybnorm.check.calls import METHODS, TENSORS
+from pybnorm.check.problem import OPERATIONS
 from pybnorm.devices.timing import Array64, Call
 from pybnorm.enums import DataType, Layout
+from pybnorm.errors import BackendError
 
 __all__ = [
     "EPSILON",
@@ -27,9 +30,11 @@ __all__ = [
     "Case",
     "Contender",
     "Tensors",
+    "arguments",
     "error",
     "expected",
     "make",
+    "one_line",
     "ours",
 ]
 
@@ -38,7 +43,7 @@ TOUCHED = {"train": 2, "infer": 2, "backward": 3}
 EPSILON = 1e-5
 FACTOR = 0.1
 TUNED = " tuned"
-"""Behind an algorithm's name: the plan of ``tune=True``."""
+"""After an algorithm's name: the plan of ``tune=True``."""
 TOLERANCE = 1e-2
 """Largest difference over the largest right value with which a result is still timed: what `pybnorm check` judges
 closely is here only to be the right computation, of 16-bit data too."""
@@ -52,6 +57,10 @@ class Tensors:
     dy: Any
     y: Any
 
+    def of(self, argument: str) -> Any:
+        """By the argument of a call."""
+        return getattr(self, "y" if argument == "dx" else argument)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -64,9 +73,9 @@ class Case:
     sets: tuple[Tensors, ...]
     scale: Any
     bias: Any
-    mean: Any
+    running_mean: Any
     """Running statistics of inference, and those that training starts from."""
-    variance: Any
+    running_variance: Any
     saved_mean: Any
     """Statistics of x of the first set, which backward is given."""
     saved_inv_variance: Any
@@ -84,7 +93,7 @@ class Case:
     def running(self) -> tuple[Any, Any]:
         """Running statistics for a contender of its own, as they are before the first call."""
         parameters = _parameters(self.dims[1])
-        return self.machine.vector(parameters["mean"]), self.machine.vector(parameters["variance"])
+        return self.machine.vector(parameters["running_mean"]), self.machine.vector(parameters["running_variance"])
 
     def unwritten(self) -> Any:
         """A vector for a result."""
@@ -136,7 +145,7 @@ def make(
 
 def _parameters(channels: int) -> dict[str, npt.NDArray[np.float32]]:
     generator = np.random.default_rng(0)
-    names = ("scale", "bias", "mean", "variance")
+    names = ("scale", "bias", "running_mean", "running_variance")
     return {name: generator.uniform(0.5, 1.5, channels).astype(np.float32) for name in names}
 
 
@@ -148,49 +157,45 @@ def _workspace(machine: Machine, nbytes: int) -> tuple[Any, tuple[int, int] | No
     return memory, (machine.address(memory), nbytes)
 
 
+def arguments(case: Case, operation: str) -> dict[str, Any]:
+    """The arrays of a call by argument, data of the first buffer set; what it writes is its own but for y and dx."""
+    running: dict[str, Any] = {}
+    if operation == "train":
+        running = dict(zip(("running_mean", "running_variance"), case.running(), strict=True))
+    found = {}
+    for tensor in TENSORS[OPERATIONS[operation]]:
+        if tensor.data:
+            found[tensor.name] = case.sets[0].of(tensor.name)
+        elif tensor.written:
+            found[tensor.name] = running[tensor.name] if tensor.name in running else case.unwritten()
+        else:
+            found[tensor.name] = getattr(case, tensor.name)
+    return found
+
+
 def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> Contender:
-    """A plan of pybnorm, called with addresses; measured beforehand where the algorithm's name ends in `TUNED`.
+    """A plan of pybnorm, called with addresses. If the algorithm's name ends in `TUNED`, it is measured before.
 
     Raises
     ------
     UnsupportedError
         The algorithm cannot do it.
     """
-    machine, address, first = case.machine, case.machine.address, case.sets[0]
-    scale, bias = address(case.scale), address(case.bias)
-    kept: list[Any] = []
-    names: tuple[str, ...] = ()
-    plan: Any
-    chosen: dict[str, Any] = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
+    address, given = case.machine.address, arguments(case, operation)
+    tensors = TENSORS[OPERATIONS[operation]]
+    options: dict[str, Any] = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
     if operation == "train":
-        plan = handle.plan_forward_training(
-            first.x, first.y, epsilon=EPSILON, exponential_average_factor=FACTOR, **chosen
-        )
-        kept = [*case.running(), case.unwritten(), case.unwritten()]
-        memory, workspace = _workspace(machine, plan.workspace_size)
-        tail = (*map(address, kept), workspace)
-        calls = [functools.partial(plan, address(s.x), scale, bias, address(s.y), *tail) for s in case.sets]
-        names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
-    elif operation == "infer":
-        plan = handle.plan_forward_inference(first.x, first.y, epsilon=EPSILON, **chosen)
-        memory, workspace = _workspace(machine, plan.workspace_size)
-        head = (scale, bias, address(case.mean), address(case.variance))
-        calls = [functools.partial(plan, address(s.x), *head, address(s.y), workspace) for s in case.sets]
-    else:
-        plan = handle.plan_backward(first.x, first.dy, first.y, epsilon=EPSILON, **chosen)
-        kept, names = [case.unwritten(), case.unwritten()], ("dscale", "dbias")
-        memory, workspace = _workspace(machine, plan.workspace_size)
-        saved = (address(case.saved_mean), address(case.saved_inv_variance))
-        calls = [
-            functools.partial(
-                plan, address(s.x), address(s.dy), scale, address(s.y), *map(address, kept), *saved, workspace
-            )
-            for s in case.sets
-        ]
-    main = "dx" if operation == "backward" else "y"
+        options["exponential_average_factor"] = FACTOR
+    make = getattr(handle, f"plan_{METHODS[OPERATIONS[operation]]}")
+    plan = make(*(given[t.name] for t in tensors if t.data), epsilon=EPSILON, **options)
+    memory, workspace = _workspace(case.machine, plan.workspace_size)
+    calls = []
+    for one in case.sets:
+        arrays = [one.of(t.name) if t.data else given[t.name] for t in tensors]
+        calls.append(functools.partial(plan, *map(address, arrays), workspace))
 
     def outputs(memory: Any = memory) -> dict[str, Any]:  # the workspace lives as long as the calls
-        return {main: first.y} | dict(zip(names, kept, strict=True))
+        return {t.name: given[t.name] for t in tensors if t.written}
 
     return Contender(tuple(calls), outputs, plan.algorithm, plan.reason)
 
@@ -206,7 +211,7 @@ def expected(case: Case, operation: str) -> dict[str, Array64]:
     machine, channels, first = case.machine, case.channels, case.sets[0]
     x = machine.sample(first.x, channels)
     scale, bias, mean, variance = (
-        machine.sample(v, channels) for v in (case.scale, case.bias, case.mean, case.variance)
+        machine.sample(v, channels) for v in (case.scale, case.bias, case.running_mean, case.running_variance)
     )
     if operation == "train":
         options: dict[str, Any] = {"epsilon": EPSILON, "exponential_average_factor": FACTOR}
@@ -226,3 +231,9 @@ def error(case: Case, outputs: dict[str, Any], right: dict[str, Array64]) -> flo
         difference = np.abs(case.machine.sample(array, case.channels) - right[name]).max()
         worst = max(worst, float(difference / np.abs(right[name]).max()) if np.isfinite(difference) else math.inf)
     return worst
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line of a table."""
+    text = error.text if isinstance(error, BackendError) and error.text else error
+    return " ".join(f"{type(error).__name__}: {text}".split())[:300]

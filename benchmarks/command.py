@@ -91,7 +91,7 @@ def bench_device(
       2  no library, no device, or bad arguments; or the result could not be written
     130  interrupted; what was finished is printed
     """
-    from benchmarks import device, plot
+    from benchmarks import device, plot, tables
 
     try:
         with output.usage_errors():
@@ -120,7 +120,7 @@ def bench_device(
     if "--json" in targets:
         targets["--json"].put(functools.partial(output.write_json, output.document("pybnorm.bench/1", result)))
     if json_target != "-":
-        device.render(result, console)
+        tables.render(result, console)
     if plot_target is not None:
         try:
             plot.draw(result, plot_target)

@@ -54,7 +54,7 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
     functional = torch.nn.functional.batch_norm
     here = functools.partial(torch_tensor, torch, machine)
     sets = [(here(s.x), here(s.dy)) for s in case.sets]
-    scale, bias, mean, variance = map(here, (case.scale, case.bias, case.mean, case.variance))
+    scale, bias, mean, variance = map(here, (case.scale, case.bias, case.running_mean, case.running_variance))
     saved_mean, saved_inv = here(case.saved_mean), here(case.saved_inv_variance)
     # As many results stay as there are buffer sets, or all calls would write into the same memory.
     results: collections.deque[Any] = collections.deque(maxlen=len(sets))
@@ -115,7 +115,7 @@ def numpy_formula(case: Case, operation: str) -> Contender:
     def vector(array: Any) -> Any:
         return machine.view(array).reshape(shape)
 
-    scale, bias, mean, variance = map(vector, (case.scale, case.bias, case.mean, case.variance))
+    scale, bias, mean, variance = map(vector, (case.scale, case.bias, case.running_mean, case.running_variance))
     saved_mean, saved_inv = vector(case.saved_mean), vector(case.saved_inv_variance)
     running = [mean.copy(), variance.copy()]
     count = np.float32(np.prod(case.dims) // case.dims[1])
@@ -236,7 +236,7 @@ class Frontend:
             names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
             results = {"y": first.y} | dict(zip(names, (*running, *saved), strict=True))
         elif operation == "infer":
-            vectors = [vector(v) for v in (case.mean, (case.variance + EPSILON).rsqrt(), case.bias)]
+            vectors = [vector(v) for v in (case.running_mean, (case.running_variance + EPSILON).rsqrt(), case.bias)]
             mean, inverse, bias = (graph.tensor_like(v) for v in vectors)
             fixed |= dict(zip((mean, inverse, bias), vectors, strict=True))
             y = graph.add(graph.mul(graph.mul(graph.sub(x, mean), inverse), scale), bias)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import pybnorm
 from benchmarks import case as cases
-from benchmarks import device, machine, rivals
+from benchmarks import device, host, machine, rivals, tables
 from pybnorm import DataType, Layout
 from pybnorm.devices import timing
 
@@ -55,7 +55,7 @@ def run(*arguments, **variables):
 def shown(result):
     console = Console(width=200, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     with console.file:
-        device.render(result, console)
+        tables.render(result, console)
         return console.export_text()
 
 
@@ -192,8 +192,8 @@ def test_the_result_of_another_is_not_taken_for_ones_own(monkeypatch):
 
 
 def test_host_time_of_every_way_to_call(monkeypatch):
-    monkeypatch.setattr(device, "HOST_CALLS", 3)
-    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
+    monkeypatch.setattr(host, "CALLS", 3)
+    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
     result = device.run("onednn", **(TINY | {"host": True, "rivals": ["numpy"], "operations": ["infer", "backward"]}))
     ways = ["plan plain, addresses", "plan plain, NumPy arrays", "Handle call, NumPy arrays"]
     ways += ["pybnorm.operations, NumPy arrays", "functional, NumPy arrays", "numpy"]
@@ -205,8 +205,8 @@ def test_host_time_of_every_way_to_call(monkeypatch):
 
 
 def test_a_value_returning_call_that_fails_is_named(monkeypatch):
-    monkeypatch.setattr(device, "HOST_CALLS", 3)
-    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
+    monkeypatch.setattr(host, "CALLS", 3)
+    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
     monkeypatch.setattr(pybnorm.functional, "batch_norm_inference", None)
     result = device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
     failed = [row for row in result["host"] if "failure" in row]
@@ -217,9 +217,9 @@ def test_a_value_returning_call_that_fails_is_named(monkeypatch):
 
 
 def test_a_call_of_ours_that_fails_fails_the_run(monkeypatch):
-    monkeypatch.setattr(device, "HOST_CALLS", 3)
-    monkeypatch.setattr(device, "QUICK_HOST_BATCHES", 2)
-    monkeypatch.setitem(device._HOST_CALLS, "infer", (*device._HOST_CALLS["infer"][:2], "closed"))
+    monkeypatch.setattr(host, "CALLS", 3)
+    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
+    monkeypatch.setattr(host, "_handle_call", lambda operation: "closed")
     with pytest.raises(AttributeError, match="closed"):
         device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
 

@@ -9,7 +9,7 @@ import pytest
 
 import pybnorm
 from benchmarks import case as cases
-from benchmarks import device, plot
+from benchmarks import device, plot, tables
 from pybnorm import DataType, Layout
 from pybnorm.devices import timing
 
@@ -31,7 +31,7 @@ def test_the_summary_of_made_up_numbers():
         row("infer", "nhwc", "bf16", {"auto": 100.0, "fast": 1.0, "torch": 96.0}),
         row("infer", "nhwc", "f16", {"auto": 100.0, "fast": 1.0, "torch": 97.0}),
     ]
-    summary = device.summarize(rows, "auto", "torch")
+    summary = tables.summarize(rows, "auto", "torch")
     assert summary["rows"] == 5
     assert summary["geometric_mean"] == pytest.approx((2 * 8 * 0.5 * 0.96 * 0.97) ** (1 / 5))
     assert summary["worst"] == {
@@ -44,13 +44,13 @@ def test_the_summary_of_made_up_numbers():
     assert groups["train", "nchw", "f32"]["lowest_percent"] == 71.5
     assert groups["infer", "nhwc", "bf16"]["lowest_percent"] is None
     assert groups["infer", "nhwc", "bf16"]["rows"] == 2
-    fast = device.summarize(rows, "fast", "torch")
+    fast = tables.summarize(rows, "fast", "torch")
     assert fast["geometric_mean"] == pytest.approx((4 * 8 * 0.5 * 96 * 97) ** (1 / 5))
 
 
 def test_the_summary_of_nothing():
     rows = [row("train", "nchw", "f32", {"auto": 1.0, "torch": None})]
-    summary = device.summarize(rows, "auto", "torch")
+    summary = tables.summarize(rows, "auto", "torch")
     assert (summary["rows"], summary["geometric_mean"], summary["worst"], summary["below"]) == (0, None, None, [])
 
 
