@@ -23,7 +23,8 @@ extern "C" {
 #define PBN_BACKENDS(X) \
     X(cudnn)            \
     X(miopen)           \
-    X(onednn)
+    X(onednn)           \
+    /* the next one goes here */
 
 #define PBN_MAX_RANK 8
 #define PBN_PATH_MAX 4096

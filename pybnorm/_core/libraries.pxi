@@ -52,7 +52,7 @@ cdef str _word(const char *text):
 
 
 cdef int _add(const pbn_backend *table, str file) except -1:
-    """Take a backend in; `file` is the library that it is in, where that is another than this module."""
+    """Take a backend in; `file` is the library that it is compiled into."""
     global _table_count
     cdef str name = table.name.decode()
     cdef const pbn_search *search = &table.search
@@ -81,7 +81,7 @@ cdef int _add(const pbn_backend *table, str file) except -1:
 def _add_this_builds_backends():
     cdef int i
     for i in range(PBN_BACKEND_COUNT):
-        _add(pbn_backends[i], "")
+        _add(pbn_backends[i], __file__)
 
 
 _add_this_builds_backends()
