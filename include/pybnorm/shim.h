@@ -271,8 +271,9 @@ typedef struct pbn_backend {
     int (*relu)(pbn_handle *handle, const pbn_call *call);
     int (*relu_backward)(pbn_handle *handle, const pbn_call *call);
 
-    /* Plans; all NULL where the backend has one way for every call, its plain entry point.
-     * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated.
+    /* Plans of the batch-norm calls; NULL where the backend prepares none.
+     * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated. NULL where the backend has one
+     *   way for every call: every plan then is of that way, those of its entry points too.
      * `numbered`: those of them that also take ":" and a digit behind, the number of a plan; likewise, or NULL.
      * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).

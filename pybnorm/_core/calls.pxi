@@ -316,7 +316,7 @@ cdef int _run(Handle handle, pbn_call *call, pbn_plan *plan, str name, str algor
         else:
             status = table.relu_backward(c_handle, call)
     if status != 0:
-        shown = _shown(call) if plan == NULL else (*_shown(call), f"algorithm={algorithm}")
+        shown = _shown(call) if plan == NULL or table.algorithms == NULL else (*_shown(call), f"algorithm={algorithm}")
         raise _error(table, status, name, shown)
     return 0
 

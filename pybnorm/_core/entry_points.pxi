@@ -279,7 +279,8 @@ def batch_normalization_backward(
     act = _fused(activation, activation_low, activation_high, xd)
     if bias is not None:
         bias = h._pointer(bias, "bias", True) or None
-    _arguments.activation_bias(act[0], bias)
+    if bias is not None or act is not _NO_ACTIVATION:
+        _arguments.activation_bias(act[0], bias)
     key = (
         "at", PBN_OP_BACKWARD, xd.key, dyd.key, dxd.key, pd.key, mode, _keyed(alpha_data), _keyed(beta_data),
         _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), saved, act,

@@ -390,7 +390,7 @@ typedef struct primitive {
     int count;
     pbn_dnnl_exec_arg args[MAX_ARGS];
     size_t scratchpad;
-    uint64_t last_use;
+    uint64_t made, last_use; /* by the handle's count; 0 in an empty place */
 } primitive;
 
 struct pbn_handle {
@@ -494,6 +494,7 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
         else
             primitive_clear(p = oldest);
         *p = wanted;
+        p->made = ++h->calls;
     }
     p->last_use = ++h->calls;
     *out = h->latest = p;
@@ -976,6 +977,7 @@ typedef struct plan {
     size_t scale, bias, mean, variance, dscale, dbias;
     size_t scratchpad, total;
     primitive *main, *statistics;
+    uint64_t main_made, statistics_made; /* others may have taken their places since */
 } plan;
 
 static size_t reserve(plan *p, size_t bytes) {
@@ -1110,7 +1112,9 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
             return code;
         if (p->statistics->scratchpad > scratchpad)
             scratchpad = p->statistics->scratchpad;
+        p->statistics_made = p->statistics->made;
     }
+    p->main_made = p->main->made;
     if (scratchpad > 0)
         p->scratchpad = reserve(p, scratchpad);
     return PBN_OK;
@@ -1173,17 +1177,12 @@ static const float *vector_in(const plan *p, const void *data, float *copy) {
 
 /* ------------------------------------------------------------------ the calls */
 
-static int forward_training(pbn_handle *h, const pbn_call *call) {
-    plan p;
+static int run_forward_training(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
-    if (!loaded)
-        return not_loaded();
-    int code = plan_call(h, call, &p);
-    if (code == PBN_OK)
-        code = claim(&p, call, &base);
+    int code = claim(p, call, &base);
     if (code != PBN_OK)
         return code;
-    const int64_t m = p.count / p.params;
+    const int64_t m = p->count / p->params;
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale and bias must not be NULL");
     if ((call->running_mean == NULL) != (call->running_variance == NULL) ||
@@ -1192,62 +1191,57 @@ static int forward_training(pbn_handle *h, const pbn_call *call) {
     if (call->running_mean != NULL && m == 1)
         return pbn_refuse(PBN_E_ARGUMENT, "one element per statistic has no unbiased variance");
 
-    void *result = place(base, p.result);
-    float *mean = p.mean != NOWHERE ? place(base, p.mean) : call->saved_mean;
-    float *variance = p.variance != NOWHERE ? place(base, p.variance) : call->saved_inv_variance;
-    const void *pointers[] = {tensor_in(&p, call->x_desc, call->x, place(base, p.x)),
+    void *result = place(base, p->result);
+    float *mean = p->mean != NOWHERE ? place(base, p->mean) : call->saved_mean;
+    float *variance = p->variance != NOWHERE ? place(base, p->variance) : call->saved_inv_variance;
+    const void *pointers[] = {tensor_in(p, call->x_desc, call->x, place(base, p->x)),
                               result != NULL ? result : call->y,
                               mean,
                               variance,
-                              vector_in(&p, call->scale, place(base, p.scale)),
-                              vector_in(&p, call->bias, place(base, p.bias))};
-    code = primitive_run(h, p.main, pointers, place(base, p.scratchpad));
+                              vector_in(p, call->scale, place(base, p->scale)),
+                              vector_in(p, call->bias, place(base, p->bias))};
+    code = primitive_run(h, p->main, pointers, place(base, p->scratchpad));
     if (code != PBN_OK)
         return code;
 
     if (call->running_mean != NULL) {
         float *running_mean = call->running_mean, *running_variance = call->running_variance;
         const double keep = 1 - call->factor, unbiased = (double)m / (double)(m - 1);
-        EACH_PARAMETER(&p, u, v) {
+        EACH_PARAMETER(p, u, v) {
             running_mean[u] = (float)(keep * running_mean[u] + call->factor * mean[v]);
             running_variance[u] = (float)(keep * running_variance[u] + call->factor * unbiased * variance[v]);
         }
     }
     if (call->saved_mean != NULL) {
         float *saved_mean = call->saved_mean, *saved_inv_variance = call->saved_inv_variance;
-        EACH_PARAMETER(&p, u, v) {
+        EACH_PARAMETER(p, u, v) {
             saved_mean[u] = mean[v];
             saved_inv_variance[u] = (float)(1 / sqrt(variance[v] + call->epsilon));
         }
     }
-    tensor_out(&p, call->y_desc, result, call->y, call->alpha, call->beta);
+    tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
     return PBN_OK;
 }
 
-static int forward_inference(pbn_handle *h, const pbn_call *call) {
-    plan p;
+static int run_forward_inference(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
-    if (!loaded)
-        return not_loaded();
-    int code = plan_call(h, call, &p);
-    if (code == PBN_OK)
-        code = claim(&p, call, &base);
+    int code = claim(p, call, &base);
     if (code != PBN_OK)
         return code;
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
         call->running_mean == NULL || call->running_variance == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale, bias, running_mean and running_variance must not be NULL");
 
-    void *result = place(base, p.result);
-    const void *pointers[] = {tensor_in(&p, call->x_desc, call->x, place(base, p.x)),
+    void *result = place(base, p->result);
+    const void *pointers[] = {tensor_in(p, call->x_desc, call->x, place(base, p->x)),
                               result != NULL ? result : call->y,
-                              vector_in(&p, call->running_mean, place(base, p.mean)),
-                              vector_in(&p, call->running_variance, place(base, p.variance)),
-                              vector_in(&p, call->scale, place(base, p.scale)),
-                              vector_in(&p, call->bias, place(base, p.bias))};
-    code = primitive_run(h, p.main, pointers, place(base, p.scratchpad));
+                              vector_in(p, call->running_mean, place(base, p->mean)),
+                              vector_in(p, call->running_variance, place(base, p->variance)),
+                              vector_in(p, call->scale, place(base, p->scale)),
+                              vector_in(p, call->bias, place(base, p->bias))};
+    code = primitive_run(h, p->main, pointers, place(base, p->scratchpad));
     if (code == PBN_OK)
-        tensor_out(&p, call->y_desc, result, call->y, call->alpha, call->beta);
+        tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
     return code;
 }
 
@@ -1278,14 +1272,9 @@ static void gradient_out(const plan *p, const float *from, void *data, const flo
     }
 }
 
-static int backward(pbn_handle *h, const pbn_call *call) {
-    plan p;
+static int run_backward(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
-    if (!loaded)
-        return not_loaded();
-    int code = plan_call(h, call, &p);
-    if (code == PBN_OK)
-        code = claim(&p, call, &base);
+    int code = claim(p, call, &base);
     if (code != PBN_OK)
         return code;
     if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
@@ -1294,33 +1283,104 @@ static int backward(pbn_handle *h, const pbn_call *call) {
     if ((call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
         return pbn_refuse(PBN_E_ARGUMENT, "saved statistics come in pairs");
 
-    float *scale = place(base, p.scale), *variance = place(base, p.variance), *own_mean = place(base, p.mean);
-    float *dscale = place(base, p.dscale), *dbias = place(base, p.dbias);
-    void *result = place(base, p.result), *scratchpad = place(base, p.scratchpad);
-    vector_in(&p, call->scale, scale);
+    float *scale = place(base, p->scale), *variance = place(base, p->variance), *own_mean = place(base, p->mean);
+    float *dscale = place(base, p->dscale), *dbias = place(base, p->dbias);
+    void *result = place(base, p->result), *scratchpad = place(base, p->scratchpad);
+    vector_in(p, call->scale, scale);
     const float *mean = own_mean;
-    if (!p.recompute) {
-        code = variance_from_saved(&p, call->saved_inv_variance, variance, scale);
+    if (!p->recompute) {
+        code = variance_from_saved(p, call->saved_inv_variance, variance, scale);
         if (code != PBN_OK)
             return code;
-        mean = vector_in(&p, call->saved_mean, own_mean);
+        mean = vector_in(p, call->saved_mean, own_mean);
     }
-    const void *x = tensor_in(&p, call->x_desc, call->x, place(base, p.x));
-    if (p.recompute) {
-        const void *pointers[] = {x, place(base, p.statistics_y), mean, variance};
-        code = primitive_run(h, p.statistics, pointers, scratchpad);
+    const void *x = tensor_in(p, call->x_desc, call->x, place(base, p->x));
+    if (p->recompute) {
+        const void *pointers[] = {x, place(base, p->statistics_y), mean, variance};
+        code = primitive_run(h, p->statistics, pointers, scratchpad);
         if (code != PBN_OK)
             return code;
     }
-    const void *dy = tensor_in(&p, call->dy_desc, call->dy, place(base, p.dy));
+    const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
     const void *pointers[] = {x, dy, result != NULL ? result : call->dx, mean, variance, scale, dscale, dbias};
-    code = primitive_run(h, p.main, pointers, scratchpad);
+    code = primitive_run(h, p->main, pointers, scratchpad);
     if (code != PBN_OK)
         return code;
-    gradient_out(&p, dscale, call->dscale, call->saved_inv_variance, call->alpha_param, call->beta_param);
-    gradient_out(&p, dbias, call->dbias, NULL, call->alpha_param, call->beta_param);
-    tensor_out(&p, call->dx_desc, result, call->dx, call->alpha, call->beta);
+    gradient_out(p, dscale, call->dscale, call->saved_inv_variance, call->alpha_param, call->beta_param);
+    gradient_out(p, dbias, call->dbias, NULL, call->alpha_param, call->beta_param);
+    tensor_out(p, call->dx_desc, result, call->dx, call->alpha, call->beta);
     return PBN_OK;
+}
+
+/* Planned for this call alone. */
+static int run_once(pbn_handle *h, const pbn_call *call, int (*run)(pbn_handle *, const plan *, const pbn_call *)) {
+    plan p;
+    int code = loaded ? plan_call(h, call, &p) : not_loaded();
+    return code == PBN_OK ? run(h, &p, call) : code;
+}
+
+static int forward_training(pbn_handle *h, const pbn_call *call) {
+    return run_once(h, call, run_forward_training);
+}
+
+static int forward_inference(pbn_handle *h, const pbn_call *call) {
+    return run_once(h, call, run_forward_inference);
+}
+
+static int backward(pbn_handle *h, const pbn_call *call) {
+    return run_once(h, call, run_backward);
+}
+
+/* ------------------------------------------------------------------ plans: planned once */
+
+struct pbn_plan {
+    plan p;
+};
+
+static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorithm, pbn_plan **out) {
+    (void)algorithm;
+    *out = NULL;
+    if (!loaded)
+        return not_loaded();
+    pbn_plan *made = malloc(sizeof *made);
+    if (made == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
+    int code = plan_call(h, call, &made->p);
+    if (code == PBN_OK)
+        *out = made;
+    else
+        free(made);
+    return code;
+}
+
+static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_bytes, const char **algorithm,
+                      const char **why) {
+    *workspace = made->p.total;
+    *reserve_bytes = 0;
+    *algorithm = "plain";
+    *why = "the one entry point of this backend";
+}
+
+/* Primitives belong to the handle, which drops them for newer ones and with its engine. */
+static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
+    const plan *p = &made->p;
+    if (p->main->made != p->main_made || (p->recompute && p->statistics->made != p->statistics_made)) {
+        plan again;
+        int code = plan_call(h, call, &again);
+        if (code != PBN_OK)
+            return code;
+        made->p = again;
+    }
+    p->main->last_use = ++h->calls;
+    if (p->recompute)
+        p->statistics->last_use = ++h->calls;
+    return call->operation == PBN_OP_BACKWARD            ? run_backward(h, p, call)
+           : call->operation == PBN_OP_FORWARD_INFERENCE ? run_forward_inference(h, p, call)
+                                                         : run_forward_training(h, p, call);
+}
+
+static void plan_destroy(pbn_plan *made) {
+    free(made);
 }
 
 static int axpby(pbn_handle *h, const pbn_call *call) {
@@ -1520,6 +1580,10 @@ const pbn_backend pbn_backend_onednn = {
     .fill = fill,
     .relu = relu,
     .relu_backward = relu_backward,
+    .plan_create = plan_create,
+    .plan_info = plan_info,
+    .plan_run = plan_run,
+    .plan_destroy = plan_destroy,
     .has_symbol = has_symbol,
     .at_fork = at_fork,
 };
