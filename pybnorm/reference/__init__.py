@@ -108,21 +108,11 @@ __all__ = [
 
 
 def forward_training(
-    x: Array,
-    scale: Array,
-    bias: Array,
-    *,
-    mode: Mode | int | str = Mode.SPATIAL,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    epsilon: float = 1e-5,
-    exponential_average_factor: float = 0.1,
-    running_mean: Array | None = None,
-    running_variance: Array | None = None,
-    unbiased: bool = True,
-    prior: Array | None = None,
-    out: Mapping[str, Array] | None = None,
-) -> ForwardTraining:
+    x: Array, scale: Array, bias: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
+    beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1,
+    running_mean: Array | None = None, running_variance: Array | None = None, unbiased: bool = True,
+    prior: Array | None = None, out: Mapping[str, Array] | None = None,
+) -> ForwardTraining:  # fmt: skip
     """Normalize by the batch's own statistics.
 
     ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * prior`` (Ioffe & Szegedy 2015,
@@ -219,19 +209,10 @@ def forward_training(
 
 
 def forward_inference(
-    x: Array,
-    scale: Array,
-    bias: Array,
-    running_mean: Array,
-    running_variance: Array,
-    *,
-    mode: Mode | int | str = Mode.SPATIAL,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    epsilon: float = 1e-5,
-    prior: Array | None = None,
-    out: Mapping[str, Array] | None = None,
-) -> ForwardInference:
+    x: Array, scale: Array, bias: Array, running_mean: Array, running_variance: Array, *,
+    mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5,
+    prior: Array | None = None, out: Mapping[str, Array] | None = None,
+) -> ForwardInference:  # fmt: skip
     """Normalize by given statistics.
 
     ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * prior``, as
@@ -283,25 +264,12 @@ def forward_inference(
 
 
 def backward(
-    x: Array,
-    dy: Array,
-    scale: Array,
-    *,
-    mode: Mode | int | str = Mode.SPATIAL,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    alpha_param: float = 1.0,
-    beta_param: float = 0.0,
-    epsilon: float = 1e-5,
-    saved_mean: Array | None = None,
-    saved_inv_variance: Array | None = None,
-    prior_dx: Array | None = None,
-    prior_dscale: Array | None = None,
-    prior_dbias: Array | None = None,
-    out: Mapping[str, Array] | None = None,
-    alpha_data: float | None = None,
-    beta_data: float | None = None,
-) -> Backward:
+    x: Array, dy: Array, scale: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
+    beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+    saved_mean: Array | None = None, saved_inv_variance: Array | None = None, prior_dx: Array | None = None,
+    prior_dscale: Array | None = None, prior_dbias: Array | None = None, out: Mapping[str, Array] | None = None,
+    alpha_data: float | None = None, beta_data: float | None = None,
+) -> Backward:  # fmt: skip
     """Gradients of `forward_training` with alpha 1 and beta 0.
 
     ``dbias = sum(dy)``, ``dscale = inv_variance * sum(dy * (x - mean))`` and ``dx = scale * inv_variance *
@@ -354,17 +322,15 @@ def backward(
     prior_dx = _prior("prior_dx", prior_dx, "beta", beta)
     if prior_dx is not None:
         _data("prior_dx", prior_dx, x.shape)
-    prior_dscale = _prior("prior_dscale", prior_dscale, "beta_param", beta_param)
-    if prior_dscale is not None:
-        prior_dscale = _parameter("prior_dscale", prior_dscale, derived)
-    prior_dbias = _prior("prior_dbias", prior_dbias, "beta_param", beta_param)
-    if prior_dbias is not None:
-        prior_dbias = _parameter("prior_dbias", prior_dbias, derived)
+    olds = {}
+    for name, prior in (("prior_dscale", prior_dscale), ("prior_dbias", prior_dbias)):
+        read = _prior(name, prior, "beta_param", beta_param)
+        olds[name] = None if read is None else _parameter(name, read, derived)
     given = _outputs(out, Backward._fields)
     dx = _data_result(given, "dx", x)
     dscales = _ParameterResult(given, "dscale", derived)
     dbiases = _ParameterResult(given, "dbias", derived)
-    priors = {"prior_dx": prior_dx, "prior_dscale": prior_dscale, "prior_dbias": prior_dbias}
+    priors = {"prior_dx": prior_dx, **olds}
     _disjoint(given, {**inputs, **priors}, {f"prior_{name}": name for name in Backward._fields})
 
     walk = _Walk(x, bn_mode, 2)
@@ -383,8 +349,8 @@ def backward(
             slope = inv_variance * (dscale / walk.count)
             factor = alpha * (_load(inputs["scale"][index]) * inv_variance)
             _input_gradient(walk, kept, x, dy, mean, slope, dbias / walk.count, factor, beta, prior_dx, dx)
-        dscales.store(index, _blend(alpha_param, dscale, beta_param, prior_dscale, index))
-        dbiases.store(index, _blend(alpha_param, dbias, beta_param, prior_dbias, index))
+        dscales.store(index, _blend(alpha_param, dscale, beta_param, olds["prior_dscale"], index))
+        dbiases.store(index, _blend(alpha_param, dbias, beta_param, olds["prior_dbias"], index))
     return Backward(dx, dscales.array, dbiases.array)
 
 

@@ -207,17 +207,9 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
 
 
 def forward_inference_inv_variance(
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    mean: Array,
-    inv_variance: Array,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    axis: int | Sequence[int] = 1,
-    prior: Array | None = None,
-) -> ForwardInference:
+    x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
+    beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
+) -> ForwardInference:  # fmt: skip
     """Normalize by a given mean and inverse standard deviation.
 
     ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * prior`` (hipDNN's ``batchnorm_inference``).
@@ -264,17 +256,9 @@ def forward_inference_inv_variance(
 
 
 def elemt(
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    mean: Array,
-    inv_variance: Array,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    axis: int | Sequence[int] = 1,
-    prior: Array | None = None,
-) -> ForwardInference:
+    x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
+    beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
+) -> ForwardInference:  # fmt: skip
     """`forward_inference_inv_variance` by the name that PyTorch and CANN give it in synchronized batch norm.
 
     Parameters
@@ -298,24 +282,11 @@ def elemt(
 
 
 def backward_frozen(
-    x: Array,
-    dy: Array,
-    mean: Array,
-    variance: Array,
-    scale: Array | None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    alpha_param: float = 1.0,
-    beta_param: float = 0.0,
-    epsilon: float = 1e-5,
-    axis: int | Sequence[int] = 1,
-    prior_dx: Array | None = None,
-    prior_dscale: Array | None = None,
-    prior_dbias: Array | None = None,
-    alpha_data: float | None = None,
-    beta_data: float | None = None,
-) -> Backward:
+    x: Array, dy: Array, mean: Array, variance: Array, scale: Array | None, *, alpha: float = 1.0,
+    beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+    axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
+    prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
+) -> Backward:  # fmt: skip
     """Gradients of `forward_inference`: the statistics are constants.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dx = dy * scale * c``, ``dscale = c * sum(dy * (x - mean))``,
@@ -350,45 +321,19 @@ def backward_frozen(
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
     """
+    given = x, dy, mean, variance, scale
     alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
     beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
-    case, dys, factors, priors = _gradient_case(
-        x, dy, axis, (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
-    )
-    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
-    scales = case.parameter("scale", scale, 1.0)
-    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
-    walk = _Walk(case.x, case.mode, 2)
-    for kept in walk.kept_tiles():
-        i = walk.parameter_index(kept)
-        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
-            dscale[i] = inv_variances[i] * moment
-            factor = factors[0] * (scales[i] * inv_variances[i])
-            zero = np.zeros_like(factor)
-            _normalize(walk, kept, dys, zero, factor, zero, factors[1], priors[0], dx)
-    return _gradient_result(case, dx, dscale, dbias, factors, priors)
+    factors = alpha, beta, alpha_param, beta_param
+    return _given_gradient(given, factors, epsilon, axis, (prior_dx, prior_dscale, prior_dbias), frozen=True)
 
 
 def training_grad(
-    x: Array,
-    dy: Array,
-    mean: Array,
-    variance: Array,
-    scale: Array | None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    alpha_param: float = 1.0,
-    beta_param: float = 0.0,
-    epsilon: float = 1e-5,
-    axis: int | Sequence[int] = 1,
-    prior_dx: Array | None = None,
-    prior_dscale: Array | None = None,
-    prior_dbias: Array | None = None,
-    alpha_data: float | None = None,
-    beta_data: float | None = None,
-) -> Backward:
+    x: Array, dy: Array, mean: Array, variance: Array, scale: Array | None, *, alpha: float = 1.0,
+    beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+    axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
+    prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
+) -> Backward:  # fmt: skip
     """Gradients of `forward_training` from the batch mean and biased variance.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dbias = sum(dy)``, ``dscale = c * sum(dy * (x - mean))``,
@@ -412,11 +357,38 @@ def training_grad(
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
     """
+    given = x, dy, mean, variance, scale
     alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
     beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
-    case, dys, factors, priors = _gradient_case(
-        x, dy, axis, (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
-    )
+    factors = alpha, beta, alpha_param, beta_param
+    return _given_gradient(given, factors, epsilon, axis, (prior_dx, prior_dscale, prior_dbias), frozen=False)
+
+
+_Factors: TypeAlias = tuple[float, float, float, float]
+_Priors: TypeAlias = tuple[Array | None, Array | None, Array | None]
+
+
+def _given_gradient(
+    given: tuple[Array, Array, Array, Array, Array | None],
+    factors: _Factors,
+    epsilon: float,
+    axis: int | Sequence[int],
+    priors: _Priors,
+    *,
+    frozen: bool,
+) -> Backward:
+    """Gradients where mean and variance are given: constants if `frozen`, else the batch's own."""
+    x, dy, mean, variance, scale = given
+    case = _Case("x", x, axis)
+    if case.empty:
+        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
+    names = ("alpha", "beta", "alpha_param", "beta_param")
+    alpha, beta, alpha_param, beta_param = (_arguments.scalar(v, n) for v, n in zip(factors, names, strict=True))
+    dys = case.data("dy", dy)
+    prior_dx = case.prior("prior_dx", priors[0], "beta", beta)
+    named = dict(zip(("prior_dscale", "prior_dbias"), priors[1:], strict=True))
+    read = {name: _prior(name, prior, "beta_param", beta_param) for name, prior in named.items()}
+    olds = [None if prior is None else case.parameter(name, prior) for name, prior in read.items()]
     means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
     scales = case.parameter("scale", scale, 1.0)
     dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
@@ -426,34 +398,19 @@ def training_grad(
         dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
         with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
             dscale[i] = inv_variances[i] * moment
-            factor = factors[0] * (scales[i] * inv_variances[i])
-            slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
-            _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, factors[1], priors[0], dx)
-    return _gradient_result(case, dx, dscale, dbias, factors, priors)
-
-
-_Factors: TypeAlias = tuple[float, float, float, float]
-_Priors: TypeAlias = tuple[Array | None, Array | None, Array | None]
-
-
-def _gradient_case(
-    x: Array, dy: Array, axis: int | Sequence[int], given: _Factors, given_priors: _Priors
-) -> tuple[_Case, Array, _Factors, _Priors]:
-    case = _Case("x", x, axis)
-    if case.empty:
-        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
-    names = ("alpha", "beta", "alpha_param", "beta_param")
-    a_data, b_data, a_param, b_param = (_arguments.scalar(v, n) for v, n in zip(given, names, strict=True))
-    dys = case.data("dy", dy)
-    prior_dx = case.prior("prior_dx", given_priors[0], "beta", b_data)
-    old = [
-        _prior(f"prior_{n}", p, "beta_param", b_param)
-        for n, p in zip(("dscale", "dbias"), given_priors[1:], strict=True)
-    ]
-    scales, biases = (
-        None if p is None else case.parameter(f"prior_{n}", p) for n, p in zip(("dscale", "dbias"), old, strict=True)
+            factor = alpha * (scales[i] * inv_variances[i])
+            if frozen:
+                zero = np.zeros_like(factor)
+                _normalize(walk, kept, dys, zero, factor, zero, beta, prior_dx, dx)
+            else:
+                slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
+                _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, beta, prior_dx, dx)
+    everything = (slice(None),)
+    dscale, dbias = (
+        _blend(alpha_param, values, beta_param, old, everything).reshape(case.derived)
+        for values, old in zip((dscale, dbias), olds, strict=True)
     )
-    return case, dys, (a_data, b_data, a_param, b_param), (prior_dx, scales, biases)
+    return Backward(case.restore(dx), dscale, dbias)
 
 
 def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array:
@@ -462,17 +419,6 @@ def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array
     if (values < 0.0).any():
         raise ArgumentError("variance", f"an element {float(values.min())!r}", "variances >= 0")
     return _inverse(values, epsilon)
-
-
-def _gradient_result(
-    case: _Case, dx: Array, dscale: Float64Array, dbias: Float64Array, factors: _Factors, priors: _Priors
-) -> Backward:
-    everything = (slice(None),)
-    return Backward(
-        case.restore(dx),
-        _blend(factors[2], dscale, factors[3], priors[1], everything).reshape(case.derived),
-        _blend(factors[2], dbias, factors[3], priors[2], everything).reshape(case.derived),
-    )
 
 
 def backward_reduce(
@@ -520,16 +466,10 @@ def backward_reduce(
 
 
 def gather_stats(
-    means: Array,
-    m2s: Array | None,
-    counts: Sequence[int],
-    *,
-    variances: Array | None = None,
-    running_mean: Array | None = None,
-    running_variance: Array | None = None,
-    exponential_average_factor: float = 0.1,
-    epsilon: float = 1e-5,
-) -> GatherStats:
+    means: Array, m2s: Array | None, counts: Sequence[int], *, variances: Array | None = None,
+    running_mean: Array | None = None, running_variance: Array | None = None,
+    exponential_average_factor: float = 0.1, epsilon: float = 1e-5,
+) -> GatherStats:  # fmt: skip
     """Merge the statistics of several batches into those of their union.
 
     With ``n = sum(counts)``: ``mean = sum(n_k * mean_k) / n``,
@@ -593,20 +533,9 @@ def gather_stats(
 
 
 def backward_elemt(
-    dy: Array,
-    x: Array,
-    mean: Array,
-    inv_variance: Array,
-    scale: Array | None,
-    sum_dy: Array,
-    sum_dy_xmu: Array,
-    count: int,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    axis: int | Sequence[int] = 1,
-    prior: Array | None = None,
-) -> Array:
+    dy: Array, x: Array, mean: Array, inv_variance: Array, scale: Array | None, sum_dy: Array, sum_dy_xmu: Array,
+    count: int, *, alpha: float = 1.0, beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
+) -> Array:  # fmt: skip
     """The elementwise half of a synchronized backward.
 
     ``dx = alpha * scale * iv * (dy - sum_dy / count - (x - mean) * iv**2 * sum_dy_xmu / count) + beta * prior``
