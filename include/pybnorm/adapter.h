@@ -17,7 +17,7 @@
 #define PBN_UNUSED
 #endif
 
-/* The reason behind the last negative status on this thread; static storage only. */
+/* Why the last negative status on this thread was returned; static storage only. */
 static _Thread_local const char *pbn_reason PBN_UNUSED;
 
 static inline int pbn_refuse(int code, const char *reason) {

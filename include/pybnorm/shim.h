@@ -274,12 +274,12 @@ typedef struct pbn_backend {
     /* Plans of the batch-norm calls; NULL where the backend prepares none.
      * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated. NULL where the backend has one
      *   way for every call: every plan then is of that way, those of its entry points too.
-     * `numbered`: those of them that also take ":" and a digit behind, the number of a plan; likewise, or NULL.
+     * `numbered`: those of them that also take ":" and a digit, the number of a plan; likewise, or NULL.
      * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
      * plan_info: bytes of workspace and of reserve; what "auto" chose and why, in storage of the plan.
      * plan_run: `call` as at creation, with pointers and workspace.
-     * plan_candidate: names for plan_create, by index, NULL behind the last: what may be measured and taken in place of
+     * plan_candidate: names for plan_create, by index, NULL after the last: what may be measured and taken in place of
      *   the choice of "auto", or of "fast" if `fast`. Its results stay in the stable class of the error bound; with
      *   `fast` over a limited range only. Not all of them can be built. `call` as for plan_create. */
     const char *const *algorithms;

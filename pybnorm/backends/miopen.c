@@ -805,7 +805,7 @@ static int check_activation(const pbn_call *call, int operation) {
     if (call->alpha != 1 && call->x_desc->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 behind an activation needs a product that MIOpen "
                                              "lacks for bfloat16: miopenOpTensor does not compile for it");
-    /* behind the activation alpha is a factor of miopenOpTensor, like beta */
+    /* after the activation alpha is a factor of miopenOpTensor, like beta */
     return CHECK_FACTOR("alpha with an activation", call->alpha, call->x_desc->dtype);
 }
 

@@ -780,7 +780,7 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_BLEND_SCRATCH;
         if (folded)
             bits |= PBN_CAP_FOLDED;
-        /* Statistics change form (variance, inverse deviation, running average) on either side of the
+        /* Statistics change form (variance, inverse standard deviation, running average) on either side of the
          * training and backward primitives. Inference is the vendor's alone unless memory is rearranged. */
         if (operation != PBN_OP_FORWARD_INFERENCE || (per_activation && layout != PBN_CHANNELS_FIRST) ||
             (folded && layout == PBN_STRIDED))
@@ -1099,7 +1099,7 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
         p->dbias = reserve(p, vector);
     }
 
-    /* With saved statistics the variance is made from the inverse deviation, epsilon included. */
+    /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
     code = primitive_get(h, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params,
                          &p->main);

@@ -31,7 +31,7 @@ typedef struct cudnn_api {
 } cudnn_api;
 
 static cudnn_api api;
-static char loaded_path[PBN_PATH_MAX]; /* of the library behind `api` */
+static char loaded_path[PBN_PATH_MAX]; /* of the library that `api` is of */
 
 static const char no_handle[] = "the handle is missing";
 static const char no_tensor[] = "a tensor descriptor is missing or was never set";
@@ -247,7 +247,7 @@ static void cudnn_last_error(int status, char *text, size_t size) {
 static struct driver {
     int found;
     PBN_CUDA_DRIVER_SYMBOLS(PBN_DL_MEMBER)
-} driver; /* written once, by find_driver; read behind a call of it, so also by all who have a handle */
+} driver; /* written once, by find_driver; whoever has a handle may read it */
 
 /* The driver, if it is in the process: cuDNN, or whoever has a context, has loaded it. It may come later. */
 static int find_driver(void) {
@@ -881,7 +881,7 @@ static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t
 
 /* ---- calls -------------------------------------------------------------------------------------- */
 
-/* cuDNN reads a double behind alpha and beta when x is float64 and a float otherwise, without a way to tell. */
+/* alpha and beta point to a double when x is float64 and to a float otherwise; cuDNN cannot be told which. */
 typedef union scalar {
     float narrow;
     double wide;

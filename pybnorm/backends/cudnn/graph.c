@@ -22,8 +22,8 @@ enum slot {
     SLOT_SAVED_INV_VARIANCE,
     SLOT_DSCALE,
     SLOT_DBIAS,
-    SLOT_VALUE, /* and the ones behind it: numbers on the host */
-    SLOT_SCRATCH = SLOT_VALUE + 6, /* and the ones behind it: vectors in the plan's part of the workspace */
+    SLOT_VALUE, /* the first of six numbers on the host */
+    SLOT_SCRATCH = SLOT_VALUE + 6, /* the first of the vectors in the plan's part of the workspace */
     SLOT_COUNT = SLOT_SCRATCH + 14
 };
 

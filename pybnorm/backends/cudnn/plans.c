@@ -580,7 +580,7 @@ static int is_stable(int kind, const pbn_call *call) {
     return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
 }
 
-/* Without "plain", which is spatial or persistent; with some of the plans behind the heuristic's first. */
+/* Without "plain", which is spatial or persistent; with some of the plans after the heuristic's first. */
 static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int index) {
     static const char *const names[] = {
         "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise", "pointwise:1",
