@@ -6,6 +6,7 @@ import graphlib
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -39,6 +40,8 @@ STOREYS = [
 MAKERS = {"session", "guarded", "runner", "worker", "nodes", "executors"}
 READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal"}
 BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
+# Files over 1,000 lines and classes over 500: of docstrings mostly. No others may come.
+LARGE = {"check/bounds.py", "graph/__init__.py: Graph", "layer.py: BatchNorm", "sync/__init__.py: SyncBatchNorm"}
 FORBIDDEN = {  # sharper than the storeys
     "reference": {"_core", "devices", "_arrays", "_find"},
     "_arguments": {"_arrays", "_find"},
@@ -100,6 +103,23 @@ def test_imports_point_one_way(module):
     for target in {room(other) for other in GRAPH[module]} - {name}:
         assert storey(target) > storey(name), f"{name} imports {target}"
         assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
+
+
+def sizes(path):
+    """Lines of a file, and of each class in it from its head to the next thing at the margin."""
+    lines = path.read_text().splitlines()
+    name = str(path.relative_to(SOURCE))
+    yield name, len(lines)
+    heads = [i for i, line in enumerate(lines) if re.match(r"[^\s#)\]}]", line)] + [len(lines)]
+    for start, end in itertools.pairwise(heads):
+        if found := re.match(r"(?:cdef )?class (\w+)", lines[start]):
+            yield f"{name}: {found[1]}", end - start
+
+
+def test_a_reader_finds_the_end_of_every_file_and_class():
+    found = dict(size for path in FILES for size in sizes(path))
+    assert found["_core/handle_calls.pxi: _HandleCalls"] > 200  # classes are seen, Cython's too
+    assert {n for n, size in found.items() if size > (500 if ": " in n else 1000)} <= LARGE
 
 
 def test_nothing_in_the_wheel_needs_the_benchmarks():
