@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import click
@@ -16,11 +14,12 @@ from rich.text import Text
 
 import pybnorm
 from pybnorm._text import one_line
-from pybnorm.check import executors, runner, terminal
+from pybnorm.check import executors, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
-from pybnorm.check.results import SCHEMA, BackendInfo, CaseResult, exit_status, library_text, lost_text, not_run
+from pybnorm.check.results import SCHEMA, CaseResult, exit_status, lost_text, not_run
+from pybnorm.check.whole_run import WholeRun
 from pybnorm.cli import INTERRUPTED, output
 from pybnorm.errors import ArgumentError
 
@@ -130,12 +129,22 @@ def check(
     started = time.monotonic()
     if farm.notice:
         click.echo(farm.notice, err=True)
-    run = _Run(farm, console, journal, same, fail_fast, allow_known)
+    run = WholeRun(
+        farm, journal, same, lambda result: fail_fast and exit_status([_judged(result, allow_known)], []) == 1
+    )
     with output.usage_errors():  # --same, or a journal of other libraries
-        run.all(list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE]))), problems)
-    document = run.document(required, backends)
+        run.describe(list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE]))))
+        if not run.interrupted:
+            terminal.print_backends(console, run.found)
+        with output.progress(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+            task = progress.add_task("check", total=None)
+            run.run(
+                problems,
+                lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
+            )
+    document = _document(run, farm, required, backends, allow_known)
     failed = _write_reports(document, targets)
-    trouble = run.trouble or failed
+    trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
     if journal is not None:
         from pybnorm.check import archive
 
@@ -147,7 +156,7 @@ def check(
         terminal.print_results(console, run.results, verbose)
     terminal.print_details(console, run.results, verbose)
     terminal.print_totals(console, run.results, time.monotonic() - started)
-    run.explain(document, len(problems))
+    _explain(console, run, document, len(problems))
     if trouble is not None:
         raise trouble
     context.exit(document["exit_status"])
@@ -204,185 +213,77 @@ def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
     return names
 
 
-class _Run:
-    """Every case on every backend that can run; the results in the order of the cases."""
+def _judged(result: CaseResult, allow_known: bool) -> CaseResult:
+    """The result as the exit status counts it: with --allow-known a known defect is a warning."""
+    return dataclasses.replace(result, status=Status.WARN) if allow_known and result.known else result
 
-    def __init__(
-        self, farm: executors.Farm, console: Console, journal: Any, same: bool, fail_fast: bool, allow_known: bool
-    ) -> None:
-        self._farm, self._console, self._journal = farm, console, journal
-        self._same, self._fail_fast, self._allow_known = same, fail_fast, allow_known
-        self.found: list[BackendInfo] = []
-        self.results: list[CaseResult] = []
-        self.interrupted = self.stopped = False
-        self.trouble: output.WriteError | None = None
-        """The error of --save that ended the run."""
 
-    def all(self, names: Sequence[str], problems: Sequence[Problem]) -> None:
-        """Run. After an interrupt, what was finished stays."""
-        try:
-            for name in names:
-                self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
-                self.found += self._farm.others(name)
-            self._alike()
-            terminal.print_backends(self._console, self.found)
-            if self._journal is not None:
-                self._noted(self._journal.begin, self.found)
-            usable = list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
-            done = {} if self._journal is None else self._journal.finished()
-            self._entered([] if self._journal is None else self._journal.libraries())
-            with output.progress(self._console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-                task = progress.add_task("check", total=len(usable) * len(problems))
-                for item in usable:
-                    progress.update(task, description=item.backend)
-                    before = {str(p): done[item.backend, str(p)] for p in problems if (item.backend, str(p)) in done}
-                    progress.advance(task, len(before))
-                    self._one(item, problems, before, lambda: progress.advance(task))
-                    if self.stopped:
-                        break
-        except KeyboardInterrupt:
-            self.interrupted = True
-        except output.WriteError as error:
-            self.trouble = error
+def _document(
+    run: WholeRun, farm: executors.Farm, required: dict[str, tuple[str, ...]], backends: tuple[str, ...], known: bool
+) -> dict[str, Any]:
+    """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
+    missing = [
+        i.backend
+        for i in run.found
+        if (i.backend in required[REQUIRE] and not i.loaded)
+        or (i.backend in required[REQUIRE_DEVICE] and i.problem)
+        or (i.backend in backends and i.problem and run.results)
+    ]
+    overrides = [i.override for i in run.found if i.override]
+    status = exit_status([_judged(r, known) for r in run.results], missing + overrides)
+    if run.interrupted:
+        status = INTERRUPTED
+    if run.not_saved:
+        status = output.WriteError.exit_code
+    return output.document(
+        SCHEMA,
+        {
+            "backends": run.found,
+            "cases": run.results,
+            "required_but_absent": missing,
+            "unusable_overrides": overrides,
+            "lost_nodes": farm.lost,
+            "complete": not (_ended(run) or not_run(run.results)),
+            "exit_status": status,
+        },
+    )
 
-    def _one(
-        self,
-        item: BackendInfo,
-        problems: Sequence[Problem],
-        finished: dict[str, CaseResult],
-        advance: Callable[[], None],
-    ) -> None:
-        rest = [p for p in problems if str(p) not in finished]
-        entries = {i.id: i for i in self.found if i.backend == item.backend}
-        executor = self._farm.executor(item.backend, len(rest))
-        complete = False
-        try:
-            keep = None if self._journal is None else str(self._journal.folder.resolve())
-            with contextlib.closing(executors.run_cases(executor, item, rest, keep, entries=entries)) as results:
-                for result in results:
-                    self._entered(entries.values())
-                    finished[result.case] = result
-                    self._note(result)
-                    advance()
-                    if self._fail_fast and exit_status([self._judged(result)], []) == 1:
-                        self.stopped = True
-                        break
-            complete = not self.stopped
-        finally:
-            executor.shutdown(wait=complete, cancel_futures=True)
-            self.results += [finished[str(p)] for p in problems if str(p) in finished]
 
-    def _judged(self, result: CaseResult) -> CaseResult:
-        """The result as the exit status counts it: with --allow-known a known defect is a warning."""
-        allowed = self._allow_known and result.known
-        return dataclasses.replace(result, status=Status.WARN) if allowed else result
+def _ended(run: WholeRun) -> str:
+    """Why the run ended early, or nothing."""
+    if run.interrupted:
+        return "interrupted"
+    if run.not_saved:
+        return "stopped by --save, which takes no more"
+    return "stopped by --fail-fast" if run.stopped else ""
 
-    def _entered(self, entries: Iterable[BackendInfo]) -> None:
-        """List every library that gave a result, in the interrupted run too."""
-        here = {(info.backend, info.id) for info in self.found}
-        new = [info for info in entries if (info.backend, info.id) not in here]
-        if new:
-            self.found += new
-            self.found.sort(key=lambda info: pybnorm.backends().index(info.backend))
-            self._alike()
-            if self._journal is not None:
-                self._noted(self._journal.enter, self.found)
 
-    def _alike(self) -> None:
-        """With --same, refuse nodes that differ.
+def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems: int) -> None:
+    """Print what the exit status depends on beside the statuses of the cases."""
+    for lost in document["lost_nodes"]:
+        console.print(Text(one_line(lost_text(lost)), "red"), soft_wrap=True)
+    if _ended(run):
+        usable = len({i.backend for i in run.found if not i.problem})
+        console.print(f"incomplete: {len(run.results)} of {usable * problems} cases", highlight=False)
+        console.print(Text(_ended(run), "bold red"))
+    else:
+        _explain_absence(console, run, document)
+    if text := not_run(run.results):
+        console.print(Text(text, "bold red"))
 
-        Raises
-        ------
-        ArgumentError
-            Nodes have different libraries, or some have none.
-        """
-        if not self._same:
-            return
-        for backend in dict.fromkeys(i.backend for i in self.found):
-            own = [i for i in self.found if i.backend == backend]
-            texts = [lost_text(lost) for lost in self._farm.lost if lost.backend in ("", backend)]
-            if len(own) > 1:
-                texts += [library_text(info) for info in own]
-            if texts:
-                raise ArgumentError("--same", backend, f"nodes that are alike; here are: {'; '.join(texts)}")
 
-    def _note(self, result: CaseResult) -> None:
-        if self._journal is None:
-            return
-        _, lost, reason = result.message.partition(runner.NOT_KEPT)
-        if lost:
-            raise output.WriteError(f"--save {self._journal.folder}", reason)
-        self._noted(self._journal.append, result)
-
-    def _noted(self, note: Callable[[Any], None], value: Any) -> None:
-        try:
-            note(value)
-        except OSError as error:
-            raise output.WriteError(f"--save {self._journal.folder}", error) from None
-
-    def document(self, required: dict[str, tuple[str, ...]], backends: tuple[str, ...]) -> dict[str, Any]:
-        """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
-        missing = [
-            i.backend
-            for i in self.found
-            if (i.backend in required[REQUIRE] and not i.loaded)
-            or (i.backend in required[REQUIRE_DEVICE] and i.problem)
-            or (i.backend in backends and i.problem and self.results)
-        ]
-        overrides = [i.override for i in self.found if i.override]
-        status = exit_status([self._judged(r) for r in self.results], missing + overrides)
-        if self.interrupted:
-            status = INTERRUPTED
-        if self.trouble is not None:
-            status = self.trouble.exit_code
-        return output.document(
-            SCHEMA,
-            {
-                "backends": self.found,
-                "cases": self.results,
-                "required_but_absent": missing,
-                "unusable_overrides": overrides,
-                "lost_nodes": self._farm.lost,
-                "complete": not (self._ended or not_run(self.results)),
-                "exit_status": status,
-            },
-        )
-
-    @property
-    def _ended(self) -> str:
-        """Why the run ended early, or nothing."""
-        if self.interrupted:
-            return "interrupted"
-        if self.trouble:
-            return "stopped by --save, which takes no more"
-        return "stopped by --fail-fast" if self.stopped else ""
-
-    def explain(self, document: dict[str, Any], problems: int) -> None:
-        """Print what the exit status depends on beside the statuses of the cases."""
-        for lost in self._farm.lost:
-            self._console.print(Text(one_line(lost_text(lost)), "red"), soft_wrap=True)
-        if self._ended:
-            usable = len({i.backend for i in self.found if not i.problem})
-            self._console.print(f"incomplete: {len(self.results)} of {usable * problems} cases", highlight=False)
-            self._console.print(Text(self._ended, "bold red"))
-        else:
-            self._explain_absence(document)
-        if text := not_run(self.results):
-            self._console.print(Text(text, "bold red"))
-
-    def _explain_absence(self, document: dict[str, Any]) -> None:
-        console = self._console
-        for name in document["required_but_absent"]:
-            console.print(Text(f"{name} was asked for and could not run", "bold red"))
-        for variable in document["unusable_overrides"]:
-            console.print(Text(f"{variable} names a file that cannot be used", "bold red"))
-        if not self.results:
-            console.print(Text("No vendor library could run, so nothing was checked.", "bold red"))
-            for item in self.found:
-                console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
-                if not item.loaded and not item.override:
-                    terminal.print_attempts(console, item)
-                if item.hint:
-                    console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
-        elif all(r.status == Status.UNSUPPORTED for r in self.results):
-            console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))
+def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) -> None:
+    for name in document["required_but_absent"]:
+        console.print(Text(f"{name} was asked for and could not run", "bold red"))
+    for variable in document["unusable_overrides"]:
+        console.print(Text(f"{variable} names a file that cannot be used", "bold red"))
+    if not run.results:
+        console.print(Text("No vendor library could run, so nothing was checked.", "bold red"))
+        for item in run.found:
+            console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
+            if not item.loaded and not item.override:
+                terminal.print_attempts(console, item)
+            if item.hint:
+                console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
+    elif all(r.status == Status.UNSUPPORTED for r in run.results):
+        console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))
