@@ -49,15 +49,14 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import Handle, capability
-from pybnorm.enums import DataType, Mode
+from pybnorm._core import Handle
+from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, PybnormError, UnsupportedError, WorkspaceError
 from pybnorm.graph.attributes import (
     _DATA_ROLES,
@@ -76,9 +75,9 @@ from pybnorm.graph.attributes import (
     _scalar,
     _tensor,
 )
-from pybnorm.graph.lowering import _RELU, _STAGES, ALIGNMENT, _Lowering, _rounded, _Step, _Vector
+from pybnorm.graph.lowering import _STAGES, _Lowering, _rounded, _Step
 from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node, _Record
-from pybnorm.operations.program import unsupported
+from pybnorm.operations.program import ALIGNMENT, Prepared, unsupported
 
 __all__ = [
     "BatchnormAttributes",
@@ -148,7 +147,9 @@ class Graph:
         self._by_uid: dict[int, _Record | None] = {}  # None: passed by value
         self._steps: list[_Step] = []
         self._in_place: list[tuple[int, _Record, _Record]] = []
-        self._sizes: list[int] = []
+        self._programs: list[Prepared] = []
+        self._places: list[list[_Record | None]] = []  # of each program's arrays
+        self._virtual: list[_Record] = []
         self._inner = 0
         self._workspace_size = 0
 
@@ -670,34 +671,17 @@ class Graph:
         handle = self._handle
         _check_handle(handle)
         assert handle is not None
-        self._sizes = []
+        self._programs = []
         for step in self._steps:
-            arguments, options = _placed(step, lambda r: r.at(0, handle.library.device_type))
-            if step.function in _RELU:
-                self._check_relu(step, arguments)
-                self._sizes.append(0)
-                continue
-            plan = operations.plan(handle, step.function, *arguments, **options)
-            self._sizes.append(plan.nbytes)
-            for copied in plan.copies:
+            try:
+                program = step.checked(handle)
+            except UnsupportedError as error:
+                raise self._unsupported(error.function, f"{step.node}: {error.text}") from error
+            self._programs.append(program)
+            for copied in program.copies:
                 _log.warning("%s: %s copies %s", self._label(), step.node, copied)
-            _log.info("%s: %s: %s", self._label(), step.node, ", ".join(plan.calls))
+            _log.info("%s: %s: %s", self._label(), step.node, ", ".join(program.calls))
         self._stage = 4
-
-    def _check_relu(self, step: _Step, buffers: tuple[Any, ...]) -> None:
-        assert self._handle is not None
-        for buffer in buffers:
-            layout = _arguments.layout_of(buffer.dims, buffer.strides)
-            bits, why = capability(
-                self._handle.backend,
-                _RELU[step.function],
-                Mode.SPATIAL,
-                buffer.dtype,
-                layout,
-                len(buffer.dims),
-            )
-            if not bits:
-                raise self._unsupported(step.function, f"{step.node}: {why}")
 
     def _unsupported(self, function: str, text: str) -> UnsupportedError:
         assert self._handle is not None
@@ -714,10 +698,12 @@ class Graph:
         """
         self._require(4, "build_plans")
         used = 0
-        for record in {id(r): r for step in self._steps for r in step.records() if r.virtual}.values():
+        self._places = [step.places() for step in self._steps]
+        self._virtual = list({r: None for places in self._places for r in places if r is not None and r.virtual})
+        for record in self._virtual:
             record.offset = used
             used += _rounded(record.nbytes)
-        inner = max(self._sizes, default=0)
+        inner = max((program.nbytes for program in self._programs), default=0)
         self._inner = used
         # The caller's memory may start anywhere; everything in it starts at a multiple of 64.
         self._workspace_size = used + inner + ALIGNMENT - 1 if used + inner else 0
@@ -801,21 +787,18 @@ class Graph:
         }
         self._check_overlaps(buffers, (address, size), skipped)
         base = _rounded(address)
-        device_type = handle.library.device_type
-        for record in {id(r): r for step in self._steps for r in step.records() if r.virtual}.values():
+        places = {record: buffer.pointer for record, buffer in buffers.items()}
+        for record in self._virtual:
             assert record.offset is not None
-            buffers[record] = record.at(base + record.offset, device_type)
+            places[record] = base + record.offset
         _log.info("%s: execute on %s", self._label(), handle.backend)
-        for index, (step, nbytes) in enumerate(zip(self._steps, self._sizes, strict=True)):
+        for index, (step, program) in enumerate(zip(self._steps, self._programs, strict=True)):
             if index in skipped:
                 continue
-            arguments, options = _placed(step, buffers.__getitem__)
-            if step.function in _RELU:
-                getattr(handle, step.function)(*arguments)
-                continue
-            # Never None where something is needed: operations would fall back on memory of its own.
-            scratch = (base + self._inner, nbytes) if nbytes else None
-            getattr(operations, step.function)(handle, *arguments, **options, workspace=scratch)
+            # Never None where something is needed: it would be memory of the handle's.
+            scratch = (base + self._inner, program.nbytes) if program.nbytes else None
+            addresses = [0 if record is None else places[record] for record in self._places[index]]
+            program.execute(handle, step.function, (0, *addresses), scratch)
 
     def _bind(self, handle: Handle, variant_pack: Mapping[Any, Any]) -> dict[_Record, Buffer]:
         """The memory of every tensor that has its own."""
@@ -870,18 +853,6 @@ def _check_handle(handle: Any) -> None:
     _arguments.instance(handle, Handle, "handle", "a Handle")
     if handle.closed:
         raise ClosedError("handle")
-
-
-def _placed(step: _Step, where: Callable[[_Record], Buffer]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a step with memory for records."""
-
-    def place(value: Any) -> Any:
-        if isinstance(value, _Vector):
-            buffer = where(value.record)
-            return buffer._replace(dims=(math.prod(buffer.dims),), strides=(1,))
-        return where(value) if isinstance(value, _Record) else value
-
-    return tuple(place(a) for a in step.arguments), {name: place(o) for name, o in step.options.items()}
 
 
 def _memory_of(handle: Handle, record: _Record, value: Any, where: str) -> Buffer:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pybnorm.enums import Operation
+from pybnorm._arrays import Buffer
+from pybnorm._core import Handle
 from pybnorm.graph.attributes import PointwiseMode, TensorAttributes, _log
 from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
-
-ALIGNMENT = 64  # of everything in the workspace
+from pybnorm.operations.preparation import prepare
+from pybnorm.operations.program import ALIGNMENT, RECIPES, Prepared
 
 
 class _Vector(NamedTuple):
@@ -19,23 +21,39 @@ class _Vector(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One call of `pybnorm.operations`, or of Handle for ReLU; records stand for arrays."""
+    """One call of `pybnorm.operations`; records stand for arrays."""
 
     node: str
     function: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
-    def records(self) -> Iterator[_Record]:
-        """Every tensor that the call reads or writes."""
-        for value in (*self.arguments, *self.options.values()):
-            if isinstance(value, _Vector):
-                yield value.record
-            elif isinstance(value, _Record):
-                yield value
+    def places(self) -> list[_Record | None]:
+        """The tensors that the call reads or writes, one for each array of its operation."""
+        values, arrays = self._values(lambda record: record), RECIPES[self.function].arrays
+        return [value for value, name in zip(values, arrays, strict=True) if name is not None]
+
+    def checked(self, handle: Handle) -> Prepared:
+        """The operation for tensors that may lie anywhere."""
+        kind = handle.library.device_type
+
+        def described(record: _Record) -> Buffer:
+            return record.at(0, kind)
+
+        return prepare(handle, RECIPES[self.function], self._values(described))[0]
+
+    def _values(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
+        def value(of: Any) -> Any:
+            if isinstance(of, _Vector):
+                whole = made(of.record)
+                return whole._replace(dims=(math.prod(whole.dims),), strides=(1,)) if type(whole) is Buffer else whole
+            return made(of) if isinstance(of, _Record) else of
+
+        options = {name: value(option) for name, option in self.options.items()}
+        values: tuple[Any, ...] = RECIPES[self.function].bind(None, *map(value, self.arguments), **options)
+        return values
 
 
-_RELU = {"relu": Operation.RELU, "relu_backward": Operation.RELU_BACKWARD}
 _STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
 
 

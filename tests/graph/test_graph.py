@@ -27,6 +27,7 @@ from pybnorm.graph import (
     Tensor,
     TensorAttributes,
 )
+from pybnorm.operations import program
 
 SHAPES = [(16, 6), (6, 5, 7), (4, 5, 6, 8), (2, 3, 2, 3, 4)]
 LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
@@ -927,8 +928,8 @@ def test_what_the_backend_refuses_is_named_before_anything_runs(bench):
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pybnorm.operations.plan", refuse)
-        with pytest.raises(pybnorm.UnsupportedError, match="no path"):
+        patch.setattr("pybnorm.graph.lowering.prepare", refuse)
+        with pytest.raises(pybnorm.UnsupportedError, match="bn: no path"):
             graph.check_support()
     with pytest.raises(ArgumentError):
         graph.build_plans()
@@ -937,13 +938,14 @@ def test_what_the_backend_refuses_is_named_before_anything_runs(bench):
 def test_nothing_is_allocated_behind_the_callers_back(built, monkeypatch):
     """Every operation gets its part of the workspace, so neither module nor handle keeps memory of its own."""
     seen = []
-    original = pybnorm.operations.forward_training
+    execute = program.Prepared.execute
 
-    def spy(*arguments, **options):
-        seen.append(options["workspace"])
-        return original(*arguments, **options)
+    def spy(prepared, handle, operation, addresses, workspace):
+        if operation == "forward_training":
+            seen.append(workspace)
+        execute(prepared, handle, operation, addresses, workspace)
 
-    monkeypatch.setattr("pybnorm.operations.forward_training", spy)
+    monkeypatch.setattr(program.Prepared, "execute", spy)
     with pybnorm.Handle(built.handle.backend) as handle:
         if built.device.stream:
             handle.set_stream(built.device.stream)
