@@ -23,9 +23,9 @@ over dy have not even that: E_b = 4 u \|dbias\| and, with given statistics, E_s 
 Welford's recurrence divides by 1 ... m and so rounds even there; an output that depends on statistics taken from x may
 therefore fall back from "exact" and still pass, which the verdict says. With less than `LONG` terms it falls back to A.
 With more to the class "rounded", which is as wide as the recurrence is: its running mean wanders about mu, so that
-dmu = (h+1) u \|mu\| + 8 u sqrt(v), next to nothing where mu is 0; E_s has 16 u W in place of (h+4) u W. No excuse has
-a result that an unbiased variance, v m / (m - 1), explains within "exact": that is FAIL. More is said by the outputs of
-a call together (`pybnorm.check.verdicts`).
+dmu = 8 u ((h+1) \|mu\| + sqrt(v)) + 2 u A, next to nothing where mu is 0; E_s has 16 u W in place of (h+4) u W. No
+excuse has a result that an unbiased variance, v m / (m - 1), explains within "exact": that is FAIL. More is said by the
+outputs of a call together (`pybnorm.check.verdicts`).
 
 Forward
 -------
@@ -267,7 +267,7 @@ def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: flo
     with np.errstate(all="ignore"):
         d_mean = (h + 1) * u * moments.absolute + tiny
         if tier.recurrence:
-            d_mean = np.minimum(d_mean, (h + 1) * u * mean + 8 * u * np.sqrt(v) + 2 * u * moments.absolute + tiny)
+            d_mean = 8 * u * ((h + 1) * mean + np.sqrt(v)) + 2 * u * moments.absolute + tiny
         d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2 + tiny * (2 + 4 * np.sqrt(v))
         if tier.spread is not None:
             d_mean = d_mean + tier.spread * u * mean

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pybnorm.check.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
 from pybnorm.check.matched_filters import LEVEL, matches
 
-__all__ = ["judge_call"]
+__all__ = ["counted", "judge_call", "scatter_of"]
 
 Array = npt.NDArray[Any]
 
@@ -56,26 +56,41 @@ _STATISTICS = ("saved_mean", "running_mean", "saved_inv_variance", "running_vari
 
 def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str, Verdict]) -> None:
     """Take Welford's excuse back from the outputs that have it without a right to it."""
-    rounded = [v for v in verdicts.values() if v.tier == "rounded" and v.status == Status.PASS]
-    if not rounded:
-        return
-    wrong = [name for name in _STATISTICS if name in verdicts and verdicts[name].status == Status.FAIL]
-    if wrong:
-        for verdict in rounded:
+
+    def rounded() -> list[Verdict]:
+        return [v for v in verdicts.values() if v.tier == "rounded" and v.status == Status.PASS]
+
+    def wrong() -> list[str]:
+        return [name for name in _STATISTICS if name in verdicts and verdicts[name].status == Status.FAIL]
+
+    scatter = _scatter(verdicts)
+    if scatter < math.inf and not wrong():
+        for verdict in rounded():
+            classes = tiers(expected.problem, verdict.output)[0], counted(scatter)
+            again = judge_by(expected, verdict.output, outputs[verdict.output], classes)
+            if again.status == Status.FAIL:
+                verdict.status, verdict.worst, verdict.over = Status.FAIL, again.worst, again.over
+                verdict.note = "exact sums were rounded, and not by Welford's recurrence, which rounds the others too"
+    for name in wrong()[:1]:
+        for verdict in rounded():
             verdict.status = Status.FAIL
-            verdict.note = f"exact sums were rounded, and not by Welford's recurrence: {wrong[0]} is not as it rounds"
-        return
+            verdict.note = f"exact sums were rounded, and not by Welford's recurrence: {name} is not as it rounds"
+
+
+def counted(scatter: float) -> Tier:
+    """The class of a recurrence that scatters the mean by `scatter` units in the last place."""
+    return Tier("counted", False, 1.0, exact=True, spread=16 + 25 * scatter)
+
+
+def scatter_of(channels: int, within: float = 0.5) -> float:
+    """s(n): a larger one would not be right in all of `channels`, to `within` units, but for a chance of `LEVEL`."""
+    return within / statistics.NormalDist().inv_cdf((1 + LEVEL ** (1 / channels)) / 2)
+
+
+def _scatter(verdicts: Mapping[str, Verdict]) -> float:
+    """The least s(n) of the outputs that are right to the bit; infinite if none is."""
     scatter = math.inf
     for name, within in (("saved_mean", 0.5), ("saved_inv_variance", 2.0)):
         if name in verdicts and verdicts[name].identical and verdicts[name].status == Status.PASS:
-            hit = LEVEL ** (1 / verdicts[name].elements)
-            scatter = min(scatter, within / statistics.NormalDist().inv_cdf((1 + hit) / 2))
-    if scatter == math.inf:
-        return
-    for verdict in rounded:
-        exact = tiers(expected.problem, verdict.output)[0]
-        strict = Tier("counted", False, exact.h, exact.exact, spread=16 + 25 * scatter)
-        again = judge_by(expected, verdict.output, outputs[verdict.output], (exact, strict))
-        if again.status == Status.FAIL:
-            verdict.status, verdict.worst, verdict.over = Status.FAIL, again.worst, again.over
-            verdict.note = "exact sums were rounded, and not by Welford's recurrence, which rounds the others too"
+            scatter = min(scatter, scatter_of(verdicts[name].elements, within))
+    return scatter

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.selftest import detection
+from pybnorm.check.selftest import detection, power
+from pybnorm.check.selftest.rows import BUGS as BUGS_OF_ROWS
 from pybnorm.check.selftest.simulated import BUGS, STYLES
 from pybnorm.cli import main
 
@@ -77,6 +78,7 @@ def test_a_judge_that_always_says_the_same_is_found_out(monkeypatch, status, mis
 def test_the_command(monkeypatch, tmp_path, honest):
     whole = detection.run
     monkeypatch.setattr(detection, "run", lambda progress: whole(SMALL[:1], detection.REQUIRED[:2], progress))
+    monkeypatch.setattr(power, "QUICK", power.QUICK[:2])
     if not honest:
         monkeypatch.setattr(detection, "judge", lambda *_: verdict(Status.PASS))
     target = tmp_path / "table.json"
@@ -94,3 +96,34 @@ def test_the_command(monkeypatch, tmp_path, honest):
     assert json.loads(printed.stdout)["settings"] == ["f32 m=12544"]
     refused = CliRunner().invoke(main, ["selftest", "--json", str(tmp_path / "no" / "where")])
     assert refused.exit_code == 2
+
+
+# ---------------------------------------------------------------- every length of a sum
+
+
+def test_bugs_are_seen_in_every_output_that_they_reach():
+    """The shortest sums, in a few seconds; `pybnorm selftest` has longer ones, with --whole up to 10**6 terms."""
+    report = power.run(power.QUICK[:6])
+    assert report.good, power.render(report)
+    assert len(BUGS_OF_ROWS) >= 80
+    assert set(report.found) == set(BUGS_OF_ROWS)
+    assert len(report.found["last element dropped"]) == 4
+    assert report.judged == 22 * 2 * (5 + 3 + 1)
+    text = power.render(report)
+    assert "rsqrt off by 2e-6: train m=64 f32 exact: y: no more than roundings of the result" in text
+    assert "as required" in text
+
+
+def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypatch):
+    monkeypatch.setattr(power, "judge_call", lambda expected, outputs: {n: verdict(Status.PASS) for n in outputs})
+    blind = power.run(power.QUICK[1:2])
+    assert not blind.good
+    assert not blind.found
+    assert "MISSED last element dropped: backward m=64 f32 exact: dx: PASS, dscale: PASS, dbias: PASS" in power.render(
+        blind
+    )
+    monkeypatch.setattr(power, "judge_call", lambda expected, outputs: {n: verdict(Status.FAIL) for n in outputs})
+    loud = power.run(power.QUICK[2:3])
+    assert not loud.missed
+    assert len(loud.alarms) == 22
+    assert "FALSE ALARM infer m=64 f32 exact: 16 lanes: y FAIL" in power.render(loud)

@@ -68,7 +68,7 @@ def test_the_standard_suite_has_1500_cases_that_a_backend_of_two_dtypes_computes
     judged = [p for p in suite if on_onednn(p)]
     assert len(judged) >= 1500
     # float64 copies of x, dy, the result, the reference and the bounds stay far below the 2 GiB of the whole run
-    assert max(math.prod(p.dims) for p in suite) <= 2**20
+    assert max(math.prod(p.dims) for p in suite) <= 2**21
     assert sum(math.prod(p.dims) for p in judged) < 1.5e8
 
 

@@ -24,11 +24,10 @@ def cases(*lines):
 
 @pytest.fixture(scope="module")
 def long():
-    """m = 100,352 and, in few channels, 401,408."""
+    """m = 100,352."""
     return cases(
         *(f"{word},spatial,f32,nchw,32x4x56x56" for word in ("train", "backward")),
         "backward,spatial,f32,nchw,32x4x56x56,saved=0",
-        "train,spatial,f32,nchw,32x4x112x112",
         "train,spatial,f32,nchw,32x16x56x56",
     )
 
@@ -67,8 +66,9 @@ def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):
 
 def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
     """Where the mean is 0 the recurrence rounds next to nothing."""
-    problem, inputs, expected = long["train,spatial,f32,nchw,32x4x112x112"]
+    problem, inputs, expected = long["train,spatial,f32,nchw,32x4x56x56"]
     outputs = execute(problem, inputs, session("welford")).outputs
+    outputs["saved_inv_variance"] *= np.float32(1 + 3e-6)
     assert {v.status for v in judge_call(expected, outputs).values()} == {Status.PASS}
     outputs["saved_mean"][0, 0] += 0.5 / problem.m
     verdicts = judge_call(expected, outputs)

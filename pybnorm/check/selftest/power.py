@@ -1,0 +1,208 @@
+"""What the judge sees at every length of a sum: each bug in each output that it reaches, and no honest kernel accused.
+
+A setting is an operation, m, a dtype and a class of data. A bug (`pybnorm.check.selftest.rows`) reaches an output where
+its bits differ from those of the same kernel without it; there the output must be FAIL. That is required
+
+* of elements that are dropped, doubled, swapped or read from beside them on every class of data,
+* of everything else on exact data; on random data long sums may be as far off by rounding as by most of these, which is
+  counted and required of nobody.
+
+An effect of no more than `VISIBLE` times what one division and one store may round cannot be seen, and is listed so;
+nor can one, on exact data, that Welford's recurrence may have where it was right in all channels but for a chance. No
+honest kernel may be FAIL or MISTRUSTED, and but for the one-pass kernel none may be WARN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.bounds import Expected, Status, Tier
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem
+from pybnorm.check.selftest import rows
+from pybnorm.check.verdicts import counted, judge_call, scatter_of
+
+__all__ = ["ELEMENTS", "QUICK", "SHAPES", "VISIBLE", "WHOLE", "Report", "Setting", "render", "run"]
+
+Array = npt.NDArray[Any]
+
+SHAPES = {
+    64: "4x16x4x4",
+    3136: "16x16x14x14",
+    25088: "8x16x56x56",
+    100352: "32x16x56x56",
+    401408: "32x16x112x112",
+    1000000: "4x16x500x500",
+}
+"""Dims by m; sixteen channels."""
+CHANNELS = 16
+VISIBLE = 3.0
+_LEAST = Tier("least", False, 1.0, exact=True)
+"""What may be rounded after the sums."""
+_RECURRENCE = counted(scatter_of(CHANNELS, 2.0))
+_WORDS = (" dropped", " twice", " swapped in dscale", " from beside it")
+ELEMENTS = frozenset(
+    name for name in rows.BUGS if ("element" in name and any(w in name for w in _WORDS)) or name.startswith("x of ")
+)
+"""Bugs that are required on random data, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the kernels compute."""
+
+    operation: str
+    m: int
+    fill: str
+    dtype: str = "f32"
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of it."""
+        blend = ",alpha=2,beta=0.5" if self.m == min(SHAPES) else ""
+        return Problem.parse(f"{self.operation},spatial,{self.dtype},nchw,{SHAPES[self.m]},fill={self.fill}{blend}")
+
+    def __str__(self) -> str:
+        return f"{self.operation} m={self.m} {self.dtype} {self.fill}"
+
+
+def _settings(lengths: Iterable[int], dtypes: Iterable[str] = ("f32",)) -> tuple[Setting, ...]:
+    return tuple(
+        Setting(operation, m, fill, dtype)
+        for m in lengths
+        for dtype in dtypes
+        for fill in ("exact", "randn")
+        for operation in ("train", "backward", "infer")
+    )
+
+
+QUICK = (*_settings((64, 3136)), *(s for s in _settings((25088,)) if s.operation != "infer"))
+"""Some 45 s."""
+WHOLE = _settings(SHAPES)
+"""Half an hour."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What was found."""
+
+    settings: list[str]
+    found: dict[str, dict[str, list[str]]]
+    """By bug and setting: the outputs that were FAIL."""
+    missed: dict[str, dict[str, list[str]]]
+    """The outputs that had to be and were not."""
+    hidden: dict[str, dict[str, list[str]]]
+    """Outputs in which it cannot be seen, with the reason."""
+    alarms: list[str]
+    """Honest kernels that were objected to."""
+    judged: int
+    """Outputs of honest kernels."""
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Nothing missed, nobody accused."""
+        return not self.missed and not self.alarms
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return vars(self) | {"good": self.good}
+
+
+def run(settings: Sequence[Setting] = QUICK, progress: Callable[[str, int, int], None] | None = None) -> Report:
+    """Judge every style and every bug in every setting.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+    progress : callable, optional
+        Called with a text, the steps done and the steps in all.
+    """
+    started = time.perf_counter()
+    report = Report([str(s) for s in settings], {}, {}, {}, [], 0, 0.0)
+    for step, setting in enumerate(settings):
+        if progress is not None:
+            progress(str(setting), step, len(settings))
+        problem = setting.problem
+        inputs = generate(problem)
+        expected, by_channel = Expected(problem, inputs), rows.Rows(problem, inputs)
+        for style, kernel in rows.STYLES.items():
+            verdicts = judge_call(expected, rows.outputs(kernel, by_channel))
+            report.judged += len(verdicts)
+            allowed = (Status.PASS, Status.WARN) if style == "one pass" else (Status.PASS,)
+            report.alarms += [
+                f"{setting}: {style}: {v.output} {v.status.value}: {v.note}"
+                for v in verdicts.values()
+                if v.status not in allowed
+            ]
+        right = rows.outputs(rows.Kernel(), by_channel)
+        for bug, kernel in rows.BUGS.items():
+            _look(report, setting, bug, expected, rows.outputs(kernel, by_channel), right)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _look(
+    report: Report, setting: Setting, bug: str, expected: Expected, got: dict[str, Array], right: dict[str, Array]
+) -> None:
+    """Enter what the judge says of one bug."""
+    reached = [name for name in got if got[name].tobytes() != right[name].tobytes()]
+    if not reached:
+        return
+    verdicts = judge_call(expected, got)
+
+    def enter(where: dict[str, dict[str, list[str]]], text: str) -> None:
+        where.setdefault(bug, {}).setdefault(str(setting), []).append(text)
+
+    for name in reached:
+        if verdicts[name].status == Status.FAIL:
+            enter(report.found, name)
+        elif _effect(expected, name, got[name], right[name]) <= VISIBLE:
+            enter(report.hidden, f"{name}: no more than roundings of the result")
+        elif setting.fill != "exact" and bug not in ELEMENTS:
+            enter(report.hidden, f"{name}: no more than the roundings of {setting.m} terms")
+        elif setting.fill == "exact" and _effect(expected, name, got[name], right[name], _RECURRENCE) <= 1:
+            enter(report.hidden, f"{name}: no more than Welford's recurrence rounds in {CHANNELS} channels")
+        else:
+            enter(report.missed, f"{name}: {verdicts[name].status.value}")
+
+
+def _effect(expected: Expected, name: str, got: Array, right: Array, least: Tier = _LEAST) -> float:
+    """Largest change by a bug, in units of the bound of `least`."""
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for part in expected.parts(name, got, (least,)):
+            assert part.got is not None
+            plain = right.reshape(expected.shape(name))[part.index].astype(np.float64)
+            worst = max(worst, float(np.nanmax(np.abs(part.got - plain) / part.classes[0][0])))
+    return worst
+
+
+def render(report: Report) -> str:
+    """The report as a table: of each bug, the outputs in which it was seen, in which not, and why."""
+    lines = [f"settings: {len(report.settings)}: {', '.join(report.settings)}", ""]
+    lines.append(f"{'bug':<58}{'outputs seen':>14}{'missed':>8}{'cannot be seen':>16}")
+    for bug in rows.BUGS:
+        counts = [sum(map(len, where.get(bug, {}).values())) for where in (report.found, report.missed, report.hidden)]
+        lines.append(f"{bug:<58}{counts[0]:>14}{counts[1]:>8}{counts[2]:>16}")
+    lines += ["", "cannot be seen:"]
+    for bug, places in report.hidden.items():
+        for setting, outputs in places.items():
+            lines.append(f"    {bug}: {setting}: {', '.join(outputs)}")
+    for bug, places in report.missed.items():
+        for setting, outputs in places.items():
+            lines.append(f"MISSED {bug}: {setting}: {', '.join(outputs)}")
+    lines += [f"FALSE ALARM {text}" for text in report.alarms]
+    verdict = "as required" if report.good else "NOT as required"
+    lines += [
+        "",
+        f"{len(rows.BUGS)} bugs, {len(rows.STYLES)} honest styles of kernels ({report.judged} outputs judged, "
+        f"{len(report.alarms)} objected to): {verdict}, in {report.seconds:.0f} s",
+    ]
+    return "\n".join(lines)

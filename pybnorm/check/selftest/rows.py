@@ -1,0 +1,541 @@
+"""Batch norm kernels on rows, one for each channel: twenty honest styles, and the bugs that the judge must see.
+
+A kernel computes in float32 from x and dy of shape (channels, m) and stores as a library would. A bug changes one step
+of the two-pass kernel. What it is, and nothing that was measured, says which outputs it reaches: those whose bits are
+not those of the same kernel without it. `pybnorm.check.selftest.simulated` has the faults of memory, which need a call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.data import Inputs
+from pybnorm.check.problem import Problem
+from pybnorm.enums import Operation
+
+__all__ = ["BUGS", "STYLES", "Kernel", "Rows", "outputs"]
+
+Array = npt.NDArray[Any]
+Change = Callable[[Any, "Rows"], Any]
+f32 = np.float32
+bf16 = ml_dtypes.bfloat16
+
+
+@dataclasses.dataclass
+class Rows:
+    """A problem's inputs by channel."""
+
+    problem: Problem
+    inputs: Inputs
+
+    def __post_init__(self) -> None:
+        dims = self.problem.dims
+        self.shape, self.channels = dims, dims[1]
+        self.inner = int(np.prod(dims[2:]))
+        self.x, self.dy = self._rows(self.inputs.x), self._rows(self.inputs.dy)
+        self.prior = self._rows(self.inputs.prior)
+        named = ("scale", "bias", "mean", "variance", "saved_mean", "saved_inv_variance")
+        self.parameters = {n: self._parameter(getattr(self.inputs, n)) for n in named}
+
+    def _rows(self, array: Array | None) -> Array:
+        if array is None:
+            return np.zeros((self.channels, 0), f32)
+        return np.moveaxis(array, 1, 0).reshape(self.channels, -1).astype(f32)
+
+    def _parameter(self, array: Array | None) -> Array:
+        return np.zeros((self.channels, 1), f32) if array is None else array.reshape(-1, 1).astype(f32)
+
+    def data(self, rows: Array) -> Array:
+        """Rows as stored in the tensor's dtype and logical order."""
+        n, c, *rest = self.shape
+        dtype = self.inputs.x.dtype
+        return np.moveaxis(rows.astype(dtype).reshape(c, n, *rest), 0, 1)
+
+
+# ---------------------------------------------------------------- sums
+
+
+def sequential(a: Array) -> Array:
+    return np.add.accumulate(a, axis=1, dtype=f32)[:, -1:]
+
+
+def lanes(count: int) -> Callable[[Array], Array]:
+    """As SIMD does it: so many chains, added up one after the other."""
+
+    def total(a: Array) -> Array:
+        whole = a.shape[1] // count * count
+        if not whole:
+            return sequential(a)
+        chains = np.add.accumulate(a[:, :whole].reshape(len(a), -1, count), axis=1, dtype=f32)[:, -1]
+        result = sequential(chains)
+        return result + sequential(a[:, whole:]) if whole < a.shape[1] else result
+
+    return total
+
+
+def pairwise(a: Array) -> Array:
+    return np.add.reduce(np.ascontiguousarray(a), axis=1, dtype=f32, keepdims=True)
+
+
+def tree(a: Array) -> Array:
+    while a.shape[1] > 1:
+        if a.shape[1] % 2:
+            a = np.pad(a, ((0, 0), (0, 1)))
+        a = a[:, ::2] + a[:, 1::2]
+    return a
+
+
+def blocked(size: int, inner: Callable[[Array], Array] = pairwise) -> Callable[[Array], Array]:
+    """Blocks by `inner`, then one after the other."""
+
+    def total(a: Array) -> Array:
+        a = np.pad(a, ((0, 0), (0, -a.shape[1] % size)))
+        return sequential(inner(a.reshape(-1, size)).reshape(len(a), -1))
+
+    return total
+
+
+def wide(a: Array) -> Array:
+    return a.sum(axis=1, dtype=np.float64, keepdims=True).astype(f32)
+
+
+def compensated(a: Array) -> Array:
+    """Kahan's, in 64 chains."""
+    a = np.pad(a, ((0, 0), (0, -a.shape[1] % 64))).reshape(len(a), -1, 64)
+    total, lost = np.zeros_like(a[:, 0]), np.zeros_like(a[:, 0])
+    for i in range(a.shape[1]):
+        term = a[:, i] - lost
+        new = total + term
+        lost = (new - total) - term
+        total = new
+    return sequential(total)
+
+
+def welford(x: Array, chains: int, in_a_tree: bool = True) -> tuple[Array, Array]:
+    """Mean and biased variance by the recurrence, in chains that are merged as Chan, Golub & LeVeque do."""
+    rest = x[:, x.shape[1] // chains * chains :]
+    lanes_ = x[:, : x.shape[1] - rest.shape[1]].reshape(len(x), -1, chains)
+    mean, squares = np.zeros_like(lanes_[:, 0]), np.zeros_like(lanes_[:, 0])
+    for i in range(lanes_.shape[1]):
+        delta = lanes_[:, i] - mean
+        mean = mean + delta / f32(i + 1)
+        squares = squares + delta * (lanes_[:, i] - mean)
+    parts = [(mean[:, i : i + 1], squares[:, i : i + 1], lanes_.shape[1]) for i in range(chains)]
+    parts += [(rest[:, i : i + 1], np.zeros_like(rest[:, :1]), 1) for i in range(rest.shape[1])]
+    while len(parts) > 1:
+        if in_a_tree:
+            merged = [_merge(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
+            parts = merged + parts[len(parts) - len(parts) % 2 :]
+        else:
+            parts[:2] = [_merge(*parts[:2])]
+    return parts[0][0], parts[0][1] / f32(x.shape[1])
+
+
+def _merge(one: tuple[Array, Array, int], two: tuple[Array, Array, int]) -> tuple[Array, Array, int]:
+    (a, s, n), (b, t, k) = one, two
+    delta, share = b - a, f32(k) / f32(n + k)
+    return a + delta * share, s + t + delta * delta * (f32(n) * share), n + k
+
+
+# ---------------------------------------------------------------- kernels
+
+
+class Kernel:
+    """The two-pass kernel; what a bug or a style changes are its members."""
+
+    total: Callable[[Array], Array] = staticmethod(pairwise)
+    reads: Mapping[str, Callable[[Array], Array]] = {}
+    """What is done to the terms of a sum before they are added: "mean", "variance", "dscale", "dbias", or "" of all."""
+    after: Mapping[str, Change] = {}
+    """What is done to a value: mean, variance, inverse, y, dscale, dbias, dx, and what is stored, "stored y"."""
+    chains: int = 0
+    """Of Welford's recurrence, if it is used; negative: merged one by one."""
+    folded = one_pass = shifted = reciprocal = fused = False
+
+    def __init__(self, **members: Any) -> None:
+        vars(self).update(members)
+
+    def hook(self, name: str, value: Any, rows: Rows) -> Any:
+        """`value`, or what the kernel makes of it."""
+        change = self.after.get(name)
+        return value if change is None else change(value, rows)
+
+    def sum(self, name: str, terms: Array) -> Array:
+        """Sum of the terms that are read."""
+        read = self.reads.get(name, self.reads.get(""))
+        return self.total(terms if read is None else read(terms))
+
+    def over(self, total: Array, m: int) -> Array:
+        """The sum divided by m."""
+        return total * (f32(1) / f32(m)) if self.reciprocal else total / f32(m)
+
+    def product(self, a: Array, b: Array) -> Array:
+        """a * b, with all its digits where it is fused into the sum."""
+        return (a.astype(np.float64) * b).astype(f32) if self.fused else a * b
+
+    def statistics(self, rows: Rows) -> tuple[Array, Array, Array]:
+        """Mean, variance and inverse standard deviation."""
+        x, m = rows.x, rows.x.shape[1]
+        if self.chains:
+            mean, variance = welford(x, min(abs(self.chains), max(1, m // 8)), self.chains > 0)
+        elif self.one_pass or self.shifted:
+            pivot = x[:, :1] if self.shifted else f32(0)
+            moved = x - pivot
+            one = self.over(self.sum("mean", moved), m)
+            variance = self.over(self.sum("variance", self.product(moved, moved)), m) - one * one
+            mean = one + pivot
+        else:
+            mean = self.over(self.sum("mean", x), m)
+            centred = x - mean
+            variance = self.over(self.sum("variance", self.product(centred, centred)), m)
+        mean, variance = self.hook("mean", mean, rows), self.hook("variance", variance, rows)
+        return mean, variance, self.inverse(variance, rows)
+
+    def inverse(self, variance: Array, rows: Rows) -> Array:
+        """1 / sqrt(variance + epsilon)."""
+        with np.errstate(all="ignore"):
+            plain = f32(1) / np.sqrt(variance + f32(rows.problem.epsilon))
+            other = self.after.get("of variance")
+            return self.hook("inverse", plain if other is None else other(variance, rows), rows)
+
+    def y(self, rows: Rows, mean: Array, inverse: Array) -> Array:
+        """Normalized, scaled and blended."""
+        scale = self.hook("scale", rows.parameters["scale"], rows)
+        bias = self.hook("bias", rows.parameters["bias"], rows)
+        if self.folded:
+            slope = scale * inverse
+            result = rows.x * slope + (bias - mean * slope)
+        else:
+            result = (rows.x - mean) * inverse * scale + bias
+        return self.blend(self.hook("y", result, rows), rows)
+
+    def blend(self, result: Array, rows: Rows) -> Array:
+        """alpha * result + beta * prior."""
+        p = rows.problem
+        alpha, beta = self.hook("alpha", f32(p.alpha), rows), self.hook("beta", f32(p.beta), rows)
+        return alpha * result + beta * rows.prior if beta else alpha * result
+
+
+def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
+    """What `kernel` makes of the problem, as stored."""
+    problem, p = rows.problem, rows.parameters
+    shape = problem.parameter_dims
+    found: dict[str, Array] = {}
+
+    def keep(name: str, values: Array) -> None:
+        values = kernel.hook(f"stored {name}", values, rows)
+        found[name] = rows.data(values) if name in ("y", "dx") else values.astype(f32).reshape(shape)
+
+    with np.errstate(all="ignore"):
+        if problem.operation == Operation.FORWARD_INFERENCE:
+            keep("y", kernel.y(rows, kernel.hook("mean", p["mean"], rows), kernel.inverse(p["variance"], rows)))
+            return found
+        m = problem.m
+        if problem.operation == Operation.FORWARD_TRAINING:
+            mean, variance, inverse = kernel.statistics(rows)
+            keep("y", kernel.y(rows, mean, inverse))
+            keep("saved_mean", mean)
+            keep("saved_inv_variance", inverse)
+            f = kernel.hook("factor", f32(problem.factor), rows)
+            unbiased = kernel.hook("unbiased", variance * f32(m) / f32(m - 1), rows)
+            unbiased = variance if "biased" in kernel.after else unbiased
+            keep("running_mean", (1 - f) * p["mean"] + f * mean)
+            keep("running_variance", (1 - f) * p["variance"] + f * unbiased)
+            return found
+        if problem.saved and "recomputes" not in kernel.after:
+            mean, inverse = kernel.hook("mean", p["saved_mean"], rows), p["saved_inv_variance"]
+        else:
+            mean, _, inverse = kernel.statistics(rows)
+        normal = (rows.x - mean) * inverse
+        dbias = kernel.hook("dbias", kernel.sum("dbias", rows.dy), rows)
+        paired = kernel.hook("x of dscale", normal, rows)
+        if kernel.one_pass:
+            dscale = (kernel.sum("dscale", rows.dy * rows.x) - mean * dbias) * inverse
+        else:
+            dscale = kernel.sum("dscale", kernel.product(rows.dy, paired))
+        dscale = kernel.hook("dscale", dscale, rows)
+        centre = kernel.hook("centre", kernel.over(dbias, m), rows)
+        slope = kernel.hook("slope", kernel.over(dscale, m), rows)
+        dx = kernel.hook("scale", p["scale"], rows) * inverse * (rows.dy - centre - normal * slope)
+        keep("dx", kernel.blend(kernel.hook("dx", dx, rows), rows))
+        keep("dscale", dscale)
+        keep("dbias", dbias)
+    return found
+
+
+def _ulps(count: int) -> Change:
+    """A value that is off by up to so many units in the last place, now up, now down."""
+
+    def change(value: Array, rows: Rows) -> Array:
+        direction = np.where(np.arange(len(value))[:, None] % 3 == 0, f32(np.inf), f32(-np.inf))
+        for _ in range(count):
+            value = np.nextafter(value, direction)
+        return value
+
+    return change
+
+
+def _flushed(value: Array, rows: Rows) -> Array:
+    return np.where(np.abs(value) < np.finfo(f32).tiny, f32(0), value)
+
+
+STYLES: dict[str, Kernel] = {
+    "two-pass, pairwise": Kernel(),
+    "two-pass, sequential": Kernel(total=sequential),
+    "4 lanes": Kernel(total=lanes(4)),
+    "16 lanes": Kernel(total=lanes(16)),
+    "64 lanes": Kernel(total=lanes(64)),
+    "binary tree": Kernel(total=tree),
+    "blocks of 256": Kernel(total=blocked(256)),
+    "blocks of 1024 in sequence": Kernel(total=blocked(1024, sequential)),
+    "float64 sums": Kernel(total=wide),
+    "compensated sums": Kernel(total=compensated),
+    "Welford, one chain": Kernel(chains=1),
+    "Welford, 64 chains in a tree": Kernel(chains=64),
+    "Welford, 256 chains one by one": Kernel(chains=-256),
+    "Welford, 1024 chains in a tree": Kernel(chains=1024),
+    "shifted by the first element": Kernel(shifted=True),
+    "folded to a x + b": Kernel(folded=True),
+    "multiplied by 1/m": Kernel(reciprocal=True),
+    "fused multiply-add": Kernel(fused=True, total=lanes(16)),
+    "rsqrt within 1 ulp": Kernel(after={"inverse": _ulps(1)}),
+    "rsqrt within 2 ulp": Kernel(after={"inverse": _ulps(2)}),
+    "flushes to zero": Kernel(after={n: _flushed for n in ("y", "dx", "dscale", "dbias", "mean", "variance")}),
+    "one pass": Kernel(one_pass=True, total=lanes(64)),
+}
+"""Right ways to compute; the last is right as far as its cancellation lets it be, and may be WARN."""
+
+
+# ---------------------------------------------------------------- bugs
+
+
+def _reads(change: Callable[[Array], Array], *names: str) -> Kernel:
+    return Kernel(reads=dict.fromkeys(names or ("",), change))
+
+
+def _after(**changes: Change) -> Kernel:
+    return Kernel(after={name.replace("__", " "): change for name, change in changes.items()})
+
+
+def _without(a: Array, places: Any) -> Array:
+    a = a.copy()
+    a[:, places] = 0
+    return a
+
+
+def _from(a: Array, place: Any, other: Any) -> Array:
+    a = a.copy()
+    a[:, place] = a[:, other]
+    return a
+
+
+def _twice(a: Array, places: Any) -> Array:
+    a = a.copy()
+    a[:, places] *= 2
+    return a
+
+
+def _swapped(a: Array, i: int, k: int) -> Array:
+    a = a.copy()
+    a[:, [i, k]] = a[:, [k, i]]
+    return a
+
+
+def _put(a: Array, place: Any, value: Any) -> Array:
+    a = a.copy()
+    a[place] = value
+    return a
+
+
+def _through(dtype: Any) -> Change:
+    return lambda value, rows: value.astype(dtype).astype(f32)
+
+
+def _tf32(a: Array) -> Array:
+    """Ten bits behind the point, rounded."""
+    return ((a.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(f32)
+
+
+def _partials(dtype: Any) -> Callable[[Array], Array]:
+    def total(a: Array) -> Array:
+        a = np.pad(a, ((0, 0), (0, -a.shape[1] % 256)))
+        return pairwise(pairwise(a.reshape(-1, 256)).reshape(len(a), -1).astype(dtype).astype(f32))
+
+    return total
+
+
+def _fixed(a: Array) -> Array:
+    """Partial sums in steps of 2**-6."""
+    a = np.pad(a, ((0, 0), (0, -a.shape[1] % 64)))
+    return pairwise(np.floor(pairwise(a.reshape(-1, 64)).reshape(len(a), -1) * f32(64)) / f32(64))
+
+
+def _epsilon(change: Callable[[Array, f32], Array]) -> Kernel:
+    return Kernel(after={"of variance": lambda v, rows: change(v, f32(rows.problem.epsilon))})
+
+
+def _m(rows: Rows) -> f32:
+    return f32(rows.problem.m)
+
+
+def _unbiased(inverse: Array, rows: Rows) -> Array:
+    variance = np.maximum(_one / (inverse * inverse) - f32(rows.problem.epsilon), 0)
+    return _one / np.sqrt(variance * _m(rows) / (_m(rows) - _one) + f32(rows.problem.epsilon))
+
+
+_one = f32(1)
+BUGS: dict[str, Kernel] = {
+    # elements of every sum
+    "last element dropped": _reads(lambda a: a[:, :-1]),
+    "first element dropped": _reads(lambda a: a[:, 1:]),
+    "an element in the middle dropped": _reads(lambda a: np.delete(a, a.shape[1] // 3, axis=1)),
+    "last element twice": _reads(lambda a: _twice(a, -1)),
+    "first element twice": _reads(lambda a: _twice(a, 0)),
+    "an element in the middle twice": _reads(lambda a: _twice(a, a.shape[1] // 3)),
+    "last element read from beside it": _reads(lambda a: _from(a, -1, -2)),
+    "first element read from beside it": _reads(lambda a: _from(a, 0, 1)),
+    "an element in the middle read from beside it": _reads(lambda a: _from(a, a.shape[1] // 3, a.shape[1] // 3 + 1)),
+    "last 2 elements dropped": _reads(lambda a: a[:, :-2]),
+    "last 3 elements dropped": _reads(lambda a: a[:, :-3]),
+    "last 4 elements dropped": _reads(lambda a: a[:, :-4]),
+    "last 7 elements dropped": _reads(lambda a: a[:, :-7]),
+    "last 16 elements dropped": _reads(lambda a: a[:, :-16]),
+    "last 32 elements dropped": _reads(lambda a: a[:, :-32]),
+    "last 2 elements twice": _reads(lambda a: _twice(a, slice(-2, None))),
+    "last 16 elements twice": _reads(lambda a: _twice(a, slice(-16, None))),
+    "every 16th element dropped": _reads(lambda a: _without(a, slice(0, None, 16))),
+    "last quarter read with a stride of 2": _reads(
+        lambda a: np.concatenate([a[:, : -(a.shape[1] // 4)], np.repeat(a[:, -(a.shape[1] // 4) :: 2], 2, axis=1)], 1)
+    ),
+    "last eighth read from the start": _reads(
+        lambda a: _from(a, slice(-(a.shape[1] // 8), None), slice(0, a.shape[1] // 8))
+    ),
+    "last half not read": _reads(lambda a: a[:, : a.shape[1] // 2]),
+    # one sum alone
+    "last element dropped from the mean": _reads(lambda a: a[:, :-1], "mean"),
+    "last element dropped from the variance": _reads(lambda a: a[:, :-1], "variance"),
+    "last element dropped from dscale": _reads(lambda a: a[:, :-1], "dscale"),
+    "last element dropped from dbias": _reads(lambda a: a[:, :-1], "dbias"),
+    "last element twice in dscale": _reads(lambda a: _twice(a, -1), "dscale"),
+    "last element twice in dbias": _reads(lambda a: _twice(a, -1), "dbias"),
+    "x of the last two elements swapped in dscale": _after(x__of__dscale=lambda a, r: _swapped(a, -1, -2)),
+    "x of two neighbours swapped in dscale": _after(
+        x__of__dscale=lambda a, r: _swapped(a, a.shape[1] // 3, a.shape[1] // 3 + 1)
+    ),
+    "x one element behind dy in dscale": _after(x__of__dscale=lambda a, r: np.roll(a, 1, axis=1)),
+    "dy of the last element from beside it": _reads(lambda a: _from(a, -1, -2), "dbias"),
+    # channels
+    "statistics of two channels swapped": _after(
+        mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]), inverse=lambda v, r: _put(v, [0, 1], v[[1, 0]])
+    ),
+    "last channel has its neighbour's mean": _after(mean=lambda v, r: _put(v, -1, v[-2])),
+    "means shifted by one channel": _after(mean=lambda v, r: np.roll(v, 1, axis=0)),
+    "first channel's scale for all": _after(scale=lambda v, r: v * 0 + v[:1]),
+    "first channel's bias for all": _after(bias=lambda v, r: v * 0 + v[:1]),
+    "scales of two channels swapped": _after(scale=lambda v, r: _put(v, [1, 2], v[[2, 1]])),
+    "sign of the scale lost": _after(scale=lambda v, r: np.abs(v)),
+    "bias left out": _after(bias=lambda v, r: v * 0),
+    # conventions
+    "normalized by the unbiased variance": _after(inverse=_unbiased),
+    "biased running variance": Kernel(after={"biased": lambda v, r: v}),
+    "m / (m - 1) applied twice": _after(unbiased=lambda v, r: v * _m(r) / (_m(r) - _one)),
+    "mean over m - 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) - _one)),
+    "mean over m + 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) + _one)),
+    "variance over m + 1": _after(variance=lambda v, r: v * _m(r) / (_m(r) + _one)),
+    "variance saved in place of its inverse root": _after(
+        stored__saved_inv_variance=lambda v, r: _one / (v * v) - f32(r.problem.epsilon)
+    ),
+    "standard deviation saved in place of its inverse": _after(stored__saved_inv_variance=lambda v, r: _one / v),
+    "mean not subtracted": _after(mean=lambda v, r: v * 0),
+    "second moment for the variance": _after(
+        variance=lambda v, r: v + (r.x[:, :1] * 0 + r.x.mean(1, keepdims=True)) ** 2
+    ),
+    "statistics of the first image alone": _after(mean=lambda v, r: r.x[:, : r.inner].mean(axis=1, keepdims=True)),
+    # running averages
+    "old and new swapped in the running average": _after(factor=lambda f, r: _one - f),
+    "factor taken for 1": _after(factor=lambda f, r: f * 0 + 1),
+    "running statistics not updated": _after(factor=lambda f, r: f * 0),
+    "factor 1 % too large": _after(factor=lambda f, r: f * f32(1.01)),
+    "running variance of its root": _after(unbiased=lambda v, r: np.sqrt(v)),
+    "epsilon in the running variance": _after(unbiased=lambda v, r: v + f32(r.problem.epsilon)),
+    "running mean not written": _after(stored__running_mean=lambda v, r: v * f32(np.nan)),
+    # epsilon
+    "epsilon outside the root": _epsilon(lambda v, e: _one / (np.sqrt(v) + e)),
+    "epsilon missing": _epsilon(lambda v, e: _one / np.sqrt(v)),
+    "epsilon 1e-3 in its place": _epsilon(lambda v, e: _one / np.sqrt(v + f32(1e-3))),
+    "epsilon twice": _epsilon(lambda v, e: _one / np.sqrt(v + e + e)),
+    "epsilon as a lower limit": _epsilon(lambda v, e: _one / np.sqrt(np.maximum(v, e))),
+    "epsilon subtracted": _epsilon(lambda v, e: _one / np.sqrt(np.maximum(v - e, f32(1e-9)))),
+    "epsilon squared": _epsilon(lambda v, e: _one / np.sqrt(v + e * e)),
+    # precision
+    "partial sums in float16": Kernel(total=_partials(np.float16)),
+    "partial sums in bfloat16": Kernel(total=_partials(bf16)),
+    "terms in tf32": _reads(_tf32),
+    "partial sums in fixed point": Kernel(total=_fixed),
+    "mean through bfloat16": _after(mean=_through(bf16)),
+    "mean through float16": _after(mean=_through(np.float16)),
+    "variance through bfloat16": _after(variance=_through(bf16)),
+    "inverse through float16": _after(inverse=_through(np.float16)),
+    "rsqrt off by 1e-4": _after(inverse=lambda v, r: v * f32(1 + 1e-4)),
+    "rsqrt off by 1e-5": _after(inverse=lambda v, r: v * f32(1 + 1e-5)),
+    "rsqrt off by 2e-6": _after(inverse=lambda v, r: v * f32(1 + 2e-6)),
+    "1/m off by 1e-4": _after(mean=lambda v, r: v * f32(1 + 1e-4), centre=lambda v, r: v * f32(1 + 1e-4)),
+    "results through bfloat16": _after(y=_through(bf16), dx=_through(bf16)),
+    "dscale and dbias through bfloat16": _after(dscale=_through(bf16), dbias=_through(bf16)),
+    "saved mean through float16": _after(stored__saved_mean=_through(np.float16)),
+    "saved inverse through bfloat16": _after(stored__saved_inv_variance=_through(bf16)),
+    # backward
+    "dx without mean(dy)": _after(centre=lambda v, r: v * 0),
+    "dx without projection": _after(slope=lambda v, r: v * 0),
+    "dx with sums not divided by m": _after(slope=lambda v, r: v * _m(r)),
+    "dx with m - 1": _after(
+        slope=lambda v, r: v * _m(r) / (_m(r) - _one), centre=lambda v, r: v * _m(r) / (_m(r) - _one)
+    ),
+    "dx without the scale": _after(dx=lambda v, r: v / r.parameters["scale"]),
+    "dscale without the inverse": _after(dscale=lambda v, r: v / (_one / r.x.std(axis=1, keepdims=True))),
+    "dscale with the wrong sign": _after(dscale=lambda v, r: -v),
+    "dbias with the wrong sign": _after(dbias=lambda v, r: -v),
+    "saved statistics recomputed": Kernel(after={"recomputes": lambda v, r: v}),
+    # elements of a result
+    "last element not written": _after(
+        stored__y=lambda v, r: _put(v, (-1, -1), np.nan), stored__dx=lambda v, r: _put(v, (-1, -1), np.nan)
+    ),
+    "last element of each channel 0": _after(
+        stored__y=lambda v, r: _put(v, (slice(None), -1), 0), stored__dx=lambda v, r: _put(v, (slice(None), -1), 0)
+    ),
+    "an element from beside it": _after(
+        stored__y=lambda v, r: _from(v, v.shape[1] // 3, v.shape[1] // 3 + 1),
+        stored__dx=lambda v, r: _from(v, v.shape[1] // 3, v.shape[1] // 3 + 1),
+    ),
+    "two neighbours swapped in the result": _after(
+        stored__y=lambda v, r: _swapped(v, 5, 6), stored__dx=lambda v, r: _swapped(v, 5, 6)
+    ),
+    "last element from the channel before": _after(
+        stored__y=lambda v, r: _put(v, (-1, -1), v[-2, -1]), stored__dx=lambda v, r: _put(v, (-1, -1), v[-2, -1])
+    ),
+    "result shifted by one element": _after(
+        stored__y=lambda v, r: np.roll(v, 1, axis=1), stored__dx=lambda v, r: np.roll(v, 1, axis=1)
+    ),
+    "one element infinite": _after(
+        stored__y=lambda v, r: _put(v, (0, 7), np.inf), stored__dx=lambda v, r: _put(v, (0, 7), np.inf)
+    ),
+    "results clamped at 1": _after(
+        stored__y=lambda v, r: np.clip(v, -1, 1), stored__dx=lambda v, r: np.clip(v, f32(-0.1), f32(0.1))
+    ),
+    "negative results 0": _after(stored__y=lambda v, r: np.maximum(v, 0), stored__dx=lambda v, r: np.maximum(v, 0)),
+    "saved statistics of two channels swapped": _after(
+        stored__saved_mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
+        stored__running_variance=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
+    ),
+    # blending
+    "alpha ignored": _after(alpha=lambda a, r: f32(1)),
+    "beta ignored": _after(beta=lambda a, r: f32(0)),
+    "alpha twice": _after(alpha=lambda a, r: a * a),
+}
+"""What goes wrong in kernels, each a change of one step."""
