@@ -793,8 +793,8 @@ def forward_inference(
 
 def backward(
     bn_mode: object,
-    alpha_data: object,
-    beta_data: object,
+    alpha: object,
+    beta: object,
     alpha_param: object,
     beta_param: object,
     x: TensorLike,
@@ -802,14 +802,13 @@ def backward(
     dx: TensorLike,
     param: TensorLike | None,
     epsilon_: object,
-    names: tuple[str, str] = ("alpha_data", "beta_data"),
 ) -> tuple[Mode, float, float, float, float, float]:
-    """Rules of backward; returns mode, the four scalars and epsilon in canonical form. `names`: of the data's pair."""
+    """Rules of backward; returns mode, the four scalars and epsilon in canonical form."""
     m = mode(bn_mode)
     result = (
         m,
-        scalar(alpha_data, names[0], x.dtype),
-        scalar(beta_data, names[1], x.dtype),
+        scalar(alpha, "alpha", x.dtype),
+        scalar(beta, "beta", x.dtype),
         scalar(alpha_param, "alpha_param", x.dtype),
         scalar(beta_param, "beta_param", x.dtype),
         epsilon(epsilon_, x.dtype),

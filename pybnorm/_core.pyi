@@ -141,8 +141,8 @@ class Handle:
         dbias: Any,
         *,
         mode: Mode | int | str = ...,
-        alpha_data: float = 1.0,
-        beta_data: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
         alpha_param: float = 1.0,
         beta_param: float = 0.0,
         epsilon: float = 1e-5,
@@ -155,6 +155,8 @@ class Handle:
         y: Any = None,
         algorithm: str | None = None,
         workspace: Any = None,
+        alpha_data: float | None = None,
+        beta_data: float | None = None,
     ) -> None: ...
     def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None: ...
     def fill(self, value: float, y: Any) -> None: ...
@@ -223,8 +225,8 @@ class Handle:
         *,
         mode: Mode | int | str = ...,
         algorithm: str | None = "auto",
-        alpha_data: float = 1.0,
-        beta_data: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
         alpha_param: float = 1.0,
         beta_param: float = 0.0,
         epsilon: float = 1e-5,
@@ -232,6 +234,8 @@ class Handle:
         activation: Activation | int | str = ...,
         z: Any = None,
         tune: bool = False,
+        alpha_data: float | None = None,
+        beta_data: float | None = None,
     ) -> BackwardPlan: ...
 
 class Tensor(NamedTuple):

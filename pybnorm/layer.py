@@ -682,12 +682,14 @@ class BatchNorm:
         dscale: Any,
         dbias: Any,
         *,
-        alpha_data: float = 1.0,
-        beta_data: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
         alpha_param: float = 1.0,
         beta_param: float = 0.0,
         epsilon: float | None = None,
         workspace: Any = None,
+        alpha_data: float | None = None,
+        beta_data: float | None = None,
     ) -> None:
         """Gradients of the last `forward_training`, from the statistics it saved.
 
@@ -703,14 +705,16 @@ class BatchNorm:
         scale : array
             As `bias_scale_properties` says.
         dx : array, shape and dtype of x
-            Written. Read only if `beta_data` is not 0.
+            Written. Read only if `beta` is not 0.
         dscale, dbias : array
             As `scale`. Written. Read only if `beta_param` is not 0.
-        alpha_data, beta_data, alpha_param, beta_param : float
+        alpha, beta, alpha_param, beta_param : float
         epsilon : float, optional
             Checked and not used, because the saved statistics hold it already; gocudnn has the argument.
         workspace : array or (int, int), optional
             As in `Handle.backward`.
+        alpha_data, beta_data : float, optional
+            Deprecated names of `alpha` and `beta`.
 
         Raises
         ------
@@ -726,6 +730,9 @@ class BatchNorm:
         Vendor symbols: see `pybnorm.batch_normalization_backward`.
         Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
         """
+        if alpha_data is not None or beta_data is not None:
+            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         data = self._data(x)
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")
@@ -737,8 +744,8 @@ class BatchNorm:
             dscale,
             dbias,
             mode=self._mode,
-            alpha_data=alpha_data,
-            beta_data=beta_data,
+            alpha=alpha,
+            beta=beta,
             alpha_param=alpha_param,
             beta_param=beta_param,
             epsilon=self._epsilon if epsilon is None else epsilon,

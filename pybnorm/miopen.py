@@ -592,7 +592,7 @@ def _forward_activation(
 @operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", _COMPOSED)
 def _backward_activation(
     p: Program, x: Any, dy: Any, scale: Any, bias: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any,
-    saved_inv_variance: Any, alpha_data: float, beta_data: float, alpha_param: float, beta_param: float,
+    saved_inv_variance: Any, alpha: float, beta: float, alpha_param: float, beta_param: float,
     epsilon: float, axis: Any, *, workspace: Any = None,
 ) -> None:  # fmt: skip
     """Backward of the gradient where batch norm's result, made again, is above 0."""
@@ -606,7 +606,7 @@ def _backward_activation(
     p.relu_backward(inner, dy, gradient)
     p.then(
         "backward", x, gradient, scale, dx, dscale, dbias, epsilon=epsilon, axis=axis, **saved,
-        alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param, beta_param=beta_param,
+        alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,
     )  # fmt: skip
 
 
@@ -651,8 +651,8 @@ _OPERANDS = {
 _SCALARS = {
     "alpha": "alpha",
     "beta": "beta",
-    "alpha_data_diff": "alpha_data",
-    "beta_data_diff": "beta_data",
+    "alpha_data_diff": "alpha",
+    "beta_data_diff": "beta",
     "alpha_param_diff": "alpha_param",
     "beta_param_diff": "beta_param",
     "exp_avg_factor": "exponential_average_factor",

@@ -159,7 +159,7 @@ cdef int _set_scalars(pbn_call *call, dict values, dict tensors, object param, b
         )
     elif op == PBN_OP_BACKWARD:
         call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = _arguments.backward(
-            values["mode"], values["alpha_data"], values["beta_data"], values["alpha_param"], values["beta_param"], x,
+            values["mode"], values["alpha"], values["beta"], values["alpha_param"], values["beta_param"], x,
             tensors["dy"], tensors["dx"], param, values["epsilon"],
         )
     elif op == PBN_OP_AXPBY:

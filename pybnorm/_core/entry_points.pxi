@@ -288,10 +288,15 @@ def batch_normalization_backward(
     plan = h._cached(key)
     if plan is None:
         values = {
-            "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+            "mode": mode, "alpha": alpha_data, "beta": beta_data, "alpha_param": alpha_param,
             "beta_param": beta_param, "epsilon": epsilon,
         }
-        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
+        try:
+            plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
+        except errors.ArgumentError as error:
+            if error.argument not in ("alpha", "beta"):
+                raise
+            raise type(error)(f"{error.argument}_data", error.value, error.allowed) from None
     plan._call(
         h,
         [

@@ -192,8 +192,8 @@ cdef class _HandleCalls(_HandleArrays):
         dbias,
         *,
         mode=Mode.SPATIAL,
-        alpha_data=1.0,
-        beta_data=0.0,
+        alpha=1.0,
+        beta=0.0,
         alpha_param=1.0,
         beta_param=0.0,
         epsilon=1e-5,
@@ -206,13 +206,15 @@ cdef class _HandleCalls(_HandleArrays):
         y=None,
         algorithm=None,
         workspace=None,
+        alpha_data=None,
+        beta_data=None,
     ):
         """Gradients of `forward_training`, on arrays.
 
         With ``xhat = (x - mean) * inv`` and sums over the reduced axes of m elements each:
         ``dbias' = sum(dy)``, ``dscale' = sum(dy * xhat)``,
         ``dx' = scale * inv * (dy - dbias' / m - xhat * dscale' / m)``;
-        then ``dx = alpha_data * dx' + beta_data * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
+        then ``dx = alpha * dx' + beta * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
         With an activation the given dy is the gradient at its output, and what stands for dy in the formulas is dy
         where ``low < scale * xhat + bias <= high`` (RELU: above 0), else 0.
 
@@ -221,11 +223,11 @@ cdef class _HandleCalls(_HandleArrays):
         x, dy : array, shape (N, C, spatial...), rank 2 to 8, one dtype
         scale : array, derived shape
         dx : array, shape and dtype of x
-            Written. Read only if `beta_data` is not 0.
+            Written. Read only if `beta` is not 0.
         dscale, dbias : array, derived shape
             Written. Read only if `beta_param` is not 0.
         mode : Mode
-        alpha_data, beta_data, alpha_param, beta_param : float
+        alpha, beta, alpha_param, beta_param : float
         epsilon : float
             Used only without saved statistics.
         saved_mean, saved_inv_variance : array, derived shape, optional
@@ -236,7 +238,9 @@ cdef class _HandleCalls(_HandleArrays):
         activation, activation_low, activation_high, algorithm, workspace
             As in `forward_training`.
         y : array, shape and dtype of x, optional
-            What forward wrote: given where an algorithm is named and an activation fused, and only then.
+            Forward's result: needed with an activation of a named algorithm, and only then.
+        alpha_data, beta_data : float, optional
+            Deprecated names of `alpha` and `beta`.
 
         Raises
         ------
@@ -249,25 +253,28 @@ cdef class _HandleCalls(_HandleArrays):
         """
         cdef Plan plan
         self._check()
+        if alpha_data is not None or beta_data is not None:
+            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
         x_kind, x = self._kind(x, "x", False)
         dy_kind, dy = self._kind(dy, "dy", False)
         dx_kind, dx = self._kind(dx, "dx", True)
         mode, algorithm = _mode(mode), _named(algorithm)
-        alpha_data, beta_data = self._scalar(alpha_data, "alpha_data", x), self._scalar(beta_data, "beta_data", x)
+        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         alpha_param = self._scalar(alpha_param, "alpha_param", x)
         beta_param = self._scalar(beta_param, "beta_param", x)
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         act = self._activation(activation, activation_low, activation_high, x)
         _arguments.activation_bias(act[0], bias)
         key = (
-            PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha_data), _keyed(beta_data),
+            PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha), _keyed(beta),
             _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
         )
         plan = self._cached(key)
         if plan is None:
             values = {
-                "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+                "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
                 "beta_param": beta_param, "epsilon": epsilon,
             }
             plan = self._keep(

@@ -106,9 +106,9 @@ cdef class Handle(_HandleCalls):
         act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
         if op == Operation.AXPBY:
             if act[0] != Activation.NONE:
-                raise errors.ArgumentError("activation", act[0], "Activation.NONE with Operation.AXPBY")
+                raise errors.ArgumentError("activation", act[0], "'none' with operation 'axpby'")
             if algorithm is not None:
-                raise errors.ArgumentError("algorithm", algorithm, "None with Operation.AXPBY")
+                raise errors.ArgumentError("algorithm", algorithm, "None with operation 'axpby'")
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = _number(alpha, "alpha", xd), _number(beta, "beta", xd)
         alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
@@ -122,7 +122,7 @@ cdef class Handle(_HandleCalls):
         cdef Plan plan = self._cached(key)
         if plan is None:
             values = {
-                "mode": mode, "alpha": alpha, "beta": beta, "alpha_data": alpha, "beta_data": beta, "a": alpha,
+                "mode": mode, "alpha": alpha, "beta": beta, "a": alpha,
                 "b": beta, "alpha_param": alpha_param, "beta_param": beta_param, "epsilon": epsilon,
                 "exponential_average_factor": 0.0,
             }
@@ -256,8 +256,8 @@ cdef class Handle(_HandleCalls):
         *,
         mode=Mode.SPATIAL,
         algorithm="auto",
-        alpha_data=1.0,
-        beta_data=0.0,
+        alpha=1.0,
+        beta=0.0,
         alpha_param=1.0,
         beta_param=0.0,
         epsilon=1e-5,
@@ -265,6 +265,8 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         tune=False,
+        alpha_data=None,
+        beta_data=None,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
 
@@ -273,7 +275,8 @@ cdef class Handle(_HandleCalls):
 
         With ``saved=False`` the statistics are those of x and epsilon. On cuDNN ``"graph"``, ``"columns"``, ``"rows"``
         and, over packed channels-last tensors that are not float64, ``"ex"`` compute them first, into the workspace;
-        the others leave that to cuDNN, whose kernels for it are its slow ones.
+        the others leave that to cuDNN, which has only slow kernels for it. `alpha_data` and `beta_data` are deprecated
+        names of `alpha` and `beta`.
 
         Returns
         -------
@@ -286,16 +289,18 @@ cdef class Handle(_HandleCalls):
         Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
         """
         self._check()
+        alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+        beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_BACKWARD, x, algorithm,
                 dict(
-                    dy=dy, dx=dx, mode=mode, alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param,
+                    dy=dy, dx=dx, mode=mode, alpha=alpha, beta=beta, alpha_param=alpha_param,
                     beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
                 ),
             )
         values = {
-            "mode": mode, "alpha_data": alpha_data, "beta_data": beta_data, "alpha_param": alpha_param,
+            "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
             "beta_param": beta_param, "epsilon": epsilon,
         }
         return _plan(

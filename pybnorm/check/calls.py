@@ -60,7 +60,7 @@ OPTIONS = {
     Operation.FORWARD_TRAINING: _COMMON | {"alpha": "alpha", "beta": "beta", "exponential_average_factor": "factor"},
     Operation.FORWARD_INFERENCE: _COMMON | {"alpha": "alpha", "beta": "beta"},
     Operation.BACKWARD: _COMMON
-    | {"alpha_data": "alpha", "beta_data": "beta", "alpha_param": "alpha_param", "beta_param": "beta_param"},
+    | {"alpha": "alpha", "beta": "beta", "alpha_param": "alpha_param", "beta_param": "beta_param"},
 }
 """Keywords of each operation's method, with the field of a problem that has the value."""
 _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")

@@ -22,7 +22,7 @@ class _Gradients(NamedTuple):
     dscale: Buffer
     dbias: Buffer
     factors: tuple[float, float, float, float]
-    """alpha_data, beta_data, alpha_param, beta_param."""
+    """alpha, beta, alpha_param, beta_param."""
 
 
 def _gradients(
@@ -32,8 +32,8 @@ def _gradients(
     dx: Any,
     dscale: Any,
     dbias: Any,
-    alpha_data: float,
-    beta_data: float,
+    alpha: float,
+    beta: float,
     alpha_param: float,
     beta_param: float,
     axis: Axis,
@@ -42,7 +42,7 @@ def _gradients(
     shape = _Shape(xb, axis)
     dyb = p.data("dy", dy, xb)
     a_data, b_data, a_param, b_param = p.scalars(
-        shape, alpha_data=alpha_data, beta_data=beta_data, alpha_param=alpha_param, beta_param=beta_param
+        shape, alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param
     )
     if dx is None and dscale is None and dbias is None:
         raise ArgumentError("dx", None, "an array, or one for dscale or dbias")
@@ -60,10 +60,10 @@ def _gradients(
     )
 
 
-@operation("x dy scale dx dscale dbias saved_mean saved_inv_variance")
+@operation("x dy scale dx dscale dbias saved_mean saved_inv_variance", alpha_data="alpha", beta_data="beta")
 def backward(
     p: Program, x: Any, dy: Any, scale: Any, dx: Any = None, dscale: Any = None, dbias: Any = None,
-    *, alpha_data: float = 1.0, beta_data: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
+    *, alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
     epsilon: float = 1e-5, saved_mean: Any = None, saved_inv_variance: Any = None, axis: Axis = 1,
     workspace: Any = None,
 ) -> None:  # fmt: skip
@@ -80,10 +80,10 @@ def backward(
     scale : array, derived shape, or None
         None: 1.
     dx : array, shape and dtype of x, or None
-        Written. Read only if `beta_data` is not 0.
+        Written. Read only if `beta` is not 0.
     dscale, dbias : array, derived shape, or None
         Written. Read only if `beta_param` is not 0. At least one of the three outputs.
-    alpha_data, beta_data, alpha_param, beta_param : float
+    alpha, beta, alpha_param, beta_param : float
     epsilon : float
         Used only without saved statistics.
     saved_mean, saved_inv_variance : array, derived shape, optional
@@ -94,7 +94,7 @@ def backward(
     Calls: backward; fill where scale is None.
     Workspace: x's size where dx is None, a vector for each other output that is None, and what the call asks for.
     """
-    g = _gradients(p, x, dy, dx, dscale, dbias, alpha_data, beta_data, alpha_param, beta_param, axis)
+    g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
     epsilon = _arguments.epsilon(epsilon)
     saved = None
     if _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance):
@@ -106,11 +106,11 @@ def backward(
     p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
 
 
-@operation("x dy mean variance scale dx dscale dbias")
+@operation("x dy mean variance scale dx dscale dbias", alpha_data="alpha", beta_data="beta")
 def backward_frozen(
     p: Program, x: Any, dy: Any, mean: Any, variance: Any, scale: Any, dx: Any = None, dscale: Any = None,
     dbias: Any = None,
-    *, alpha_data: float = 1.0, beta_data: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
+    *, alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
     epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None, _frozen: bool = True,
 ) -> None:  # fmt: skip
     """Gradients of `forward_inference`: the statistics are constants.
@@ -128,7 +128,7 @@ def backward_frozen(
     dx : array, shape and dtype of x, or None
     dscale, dbias : array, derived shape, or None
         At least one of the three outputs.
-    alpha_data, beta_data, alpha_param, beta_param, epsilon : float
+    alpha, beta, alpha_param, beta_param, epsilon : float
 
     Notes
     -----
@@ -138,7 +138,7 @@ def backward_frozen(
     Workspace: x's size for the scratch dx where dscale or dbias is asked for, up to 7 parameter vectors, and what the
     calls ask for.
     """
-    g = _gradients(p, x, dy, dx, dscale, dbias, alpha_data, beta_data, alpha_param, beta_param, axis)
+    g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
     epsilon = _arguments.epsilon(epsilon)
     centre, spread = p.parameter("mean", mean, g.shape), p.parameter("variance", variance, g.shape)
     kept, gain, dx, factors = g.shape.kept, p.parameter("scale", scale, g.shape, 1.0), g.dx, g.factors
@@ -165,7 +165,7 @@ training_grad = alias(
     ----------
     x, dy, mean, variance, scale, dx, dscale, dbias, axis, workspace
         As in `backward_frozen`.
-    alpha_data, beta_data, alpha_param, beta_param, epsilon : float
+    alpha, beta, alpha_param, beta_param, epsilon : float
 
     Notes
     -----

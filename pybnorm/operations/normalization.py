@@ -124,14 +124,14 @@ def forward_training(
     )  # fmt: skip
 
 
-@operation("x scale bias mean variance y")
+@operation("x scale bias running_mean running_variance y", mean="running_mean", variance="running_variance")
 def forward_inference(
-    p: Program, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, y: Any,
+    p: Program, x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, y: Any,
     *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """Normalize by a given mean and variance.
+    """Normalize by the running mean and variance.
 
-    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+    ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
     (``cudnnBatchNormalizationForwardInference``, hipDNN's ``batchnorm_inference_variance_ext``).
 
     Parameters
@@ -140,8 +140,8 @@ def forward_inference(
         Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
     scale, bias : array, derived shape, or None
         None: 1 and 0.
-    mean, variance : array, derived shape
-        `variance` is a variance, not an inverse deviation.
+    running_mean, running_variance : array, derived shape
+        A variance, not an inverse standard deviation.
     y : array, shape and dtype of x
         Written. Read only if `beta` is not 0.
     alpha, beta, epsilon : float
@@ -156,9 +156,10 @@ def forward_inference(
     yb = p.data("y", y, xb, output=True, empty=True)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
     epsilon = _arguments.epsilon(epsilon)
-    gain, offset = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
-    centre, spread = p.parameter("mean", mean, shape), p.parameter("variance", variance, shape)
-    p.inference(shape.kept, xb, gain, offset, centre, spread, yb, alpha=alpha, beta=beta, epsilon=epsilon)
+    scale, bias = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
+    mean = p.parameter("running_mean", running_mean, shape)
+    variance = p.parameter("running_variance", running_variance, shape)
+    p.inference(shape.kept, xb, scale, bias, mean, variance, yb, alpha=alpha, beta=beta, epsilon=epsilon)
 
 
 @operation("x scale bias mean inv_variance y")

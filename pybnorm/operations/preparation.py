@@ -31,10 +31,14 @@ class Recipe:
         Which of its arguments are arrays.
     fixed : dict
         Arguments that are not the caller's.
+    old : dict
+        Deprecated names of arguments, with the new ones.
     """
 
-    def __init__(self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any]) -> None:
-        declared, self.name, self.make, self.fixed = set(arrays.split()), name, make, fixed
+    def __init__(
+        self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any], old: dict[str, str]
+    ) -> None:
+        declared, self.name, self.make, self.fixed, self.old = set(arrays.split()), name, make, fixed, old
         given = list(inspect.signature(make).parameters.values())[1:]  # the first is the program
         self.parameters = [p for p in given if p.name not in ("workspace", "handle") and p.name[0] != "_"]
         self.names = tuple([p.name for p in self.parameters])
@@ -56,15 +60,26 @@ class Recipe:
         given += self.parameters
         if not query:
             given.append(inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any"))
-        use = {**self.make.__globals__, "Handle": Handle, "defaults": {p.name: p.default for p in given}, **use}
+        signature = inspect.Signature(given)
+        given += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in self.old]
+        # whoever gives the old name leaves out the new one: it and those that follow are checked by the recipe
+        first = next((i for i, p in enumerate(given) if p.name in self.old.values()), len(given))
+        given[first:] = [p.replace(default=None) if p.default is p.empty else p for p in given[first:]]
+        use = {**self.make.__globals__, "Handle": Handle, "renamed": _arguments.renamed, **use}
+        use["defaults"] = {p.name: p.default for p in given}
         shown = [p if p.default is p.empty else p.replace(default=_Default(p.name)) for p in given]
         bare = inspect.Signature([p.replace(annotation=p.empty) for p in shown])
         name = name or self.name
         values = "".join([f"{n}, " for n in self.names])
-        exec(f"def {name}{bare}: return {body.replace('values', f'({values})')}", use)
+        lines = [f"def {name}{bare}:"]
+        for n, new in self.old.items():  # a look at None is what the new name pays
+            lines.append(f" if {n} is not None: {new} = renamed({new!r}, {new}, {n!r}, {n}, defaults[{new!r}])")
+        lines.append(f" return {body.replace('values', f'({values})')}")
+        exec("\n".join(lines), use)
         made: Callable[..., Any] = use[name]
         made.__module__, made.__doc__ = module, doc
-        made.__annotations__ = {p.name: p.annotation for p in given} | {"return": "None"}
+        made.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": "None"}
+        made.__signature__ = signature  # type: ignore[attr-defined]  # without deprecated names
         return made
 
     @functools.cached_property
@@ -84,16 +99,17 @@ class _Default:
 
 
 def operation(
-    arrays: str, recipes: dict[str, Recipe] = RECIPES, run: Callable[..., None] | None = None
+    arrays: str, recipes: dict[str, Recipe] = RECIPES, run: Callable[..., None] | None = None, **old: str
 ) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
     """Make a recipe an operation: a function of a handle in place of the program.
 
-    `arrays` says which of the arguments are arrays. Those of this package get the documentation of ``axis`` and
-    ``workspace`` and of the errors that all raise; other modules keep `recipes` of their own, and may have a `run`.
+    `arrays` names the arguments that are arrays, `old` has deprecated names of arguments. Functions of this package get
+    the documentation of ``axis`` and ``workspace`` and of the errors that all raise; other modules keep their own
+    `recipes` and may have a `run`.
     """
 
     def register(make: Callable[Concatenate[Program, _P], None]) -> Callable[Concatenate[Handle, _P], None]:
-        return _registered(Recipe(make.__name__.lstrip("_"), make, arrays, {}), make.__doc__ or "", recipes, run)
+        return _registered(Recipe(make.__name__.lstrip("_"), make, arrays, {}, old), make.__doc__ or "", recipes, run)
 
     return register
 
@@ -107,7 +123,9 @@ def alias(
 ) -> Callable[Concatenate[Handle, _P], None]:
     """The same recipe by another name, with `fixed` arguments that are not the caller's."""
     known = recipes[function.__name__]
-    return _registered(Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed), doc, recipes, None)
+    return _registered(
+        Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed, known.old), doc, recipes, None
+    )
 
 
 def _registered(

@@ -343,8 +343,8 @@ class Program:
         dx: Buffer | None,
         dscale: Buffer,
         dbias: Buffer,
-        alpha_data: float = 1.0,
-        beta_data: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
         alpha_param: float = 1.0,
         beta_param: float = 0.0,
         *,
@@ -356,13 +356,13 @@ class Program:
         if saved is not None:
             parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
         options = {
-            "alpha_data": alpha_data,
-            "beta_data": beta_data,
+            "alpha": alpha,
+            "beta": beta,
             "alpha_param": alpha_param,
             "beta_param": beta_param,
             "epsilon": epsilon,
         }
-        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, {"dx": beta_data}, parameters, options)
+        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, {"dx": beta}, parameters, options)
 
     def axpby(self, a: float, x: Buffer, b: float, y: Buffer) -> None:
         """``y = a * x + b * y``."""
@@ -527,7 +527,6 @@ class Program:
         x = data["x"]
         query = {name: value for name, value in options.items() if name in ("alpha", "beta", "epsilon")}
         if method == "backward":
-            query |= {"alpha": options["alpha_data"], "beta": options["beta_data"]}
             query |= {"alpha_param": options["alpha_param"], "beta_param": options["beta_param"]}
         inner = self.handle.workspace_size(
             _OPERATIONS[method],

@@ -311,7 +311,7 @@ def backward(
     alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
     beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
     bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.backward(
-        mode, alpha, beta, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon, ("alpha", "beta")
+        mode, alpha, beta, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon
     )
     derived = _arguments.derived_dims(x.shape, bn_mode)
     inputs = {"x": x, "dy": dy, "scale": _parameter("scale", scale, derived)}

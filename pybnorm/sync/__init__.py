@@ -378,9 +378,11 @@ class SyncBatchNorm:
         *,
         saved_mean: Any,
         saved_inv_variance: Any,
-        alpha_data: float = 1.0,
-        beta_data: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
         workspace: Any = None,
+        alpha_data: float | None = None,
+        beta_data: float | None = None,
     ) -> int:
         """Gradients of `forward`.
 
@@ -394,14 +396,16 @@ class SyncBatchNorm:
         scale : array, derived shape, or None
             None: 1.
         dx : array, shape and dtype of x
-            Written. Read only if `beta_data` is not 0.
+            Written. Read only if `beta` is not 0.
         dscale, dbias : array, derived shape, optional
             Written; 0 where x is empty.
         saved_mean, saved_inv_variance : array, derived shape
             As `forward` wrote them.
-        alpha_data, beta_data : float
+        alpha, beta : float
         workspace : array or (address, bytes), optional
             As in `forward`.
+        alpha_data, beta_data : float, optional
+            Deprecated names of `alpha` and `beta`.
 
         Returns
         -------
@@ -421,6 +425,9 @@ class SyncBatchNorm:
         Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
         Workspace: the larger one of the two.
         """
+        if alpha_data is not None or beta_data is not None:
+            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         arrays = {
             "x": x,
             "dy": dy,
@@ -431,7 +438,7 @@ class SyncBatchNorm:
             "saved_mean": saved_mean,
             "saved_inv_variance": saved_inv_variance,
         }
-        scalars = {"alpha_data": alpha_data, "beta_data": beta_data}
+        scalars = {"alpha": alpha, "beta": beta}
         failure, plan = None, None
         try:
             plan = self._plan("backward", arrays, scalars)
@@ -619,7 +626,7 @@ class SyncBatchNorm:
 # Argument i is planned at address (i + 1) * _SLOT: beyond all memory, and far enough from the others.
 _SLOT = 1 << SLOT_BITS
 _PLANS = 64
-_SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor", "alpha_data", "beta_data")
+_SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor")
 
 
 class _Call(NamedTuple):
@@ -720,10 +727,7 @@ class _BackwardPlan(_Plan):
 
     def _prepare(self) -> None:
         layer, arrays = self._layer, self._arrays
-        self._blend = {
-            name: _arguments.scalar(self._scalars[name + "_data"], name + "_data", layer._dtype)
-            for name in ("alpha", "beta")
-        }
+        self._blend = {name: _arguments.scalar(self._scalars[name], name, layer._dtype) for name in ("alpha", "beta")}
         names = ("dy", "x", "saved_mean", "saved_inv_variance")
         self._common = [arrays[name] for name in names]
         for name in names[2:]:  # the operations call them mean and inv_variance

@@ -276,7 +276,7 @@ class _Scratch:
 
     @property
     def _beta(self) -> float:
-        return float(self.task.options["beta_data" if self.task.operation == Operation.BACKWARD else "beta"])
+        return float(self.task.options["beta"])
 
     @property
     def _offset(self) -> int:

@@ -99,7 +99,7 @@ for operation in range(12):
     attempt(
         f"CallList.append of {operation} without tensors",
         lambda operation=operation: calls.append(
-            handle, operation, {}, (0, 0), mode=1, alpha=1.0, beta=0.0, alpha_data=1.0, beta_data=0.0, alpha_param=1.0,
+            handle, operation, {}, (0, 0), mode=1, alpha=1.0, beta=0.0, alpha_param=1.0,
             beta_param=0.0, epsilon=1e-5, exponential_average_factor=0.1, a=1.0, b=0.0, value=1.0,
         ),
     )  # fmt: skip

@@ -90,7 +90,7 @@ class Case:
     def options(self):
         a, b, ap, bp = self.blend
         if self.operation == BACKWARD:
-            names = {"alpha_data": a, "beta_data": b, "alpha_param": ap, "beta_param": bp}
+            names = {"alpha": a, "beta": b, "alpha_param": ap, "beta_param": bp}
         else:
             names = {"alpha": a, "beta": b}
         if self.operation == TRAIN:
@@ -237,8 +237,8 @@ MIOPENS = {
     TRAIN: {"running_mean": "result_running_mean", "running_variance": "result_running_variance",
             "saved_mean": "result_save_mean", "saved_inv_variance": "result_save_inv_variance"},
     INFER: {"running_mean": "estimated_mean", "running_variance": "estimated_variance"},
-    BACKWARD: {},
-    "alpha_data": "alpha_data_diff", "beta_data": "beta_data_diff", "alpha_param": "alpha_param_diff",
+    BACKWARD: {"alpha": "alpha_data_diff", "beta": "beta_data_diff"},
+    "alpha_param": "alpha_param_diff",
     "beta_param": "beta_param_diff", "mode": "bn_mode", "exponential_average_factor": "exp_avg_factor",
 }  # fmt: skip
 FUNCTIONS = {

@@ -156,7 +156,7 @@ def test_factor(good, factor):
 @pytest.mark.parametrize(
     ("call", "name"),
     [(c, n) for c in ("training", "inference") for n in ("alpha", "beta")]
-    + [("backward", n) for n in ("alpha_data", "beta_data", "alpha_param", "beta_param")],
+    + [("backward", n) for n in ("alpha", "beta", "alpha_param", "beta_param")],
 )
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, -1e-50, "1", None])
 def test_scalars(good, call, name, value):

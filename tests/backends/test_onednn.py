@@ -44,7 +44,7 @@ def test_backward_takes_any_saved_inverse_deviation(handle, mode, last, blend):
         x, dy, dx = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, dy, dx))
     handle.backward(
         x, dy, scale, dx, dscale, dbias, mode=mode,
-        saved_mean=mean, saved_inv_variance=inverse, alpha_data=alpha, beta_data=beta,
+        saved_mean=mean, saved_inv_variance=inverse, alpha=alpha, beta=beta,
         alpha_param=alpha, beta_param=beta,
     )  # fmt: skip
     for got, right in zip((dx, dscale, dbias), want, strict=True):

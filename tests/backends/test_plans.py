@@ -599,13 +599,12 @@ def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
     method = getattr(handle, CALLS[operation][0])
     entry = Entry(call)
     good = entry.arguments(operation)
-    epsilon = {"alpha_data": 1.0} if operation == Operation.BACKWARD else {"alpha": 1.0}
-    method(**good, mode=1, **epsilon)
+    method(**good, mode=1, alpha=1.0)
     before = entry.written()
     out = "dx" if operation == Operation.BACKWARD else "y"
     bad = [
         ("mode", {"mode": True}),
-        (next(iter(epsilon)), dict.fromkeys(epsilon, True)),
+        ("alpha", {"alpha": True}),
         ("x", {"x": good["x"].pointer}),
         ("scale", {"scale": good["scale"].pointer}),
         ("scale", {"scale": call.put(np.ones(7))}),
@@ -617,10 +616,10 @@ def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
     ]
     for name, changes in bad:
         with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError)) as caught:
-            method(**good | {"mode": 1} | epsilon | changes)
+            method(**good | {"mode": 1, "alpha": 1.0} | changes)
         assert caught.value.argument in (name, "x" if name == out else name), (name, caught.value)
     assert entry.written() == before
-    method(**good, mode=1, **epsilon)
+    method(**good, mode=1, alpha=1.0)
 
 
 def test_many_kinds_of_call(handle):

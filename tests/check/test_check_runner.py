@@ -93,7 +93,7 @@ def test_a_call_sees_exactly_the_generated_inputs_inside_guards():
     for name, field in names.items():
         assert seen["values"][name].tobytes() == getattr(inputs, field).tobytes()
     assert np.isnan(seen["values"]["dx"]).all()
-    assert (seen["beta_param"], seen["beta_data"], seen["workspace"]) == (1.0, 0.0, None)
+    assert (seen["beta_param"], seen["beta"], seen["workspace"]) == (1.0, 0.0, None)
 
 
 def test_unwritten_results_are_failures():

@@ -52,7 +52,7 @@ PAIRS = {
 SCALARS = {
     TRAIN: ("alpha", "beta"),
     INFER: ("alpha", "beta"),
-    BACKWARD: ("alpha_data", "beta_data", "alpha_param", "beta_param"),
+    BACKWARD: ("alpha", "beta", "alpha_param", "beta_param"),
 }
 ACTIVATIONS = [
     {"activation": "relu"},
@@ -344,7 +344,7 @@ class Maker:
             return made(pick(rng, [*BAD_NUMBERS, -1e-9, -1]))
         if name == "exponential_average_factor":
             return made(pick(rng, [*BAD_NUMBERS, -0.1, 1.1, -1e-300]))
-        if name in ("alpha", "beta", "alpha_data", "beta_data", "alpha_param", "beta_param", "a", "b", "value"):
+        if name in ("alpha", "beta", "alpha", "beta", "alpha_param", "beta_param", "a", "b", "value"):
             return made(pick(rng, [*BAD_NUMBERS, 7e4, 3.5e38]))
         if name == "activation":
             return made(pick(rng, (None, 4, -1, "tanh", True, 2.5, object, "none", "clamp")))

@@ -159,8 +159,8 @@ def test_steps_are_the_references(place, mode, dtype, layout):
             dbias=dbias,
             dx=dx,
             dy=place.put(inputs.dy, problem.strides),
-            alpha_data=problem.alpha,
-            beta_data=problem.beta,
+            alpha=problem.alpha,
+            beta=problem.beta,
             alpha_param=problem.alpha_param,
             beta_param=problem.beta_param,
             workspace=place.workspace(problem),
@@ -669,7 +669,7 @@ def test_other_arguments_are_refused_by_name(place):
                 for call in (layer.forward_training, layer.forward_inference)
                 for n in ("scale", "bias", "y")
             ],
-            *[(layer.backward, back, n, "x") for n in ("alpha_data", "beta_data", "alpha_param", "beta_param")],
+            *[(layer.backward, back, n, "x") for n in ("alpha", "beta", "alpha_param", "beta_param")],
             (layer.backward, back, "epsilon", -1.0),
             *[(layer.backward, back, n, short) for n in ("dy", "scale", "dx", "dscale", "dbias")],
             (layer.forward_training, forward, "y", None),

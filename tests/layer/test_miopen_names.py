@@ -234,7 +234,7 @@ def operations_workspace(case):
     options = {"epsilon": p.epsilon, "axis": 1 if p.mode == Mode.SPATIAL else tuple(range(1, len(p.dims)))}
     if p.operation == BACKWARD:
         names = ("x", "dy", "bn_scale", "dx", "result_bn_scale_diff", "result_bn_bias_diff")
-        options |= {"alpha_data": p.alpha, "beta_data": p.beta, "alpha_param": p.alpha_param}
+        options |= {"alpha": p.alpha, "beta": p.beta, "alpha_param": p.alpha_param}
         options |= {"beta_param": p.beta_param, "saved_mean": m["saved_mean"]}
         options |= {"saved_inv_variance": m["saved_inv_variance"]}
         operation = "backward"

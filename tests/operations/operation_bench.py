@@ -154,7 +154,7 @@ def coarse(dtype, right, bound, prior, options):
     MIOpen 3.4 truncates results to bfloat16, which is off by u more than rounding, and blends float16 data that have
     been rounded before: u of either term.
     """
-    beta = options.get("b", options.get("beta", options.get("beta_data", 0.0)))
+    beta = options.get("b", options.get("beta", options.get("beta", 0.0)))
     u = precision(dtype).u_out
     if dtype == DataType.BFLOAT16:
         return u * (np.abs(right) + bound)

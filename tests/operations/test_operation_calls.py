@@ -292,9 +292,7 @@ def test_missing_outputs_and_halves_of_pairs(bench, operation, missing, argument
 SCALARS = {
     "epsilon": [-1.0, float("nan"), float("inf")],
     "alpha": [float("nan"), float("inf"), 1e39],
-    "beta": [float("nan")],
-    "alpha_data": [float("nan")],
-    "beta_data": [float("inf")],
+    "beta": [float("nan"), float("inf")],
     "alpha_param": [float("nan")],
     "beta_param": [-float("inf")],
     "exponential_average_factor": [-0.1, 1.1, float("nan")],

@@ -180,17 +180,17 @@ def test_inference_with_inverse(bench, arrays):
     bench.check(operation, given, expected, options, support=arrays.support(bench, beta == 0))
 
 
-def gradients(arrays, beta_data, beta_param, *names):
+def gradients(arrays, beta, beta_param, *names):
     given = {n: arrays.data[n] for n in ("x", "dy")} | {n: arrays.vectors[n] for n in ("scale", *names)}
     return given | {
-        "dx": arrays.output(beta_data),
+        "dx": arrays.output(beta),
         "dscale": arrays.vector(beta_param),
         "dbias": arrays.vector(beta_param),
     }
 
 
 FACTORS = [(1.0, 0.0, 1.0, 0.0), (0.75, -0.5, 2.0, 0.25)]
-FACTOR_NAMES = ("alpha_data", "beta_data", "alpha_param", "beta_param")
+FACTOR_NAMES = ("alpha", "beta", "alpha_param", "beta_param")
 
 
 def judge_gradient(bench, arrays, operation, given, right, e_dx, sums, factors, **options):

@@ -183,7 +183,7 @@ def compute(context, name, **options):
     dx = shard(context, name, problem, inputs.prior)
     scale = context.put(inputs.scale)
     dscale, dbias = context.put(np.full_like(inputs.scale, np.nan)), context.put(np.full_like(inputs.scale, np.nan))
-    keywords = {"alpha_data": problem.alpha, "beta_data": problem.beta}
+    keywords = {"alpha": problem.alpha, "beta": problem.beta}
     keywords |= {n: context.put(getattr(inputs, n)) for n in ("saved_mean", "saved_inv_variance")}
     workspace = context.workspace(layer, "backward", x, dy, scale, dx, dscale, dbias, **keywords)
     total = layer.backward(x, dy, scale, dx, dscale, dbias, **keywords, workspace=workspace)

@@ -443,7 +443,7 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deterministic):
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
-    whole = sync.operations.Prepared.execute
+    whole = sync.operations.program.Prepared.execute
     here = threading.local()
 
     def execute(prepared, handle, operation, addresses, workspace):
@@ -451,7 +451,7 @@ def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deter
             raise broken
         whole(prepared, handle, operation, addresses, workspace)
 
-    monkeypatch.setattr(sync.operations.Prepared, "execute", execute)
+    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
 
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)

@@ -403,9 +403,9 @@ def test_one_element_per_statistic_is_allowed_without_running_statistics():
     assert training(x=one, y=one, running=False)[0] is Mode.SPATIAL
 
 
-@pytest.mark.parametrize("argument", ["alpha_data", "beta_data", "alpha_param", "beta_param"])
+@pytest.mark.parametrize("argument", ["alpha", "beta", "alpha_param", "beta_param"])
 def test_backward_refuses_each_scalar(argument):
-    scalars = {"alpha_data": 1, "beta_data": 0, "alpha_param": 1, "beta_param": 0, argument: math.nan}
+    scalars = {"alpha": 1, "beta": 0, "alpha_param": 1, "beta_param": 0, argument: math.nan}
     refused(ArgumentError, argument, arguments.backward, 1, *scalars.values(), X, X, X, P, 1e-5)
 
 

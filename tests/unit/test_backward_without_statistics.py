@@ -33,7 +33,7 @@ SCRIPT = """
             self.olds = self.dscale.astype("f8"), self.dbias.astype("f8")
             self.alpha, self.beta, self.options = alpha, beta, {}
             if (alpha, beta) != (1, 0):
-                self.options = {"alpha_data": alpha, "beta_data": beta, "alpha_param": beta, "beta_param": alpha}
+                self.options = {"alpha": alpha, "beta": beta, "alpha_param": beta, "beta_param": alpha}
 
         def data(self, fill):
             axes = (0, len(self.shape) - 1, *range(1, len(self.shape) - 1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm import ArgumentTypeError, functional, reference
+from pybnorm import ArgumentTypeError, functional, operations, reference
 from pybnorm.layer import BatchNorm, Info
 
 RNG = np.random.default_rng(7)
@@ -51,15 +51,55 @@ def training(_, **blend):
     return reference.training_grad(X, X, MEAN, VARIANCE, SCALE, prior_dx=X, **blend)
 
 
+def blended(call):
+    def function(handle, **blend):
+        dx, dscale, dbias = np.ones_like(X), np.empty(3, np.float32), np.empty(3, np.float32)
+        call(handle)(X, X, *(SCALE, dx, dscale, dbias), **blend)
+        return [dx, dscale, dbias]
+
+    return function
+
+
+def of_layer(handle):
+    layer = BatchNorm.spatial(handle)
+    layer.stage(X)
+    layer.forward_training(X, SCALE, BIAS, np.empty_like(X))
+    return layer.backward
+
+
+def planned(handle, **blend):
+    plan = handle.plan_backward(X, saved=False, **blend)
+    dx = np.ones_like(X)
+    plan(X, X, SCALE, dx, np.empty(3, np.float32), np.empty(3, np.float32))
+    return [dx]
+
+
+def given(handle, **blend):
+    dx = np.ones_like(X)
+    operations.backward_frozen(handle, X, X, MEAN, VARIANCE, SCALE, dx, **blend)
+    return [dx]
+
+
+def inferred(handle, **statistics):
+    y = np.empty_like(X)
+    operations.forward_inference(handle, X, SCALE, BIAS, y=y, **statistics)
+    return [y]
+
+
 @pytest.mark.parametrize(
     ("call", "old", "new"),
     [
+        (inferred, {"mean": MEAN, "variance": VARIANCE}, {"running_mean": MEAN, "running_variance": VARIANCE}),
         (infer, {"mean": MEAN, "variance": VARIANCE}, {"running_mean": MEAN, "running_variance": VARIANCE}),
         (made, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
         (trained, {"averaging_factor": 0.5}, {"exponential_average_factor": 0.5}),
         *[
             (call, {"alpha_data": 0.5, "beta_data": 2.0}, {"alpha": 0.5, "beta": 2.0})
-            for call in (gradients, frozen, training)
+            for call in (
+                *(gradients, frozen, training, planned, given, blended(of_layer)),
+                blended(lambda handle: handle.backward),
+                blended(lambda handle: lambda *arrays, **blend: operations.backward(handle, *arrays, **blend)),
+            )
         ],
     ],
 )

@@ -319,8 +319,8 @@ class Kernels:
         dbias: Buffer,
         *,
         mode: Mode,
-        alpha_data: float,
-        beta_data: float,
+        alpha: float,
+        beta: float,
         alpha_param: float,
         beta_param: float,
         epsilon: float,
@@ -350,7 +350,7 @@ class Kernels:
             g_bias, g_scale = g_bias.astype(short).astype(work), g_scale.astype(short).astype(work)
         mean_dy: Any = 0 if self.bug == "dx without mean(dy)" else g_bias / m
         projection: Any = 0 if self.bug == "dx without projection" else normal * (g_scale / m)
-        self.store(dx, self.scale(scale, work) * inverse * (grad - mean_dy - projection), mode, alpha_data, beta_data)
+        self.store(dx, self.scale(scale, work) * inverse * (grad - mean_dy - projection), mode, alpha, beta)
         self.store_parameter(dscale, g_scale, alpha_param, beta_param)
         self.store_parameter(dbias, g_bias, alpha_param, beta_param)
 
