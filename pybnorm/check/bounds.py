@@ -726,6 +726,8 @@ class Verdict:
     """Elements whose right value is not finite or out of the type's range."""
     identical: bool = False
     """Every judged element is the reference rounded to the output type."""
+    noticed: float = 0.0
+    """Smallest relative error of an element that the class `tier` would not have held; 0 if none could be judged."""
     worst: list[Point] = dataclasses.field(default_factory=list)
     """Up to ten elements by falling error / bound, in the class `tier`."""
     note: str = ""
@@ -739,6 +741,7 @@ class _Tally:
     unjudged: int = 0
     different: int = 0
     elements: int = 0
+    noticed: float = math.inf
     worst: list[Point] = dataclasses.field(default_factory=list)
 
 
@@ -816,6 +819,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         undecided=tally.undecided,
         unjudged=tally.unjudged,
         identical=not tally.different,
+        noticed=tally.noticed if math.isfinite(tally.noticed) else 0.0,
         worst=tally.worst,
         note="; ".join(notes),
     )
@@ -846,6 +850,8 @@ def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
             open_ = judged & ~held & ~wild & (undecided | ~in_range)
             ratio = np.where(wild, np.inf, ratio)
             different = round_to(right, dtype).astype(np.float64) != values
+            relative = np.where(judged & (size > 0) & ~undecided, bound / size, np.inf)
+        tally.noticed = min(tally.noticed, float(relative.min(initial=math.inf)))
         tally.elements += right.size
         tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))

@@ -345,6 +345,8 @@ def verdict_text(verdict: Verdict) -> str:
     """Status, worst ratios and counts of an output in one line."""
     classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
     parts = [f"{verdict.status.value}, worst error / bound by class: {classes}"]
+    if verdict.status == Status.PASS and verdict.noticed:
+        parts.append(f"a relative error of {verdict.noticed:.1e} would have been noticed")
     if verdict.over:
         parts.append(f"{verdict.over} of {verdict.elements} elements over the bound")
     if verdict.unjudged:

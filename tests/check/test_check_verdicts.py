@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from pybnorm.check.bounds import Expected, Status
+from pybnorm.check.bounds import Expected, Status, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
+from pybnorm.check.results import verdict_text
 from pybnorm.check.runner import execute
 from pybnorm.check.selftest.simulated import session
 from pybnorm.check.verdicts import judge_call
@@ -85,3 +86,19 @@ def test_the_sums_of_long_exact_data_are_those_of_integers():
     np.testing.assert_array_equal(one, x.astype(np.float64).sum(axis=1))
     np.testing.assert_array_equal(two, (x.astype(np.float64) ** 2).sum(axis=1))
     assert len(set((one / problem.m).tolist())) > 1
+
+
+@pytest.mark.parametrize("line", ["train,spatial,f32,nchw,4x3x4x4,fill=randn", "backward,spatial,bf16,nchw,4x3x4x4"])
+def test_a_verdict_says_how_small_an_error_would_have_been_noticed(line):
+    case = cases(line)[line]
+    problem, inputs, expected = case
+    outputs = execute(problem, inputs, session()).outputs
+    for name, verdict in judge_call(expected, outputs).items():
+        assert verdict.status == Status.PASS
+        assert 0 < verdict.noticed < 0.1
+        right = expected.outputs[name]
+        parts = expected.parts(name, outputs[name], tiers(problem, name)[:1])
+        ratio = np.concatenate([(p.classes[0][0] / np.abs(p.reference)).ravel() for p in parts])
+        assert verdict.noticed == pytest.approx(ratio.min())
+        assert f"a relative error of {verdict.noticed:.1e} would have been noticed" in verdict_text(verdict)
+        assert right.size == ratio.size
