@@ -125,8 +125,9 @@ def batch_norm_training(
         options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
         options["exponential_average_factor"] = exponential_average_factor
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call = _prepare("training", handle, data, vectors, options, out)
-        _keep(ready, key, call)
+        call, kept = _prepare("training", handle, data, vectors, options, out)
+        if kept:
+            _keep(ready, key, call)
     found: tuple[Any, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
     return found
 
@@ -187,8 +188,11 @@ def batch_norm_inference(
     except Exception:
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm}
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call = _prepare("inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,))
-        _keep(ready, key, call)
+        call, kept = _prepare(
+            "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
+        )
+        if kept:
+            _keep(ready, key, call)
     return call(x, scale, bias, running_mean, running_variance, out)
 
 
@@ -247,8 +251,9 @@ def batch_norm_backward(
         data = {"x": x, "dy": dy, "dx": None if out is None else out[0]}
         vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
-        call = _prepare("backward", handle, data, vectors, options, out)
-        _keep(ready, key, call)
+        call, kept = _prepare("backward", handle, data, vectors, options, out)
+        if kept:
+            _keep(ready, key, call)
     found: tuple[Any, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
     return found
 
@@ -306,8 +311,6 @@ def _ready_of(handle: Handle) -> dict[Any, Call]:
 
 
 def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
-    if getattr(call, "passing", False):
-        return
     with contextlib.suppress(Exception):  # no hash
         ready[key] = call
     while len(ready) > MOST_READY:
@@ -462,8 +465,8 @@ def _prepare(
     vectors: dict[str, Any],
     options: dict[str, Any],
     out: Sequence[Any] | None,
-) -> Call:
-    """Prepare a call. `data` has the data arrays by name; the last is the result, or None."""
+) -> tuple[Call, bool]:
+    """Prepare a call; whether it may be kept. `data` has the data arrays by name; the last is the result, or None."""
     *inputs, result = data
     x = data["x"]
     waiting = False
@@ -482,7 +485,8 @@ def _prepare(
     home = _home_of(x)
     if array_api_compat.is_jax_array(x):
         if buffer.device_type == _CPU:
-            return _through_numpy(operation, handle, options)
+            # Not kept: the call with NumPy's arrays inside it is, under its own key.
+            return _through_numpy(operation, handle, options), False
         if out is None or any(array is None for array in out):
             raise ArgumentError("out", out, "arrays that can be written, for all results, where x is JAX's on a GPU")
         home, waiting = _home_of(out[0]), True
@@ -526,12 +530,14 @@ def _prepare(
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None
     call: Call = _CALLS[operation](plan, like, like_scale, memory, follow, constants)
     if not on_gpu:
-        return call
+        return call, True
     if waiting:
         call = _when_ready(call)
     if handle is not None:
-        return _on_the_handles_stream(call, handle, home, device)
-    return _on_the_device(call, home, device) if home.devices() > 1 else call
+        call = _on_the_handles_stream(call, handle, home, device)
+    elif home.devices() > 1:
+        call = _on_the_device(call, home, device)
+    return call, True
 
 
 def _backend_of(device_type: int) -> str | None:
@@ -788,5 +794,4 @@ def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any
             return give(found, out)
         return tuple(map(give, found, out or (None, None, None)))
 
-    call.passing = True  # type: ignore[attr-defined]  # not kept: the inner call with NumPy's arrays is, under its own key
     return call

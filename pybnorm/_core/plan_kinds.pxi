@@ -198,7 +198,7 @@ cdef class ForwardTrainingPlan(Plan):
         self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
         workspace=None, z=None, reserve=None,
     ):
-        """Run it: addresses, or arrays as planned; the statistics and z exactly where they were planned.
+        """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned.
 
         `reserve` is written, for the backward of this call: an array or (address, bytes), as `workspace` is.
 
@@ -220,7 +220,7 @@ cdef class ForwardInferencePlan(Plan):
     """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
 
     def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, z=None):
-        """Run it: addresses, or arrays as planned; z exactly where it was planned.
+        """Run it on addresses, or on arrays as planned; z is given exactly where it was planned.
 
         Raises
         ------
@@ -243,7 +243,7 @@ cdef class BackwardPlan(Plan):
         self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, y=None,
         bias=None, dz=None, reserve=None,
     ):
-        """Run it: addresses, or arrays as planned; the saved statistics exactly where they were planned.
+        """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned.
 
         With an activation also the bias and, but for algorithm None, y, the forward's result; with z also dz, written,
         and where the plan's `reserve_size` is not 0 the reserve that forward wrote: an array or (address, bytes), as

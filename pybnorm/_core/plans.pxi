@@ -207,10 +207,14 @@ cdef class Plan:
             self._overlap(&call)
         if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
             call.workspace, call.workspace_size = NULL, 0
-        with handle.lock:
+        lock = handle.lock
+        lock.acquire()  # `with` would take twice as long
+        try:
             if lent:
                 handle._lend(&call, self.workspace_size, self.name)
             _run(handle, &call, self.plan, self.name, self.algorithm)
+        finally:
+            lock.release()
         return 0
 
     cdef object _not_as_planned(self, int i, object value):
