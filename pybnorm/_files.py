@@ -157,7 +157,9 @@ def read(path: str | os.PathLike[str], largest: int) -> bytes:
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(largest + 1) if size <= largest else b""
+        data = file.read(size + 1) if size <= largest else b""  # so much is reserved at once
+        if len(data) > size:  # it grows
+            data += file.read(largest)
     if max(size, len(data)) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest} bytes", os.fspath(path))
     return data

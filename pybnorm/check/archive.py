@@ -272,7 +272,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _journal_document(place)
     try:
         # a case as soon as it is read: as dicts they take several times their size
-        document = json.loads(_files.read(file, LARGEST), object_hook=_case)
+        document = json.loads(_files.read(file, LARGEST).decode(), object_hook=_case)
         if document.get("schema") != SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {SCHEMA!r}")
         _check_environment(document["environment"])

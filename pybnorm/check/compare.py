@@ -22,6 +22,7 @@ import functools
 import itertools
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -201,15 +202,23 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 
 def _shown(value: Any) -> Any:
-    """Another machine's texts as they may be shown, each on one line: none can fake a line of ours."""
+    """Another machine's texts as they may be shown, each on one line: none can fake a line of ours.
+
+    Of its results that which is compared: runs are large.
+    """
     if isinstance(value, str):
-        return one_line(value)
+        return sys.intern(one_line(value))  # most are in many cases
     if isinstance(value, dict):
         return {_shown(k): _shown(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_shown(v) for v in value)
+    if isinstance(value, Verdict):
+        value.worst = []
+        if value.status.good:  # else they are in what is said of it
+            value.ratios = {}
     if isinstance(value, (BackendInfo, CaseResult, Verdict)):
-        for name, text in vars(value).items():
+        for name in value.__dataclass_fields__:  # vars() would make a dict for each to keep
+            text = getattr(value, name)
             if isinstance(text, (str, tuple, dict)) or name == "verdicts":
                 setattr(value, name, _shown(text))
     return value
