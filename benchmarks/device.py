@@ -34,7 +34,7 @@ from pybnorm.errors import ArgumentError, PybnormError, UnsupportedError
 __all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "SHAPES", "run"]
 
 BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
-"""Those whose device can be timed here."""
+"""Backends with a device that can be timed here."""
 SHAPES: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "h200": (
         (256, 64, 112, 112),

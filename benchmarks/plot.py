@@ -20,7 +20,7 @@ _MARKERS = {"f32": "o", "f16": "^", "bf16": "s"}
 
 
 def check(path: str) -> None:
-    """Refuse a plot before the long run whose result it could not take.
+    """Refuse a plot that could not be written, before the long run.
 
     Parameters
     ----------

@@ -166,7 +166,7 @@ def numpy_formula(case: Case, operation: str) -> Contender:
 class Frontend:
     """Graphs of the Python package ``nvidia-cudnn-frontend``, the first plan that its heuristics give.
 
-    Inference is a graph of pointwise nodes, whose deviations were inverted before: its own node for it has no engine.
+    Inference is a graph of pointwise nodes with inverse standard deviations: no engine has the node for it.
 
     Parameters
     ----------

@@ -1,8 +1,7 @@
-"""The ways to one result tried on a device: judged on ordinary data, then timed.
+"""The candidates for one call, tried on a device: judged on ordinary data, then timed.
 
-Everything happens in memory, on a stream and with a vendor's handle of its own, so the caller's are not disturbed. A
-candidate runs once on results not yet written and is judged (`pybnorm.check.bounds`) on two channels; what is not
-within the stable class is not timed. Times are those of `pybnorm bench device`: replays of a captured graph of
+Memory, stream and handle are its own, so the caller's are not disturbed. A candidate runs once and is judged
+(`pybnorm.check.bounds`) on two channels; if a result is not within the stable class, it is not timed. Times are those of `pybnorm bench device`: replays of a captured graph of
 back-to-back calls over as many buffer sets as the last-level cache does not hold; one set, which stays there, for small
 tensors.
 """
@@ -63,7 +62,7 @@ Array = npt.NDArray[Any]
 
 
 class NotMeasuredError(Exception):
-    """Why there was no measurement, for a plan's reason."""
+    """Why nothing was measured; a plan's reason quotes it."""
 
 
 class Tensor(NamedTuple):
@@ -104,7 +103,7 @@ class Trial(NamedTuple):
 
 
 def undisturbed(device_type: int) -> contextlib.AbstractContextManager[None]:
-    """The calling thread has the same current device behind this block as before it."""
+    """Restore the calling thread's current device after the block."""
     if device_type != CUDA:
         return contextlib.nullcontext()
     from pybnorm.devices import cuda
@@ -356,14 +355,14 @@ class _Scratch:
 
     @property
     def _channels(self) -> list[int]:
-        """The first and the last, or of many values the last: of 16-bit data the last whose address is whole words."""
+        """Those judged: the first and the last; of long channels the last. Of 16-bit data it starts at a whole word."""
         x = self.task.tensors["x"]
         last = (x.dims[1] - 1) // (2 if x.dtype.itemsize == 2 else 1) * (2 if x.dtype.itemsize == 2 else 1)
         many = math.prod(x.dims) // x.dims[1] > MANY
         return [last] if many else sorted({0, last})
 
     def _sample(self, name: str, flat: Array) -> Array:
-        """The judged channels of a data tensor whose memory is `flat`."""
+        """The judged channels of a data tensor; `flat` is its memory."""
         tensor = self.task.tensors[name]
         size = tensor.dtype.itemsize
         view: Array = np.ndarray(
