@@ -79,6 +79,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+ALIGNMENT = 64  # bytes: of a workspace, as backends ask for, and of what lies in it
 INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
 POINTER_MAX = 2**64 - 1
 _FLOAT32_MAX = 3.4028234663852886e38

@@ -132,7 +132,7 @@ cdef dict _DEVICE_NAMES = {
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef Py_ssize_t _PLAN_CACHE = 256  # more than the kinds of call of a large network
-cdef size_t _WORKSPACE_ALIGNMENT = 64
+cdef size_t _WORKSPACE_ALIGNMENT = _arguments.ALIGNMENT
 cdef int _forks = 0  # how many lie between the process that loaded this module and this one
 cdef bint _exiting = False
 

@@ -28,12 +28,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, ParamSpec, Protocol
 
 from pybnorm import _arguments
+from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, WorkspaceError
 from pybnorm.operations.preparation import Checked, Recipe, operation, perform, prepare
-from pybnorm.operations.program import ALIGNMENT, Program
+from pybnorm.operations.program import Program
 
 __all__ = [
     "Executor",

@@ -42,7 +42,7 @@ import array_api_compat
 import numpy as np
 
 from pybnorm import _arguments
-from pybnorm._arrays import Buffer, as_buffer
+from pybnorm._arrays import CPU, Buffer, as_buffer
 from pybnorm._core import Handle, backends, current_stream, device_types, signature
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -54,8 +54,6 @@ MOST_READY = 256
 
 Call: TypeAlias = Callable[..., Any]
 Context: TypeAlias = "contextlib.AbstractContextManager[object]"
-
-_CPU = 1
 
 
 def batch_norm_training(
@@ -484,7 +482,7 @@ def _prepare(
             raise ArgumentError(name, "a JAX array, which is immutable", "an array that can be written, as NumPy's")
     home = _home_of(x)
     if array_api_compat.is_jax_array(x):
-        if buffer.device_type == _CPU:
+        if buffer.device_type == CPU:
             # Not kept: the call with NumPy's arrays inside it is, under its own key.
             return _through_numpy(operation, handle, options), False
         if out is None or any(array is None for array in out):
@@ -492,7 +490,7 @@ def _prepare(
         home, waiting = _home_of(out[0]), True
     device = max(buffer.device_id, 0)
     backend = _backend_of(buffer.device_type)
-    on_gpu = backend is None or device_types(backend)[0] != _CPU
+    on_gpu = backend is None or device_types(backend)[0] != CPU
     if on_gpu and home.capturing():
         raise ArgumentError(
             "x", "the first call of its kind while a graph is captured", "one such call before, on the same thread"

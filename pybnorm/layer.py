@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, devices
-from pybnorm._arrays import Buffer
+from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm.devices import Device
 from pybnorm.enums import DataType, Layout, Mode
@@ -429,7 +429,7 @@ class BatchNorm:
         device = self._device
         library = self._handle.library
         if device is None:
-            if library.device_type != 1:
+            if library.device_type != CPU:
                 raise ArgumentError(
                     "device",
                     None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pybnorm import _arguments
-from pybnorm._arrays import Buffer, Memory
+from pybnorm._arrays import CPU, CUDA, ROCM, Buffer, Memory
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
@@ -74,11 +74,11 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     """
     device_id = _arguments.integer(device_id, "device_id")
     device_type = _known(device_type)
-    if device_type == 1:
+    if device_type == CPU:
         from pybnorm.devices import cpu
 
         return cpu.Device(device_id)
-    if device_type == 2:
+    if device_type == CUDA:
         from pybnorm.devices import cuda
 
         return cuda.Device(device_id)
@@ -90,9 +90,9 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
 def device_count(device_type: int) -> int:
     """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`."""
     device_type = _known(device_type)
-    if device_type == 1:
+    if device_type == CPU:
         return 1
-    if device_type == 2:
+    if device_type == CUDA:
         from pybnorm.devices import cuda
 
         return cuda.device_count()
@@ -104,9 +104,9 @@ def device_count(device_type: int) -> int:
 def driver(device_type: int) -> str:
     """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`."""
     device_type = _known(device_type)
-    if device_type == 1:
+    if device_type == CPU:
         return ""
-    if device_type == 2:
+    if device_type == CUDA:
         from pybnorm.devices import cuda
 
         return cuda.driver()
@@ -116,8 +116,8 @@ def driver(device_type: int) -> str:
 
 
 def _known(device_type: object) -> int:
-    allowed = "1 (CPU), 2 (CUDA) or 10 (ROCm)"
-    number = _arguments.integer(device_type, "device_type", 1, 10, allowed)
-    if number not in (1, 2, 10):
+    allowed = f"{CPU} (CPU), {CUDA} (CUDA) or {ROCM} (ROCm)"
+    number = _arguments.integer(device_type, "device_type", CPU, ROCM, allowed)
+    if number not in (CPU, CUDA, ROCM):
         raise ArgumentError("device_type", device_type, allowed)
     return number

@@ -18,8 +18,6 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["Allocation", "Device"]
 
-_ALIGNMENT = 64
-
 
 class Allocation(NamedTuple):
     """Owner of a `Buffer` copied from a NumPy array; holds what `to_numpy` needs."""
@@ -99,7 +97,7 @@ class Device:
 
     def empty_bytes(self, nbytes: int) -> Memory:
         """Uninitialised memory for a workspace, aligned to 64 bytes."""
-        nbytes = _arguments.integer(nbytes, "nbytes", high=sys.maxsize - _ALIGNMENT)
+        nbytes = _arguments.integer(nbytes, "nbytes", high=sys.maxsize - _arguments.ALIGNMENT)
         memory = aligned_bytes(nbytes)
         return Memory(memory.ctypes.data, nbytes, CPU, 0, True, memory)
 
@@ -168,8 +166,8 @@ def extent(array: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
     """Uninitialised bytes at a 64-byte boundary."""
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(nbytes + _arguments.ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _arguments.ALIGNMENT
     return memory[start : start + nbytes]
 
 

@@ -54,6 +54,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pybnorm import _arguments
+from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
@@ -77,7 +78,7 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.lowering import _STAGES, _Lowering, _rounded, _Step
 from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node, _Record
-from pybnorm.operations.program import ALIGNMENT, Prepared, unsupported
+from pybnorm.operations.program import Prepared, unsupported
 
 __all__ = [
     "BatchnormAttributes",

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pybnorm import _arguments
-from pybnorm._arrays import Buffer
+from pybnorm._arguments import ALIGNMENT
+from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, CallList, Handle, capability
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
 
-ALIGNMENT = 64  # what backends ask of a workspace; scratch arrays start at multiples of it
-CPU = 1  # DLPack's device type
 _log = logging.getLogger("pybnorm.operations")
 
 

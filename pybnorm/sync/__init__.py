@@ -30,17 +30,17 @@ import operator
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pybnorm import _arguments, operations
+from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle, backends
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError, WorkspaceError
-from pybnorm.operations.preparation import prepare_named
-from pybnorm.operations.program import ALIGNMENT, Prepared
+from pybnorm.operations.preparation import Checked, prepare_named
 from pybnorm.sync.communicators import Array, Communicator, _connect
 from pybnorm.sync.messages import (
     _ALIGN,
@@ -553,10 +553,9 @@ class SyncBatchNorm:
             raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", self._parameter_dtype.short)
         return buffer._replace(dims=(math.prod(derived),), strides=(1,))
 
-    def _program(self, operation: str, *arguments: Any, **options: Any) -> _Call:
+    def _program(self, operation: str, *arguments: Any, **options: Any) -> Checked:
         # Checked now and executed later: all refusals come before the collective.
-        prepared, addresses, _ = prepare_named(self._handle, operation, *arguments, **options)
-        return _Call(self._handle, operation, prepared, addresses)
+        return Checked(self._handle, operation, *prepare_named(self._handle, operation, *arguments, **options))
 
     def _merge(self, counts: Sequence[int], options: dict[str, Any]) -> Any:
         width = (math.prod(self._channels),)
@@ -629,34 +628,18 @@ _PLANS = 64
 _SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor")
 
 
-class _Call(NamedTuple):
-    """An operation that has been checked, and where its arrays lie."""
-
-    handle: Handle
-    operation: str
-    prepared: Prepared
-    addresses: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return self.prepared.nbytes
-
-    def execute(self, workspace: Any) -> None:
-        self.prepared.execute(self.handle, self.operation, self.addresses, workspace)
-
-
 class _Movable:
     """An operation checked for arrays at made-up addresses, and executed wherever they are."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: Checked) -> None:
         self._call = call
-        self._last: tuple[tuple[int, ...], _Call] | None = None
+        self._last: tuple[tuple[int, ...], Checked] | None = None
 
     @property
     def nbytes(self) -> int:
         return self._call.nbytes
 
-    def at(self, addresses: tuple[int, ...]) -> _Call:
+    def at(self, addresses: tuple[int, ...]) -> Checked:
         """The call for arrays at these addresses; arrays that overlap are refused here."""
         if self._last is None or self._last[0] != addresses:
             moved = tuple([_moved(address, addresses) for address in self._call.addresses])
