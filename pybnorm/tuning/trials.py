@@ -1,9 +1,9 @@
 """The candidates for one call, tried on a device: judged on ordinary data, then timed.
 
 Memory, stream and handle are its own, so the caller's are not disturbed. A candidate runs once and is judged
-(`pybnorm.check.bounds`) on two channels; if a result is not within the stable class, it is not timed. Times are those of `pybnorm bench device`: replays of a captured graph of
-back-to-back calls over as many buffer sets as the last-level cache does not hold; one set, which stays there, for small
-tensors.
+(`pybnorm.check.bounds`) on two channels; if a result is not within the stable class, it is not timed. Times are those
+of `pybnorm bench device`: replays of a captured graph of back-to-back calls, over as many buffer sets as the last-level
+cache does not hold; one set, which stays there, for small tensors.
 """
 
 from __future__ import annotations
