@@ -473,9 +473,8 @@ def _prepare(
         as_buffer(data[name], name)
     names = ("out",) if operation == "inference" else ("out[0]", "out[1]", "out[2]")
     results = dict(zip(names, out or (), strict=False))
-    for name, array in (vectors | results).items():
-        if array is None:
-            continue
+    given_arrays = {name: array for name, array in (vectors | results).items() if array is not None}
+    for name, array in given_arrays.items():
         as_buffer(array, name)
         written = name in results or (operation == "training" and name.startswith("running"))
         if written and array_api_compat.is_jax_array(array):
