@@ -1,4 +1,4 @@
-"""Batch norm inference as a graph, from an inverse deviation and from a variance.
+"""Batch norm inference as a graph, from an inverse standard deviation and from a variance.
 
 hipDNN's samples BnInference and BnInferenceWithVariance. One command: ``python examples/batchnorm_inference.py``.
 """
@@ -26,7 +26,7 @@ def main(this: example.Example) -> None:
         Operation.FORWARD_INFERENCE, Mode.SPATIAL, this.dtype, dims, strides, fill="randn", eps=EPSILON, seed=this.seed
     )
     inputs = generate(problem)
-    for form in ("inverse deviation", "variance"):
+    for form in ("inverse standard deviation", "variance"):
         graph = Graph().set_name(form)
         graph.set_io_data_type(this.dtype).set_intermediate_data_type("float").set_compute_data_type("float")
         x = graph.tensor(name="x", dim=dims, stride=strides)
@@ -40,7 +40,7 @@ def main(this: example.Example) -> None:
             y = graph.batchnorm_inference_variance_ext(x, mean, spread, scale, bias, EPSILON, node)
         else:
             given = (1 / np.sqrt(inputs.variance.astype(np.float64) + EPSILON)).astype(np.float32)
-            # The reference takes a variance: of the inverse deviation as stored, in float64.
+            # The reference takes a variance: of the inverse standard deviation as stored, in float64.
             exact = dataclasses.replace(inputs, variance=given.astype(np.float64) ** -2)
             expected = bounds.Expected(dataclasses.replace(problem, eps=0.0), exact)
             y = graph.batchnorm_inference(x, mean, spread, scale, bias, BatchnormInferenceAttributes().set_name("bn"))

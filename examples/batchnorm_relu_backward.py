@@ -1,4 +1,4 @@
-"""Gradients of batch norm with a ReLU behind it, as one graph: the ReLU's mask is computed again from x.
+"""Gradients of batch norm followed by a ReLU, as one graph: the ReLU's mask is computed again from x.
 
 hipDNN's sample FusedBnInfDReluBnBwd: inference, ReLU gradient, batch norm gradient; two virtual tensors between them.
 One command: ``python examples/batchnorm_relu_backward.py --dtype bf16``.

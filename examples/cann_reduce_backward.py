@@ -45,7 +45,7 @@ def main(this: example.Example) -> None:
     this.check(expected, "saved_mean", mean)
     this.check(expected, "saved_inv_variance", invstd)
 
-    # The sums are judged for the mean and the inverse deviation as they were handed over.
+    # The sums are judged for the mean and the inverse standard deviation as they were handed over.
     mu, inv = (this.read(a).astype(np.float64).reshape(1, C, 1, 1) for a in (mean, invstd))
     right = reference.backward_reduce(dy, inputs.x, mu, inv)
     x64, dy64 = inputs.x.astype(np.float64), np.abs(dy.astype(np.float64))

@@ -301,7 +301,7 @@ batch_norm_reduce_backward_get_workspace_size, batch_norm_reduce_backward = _pha
 
 @operation("input mean invstd", _RECIPES, _run)
 def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspace: Any = None) -> None:
-    """Mean and inverse deviation of one rank's batch (``aclnnBatchNormStats``).
+    """Mean and inverse standard deviation of one rank's batch (``aclnnBatchNormStats``).
 
     ``mean = sum(input) / m``, ``invstd = 1 / sqrt(sum((input - mean)**2) / m + eps)`` over all axes but 1.
 

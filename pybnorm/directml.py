@@ -20,8 +20,8 @@ without "Tensor", in the order of the description. What all of them require, as 
 The one thing more that is asked here: parameter tensors are contiguous. float16 parameters are widened to float32 on
 the device, and results in float16 are rounded once.
 
-Variances are variances, biased, to which epsilon is added: not inverse deviations. "The gradient of a preceding layer"
-in DirectML's text is the gradient with respect to this operator's output, which comes from the layer that follows it.
+Variances are variances, biased, to which epsilon is added: not inverse standard deviations. "The gradient of a
+preceding layer" in DirectML's text is the gradient with respect to this operator's output, from the layer after it.
 
 `workspace` is an array of bytes or (address, bytes) of at least `workspace_size` bytes, aligned to 64; it is what
 DirectML calls the temporary resource. None will do on CPU backends.

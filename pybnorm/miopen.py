@@ -245,8 +245,8 @@ def batch_normalization_forward_inference(
         Of all parameters: the derived shape; float64 for float64 data, else float32.
     bn_scale, bn_bias : int or array
     estimated_mean, estimated_variance : int or array or None
-        A mean and a variance (not an inverse deviation). Both, or none: mean and biased variance of x are used then,
-        and nothing but y is written.
+        A mean and a variance, not an inverse standard deviation. Both, or none: then those of x are used, the
+        variance biased, and only y is written.
     epsilon : float
 
     Raises
@@ -487,7 +487,7 @@ def batch_norm_backward_activation(
     result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
     activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """``miopenBatchNormBackwardActivation``: gradients of forward training with an activation behind it.
+    """``miopenBatchNormBackwardActivation``: gradients of forward training followed by an activation.
 
     dy is the gradient at the activation's output. What `batch_normalization_backward` has for dy is here dy where
     ``0 < scale * xhat + bias`` (RELU), ``0 < ... <= alpha`` (CLIPPEDRELU) or ``alpha < ... <= beta`` (CLAMP), else 0.

@@ -17,7 +17,7 @@ def algorithms(backend):
 
 
 def numbered_algorithms(backend):
-    """Those of `algorithms` that also take a plan's number behind a colon, ``"graph:2"``.
+    """Those of `algorithms` that also take a plan's number after a colon, ``"graph:2"``.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ cdef class _HandleCalls(_HandleArrays):
         ----------
         x : array, shape (N, C, spatial...), rank 2 to 8
         scale, bias, running_mean, running_variance : array, derived shape
-            As in `forward_training`. `running_variance` is a variance, not an inverse deviation; where it is below
+            As in `forward_training`. `running_variance` is a variance, not an inverse standard deviation; where it is below
             -`epsilon` the result is NaN.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
@@ -232,7 +232,7 @@ cdef class _HandleCalls(_HandleArrays):
             Used only without saved statistics.
         saved_mean, saved_inv_variance : array, derived shape, optional
             From `forward_training`, or any values of your own: they are taken as they are. Both or none; without
-            them mean and inverse deviation are computed from x.
+            them mean and inverse standard deviation are computed from x.
         bias : array, derived shape, optional
             Given with an activation, and only then.
         activation, activation_low, activation_high, algorithm, workspace

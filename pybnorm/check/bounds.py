@@ -32,7 +32,7 @@ Forward
 * mean: dmu = (h+1) u A; stored + u_p \|mu\|
 * variance, A: dv = (h+4) u (v + \|mu\| sqrt(v)) + dmu**2 (the kappa**1 term is Welford's);
   B: max(A, (h+3) u Q + 2 \|mu\| dmu + dmu**2 + 2 u mu**2)
-* inverse deviation: dr = max(1/sqrt(max(v-dv, 0) + eps) - r, r - 1/sqrt(v+dv+eps)) + 4 u r; stored + u_p r
+* inverse standard deviation: dr = max(1/sqrt(max(v-dv, 0) + eps) - r, r - 1/sqrt(v+dv+eps)) + 4 u r; stored + u_p r
 * y: E = \|scale\| (r dmu + \|x-mu\| dr) + 4 u (\|scale\| r (\|x\|+\|mu\|) + \|bias\|); bound E + u_o (\|y\|+E) + t_o.
   Inference: dmu = 0 and dr = 4 u r. \|x\|+\|mu\|, not \|x-mu\|, because a kernel may fold to y = a x + b.
 * running mean: f dmu + (3u+u_p) (\|(1-f) old\| + \|f mu\|)
@@ -252,7 +252,7 @@ class Moments(NamedTuple):
 
 
 class Deviations(NamedTuple):
-    """How far a class of kernels may be off in mean, variance and inverse deviation."""
+    """How far a class of kernels may be off in mean, variance and inverse standard deviation."""
 
     mean: Array
     variance: Array
@@ -284,7 +284,7 @@ def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: flo
 
 
 def given(inverse: Array, relative: Array, tiny: float) -> Deviations:
-    """Statistics that the caller gives: x - mean within `tiny`, the inverse deviation within `relative`."""
+    """Statistics that the caller gives: x - mean within `tiny`, the inverse standard deviation within `relative`."""
     zero = np.zeros_like(inverse)
     return Deviations(zero + tiny, zero, relative * inverse, np.zeros(inverse.shape, bool))
 
@@ -790,7 +790,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE
         notes.append(
-            f"{tally.undecided} elements of statistics whose inverse deviation no bound holds"
+            f"{tally.undecided} elements of statistics whose inverse standard deviation no bound holds"
             if tally.undecided
             else "no element's right value is in range"
         )

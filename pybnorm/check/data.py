@@ -356,7 +356,7 @@ class _Fill:
 
 
 class _Dyadic(_Fill):
-    """Everything but x and the saved inverse deviation of the fills whose sums are exact."""
+    """Everything but x and the saved inverse standard deviation of the fills whose sums are exact."""
 
     def dy(self, chunk: _Chunk) -> Array:
         return ((chunk.words >> np.uint64(32)) % np.uint64(5)).astype(np.float64) - 2.0

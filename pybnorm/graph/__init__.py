@@ -25,7 +25,7 @@ Where hipDNN is silent or wrong, or this module differs:
   next may be the same memory as prev: it is updated in place then. Otherwise prev is copied to next first.
 * Parameters and statistics whose data type is not set are float32. hipDNN would give them the io data type, which its
   MIOpen provider refuses.
-* Training with running statistics and inference from an inverse deviation run on every backend.
+* Training with running statistics and inference from an inverse standard deviation run on every backend.
 * batchnorm_backward without saved statistics takes them from x with an epsilon that must be given
   (`BatchnormBackwardAttributes.set_epsilon`); hipDNN has no such attribute and a constant of 1e-5.
 * ``RELU_BWD``: hipDNN's reference and samples take (x, dy), its porting guide and cuDNN (dy, x). `Graph.pointwise`
@@ -36,7 +36,7 @@ Where hipDNN is silent or wrong, or this module differs:
 Intermediate data type. A virtual tensor lies in the workspace in the io data type, also where its own is float32:
 only where that makes no difference, and create_execution_plans refuses everything else. It makes none before a ReLU
 (rounding and ReLU commute), for the mask of a ReLU gradient (the sign survives rounding, except that a float16 value
-below 2**-25 becomes 0), and behind a ReLU of io data. Batch norm with an addition behind it is one call that adds
+below 2**-25 becomes 0), and behind a ReLU of io data. Batch norm followed by an addition is one call that adds
 before it rounds. Setting the virtual tensor's data type to the io data type asks for the rounding and is always
 served.
 
@@ -307,7 +307,7 @@ class Graph:
         bias: TensorAttributes,
         attributes: BatchnormInferenceAttributes,
     ) -> TensorAttributes:
-        """``y = scale * (x - mean) * inv_variance + bias``, the inverse deviation given.
+        """``y = scale * (x - mean) * inv_variance + bias``, the inverse standard deviation given.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class Graph:
             More than one element for each channel.
         scale : TensorAttributes, dim (1, C, 1...)
         attributes : BatchnormBackwardAttributes
-            Saved mean and inverse deviation, or an epsilon to take them from x with.
+            Saved mean and inverse standard deviation, or an epsilon to take them from x with.
 
         Returns
         -------

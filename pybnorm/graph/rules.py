@@ -78,8 +78,8 @@ _MISSING = {
     "prev_running_mean": "a tensor: previous mean, previous variance and momentum go together",
     "prev_running_variance": "a tensor: previous mean, previous variance and momentum go together",
     "momentum": "a scalar: previous mean, previous variance and momentum go together",
-    "mean": "a tensor: mean and inverse deviation go together",
-    "inv_variance": "a tensor: mean and inverse deviation go together",
+    "mean": "a tensor: mean and inverse standard deviation go together",
+    "inv_variance": "a tensor: mean and inverse standard deviation go together",
     "epsilon": "a scalar, by set_epsilon",
 }
 

@@ -133,7 +133,7 @@ def backward_frozen(
     Notes
     -----
     Calls: for dx forward inference on dy with mean 0 and bias 0; for dscale and dbias forward inference on a vector
-    of ones, which gives the inverse deviation, and backward with it and `mean` as the saved statistics and a
+    of ones, which gives the inverse standard deviation, and backward with it and `mean` as the saved statistics and a
     scratch dx.
     Workspace: x's size for the scratch dx where dscale or dbias is asked for, up to 7 parameter vectors, and what the
     calls ask for.

@@ -21,7 +21,7 @@ def stats(
     *, mean: Any = None, variance: Any = None, inv_variance: Any = None, epsilon: float = 1e-5, axis: Axis = 1,
     workspace: Any = None,
 ) -> None:  # fmt: skip
-    """Mean, biased variance and inverse deviation of the batch.
+    """Mean, biased variance and inverse standard deviation of the batch.
 
     ``mean = sum(x) / m``, ``variance = sum((x - mean)**2) / m``, ``inv_variance = 1 / sqrt(variance + epsilon)``
     (Ioffe & Szegedy 2015, algorithm 1; PyTorch's ``batch_norm_stats``, ``aclnnBatchNormStats``).
@@ -167,7 +167,7 @@ def forward_inference_inv_variance(
     p: Program, x: Any, scale: Any, bias: Any, mean: Any, inv_variance: Any, y: Any,
     *, alpha: float = 1.0, beta: float = 0.0, axis: Axis = 1, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """Normalize by a given mean and inverse deviation.
+    """Normalize by a given mean and inverse standard deviation.
 
     ``y = alpha * (scale * inv_variance * (x - mean) + bias) + beta * y`` (hipDNN's ``batchnorm_inference``,
     ``miopenBatchNormForwardInferenceInvVariance``).
@@ -222,7 +222,7 @@ elemt = alias(
 
 
 def _runs(counts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first row, row behind the last, count) of neighbouring rows with the same count; none of 0."""
+    """(first row, row after the last, count) of neighbouring rows with the same count; none of 0."""
     runs: list[tuple[int, int, int]] = []
     for row, count in enumerate(counts):
         if count and runs and runs[-1][1:] == (row, count):

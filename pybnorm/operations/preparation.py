@@ -50,7 +50,7 @@ class Recipe:
     def function(
         self, module: str, doc: str, body: str, *, name: str = "", query: bool = False, **use: Any
     ) -> Callable[..., Any]:
-        """A function with the arguments of the recipe behind ``handle``, which makes the call `body` with them.
+        """A function with ``handle`` and then the arguments of the recipe, which makes the call `body` with them.
 
         Its text is made, as `dataclasses` does: Python's own binding of arguments is faster than any other, and its
         errors name the function. `body` may use ``handle``, ``workspace`` (no argument of a `query`), ``values``, a

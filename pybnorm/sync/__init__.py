@@ -203,7 +203,7 @@ class SyncBatchNorm:
         self._rows = {FORWARD: message(FORWARD), BACKWARD: message(BACKWARD)}
         self._received = self._new(np.zeros(size * length, number))
         self._sums = self._new(np.zeros(length, number))
-        self._statistics = self._new(np.zeros(3 * section, number))  # mean, inverse deviation, local variance
+        self._statistics = self._new(np.zeros(3 * section, number))  # mean, inverse standard deviation, local variance
         self._headers = self._new(np.zeros(size * _HEADER, number))
         self._host = np.zeros(size * _HEADER, number)
         self._scratch: Any = None

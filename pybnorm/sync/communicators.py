@@ -33,7 +33,7 @@ class Communicator(Protocol):
         """A copy of a NumPy vector in memory of that kind, on the current device; ready when this returns."""
 
     def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        """Put the vectors of all ranks into `received`, one behind the other in the order of the ranks."""
+        """Put the vectors of all ranks into `received`, in the order of the ranks."""
 
     def all_reduce(self, send: Any, received: Any, stream: int) -> None:
         """Put the sum over all ranks into `received`."""

@@ -20,7 +20,7 @@ OFFSETS = ((0, 0), (0, 4), (0, 8), (8, 0), (4, 0), (2, 0))  # bytes of the data 
 
 
 class Memory:
-    """Arrays on the device, each behind so many bytes of an aligned block."""
+    """Arrays on the device, each at an offset from an aligned block."""
 
     def __init__(self, device, dtype, layout, data_offset, param_offset):
         self.device, self.dtype, self.strides = device, np.dtype(DTYPES[dtype]), STRIDES[layout]

@@ -42,5 +42,5 @@ def test_the_python_blocks_run_one_after_another(load_library, tmp_path, monkeyp
     assert abs(apart["saved_mean"] - apart["x"].mean((0, 2, 3))).max() < 1e-5
     with contextlib.closing(names["handle"]):
         assert names["y"].std() == pytest.approx(1, abs=1e-3)
-        assert abs(names["mean"] - names["x"].mean((0, 2, 3))).max() < 1e-5
+        assert abs(names["saved_mean"] - names["x"].mean((0, 2, 3))).max() < 1e-5
     assert "the one entry point of this backend" in capsys.readouterr().out

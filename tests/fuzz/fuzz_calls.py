@@ -459,7 +459,7 @@ def numpy_of(dtype: DataType) -> Any:
 
 
 def strides_of(rng: np.random.Generator, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Packed channels first or last, or with a gap behind the last axis."""
+    """Packed channels first or last, or with a gap after the last axis."""
     order = [0, *range(2, len(dims)), 1] if rng.random() < 0.25 else list(range(len(dims)))
     strides, step = [0] * len(dims), 1
     gap = int(rng.random() < 0.15)

@@ -117,7 +117,7 @@ class Tensor:
 
     @property
     def last(self) -> int:
-        """One behind the last byte."""
+        """One past the last byte."""
         return self.pointer + (sum((d - 1) * s for d, s in zip(self.dims, self.strides, strict=True)) + 1) * self.size
 
     def offsets(self) -> set[int]:

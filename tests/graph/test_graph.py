@@ -127,7 +127,7 @@ def test_inference(bench, dims, layout, dtype, form):
 
 
 def inverse(problem, inputs):
-    """An inverse deviation as stored, and what is right for exactly it."""
+    """An inverse standard deviation as stored, and what is right for exactly it."""
     spread = (1 / np.sqrt(inputs.variance.astype(np.float64) + problem.epsilon)).astype(np.float32)
     exact = dataclasses.replace(inputs, variance=spread.astype(np.float64) ** -2)
     return spread, Expected(dataclasses.replace(problem, eps=0.0), exact)

@@ -19,7 +19,9 @@ from pybnorm.enums import DataType
 from pybnorm.errors import UnsupportedError
 
 U = 2.0**-24
-A = 9 * U  # relative error of a product or an inverse deviation, computed as a forward inference and stored in float32
+A = (
+    9 * U
+)  # relative error of a product or an inverse standard deviation, computed as a forward inference and stored in float32
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 _running = ["", "", ""]  # label, backend and dtype of the latest `perform`: where `hold` enters its ratio
 _KINDS = {np.dtype(t): DataType[n] for t, n in zip(DTYPES.values(), ("FLOAT32", "FLOAT16", "BFLOAT16"), strict=True)}
@@ -158,7 +160,7 @@ def sums_errors(x, dy, mean, derived):
 
 
 def batch(x, derived, epsilon):
-    """Statistics of x (`reference.stats`) and how far class A may be off: mean, variance, inverse deviation."""
+    """Statistics of x (`reference.stats`) and how far class A may be off: mean, variance, 1/sigma."""
     found = reference.stats(x, epsilon=epsilon, axis=kept(derived))
     x = wide(x)
     m = x.size // int(np.prod(derived))

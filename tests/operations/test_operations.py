@@ -333,7 +333,7 @@ def test_sums_about_a_mean_of_ten_thousand_deviations(bench, axis):
 
 
 def test_stats_of_a_mean_of_ten_thousand_deviations(bench):
-    """MIOpen takes one pass: its variance meets class B, and its inverse deviation means nothing here."""
+    """MIOpen takes one pass: its variance meets class B, and its inverse standard deviation means nothing here."""
     arrays = Arrays((16, 3, 8, 7), 1, DataType.FLOAT32, "packed", mean=1e4)
     if bench.handle.backend != "miopen":
         test_stats(bench, arrays)
