@@ -1,7 +1,10 @@
 # DLPack's C exchange of tensors and streams.
 
 cdef _DLExchange *_exchange_of(object kind, bint output) except? NULL:
-    """An array type's table; for outputs PyTorch's only, whose arrays are never read-only: a view does not say."""
+    """The array type's table of C functions, or NULL.
+
+    For outputs only PyTorch's: a view does not say whether its array is read-only, and PyTorch's never are.
+    """
     cdef _DLExchange *table = NULL
     found = _exchanges.get(kind)
     if found is not None:

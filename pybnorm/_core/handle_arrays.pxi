@@ -1,7 +1,7 @@
 # A handle's arrays: descriptors of them, keys of calls, workspaces.
 
 cdef class _HandleArrays(_HandleLife):
-    """What a handle makes of arrays."""
+    """A handle's view of arrays: their memory, descriptors and keys."""
 
     cdef object _buffer(self, object array, str argument, bint output):
         buffer = _arrays.as_buffer(array, argument)
