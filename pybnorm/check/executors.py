@@ -191,7 +191,7 @@ def opened(
             seconds = connect or CONNECT
             try:
                 client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
                 allowed = (
                     f"the address of a dask scheduler that answers in {seconds:g} s, --scheduler-timeout ({error})"
                 )

@@ -241,6 +241,12 @@ def test_bad_executors_are_refused(name, options, allowed):
     assert allowed in str(caught.value)
 
 
+def test_tls_without_certificates_is_an_error_of_ours():
+    pytest.importorskip("distributed")
+    with pytest.raises(ArgumentError, match="TLS"), opened("dask:tls://127.0.0.1:9"):
+        pass
+
+
 @pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py.futures"), ("dask", "distributed")])
 def test_an_absent_package_is_an_error_that_names_the_extra(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
