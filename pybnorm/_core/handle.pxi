@@ -9,7 +9,8 @@ cdef class _HandleLife:
     cdef int device_id  # -1 where it is not known
     cdef bint several  # whether there are other devices, whose memory may be given
     # Held for a call of the vendor's, and while plans and descriptors are made or kept. Arrays are read before it is
-    # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken under it.
+    # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken
+    # under it.
     cdef object lock
     cdef dict descriptors
     cdef dict plans

@@ -137,8 +137,8 @@ cdef class _HandleCalls(_HandleArrays):
         ----------
         x : array, shape (N, C, spatial...), rank 2 to 8
         scale, bias, running_mean, running_variance : array, derived shape
-            As in `forward_training`. `running_variance` is a variance, not an inverse standard deviation; where it is below
-            -`epsilon` the result is NaN.
+            As in `forward_training`. `running_variance` is a variance, not an inverse standard deviation; where it is
+            below -`epsilon` the result is NaN.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0.
         mode, alpha, beta, epsilon, activation, activation_low, activation_high, algorithm, workspace
