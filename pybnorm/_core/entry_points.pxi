@@ -41,7 +41,7 @@ cdef Plan _keep_at(
     Handle handle, tuple key, dict tensors, dict values, int has=0, tuple activation=_NO_ACTIVATION,
     TensorDescriptor param=None,
 ):
-    cdef Plan plan = _plan(handle, key[1], tensors, values, has, activation, None, param, False)
+    cdef Plan plan = _plan(handle, key[1], tensors, values, has, activation, None, param)
     plan.lends = False  # whoever has only addresses brings the workspace, too
     return handle._keep(key, plan, _ADDRESSES)
 

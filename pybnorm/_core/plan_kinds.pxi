@@ -100,7 +100,7 @@ cdef Plan _plan(
 
     `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
-    `warns`: of known defects; not for a query, nor for the vendor's bare entry point.
+    `warns`: of known defects; not for a query.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
