@@ -736,8 +736,6 @@ def _call(
         training = operation == Operation.FORWARD_TRAINING
         _forward_activation(handle, axis=axis, training=training, **options, **{**statistics, **arrays})
     else:
-        if operation == Operation.FORWARD_INFERENCE:
-            arrays["mean"], arrays["variance"] = arrays.pop("running_mean"), arrays.pop("running_variance")
         getattr(operations, method)(handle, axis=axis, **arrays, **options)
 
 

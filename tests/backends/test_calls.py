@@ -536,7 +536,6 @@ def constant_result(handle, operation, dtype, value, **options):
     b = {n: device.from_numpy(a) for n, a in {"x": x, "dy": sign.astype(kind), "zero": zero, "one": one}.items()}
     made = [device.from_numpy(np.full_like(zero, np.nan)) for _ in range(2)]
     memory = device.empty_bytes(4096)
-    options = {n + "_data" * (operation == Operation.BACKWARD): v for n, v in options.items()}
     options["workspace"] = memory.pointer, memory.nbytes
     if operation == Operation.BACKWARD:
         scale = device.from_numpy(np.full_like(one, value))

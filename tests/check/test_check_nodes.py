@@ -593,7 +593,7 @@ def test_nothing_is_lost_among_many_dask_workers():
     """Doubles on real dask workers: one dies, one hangs, one has no library, the others two versions."""
     launcher("dask")
     script = Path(__file__).with_name("node_simulation.py")
-    options = ("--cases", "300", "--nodes", "8", "--seconds", "0.05", "--limit", "20")
+    options = ("--cases", "300", "--nodes", "8", "--seconds", "0.05", "--limit", "45")
     done = subprocess.run(
         [sys.executable, str(script), *options],
         env=without_requirements(),
