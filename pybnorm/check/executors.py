@@ -278,7 +278,7 @@ class Pool(Executor):
         self._threads.shutdown(wait=False, cancel_futures=cancel_futures or not wait)
         if not wait:
             for worker in self._workers:
-                worker.kill()
+                worker.end()
         self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.close()

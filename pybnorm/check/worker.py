@@ -77,6 +77,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: Connection | None = None
         self._lifeline = -1
+        self._ended = False
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -100,8 +101,11 @@ class Worker:
         message = pickle.dumps((function, arguments))
         if self._process is not None and self._process.poll() is not None:
             self._forget()  # it was killed, or died, between two calls
-        if self._process is None:
+        if self._process is None and not self._ended:
             self._start()
+        if self._ended:  # perhaps while the process started, unseen by `end`
+            self.kill()
+            raise DiedError("the worker was ended before the call")
         process, calls = self._process, self._calls
         assert process is not None
         assert calls is not None
@@ -152,6 +156,11 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def end(self) -> None:
+        """`kill` for good: a call that has not reached the process raises `DiedError`, too, and starts no other."""
+        self._ended = True
+        self.kill()
 
     def close(self) -> None:
         """End the process, after the calls that were submitted."""

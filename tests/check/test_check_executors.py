@@ -137,6 +137,23 @@ def test_a_pool_that_is_not_waited_for_ends_in_the_middle_of_a_case():
             os.kill(process, 0)
 
 
+@pytest.mark.parametrize("ends", ["before the call", "while the process starts"])
+def test_a_worker_that_was_ended_starts_no_process_for_a_call(monkeypatch, ends):
+    with Worker("simulated", open_simulated) as worker:
+        if ends == "before the call":
+            worker.end()
+        else:
+            start = worker._start
+
+            def ended():
+                worker.end()  # finds no process yet
+                start()
+
+            monkeypatch.setattr(worker, "_start", ended)
+        with pytest.raises(DiedError, match="was ended before the call"):
+            worker.call(time.sleep, 600)
+
+
 def test_calls_are_positional():
     with pool(open_simulated, 1) as executor, pytest.raises(TypeError, match="positional"):
         executor.submit(int, "7", base=8)
