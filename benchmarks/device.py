@@ -6,7 +6,7 @@ call comes. Times on a GPU are those of a captured graph of back-to-back calls, 
 buffer sets in turn as the last-level cache does not hold; tensors under `HOT_BYTES` have one set, stay in the cache,
 and are marked. On the CPU they are wall times over one set.
 
-Every measured call is first held against float64, loosely: what is wrong is reported and not timed.
+Every call is first compared with float64 within a loose tolerance; a wrong one is reported and not timed.
 """
 
 from __future__ import annotations

@@ -148,11 +148,16 @@ def renamed(argument: str, value: _T, old: str, given: _T | None, default: objec
         return value
     if not (value is default or (type(value) is float and value == default)):
         raise ArgumentTypeError(old, given, f"{argument} alone, which is its new name")
+    warn(f"{old} is deprecated; its new name is {argument}", DeprecationWarning)
+    return given
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line outside of pybnorm that made the call, by which Python decides whether to show it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and (frame.f_globals.get("__package__") or "").partition(".")[0] == "pybnorm":
-        level, frame = level + 1, frame.f_back  # the caller's line, by which Python decides whether to show it
-    warnings.warn(f"{old} is deprecated; its new name is {argument}", DeprecationWarning, stacklevel=level)
-    return given
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 # ---------------------------------------------------------------- scalars and words

@@ -9,14 +9,14 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pybnorm import _arguments
 from pybnorm._find import SPECS
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DEFECTS", "Call", "Defect", "Described", "Effect", "known_defects", "named"]
+__all__ = ["DEFECTS", "Call", "Defect", "Effect", "known_defects", "named"]
 
 Version = tuple[int, ...]
 
@@ -30,46 +30,6 @@ class Effect(enum.Enum):
     """The call fails, although its arguments are right."""
     WEAK = "weak"
     """The result is less exact than it could be; the library is not wrong."""
-
-
-class Described(Protocol):
-    """What a predicate asks of a call: a `Call`, or a `pybnorm.check.Problem`."""
-
-    @property
-    def operation(self) -> Operation:
-        """The operation."""
-
-    @property
-    def mode(self) -> Mode:
-        """The mode."""
-
-    @property
-    def dtype(self) -> DataType:
-        """dtype of x."""
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Shape of x."""
-
-    @property
-    def layout(self) -> Layout:
-        """How x lies in memory."""
-
-    @property
-    def saved(self) -> bool:
-        """Whether backward is given saved statistics."""
-
-    @property
-    def beta(self) -> float:
-        """Factor of the prior data."""
-
-    @property
-    def m(self) -> int:
-        """Elements per statistic."""
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the call takes mean and variance from x itself."""
 
 
 class Call(NamedTuple):
@@ -117,7 +77,7 @@ class Defect:
     case : str
         A case of `pybnorm check` that shows it.
     predicate : callable
-        Whether a call (`Described`) meets it.
+        Whether a `Call` meets it.
     note : str
         For the check: what the note of an explained verdict must hold, or the message of a call that failed.
     ratio : float
@@ -135,7 +95,7 @@ class Defect:
     what: str
     links: tuple[str, ...]
     case: str
-    predicate: Callable[[Described], bool]
+    predicate: Callable[[Call], bool]
     note: str = ""
     ratio: float = math.inf
     rounded: bool = False
@@ -148,7 +108,7 @@ class Defect:
         return self.last is None or numbers[: len(self.last)] <= self.last
 
 
-def known_defects(backend: str, call: Described, version: Sequence[int] | None = None) -> list[Defect]:
+def known_defects(backend: str, call: Any, version: Sequence[int] | None = None) -> list[Defect]:
     """The defects of a library that a call meets.
 
     Parameters
@@ -191,7 +151,7 @@ def _version(value: Sequence[int]) -> Version:
     return tuple(_arguments.integer(n, "version", allowed=allowed) for n in _arguments.items(value, "version", allowed))
 
 
-def _described(call: Described) -> Call:
+def _described(call: Any) -> Call:
     """The call with its values checked."""
     try:
         given = Call(*(getattr(call, name) for name in Call._fields))
@@ -238,15 +198,15 @@ _LARGE = 32 * 1024 * 1024
 _SIXTEEN_BITS = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
-def _plane(call: Described) -> int:
+def _plane(call: Call) -> int:
     return math.prod(call.dims[2:])
 
 
-def _spatial(call: Described, operation: Operation, layout: Layout = Layout.CHANNELS_FIRST) -> bool:
+def _spatial(call: Call, operation: Operation, layout: Layout = Layout.CHANNELS_FIRST) -> bool:
     return call.operation == operation and call.mode == Mode.SPATIAL and call.layout == layout
 
 
-def _backward_variant_1(call: Described) -> bool:
+def _backward_variant_1(call: Call) -> bool:
     n, plane = call.dims[0], _plane(call)
     if not _spatial(call, Operation.BACKWARD):
         return False
@@ -255,7 +215,7 @@ def _backward_variant_1(call: Described) -> bool:
     return n * plane < _LARGE and (plane > 1024 or (plane > 512 and n >= 32))
 
 
-def _training_variant_1(call: Described) -> bool:
+def _training_variant_1(call: Call) -> bool:
     n, plane = call.dims[0], _plane(call)
     if not _spatial(call, Operation.FORWARD_TRAINING):
         return False
@@ -264,14 +224,14 @@ def _training_variant_1(call: Described) -> bool:
     return n * plane < _LARGE and plane > 1024 and n <= 768
 
 
-def _training_variant_2(call: Described) -> bool:
+def _training_variant_2(call: Call) -> bool:
     n, plane = call.dims[0], _plane(call)
     if not _spatial(call, Operation.FORWARD_TRAINING) or call.dtype in _SIXTEEN_BITS:
         return False
     return (n > 768 and plane > 150) or (plane > 512 and (n * plane >= _LARGE or plane <= 1024))
 
 
-def _crosses(call: Described) -> bool:
+def _crosses(call: Call) -> bool:
     """Whether a read of four values reaches past an image into other data, or the last ones are left out.
 
     The images of a single channel follow one another, so there only the end of the last one counts.

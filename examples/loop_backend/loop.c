@@ -35,7 +35,7 @@ static int has_symbol(const char *name) {
     return -1;
 }
 
-/* ---- handles: the CPU needs none, so that one stands for nothing but itself */
+/* ---- handles: the CPU needs none, so a handle holds nothing */
 
 struct pbn_handle {
     void *vendor;

@@ -215,7 +215,7 @@ cdef class _HandleCalls(_HandleArrays):
         ``dbias' = sum(dy)``, ``dscale' = sum(dy * xhat)``,
         ``dx' = scale * inv * (dy - dbias' / m - xhat * dscale' / m)``;
         then ``dx = alpha * dx' + beta * dx`` and likewise ``dscale``, ``dbias`` by the parameter pair.
-        With an activation the given dy is the gradient at its output, and what stands for dy in the formulas is dy
+        With an activation the given dy is the gradient at its output, and dy in the formulas is that gradient
         where ``low < scale * xhat + bias <= high`` (RELU: above 0), else 0.
 
         Parameters

@@ -1,11 +1,11 @@
-# What the table of known defects says of a call, before it is made.
+# Known defects: calls are looked up in the table before they are made.
 
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
 cdef tuple _POLICIES = ("warn", "error", "ignore")
 
 
 cdef str _policy(object value):
-    """What a handle does about known defects: as its maker says, else as the environment does."""
+    """The handle's policy for known defects: the argument, else the environment variable, else ``"warn"``."""
     name = "known_defects"
     if value is None:
         value, name = os.environ.get(_POLICY, "").strip() or "warn", _POLICY
@@ -15,8 +15,10 @@ cdef str _policy(object value):
 
 
 cdef int _warn_of_defects(Handle handle, const pbn_call *call, bint saved, str name) except -1:
-    """Warns of, or refuses, a batch-norm call that the table knows to go wrong. Once for each kind of call: of plans
-    and lists of calls when they are made."""
+    """Warn of a batch-norm call with a known defect, or refuse it.
+
+    Called when a plan or a list of calls is made, and so once for each kind of call.
+    """
     if not handle.defects:
         return 0
     cdef const pbn_tensor *x = call.x_desc
@@ -32,11 +34,11 @@ cdef int _warn_of_defects(Handle handle, const pbn_call *call, bint saved, str n
         if defect.links:
             text += f" ({', '.join(defect.links)})"
         if handle.policy == "error":
-            raise _unsupported(handle, name, text)
+            raise _unsupported(handle, name, f"{text}. Handle(known_defects='ignore') makes the call all the same")
         shape = "x".join(map(str, asked.dims))
-        warnings.warn(
+        _arguments.warn(
             f"{handle.backend} {name} of {asked.dtype.short} {shape}: {text}. "
             "Handle(known_defects='error') refuses such calls, 'ignore' is silent",
-            errors.KnownDefectWarning, stacklevel=1,
+            errors.KnownDefectWarning,
         )
     return 0

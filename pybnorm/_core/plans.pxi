@@ -4,7 +4,7 @@ cdef enum:
     _ADDRESSES = 1
     _ARRAYS = 2
 
-cdef char _there  # its address stands for statistics that calls will have, where only their presence is asked
+cdef char _there  # its address marks statistics as present while a plan is made; nothing reads it
 
 
 cdef struct _Argument:  # of a plan's calls, by its line in the table

@@ -1148,7 +1148,7 @@ static int fill(pbn_handle *handle, const pbn_call *call) {
 }
 
 /* y = x * (x > 0) or, with dy, dx = dy * (x > 0): so in MIOpen's kernels, where 0 times infinity is NaN. The
- * backward call wants the activation's output too and does not read it for this activation; x stands for it. */
+ * backward call wants the activation's output too and does not read it for this activation, so x is passed. */
 static int run_relu(pbn_handle *handle, const pbn_call *call, int operation) {
     const float one = 1, zero = 0; /* the only values that the calls take */
     const pbn_tensor *x = call->x_desc;

@@ -105,6 +105,10 @@ def test_lists_of_calls_and_functions_on_arrays(table, monkeypatch):
         operations.backward_reduce(handle, dy, x, scale, scale, **sums, workspace=np.empty(1 << 20, np.uint8))
     with pytest.raises(pybnorm.UnsupportedError, match=POINTED), pybnorm.Handle("onednn") as handle:
         functional.batch_norm_backward(x, dy, scale, handle=handle)
+    with pybnorm.Handle("onednn", known_defects="warn") as handle:
+        with pytest.warns(pybnorm.KnownDefectWarning, match=POINTED) as seen:
+            functional.batch_norm_backward(x, dy, scale, handle=handle)
+        assert seen[0].filename == __file__  # the caller's line, not ours
 
 
 def test_the_environment_decides_where_nobody_else_does(monkeypatch):

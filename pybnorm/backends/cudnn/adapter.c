@@ -1124,7 +1124,7 @@ static int same_strides(const pbn_tensor *a, const pbn_tensor *b) {
     return 1;
 }
 
-/* cudnnActivationBackward wants the activation's output too; its sign is that of x, so x stands for it. It takes
+/* cudnnActivationBackward wants the activation's output too; its sign is that of x, so x is passed. It takes
  * y and dy of the same strides and x and dx of the same strides only (9.19), which makes that one for all. */
 static int cudnn_relu_backward(pbn_handle *handle, const pbn_call *call) {
     scalar one, zero;
