@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pybnorm import _core
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Operation
 
@@ -26,34 +27,37 @@ class Tensor(NamedTuple):
     written: bool
     values: str
     """The field of `pybnorm.check.data.Inputs` with its values before the call; empty if it has none."""
+    when: str
+    """What the call must have for it: "always", or the field of a problem that says so."""
 
 
-_X = Tensor("x", True, False, "x")
-_SCALE = Tensor("scale", False, False, "scale")
-_BIAS = Tensor("bias", False, False, "bias")
-_Y = Tensor("y", True, True, "prior")
-TENSORS = {
-    Operation.FORWARD_TRAINING: (
-        *(_X, _SCALE, _BIAS, _Y),
-        Tensor("running_mean", False, True, "mean"),
-        Tensor("running_variance", False, True, "variance"),
-        Tensor("saved_mean", False, True, ""),
-        Tensor("saved_inv_variance", False, True, ""),
-    ),
-    Operation.FORWARD_INFERENCE: (
-        *(_X, _SCALE, _BIAS),
-        Tensor("running_mean", False, False, "mean"),
-        Tensor("running_variance", False, False, "variance"),
-        _Y,
-    ),
-    Operation.BACKWARD: (
-        *(_X, Tensor("dy", True, False, "dy"), _SCALE, Tensor("dx", True, True, "prior")),
-        Tensor("dscale", False, True, "prior_scale"),
-        Tensor("dbias", False, True, "prior_bias"),
-        Tensor("saved_mean", False, False, "saved_mean"),
-        Tensor("saved_inv_variance", False, False, "saved_inv_variance"),
-    ),
+_WRITTEN = {
+    **{"y": "prior", "dx": "prior", "dscale": "prior_scale", "dbias": "prior_bias"},
+    **{"running_mean": "mean", "running_variance": "variance"},
 }
+"""Fields with what a written tensor holds before the call, where it is read then."""
+_READ = {"running_mean": "mean", "running_variance": "variance"}
+"""Fields of tensors that are only read, where they have another name."""
+_WHEN = ("always", "running", "saved")
+"""Of the core's conditions, those that a problem can state."""
+
+
+def _table(operation: Operation) -> tuple[Tensor, ...]:
+    """What the core's table says of an operation's tensors, with the fields that their values come from."""
+    return tuple(
+        Tensor(
+            row.name,
+            not row.vector,
+            row.written,
+            _WRITTEN.get(row.name, "") if row.written else _READ.get(row.name, row.name),
+            row.when,
+        )
+        for row in _core.tensors(operation)
+        if row.when in _WHEN
+    )
+
+
+TENSORS = {operation: _table(operation) for operation in METHODS}
 """Tensors of each operation, in the order of the method's arguments."""
 _COMMON = {"mode": "mode", "epsilon": "eps"}
 OPTIONS = {
@@ -68,10 +72,7 @@ _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "
 
 def tensors(problem: Problem) -> list[Tensor]:
     """The tensors that the call of `problem` is given."""
-    left_out = (() if problem.running else ("running_mean", "running_variance")) + (
-        () if problem.saved else ("saved_mean", "saved_inv_variance")
-    )
-    return [tensor for tensor in TENSORS[problem.operation] if tensor.name not in left_out]
+    return [t for t in TENSORS[problem.operation] if t.when == "always" or getattr(problem, t.when)]
 
 
 def outputs(problem: Problem) -> list[Tensor]:
