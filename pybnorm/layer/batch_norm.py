@@ -1,22 +1,4 @@
-"""A batch-norm layer that keeps its statistics, modelled on gocudnn's ``batchnorm`` package, for every backend.
-
-Construct a layer, stage it with the first x, then train, infer and differentiate. `BatchNorm.info` returns the whole
-state as plain data, which can be stored as JSON; `BatchNorm.restore` makes a layer from it on any backend or machine.
-
-Differences from gocudnn:
-
-* The running variance starts at 1, so that inference before training leaves x unchanged but for epsilon. gocudnn's
-  buffers are zero-filled, which divides by sqrt(epsilon): ``initial_running_variance=0.0`` gives that. The running mean
-  starts at 0 in both.
-* Use before stage is an error that says "not staged", where gocudnn dereferences nil. Backward needs a forward
-  training before it (gocudnn's zero-filled saved statistics give dx = 0). Staging twice is refused: it would throw
-  trained statistics away.
-* `Info` has every field filled, also epsilon, factor and NaN policy, which gocudnn declares and leaves empty; and it
-  can be restored. The factor is a float; gocudnn's is an unsigned integer.
-* y = alpha * result + beta * y, as the library blends; a comment of gocudnn swaps the two. Backward uses the statistics
-  that the last forward training saved.
-* All dtypes of the backend, bfloat16 too.
-"""
+"""The layer: its statistics, its calls and its state."""
 
 from __future__ import annotations
 
