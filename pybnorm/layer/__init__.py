@@ -18,6 +18,7 @@ Differences from gocudnn:
 * All dtypes of the backend, bfloat16 too.
 """
 
-from pybnorm.layer.batch_norm import BatchNorm, BiasScaleProperties, Info
+from pybnorm.layer.batch_norm import BatchNorm
+from pybnorm.layer.info import BiasScaleProperties, Info
 
 __all__ = ["BatchNorm", "BiasScaleProperties", "Info"]

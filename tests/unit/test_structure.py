@@ -44,7 +44,6 @@ BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
 LARGE = {
     "check/bounds.py",
     "graph/__init__.py: Graph",
-    "layer/batch_norm.py: BatchNorm",
     "sync/__init__.py: SyncBatchNorm",
 }
 FORBIDDEN = {  # sharper than the storeys

@@ -1,0 +1,212 @@
+"""The state of a layer as plain data, and its JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType, Layout, Mode
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+
+PROPAGATE_NAN = "propagate"
+STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+_JSON_KIND = "pybnorm.layer.Info"
+_JSON_VERSION = 2  # 1 named the factor exponential_factor
+
+
+class BiasScaleProperties(NamedTuple):
+    """Layout, data type and shape that scale and bias must have."""
+
+    format: Layout
+    """Channels first, whatever the layout of x."""
+    data_type: DataType
+    """float64 for float64 x, else float32."""
+    dims: tuple[int, ...]
+    """The derived shape."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Info:
+    """The whole state of a layer, in host memory.
+
+    Two are equal if all fields are equal, statistics bit by bit. Values are checked on construction.
+
+    Attributes
+    ----------
+    mode : Mode
+    format : Layout
+        Of the derived descriptor: `Layout.CHANNELS_FIRST`.
+    data_type : DataType
+        Of scale, bias and statistics: float32 or float64.
+    nan_policy : str
+        ``"propagate"``: a NaN in x makes the statistics and results of its channel NaN, and of no other. Batch norm
+        of every backend does that; cuDNN's ``CUDNN_NOT_PROPAGATE_NAN`` has no effect on it.
+    dims, strides : tuple of int
+        Of the derived descriptor; strides in elements.
+    epsilon : float
+        That of the last forward training; before any, that of the layer.
+    exponential_average_factor : float
+        Likewise.
+    running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
+        Of `dims` and `data_type`, read-only. `saved_inv_variance` is 1 / sqrt(biased variance + epsilon); the saved
+        pair is all 0 before the first forward training.
+    """
+
+    mode: Mode
+    format: Layout
+    data_type: DataType
+    nan_policy: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    epsilon: float
+    exponential_average_factor: float
+    running_mean: npt.NDArray[Any]
+    running_variance: npt.NDArray[Any]
+    saved_mean: npt.NDArray[Any]
+    saved_inv_variance: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("mode", _arguments.mode(self.mode))
+        if _arguments.layout(self.format, "format") != Layout.CHANNELS_FIRST:
+            raise ArgumentError("format", self.format, "'channels_first', which every derived descriptor is")
+        put("format", Layout.CHANNELS_FIRST)
+        kind = _arguments.data_type(self.data_type, "data_type")
+        if _arguments.derived_data_type(kind) != kind:
+            raise ArgumentTypeError("data_type", kind.short, "f32 or f64, which statistics have")
+        put("data_type", kind)
+        if not issubclass(type(self.nan_policy), str) or self.nan_policy != PROPAGATE_NAN:
+            raise ArgumentError("nan_policy", self.nan_policy, repr(PROPAGATE_NAN))
+        dims = _arguments.dims(self.dims)
+        if _arguments.derived_dims(dims, self.mode) != dims:
+            raise ArgumentError("dims", dims, f"a derived shape of mode {self.mode.name}: 1 in every reduced axis")
+        put("dims", dims)
+        strides = _arguments.strides(self.strides, dims)
+        if strides != _arguments.packed_strides(dims):
+            raise ArgumentError("strides", strides, f"those of packed dims {dims}, {_arguments.packed_strides(dims)}")
+        put("strides", strides)
+        put("epsilon", _arguments.epsilon(self.epsilon))
+        put("exponential_average_factor", _arguments.factor(self.exponential_average_factor))
+        dtype = np.dtype(kind.name.lower())
+        for name in STATISTICS:
+            array = getattr(self, name)
+            allowed = f"a NumPy array of {dtype}, as data_type says"
+            _arguments.instance(array, np.ndarray, name, allowed)
+            array = np.ndarray.view(array, np.ndarray)  # a subclass may override its attributes
+            if array.dtype != dtype:
+                raise ArgumentTypeError(name, f"an array of {array.dtype}", allowed)
+            if array.shape != dims:
+                raise ArgumentError(name, f"shape {array.shape}", f"dims, {dims}")
+            own = array.copy()
+            own.flags.writeable = False
+            put(name, own)
+
+    @property
+    def exponential_factor(self) -> float:
+        """Deprecated name of `exponential_average_factor`."""
+        value = self.exponential_average_factor
+        return _arguments.renamed("exponential_average_factor", 0.0, "exponential_factor", value, 0.0)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Info):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
+
+    def to_json(self) -> str:
+        """The state as JSON text; `from_json` gives an equal `Info`, bit by bit, on any machine.
+
+        Returns
+        -------
+        str
+            An object. Statistics are base64 of their little-endian bytes, in logical order.
+        """
+        little = np.dtype(self.data_type.name.lower()).newbyteorder("<")
+        values: dict[str, object] = {"kind": _JSON_KIND, "version": _JSON_VERSION}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value = base64.b64encode(value.astype(little).tobytes()).decode("ascii")
+            elif isinstance(value, (Mode, Layout, DataType)):
+                value = value.name
+            values[field.name] = value
+        return json.dumps(values, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Info:
+        """The state that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str or bytes
+
+        Returns
+        -------
+        Info
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not such JSON: the error names the field that is missing, unknown, of the wrong size or out of range.
+        """
+        try:
+            values = json.loads(text)
+        except Exception as error:  # also the object's own
+            raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
+        if not isinstance(values, dict):
+            raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
+        if values.get("version") == 1 and "exponential_factor" in values:
+            values |= {"version": _JSON_VERSION, "exponential_average_factor": values.pop("exponential_factor")}
+        for name, expected in (("kind", _JSON_KIND), ("version", _JSON_VERSION)):
+            if values.pop(name, None) != expected:
+                raise ArgumentError("text", f"another {name} than {expected!r}", f"the JSON of a {_JSON_KIND}")
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in values:
+                raise ArgumentError(name, "no such field in the JSON", "every field of Info")
+        for name in values:
+            if name not in names:
+                raise ArgumentError(str(name), "a field of the JSON", "the fields of Info only: " + ", ".join(names))
+        for name, enumeration in (("mode", Mode), ("format", Layout), ("data_type", DataType)):
+            values[name] = _named(enumeration, values[name], name)
+        kind = _arguments.derived_data_type(values["data_type"])
+        dims = _arguments.dims(values["dims"])
+        for name in STATISTICS:
+            values[name] = _decoded(name, values[name], kind, dims)
+        return cls(**values)
+
+
+def _named(enumeration: Any, value: object, argument: str) -> Any:
+    try:
+        return enumeration[value]
+    except (KeyError, TypeError):
+        raise ArgumentError(argument, value, "one of " + ", ".join(enumeration.__members__)) from None
+
+
+def _decoded(name: str, text: object, kind: DataType, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+    nbytes = _arguments.numel(dims) * kind.itemsize
+    try:
+        if not isinstance(text, str):
+            raise ValueError(f"{type(text).__name__}, not text")
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ArgumentError(name, str(error), f"base64 text of {nbytes} bytes") from None
+    if len(raw) != nbytes:
+        raise ArgumentError(name, f"{len(raw)} bytes", f"{nbytes} bytes: {kind.short} of dims {dims}")
+    dtype = np.dtype(kind.name.lower())
+    return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype).reshape(dims)
