@@ -34,7 +34,8 @@ import numpy.typing as npt
 from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
 from pybnorm.check import archive
-from pybnorm.check.bounds import WORST_POINTS, Expected, Status, Tier, Verdict, tiers
+from pybnorm.check.bounds import Expected, Status, Tier, Verdict, tiers
+from pybnorm.check.bounds.verdict import WORST_POINTS
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import (

@@ -19,9 +19,9 @@ from pybnorm.check.bounds import (
     judge,
     precision,
     tiers,
-    truncate,
     untrusted,
 )
+from pybnorm.check.bounds.causes import truncate
 from pybnorm.check.data import Inputs, generate, round_to
 from pybnorm.check.problem import FILLS, Problem, expand, read_suite
 from pybnorm.check.runner import execute, run_case

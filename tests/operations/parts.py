@@ -1,4 +1,4 @@
-"""What the tests of CANN's and DirectML's calls share: a run on the handle's device, and bounds as in check/bounds.py.
+"""What the tests of CANN's and DirectML's calls share: a run on the handle's device, and bounds as in check/bounds.
 
 Bounds are for class A, centred sums of blocked or pairwise depth; `U` is the unit roundoff of float32, in which every
 backend computes float32 and 16-bit data.

@@ -1,0 +1,103 @@
+"""What explains an output that is wrong: truncation, the unbiased variance, the convention of the running variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.bounds.classes import Tier, tiers
+from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.bounds.tally import compare
+from pybnorm.check.data import round_to
+from pybnorm.enums import DataType
+
+__all__ = ["TRUNCATED", "UNBIASED", "bessel_convention", "is_truncated", "normalized_by_unbiased", "truncate"]
+
+
+Array = npt.NDArray[Any]
+TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
+"""Note of a FAIL that a store which truncates explains."""
+UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
+"""Note of a FAIL on exact data."""
+TRUNCATION_EVIDENCE = 20
+"""Elements that must be no rounding before truncation is named: a library that rounds looks so once in 2**20."""
+
+
+def truncate(values: Array, dtype: DataType) -> Array:
+    """float64 `values` as stored in a 16-bit dtype, rounded once toward zero."""
+    nearest = round_to(values, dtype)
+    bits = nearest.view(np.uint16)
+    with np.errstate(invalid="ignore"):
+        bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)  # from inf to the largest finite number too
+    return nearest
+
+
+def _may_be_stored(
+    values: Array, ends: tuple[Array, Array], store: Callable[[Array, DataType], Array], dtype: DataType
+) -> Array:
+    """Which `values` a monotone `store` makes of something between the ends."""
+    low, high = (store(end, dtype).astype(np.float64) for end in ends)
+    result: Array = (low <= values) & (values <= high)
+    return result
+
+
+def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:
+    """Whether every judged element is a value within its bound, truncated, and enough are none rounded to nearest."""
+    p, dtype = expected.precision, expected.problem.dtype
+    evidence = 0
+    for part in expected.parts(output, got, classes):
+        assert part.got is not None
+        right, values = part.reference, part.got
+        truncated, rounded, judged = (np.zeros(right.shape, bool) for _ in range(3))
+        with np.errstate(all="ignore"):
+            for bound, undecided in part.classes:
+                decided = ~undecided & np.isfinite(right) & (np.abs(right) + bound <= p.max_out)
+                # what the bound was before the result was stored
+                error = np.maximum((bound - p.tiny_out - p.u_out * np.abs(right)) / (1 + p.u_out), 0)
+                flushed = (values == 0) & (np.abs(right) - error <= p.tiny_out)
+                ends = right - error, right + error
+                truncated |= decided & (_may_be_stored(values, ends, truncate, dtype) | flushed)
+                rounded |= decided & (_may_be_stored(values, ends, round_to, dtype) | flushed)
+                judged |= decided
+        if (judged & ~truncated).any():
+            return False
+        evidence += int(np.count_nonzero(truncated & ~rounded))
+    return evidence >= TRUNCATION_EVIDENCE
+
+
+class _Unbiased(Expected):
+    _normalize_unbiased = True
+
+
+def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: Tier) -> bool:
+    """Whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
+    problem = expected.problem
+    if not problem.recomputes or problem.m == 1:
+        return False
+    tally = compare(_Unbiased(problem, expected.inputs), output, got, (exact,))
+    return not tally.over and not tally.undecided and tally.unjudged < tally.elements
+
+
+def bessel_convention(expected: Expected, got: Array) -> str:
+    """Which variance went into the running variance: "unbiased", "biased", "cannot tell" or "neither".
+
+    pybnorm's rule is the unbiased one; the other is evaluated to name what a wrong library did.
+    """
+    tier = tiers(expected.problem, "running_variance")[-1]
+    part = expected._parameter_part("running_variance", got, (tier,))
+    assert part.got is not None
+    assert expected.biased_running_variance is not None
+    bound = part.classes[0][0]
+    judged = np.isfinite(part.reference) & (np.abs(part.reference) + bound <= expected.precision.max_param)
+    with np.errstate(all="ignore"):
+        # the bound of the biased form is smaller by (m-1)/m, which the comparison need not know
+        unbiased, biased = (
+            bool(np.all((np.abs(part.got - right) <= bound)[judged]))
+            for right in (part.reference, expected.biased_running_variance)
+        )
+    if unbiased and biased:
+        return "cannot tell"
+    return "unbiased" if unbiased else "biased" if biased else "neither"

@@ -1,0 +1,367 @@
+"""The reference of a problem beside its bounds, walked in blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, reference
+from pybnorm.check.bounds.classes import Tier, precision
+from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, given, stored
+from pybnorm.check.data import Inputs
+from pybnorm.check.problem import Problem, checked
+from pybnorm.enums import Mode, Operation
+
+__all__ = ["Expected", "Part"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A block of one output: where it is, what is right, what came, and each class's bound and undecided elements."""
+
+    index: tuple[slice, ...]
+    reference: Array
+    got: Array | None
+    classes: list[tuple[Array, Array]]
+
+
+class _Outputs(Mapping[str, Array]):
+    """Float64 results by name; those of x's size are computed when they are asked for, and not kept."""
+
+    def __init__(self, parameters: dict[str, Array], names: Sequence[str], data: Callable[[str], Array]) -> None:
+        self._parameters, self._names, self._data = parameters, names, data
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._parameters[name] if name in self._parameters else self._data(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Expected:
+    """The right outputs of a problem and the bounds of each.
+
+    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked.
+
+    Parameters
+    ----------
+    problem : Problem
+    inputs : Inputs
+        As stored; need not be the ones `pybnorm.check.data.generate` gives.
+
+    Attributes
+    ----------
+    outputs : mapping of str to ndarray
+        float64 results before blending: y | saved_mean, saved_inv_variance | running_mean, running_variance |
+        dx, dscale, dbias, as the problem has them. y and dx are computed anew each time they are looked up; `shape`
+        tells their shape without that.
+    biased_running_variance : ndarray or None
+        What a library that leaves out m / (m - 1) would write.
+    """
+
+    _normalize_unbiased = False
+    """For diagnosis: what comes of the usual mistake to normalize by v m / (m - 1)."""
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        checked(problem)
+        _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.data.generate makes them")
+        self.problem, self.inputs = problem, inputs
+        self.precision = precision(problem.dtype, problem.parameter_dtype)
+        self.biased_running_variance: Array | None = None
+        self._axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+        self._parameters: dict[str, Array] = {}
+        self._sums: dict[bool, tuple[Array, Array]] = {}
+        operation = problem.operation
+        with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
+            if operation == Operation.FORWARD_TRAINING:
+                self._training()
+            elif operation == Operation.FORWARD_INFERENCE:
+                self._inference()
+            else:
+                self._backward()
+        data = "dx" if operation == Operation.BACKWARD else "y"
+        self.outputs: Mapping[str, Array] = _Outputs(self._parameters, (data, *self._parameters), self._whole)
+
+    def shape(self, output: str) -> tuple[int, ...]:
+        """Shape of an output."""
+        return self.inputs.x.shape if output in ("y", "dx") else self._parameters[output].shape
+
+    def _training(self) -> None:
+        problem, inputs = self.problem, self.inputs
+        self._take_moments()
+        mean, variance = self._moments.mean, self._moments.variance
+        if problem.saved:
+            self._parameters |= {"saved_mean": mean, "saved_inv_variance": self._inverse}
+        if problem.running:
+            f, m = problem.factor, problem.m
+            old_mean = inputs.need("mean").astype(np.float64)
+            old_variance = inputs.need("variance").astype(np.float64)
+            self._parameters |= {
+                "running_mean": f * mean + (1 - f) * old_mean,
+                "running_variance": f * (variance * m / (m - 1)) + (1 - f) * old_variance,
+            }
+            self.biased_running_variance = f * variance + (1 - f) * old_variance
+
+    def _inference(self) -> None:
+        p, problem, inputs = self.precision, self.problem, self.inputs
+        self._mean = inputs.need("mean").astype(np.float64)
+        variance = inputs.need("variance").astype(np.float64)
+        self._inverse = 1 / np.sqrt(variance + problem.epsilon)
+        # both flushed: a division by 0
+        relative = np.where((variance < p.tiny) & (problem.epsilon < p.tiny), np.inf, 4 * p.u)
+        self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, relative, p.tiny)
+
+    def _backward(self) -> None:
+        p, problem, inputs = self.precision, self.problem, self.inputs
+        if problem.saved:
+            self._mean = inputs.need("saved_mean").astype(np.float64)
+            self._inverse = inputs.need("saved_inv_variance").astype(np.float64)
+            self._deviations = lambda tier: given(self._inverse, np.zeros(()), p.tiny)
+        else:
+            self._take_moments()
+        sums = reference.backward_reduce(inputs.need("dy"), inputs.x, self._mean, self._inverse, axis=self._axis)
+        assert sums.dscale is not None
+        self._parameters |= {"dscale": sums.dscale, "dbias": sums.dbias}
+
+    def _take_moments(self) -> None:
+        """Statistics of x, and what their bounds need."""
+
+        def powers(x: Array) -> Iterator[Array]:
+            yield np.abs(x)
+            x *= x
+            yield x
+
+        p, problem = self.precision, self.problem
+        mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
+        absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), problem.mode)
+        m = problem.m
+        if self._normalize_unbiased:
+            variance = variance * m / (m - 1)
+            inverse = 1 / np.sqrt(variance + problem.epsilon)
+        self._mean, self._inverse = mean, inverse
+        self._moments = Moments(mean, variance, absolute / m, square / m, inverse)
+        lost_mean = absolute > p.reach
+        lost_variance = lost_mean | (m * variance > p.reach)
+
+        def within_range(tier: Tier) -> Deviations:
+            d = deviations(self._moments, problem.epsilon, p.u, tier, p.tiny)
+            return Deviations(
+                np.where(lost_mean, np.inf, d.mean),
+                np.where(lost_variance, np.inf, d.variance),
+                np.where(lost_variance, np.inf, d.inverse),
+                d.undecided & ~lost_variance,
+            )
+
+        self._deviations = within_range
+
+    def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
+        """What y or dx is made of beside x, dy and the mean, of the derived shape, and the reference's formula."""
+        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        if output == "y":
+            return [gain, self.inputs.need("bias")], lambda x, mean, gain, bias: (x - mean) * gain + bias
+        m = self.problem.m
+        centre, slope = self._parameters["dbias"] / m, self._inverse * (self._parameters["dscale"] / m)
+        return [gain, centre, slope], lambda x, dy, mean, gain, centre, slope: (dy - centre - (x - mean) * slope) * gain
+
+    def _whole(self, output: str) -> Array:
+        """y or dx before blending."""
+        parameters, formula = self.formula(output)
+        arrays = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
+        whole = np.empty_like(self.inputs.x, dtype=np.float64)
+        with np.errstate(all="ignore"):
+            for block in reference.iterate_blocks(arrays, self.problem.mode, (self._mean, *parameters)):
+                whole[block.index] = formula(*block.arrays, *block.parameters)
+        return whole
+
+    @property
+    def statistics(self) -> tuple[Array, Array]:
+        """Mean and inverse standard deviation that y or dx is made with."""
+        return self._mean, self._inverse
+
+    @property
+    def moments(self) -> Moments:
+        """Of x, where the statistics come from it."""
+        return self._moments
+
+    def ordinary(self, tier: Tier) -> Array:
+        """Which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
+        rows = self.inputs.x.reshape(self.problem.dims[0], -1) if self._axis != 1 else self.inputs.x
+        axes = self.problem.reduced_axes if self._axis == 1 else (0,)
+        values = rows.astype(np.float64)
+        with np.errstate(all="ignore"):
+            d = self._deviations(tier)
+            differ = (values.max(axis=axes) > values.min(axis=axes)) | (self.problem.m == 1)
+            right = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
+        found: Array = differ.reshape(right.shape) & right
+        return found
+
+    def _absolute_sums(self, one_pass: bool) -> tuple[Array, Array]:
+        """S and W of backward."""
+        if one_pass not in self._sums:
+
+            def weights(dy: Array, x: Array, mean: Array, r: Array) -> Iterator[Array]:
+                np.abs(dy, out=dy)
+                yield dy
+                yield dy * ((np.abs(x) + np.abs(mean)) * r if one_pass else np.abs(x - mean) * r)
+
+            sums = reference.reduce_blocks(
+                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean, self._inverse)
+            )
+            self._sums[one_pass] = sums[0], sums[1]
+        return self._sums[one_pass]
+
+    def _sum_errors(self, tier: Tier, d: Deviations) -> tuple[Array, Array]:
+        """E of dscale and of dbias."""
+        u = self.precision.u
+        total, weighted = self._absolute_sums(tier.one_pass)
+        dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
+        r, reach = self._inverse, self.precision.reach
+        with np.errstate(all="ignore"):
+            terms = 16.0 if tier.recurrence else tier.h + 4
+            if tier.exact and not self.problem.recomputes:
+                e_dscale = 6 * u * dscale
+            else:
+                e_dscale = terms * u * weighted + r * d.mean * dbias + dscale * d.inverse / r
+            e_dbias = 4 * u * dbias if tier.exact else tier.h * u * total
+            # the same sum before the multiplication by r counts as well
+            lost = self._absolute_sums(False)[1] * np.maximum(1, 1 / r) > reach
+        return np.where(lost, np.inf, e_dscale), np.where(total > reach, np.inf, e_dbias)
+
+    def blend(self, output: str) -> tuple[float, float, Array | None]:
+        """alpha, beta and prior of an output."""
+        problem, inputs = self.problem, self.inputs
+        if output in ("y", "dx"):
+            return problem.alpha, problem.beta, inputs.prior
+        if output in ("dscale", "dbias"):
+            prior = inputs.prior_scale if output == "dscale" else inputs.prior_bias
+            return problem.alpha_param, problem.beta_param, prior
+        return 1.0, 0.0, None
+
+    def kappa(self, index: tuple[int, ...]) -> float:
+        """\\|mean\\| / standard deviation of the statistic that the element at `index` of any output belongs to."""
+        place = tuple(min(i, n - 1) for i, n in zip(index, self._mean.shape, strict=True))
+        with np.errstate(all="ignore"):
+            deviation = np.sqrt(self._moments.variance[place]) if self.problem.recomputes else 1 / self._inverse[place]
+            return float(np.abs(self._mean[place]) / deviation)
+
+    def parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        """Walk one output in blocks (all at once where it is a parameter), with the bound of each of `classes`."""
+        with np.errstate(all="ignore"):
+            if output in ("y", "dx"):
+                yield from self._data_parts(output, got, classes)
+            else:
+                yield self._parameter_part(output, got, classes)
+
+    def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        p, inputs, m = self.precision, self.inputs, self.problem.m
+        alpha, beta, prior = self.blend(output)
+        arrays = [inputs.x] if output == "y" else [inputs.x, inputs.need("dy")]
+        made_of, formula = self.formula(output)
+        parameters = [self._mean, *made_of]
+        sources, end = len(arrays), len(parameters)
+        scale = inputs.scale.astype(np.float64)
+        # the largest factor that a kernel may put before a term, in whatever order it multiplies
+        factor = np.maximum(1, np.abs(scale)) * np.maximum(1, self._inverse)
+        if output == "y":
+            parameters += [self._inverse, scale, inputs.need("bias"), p.reach / factor]
+        else:
+            sums = self._absolute_sums(False)
+            lost = m * factor * (sums[0] + sums[1]) > p.reach
+            parameters += [self._inverse, scale, self._parameters["dscale"], self._parameters["dbias"]]
+        first = len(parameters)
+        undecided = []
+        for tier in classes:
+            d = self._deviations(tier)
+            undecided.append(d.undecided)
+            parameters += [d.mean, d.inverse]
+            if output == "dx":
+                e_dscale, e_dbias = self._sum_errors(tier, d)
+                parameters += [e_dscale, np.where(lost, np.inf, e_dbias)]
+        step = (len(parameters) - first) // max(len(classes), 1)
+        if got is not None:
+            arrays.append(got)
+        if beta != 0:
+            assert prior is not None
+            arrays.append(prior)
+        for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
+            x, *rest = block.arrays[:sources]
+            others = list(block.arrays[sources:])
+            values = others.pop(0) if got is not None else None
+            before = others.pop(0) if beta != 0 else None
+            mean, r, scale = block.parameters[0], block.parameters[end], block.parameters[end + 1]
+            result = formula(x, *rest, *block.parameters[:end])
+            out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+            bounds = []
+            for i, tier in enumerate(classes):
+                own = block.parameters[first + i * step : first + (i + 1) * step]
+                if output == "y":
+                    bias, reach = block.parameters[end + 2 : first]
+                    error = forward_error(x, mean, r, scale, bias, own, p.u)
+                    error = _without_lost(error, x, mean, reach)
+                else:
+                    dscale, dbias = block.parameters[end + 2 : first]
+                    error = backward_error(
+                        x, rest[0], result, mean, r, scale, dscale, dbias, own, m, p.u, tier.one_pass
+                    )
+                    if self.problem.parameter_dtype.itemsize == 2:
+                        normal = np.abs(x - mean) * r
+                        error += np.abs(scale) * r * p.u_param * (np.abs(dbias) + normal * np.abs(dscale)) / m
+                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+                bounds.append((bound, np.broadcast_to(undecided[i][block.parameter_index], bound.shape)))
+            yield Part(block.index, out, values, bounds)
+
+    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
+        p, problem, inputs, result = self.precision, self.problem, self.inputs, self._parameters[output]
+        alpha, beta, prior = self.blend(output)
+        before = None if prior is None else prior.astype(np.float64)
+        out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+        bounds = []
+        for tier in classes:
+            d = self._deviations(tier)
+            undecided = np.zeros(result.shape, bool)
+            if output in ("dscale", "dbias"):
+                error = self._sum_errors(tier, d)[0 if output == "dscale" else 1]
+                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+                if output == "dscale":
+                    undecided = d.undecided
+            elif output == "saved_mean":
+                bound = d.mean + p.u_param * np.abs(result) + p.tiny_param
+            elif output == "saved_inv_variance":
+                bound = d.inverse + p.u_param * result + p.tiny_param
+                undecided = d.undecided
+            else:
+                bound = self._running_bound(output, d, problem.factor, inputs) + p.tiny_param
+            bounds.append((bound, undecided))
+        index = tuple(slice(0, n) for n in result.shape)
+        values = None if got is None else got.astype(np.float64).reshape(result.shape)
+        return Part(index, out, values, bounds)
+
+    def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
+        u, u_p, m = self.precision.u, self.precision.u_param, self.problem.m
+        if output == "running_mean":
+            old, batch, slack, roundings = inputs.need("mean"), self._moments.mean, d.mean, 3
+        else:
+            c = m / (m - 1)
+            old, batch, slack, roundings = inputs.need("variance"), c * self._moments.variance, c * d.variance, 5
+        kept = np.abs((1 - f) * old.astype(np.float64))
+        result: Array = f * slack + (roundings * u + u_p) * (kept + np.abs(f * batch))
+        return result
+
+
+def _without_lost(error: Array, x: Array, mean: Array, reach: Array) -> Array:
+    """`error`, infinite where \\|x\\| + \\|mean\\| is beyond `reach`."""
+    largest = max(float(x.max()), -float(x.min())) + float(np.abs(mean).max())
+    if largest <= float(reach.min()):  # as nearly always, at the cost of two passes; not so if a NaN is among them
+        return error
+    return np.where(np.abs(x) + np.abs(mean) > reach, np.inf, error)

@@ -1,0 +1,101 @@
+"""Holds an output against its classes, strictest first, and gives the verdict that follows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments
+from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention, is_truncated, normalized_by_unbiased
+from pybnorm.check.bounds.classes import Tier, tiers
+from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.bounds.tally import compare
+from pybnorm.check.bounds.verdict import Status, Verdict
+from pybnorm.errors import ArgumentError
+
+__all__ = ["judge", "judge_by"]
+
+Array = npt.NDArray[Any]
+
+
+def judge(expected: Expected, output: str, got: Array) -> Verdict:
+    """The verdict on one output.
+
+    Parameters
+    ----------
+    expected : Expected
+    output : str
+        A key of ``expected.outputs``.
+    got : ndarray
+        What the library wrote, as stored, in logical order.
+    """
+    _arguments.instance(expected, Expected, "expected", "an Expected")
+    if not issubclass(type(output), str) or output not in tuple(expected.outputs):  # a look-up would compute it
+        raise ArgumentError("output", output, " | ".join(expected.outputs))
+    _arguments.instance(got, np.ndarray, "got", f"a NumPy array of shape {expected.shape(output)}")
+    if got.size != math.prod(expected.shape(output)):
+        raise ArgumentError("got", f"shape {got.shape}", f"shape {expected.shape(output)}")
+    _arguments.data_type(got.dtype, "got")
+    return judge_by(expected, output, got, tiers(expected.problem, output))
+
+
+def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Verdict:
+    """`judge` by other classes than those of `tiers`; the arguments are not looked at."""
+    ratios: dict[str, float] = {}
+    for count in range(1, len(classes) + 1):
+        tally = compare(expected, output, got, classes[:count])
+        tier = classes[count - 1]
+        ratios[tier.name] = tally.ratio
+        if not tally.over and not tally.undecided:
+            break
+    status, notes = tier.status, []
+    if tally.over:
+        status = Status.FAIL
+        chain = Tier("C", True, float(expected.problem.m))
+        if compare(expected, output, got, (chain,)).ratio <= 1:
+            notes.append("as one sequential chain of sums would err (class C)")
+        if (
+            output in ("y", "dx")
+            and got.itemsize == expected.problem.dtype.itemsize == 2
+            and is_truncated(expected, output, got, classes)
+        ):
+            notes.append(TRUNCATED)
+    elif tally.undecided or tally.unjudged == tally.elements:
+        status = Status.INCONCLUSIVE
+        notes.append(
+            f"{tally.undecided} elements of statistics whose inverse standard deviation no bound holds"
+            if tally.undecided
+            else "no element's right value is in range"
+        )
+    elif status == Status.WARN:
+        notes.append(f"single-pass cancellation, kappa={expected.kappa(tally.worst[0].index):.3g}")
+    elif count > 1 and normalized_by_unbiased(expected, output, got, classes[0]):
+        # within what Welford's rounding excuses, but no rounding: every element says the same
+        tier = classes[0]
+        tally = compare(expected, output, got, (tier,))
+        status = Status.FAIL
+        notes.append(UNBIASED)
+    elif count > 1:
+        notes.append(f"exact sums were rounded, as by Welford's recurrence; within class {tier.name}")
+    if 0 < tally.unjudged < tally.elements:
+        notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
+    if output == "running_variance":
+        notes.append(f"variance convention: {bessel_convention(expected, got)}")
+    return Verdict(
+        output=output,
+        status=status,
+        tier=tier.name,
+        ratio=ratios[classes[0].name],
+        ratios=ratios,
+        elements=tally.elements,
+        over=tally.over,
+        undecided=tally.undecided,
+        unjudged=tally.unjudged,
+        identical=not tally.different,
+        noticed=tally.noticed if math.isfinite(tally.noticed) else 0.0,
+        worst=tally.worst,
+        note="; ".join(notes),
+    )

@@ -1,0 +1,87 @@
+"""Counts the elements of an output that classes of kernels hold, and keeps the worst."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.bounds.classes import Tier
+from pybnorm.check.bounds.expected import Expected, Part
+from pybnorm.check.bounds.verdict import WORST_POINTS, Point
+from pybnorm.check.data import round_to
+
+__all__ = ["Tally", "compare"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of an output's elements, and the worst of them."""
+
+    ratio: float = 0.0
+    over: int = 0
+    undecided: int = 0
+    unjudged: int = 0
+    different: int = 0
+    elements: int = 0
+    noticed: float = math.inf
+    worst: list[Point] = dataclasses.field(default_factory=list)
+
+
+def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
+    """Count what `classes` together do not hold; ratios and points are those of the last class."""
+    tally = Tally()
+    data = output in ("y", "dx")
+    largest = expected.precision.max_out if data else expected.precision.max_param
+    dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
+    for part in expected.parts(output, got, classes):
+        assert part.got is not None
+        right, values = part.reference, part.got
+        with np.errstate(all="ignore"):
+            error = np.abs(values - right)
+            finite, size = np.isfinite(values), np.abs(right)
+            held = np.zeros(right.shape, bool)
+            judged = np.zeros(right.shape, bool)
+            for bound, undecided in part.classes:
+                in_range = np.isfinite(right) & (size + bound <= largest)
+                judged |= in_range
+                ratio = np.where(error == 0, 0.0, error / bound)
+                ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
+                held |= in_range & ~undecided & (ratio <= 1)
+            wild = judged & ~finite
+            # a class whose bound is out of range says as little as one that is undecided
+            open_ = judged & ~held & ~wild & (undecided | ~in_range)
+            ratio = np.where(wild, np.inf, ratio)
+            different = round_to(right, dtype).astype(np.float64) != values
+            relative = np.where(judged & (size > 0) & ~undecided, bound / size, np.inf)
+        tally.noticed = min(tally.noticed, float(relative.min(initial=math.inf)))
+        tally.elements += right.size
+        tally.different += int(np.count_nonzero(judged & different))
+        tally.unjudged += int(np.count_nonzero(~judged))
+        tally.over += int(np.count_nonzero(judged & ~held & ~open_))
+        tally.undecided += int(np.count_nonzero(open_))
+        tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
+        _remember(tally.worst, part, error, bound, ratio)
+    return tally
+
+
+def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio: Array) -> None:
+    """Merge a block's largest ratios into the list of worst points."""
+    floor = worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
+    flat = ratio.ravel()
+    chosen = np.flatnonzero(flat > floor)
+    if chosen.size > WORST_POINTS:
+        chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
+    for i in chosen:
+        local = np.unravel_index(int(i), ratio.shape)
+        index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
+        assert part.got is not None
+        values = (float(part.reference[local]), float(part.got[local]), float(bound[local]))
+        worst.append(Point(index, *values, float(flat[i])))
+    worst.sort(key=lambda point: -point.ratio)
+    del worst[WORST_POINTS:]

@@ -1,0 +1,167 @@
+"""Whether a case could have failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.bounds.classes import Tier, tiers
+from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.data import Inputs, round_to
+from pybnorm.check.problem import Problem
+from pybnorm.enums import Mode, Operation
+
+__all__ = ["untrusted"]
+
+Array = npt.NDArray[Any]
+
+
+def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[str]:
+    """Inputs whose change this case would not notice; not empty means MISTRUSTED.
+
+    Each input that the operation reads is changed in one place, and the reference must move by more than the bound in
+    some output: by the loosest stable bound, or with `one_pass`, for a case that only the one-pass bound accepted, by
+    that. At most four statistics are looked at, the first three and the last, because each is independent of the
+    others. The change is in the last one; where that is constant, not finite or beyond what the bound can say, as some
+    fills make some, in an ordinary one instead.
+
+    Not required, because the formulas do not depend on it (or, for epsilon, because only some fills make it
+    comparable with the variance):
+
+    * epsilon unless the fill is exact, sqrteps or paired; epsilon in backward with saved statistics
+    * x, scale and epsilon where m = 1 and the statistics come from x: x_hat is 0, and dx with it, so that alpha does
+      not show either (but the statistics that training saves or updates show x)
+    * scale and alpha in backward where m <= 2 and the statistics come from x: dx is 0 up to epsilon
+    * what only alpha = 0 hides, a prior where its beta is 0, running priors where the factor is 1
+    """
+    count = int(np.prod(problem.parameter_dims))
+    small, small_inputs = _few(problem, inputs, sorted({*range(min(3, count)), count - 1}))
+    baseline = Expected(small, small_inputs)
+    tier = [t for t in tiers(small, "y") if one_pass or not t.one_pass][-1]
+    if not baseline.ordinary(tier).flat[-1]:
+        small, small_inputs = _few(problem, inputs, _with_an_ordinary_last(problem, inputs, tier))
+        baseline = Expected(small, small_inputs)
+    bounds = _bounds(baseline, one_pass)
+    return [
+        name for name, changed, other in _changes(small, small_inputs) if not _moved(bounds, Expected(changed, other))
+    ]
+
+
+def _few(problem: Problem, inputs: Inputs, chosen: list[int]) -> tuple[Problem, Inputs]:
+    """The problem of the chosen statistics alone."""
+    per_activation = problem.mode == Mode.PER_ACTIVATION
+    few = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
+    return dataclasses.replace(problem, dims=few.x.shape, strides=()), few
+
+
+def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list[int]:
+    """Statistics to look at where the last one is special: one that can be judged comes last, if there is any."""
+    count = int(np.prod(problem.parameter_dims))
+    candidates = sorted({*range(min(16, count)), count - 1})
+    ordinary = Expected(*_few(problem, inputs, candidates)).ordinary(tier).ravel()
+    last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
+    return [*(i for i in candidates[:3] if i != last), last]
+
+
+def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
+    if per_activation:
+        return array.reshape(array.shape[0], -1)[:, chosen]
+    return np.take(array, chosen, axis=1)
+
+
+def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, Array]]]:
+    """Every output with its loosest bound, in the blocks of `Expected.parts`."""
+    result = {}
+    for name in expected.outputs:
+        tier = [t for t in tiers(expected.problem, name) if one_pass or not t.one_pass][-1]
+        result[name] = [(part.reference.copy(), part.classes[0][0]) for part in expected.parts(name, None, (tier,))]
+    return result
+
+
+def _moved(before: dict[str, list[tuple[Array, Array]]], after: Expected) -> bool:
+    """Whether some output is off by more than its bound."""
+    with np.errstate(all="ignore"):
+        return any(
+            bool(np.any(np.abs(part.reference - right) > bound))
+            for name, blocks in before.items()
+            for part, (right, bound) in zip(after.parts(name, None, ()), blocks, strict=True)
+        )
+
+
+_SHOW_EPSILON = ("exact", "sqrteps", "paired")
+"""Fills whose epsilon is comparable with the variance."""
+
+
+def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    operation, m = problem.operation, problem.m
+    backward = operation == Operation.BACKWARD
+    normal_is_zero = problem.recomputes and m == 1
+    dx_is_zero = problem.recomputes and m <= 2
+
+    def array(name: str, change: Callable[[Array], Array]) -> tuple[str, Problem, Inputs]:
+        old = getattr(inputs, name)
+        dtype = problem.dtype if name in ("x", "dy", "prior") else problem.parameter_dtype
+        new, place = old.astype(np.float64), old.size - 1
+        before = float(new.flat[place])
+        with np.errstate(invalid="ignore", over="ignore"):
+            after = change(new.flat[place])
+            # where the type's range ends: as far the other way, else with the other sign
+            for new.flat[place] in (after, 2 * before - after, -before):
+                stored_ = round_to(new, dtype)
+                if np.isfinite(stored_.astype(np.float64).flat[place]):
+                    break
+        return name, problem, dataclasses.replace(inputs, **{name: stored_})
+
+    def further(value: Array) -> Array:
+        return value + max(1.0, abs(value))
+
+    def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
+        changes: dict[str, Any] = {name: value}
+        return name, dataclasses.replace(problem, **changes), inputs
+
+    last_channel = inputs.x.reshape(inputs.x.shape[0], inputs.x.shape[1], -1)[:, -1].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        spread = float(last_channel.max() - last_channel.min())
+    if not 0 < spread < math.inf:
+        spread = 1.0 + abs(float(last_channel.flat[-1]))
+    shows_x = operation == Operation.FORWARD_TRAINING and problem.saved
+    shows_normal = not normal_is_zero and bool(problem.alpha or (backward and problem.alpha_param))
+    updates = operation == Operation.FORWARD_TRAINING and problem.running
+    if shows_x or shows_normal or updates:
+        yield array("x", lambda value: value + spread)
+    if problem.alpha and not normal_is_zero and not (backward and dx_is_zero):
+        yield array("scale", lambda value: 1.5 * value)
+    if problem.fill in _SHOW_EPSILON and not (backward and problem.saved) and (shows_x or shows_normal):
+        yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
+    if inputs.bias is not None and problem.alpha:
+        yield array("bias", further)
+    if inputs.dy is not None and (problem.alpha or problem.alpha_param):
+        yield array("dy", further)
+    reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha
+    reads_running = updates and problem.factor != 1
+    if reads_statistics or reads_running:
+        deviation = math.sqrt(float(inputs.need("variance").astype(np.float64).flat[-1]))
+        yield array("mean", lambda value: value + deviation)
+        yield array("variance", lambda value: 4 * value if value < 1e30 else value / 4)
+    if updates:
+        yield option("factor", problem.factor / 2 if problem.factor else 0.5)
+    if backward and problem.saved:
+        one_deviation = 1 / float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1])
+        yield array("saved_mean", lambda value: value + one_deviation)
+        yield array("saved_inv_variance", lambda value: 1.5 * value)
+    if not (backward and (normal_is_zero or dx_is_zero)):
+        yield option("alpha", 1.5 * problem.alpha or 0.5)
+    if problem.beta:
+        yield option("beta", 1.5 * problem.beta)
+        yield array("prior", further)
+    if backward:
+        yield option("alpha_param", 1.5 * problem.alpha_param or 0.5)
+        if problem.beta_param:
+            yield option("beta_param", 1.5 * problem.beta_param)
+            yield array("prior_scale", further)
+            yield array("prior_bias", further)

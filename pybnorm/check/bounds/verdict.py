@@ -1,0 +1,86 @@
+"""What is found about an output: its status, its worst elements and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+__all__ = ["WORST_POINTS", "Point", "Status", "Verdict"]
+
+WORST_POINTS = 10
+
+
+class Status(enum.Enum):
+    """Outcome of an output or of a case, never mixed up with one another."""
+
+    PASS = "PASS"
+    """Within the stable bound."""
+    WARN = "WARN"
+    """Outside the stable bound, within the one-pass bound: single-pass cancellation."""
+    UNSUPPORTED = "UNSUPPORTED"
+    """The backend refused the combination, by name."""
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """The bound says nothing about this data."""
+    MISTRUSTED = "MISTRUSTED"
+    """The case could not have failed."""
+    ERROR = "ERROR"
+    """Not run, and no verdict: the library cannot be used there, the node was lost, or this package failed."""
+    RESOURCE = "RESOURCE"
+    """Memory, or room for the outputs, could not be had."""
+    BUILD_FAILED = "BUILD_FAILED"
+    """The library could not compile its kernel."""
+    CRASHED = "CRASHED"
+    """The process of the library died."""
+    TIMEOUT = "TIMEOUT"
+    """The case did not end in the time it had, and its process was ended."""
+    FAIL = "FAIL"
+    """Wrong."""
+
+    @property
+    def severity(self) -> int:
+        """Position in the order above; the worst output decides a case."""
+        return list(Status).index(self)
+
+    @property
+    def good(self) -> bool:
+        """Whether a run with nothing but such cases exits with 0."""
+        return self in (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One element of one output."""
+
+    index: tuple[int, ...]
+    reference: float
+    got: float
+    bound: float
+    ratio: float
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What was found about one output."""
+
+    output: str
+    status: Status
+    tier: str
+    """The strictest class that holds every element; of the loosest tried if none does."""
+    ratio: float
+    """Worst error / bound in the strictest class."""
+    ratios: dict[str, float]
+    """The same for every class that was tried."""
+    elements: int
+    over: int = 0
+    """Elements that no conclusive class holds."""
+    undecided: int = 0
+    """Elements that no class can judge."""
+    unjudged: int = 0
+    """Elements whose right value is not finite or out of the type's range."""
+    identical: bool = False
+    """Every judged element is the reference rounded to the output type."""
+    noticed: float = 0.0
+    """Smallest relative error of an element that the class `tier` would not have held; 0 if none could be judged."""
+    worst: list[Point] = dataclasses.field(default_factory=list)
+    """Up to ten elements by falling error / bound, in the class `tier`."""
+    note: str = ""
