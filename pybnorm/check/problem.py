@@ -54,7 +54,10 @@ FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "sp
 
 _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
-_COMMON = ("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "repeats", "streams", "seed")
+_COMMON = (
+    *("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
+    *("repeats", "streams", "seed"),
+)
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
     Operation.FORWARD_INFERENCE: _COMMON,
@@ -62,6 +65,7 @@ OPTIONS = {
 }
 """Which options each operation has."""
 
+_FLAGS = ("running", "saved", "inplace")
 SEED_MAX = 2**64 - 1
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
@@ -73,7 +77,7 @@ SUITE_LARGEST = 1 << 25
 """Bytes of a suite file."""
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
-    *("params", "algorithm", "repeats", "streams", "seed"),
+    *("params", "algorithm", "inplace", "repeats", "streams", "seed"),
 )
 
 
@@ -163,6 +167,8 @@ class Problem:
     algorithm : str
         Which of the backend's ways (`pybnorm.algorithms`); empty for its entry point. One that no backend has is an
         error; one that another backend has is refused by this one, and the case UNSUPPORTED.
+    inplace : bool
+        The result is written over what it is made of: y over x, or dx over dy. beta is 0 then.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -194,6 +200,7 @@ class Problem:
     eps: float | None = None
     params: DataType | None = None
     algorithm: str = ""
+    inplace: bool = False
     repeats: int = 2
     streams: int = 1
     seed: int = 0
@@ -213,7 +220,7 @@ class Problem:
             given = _arguments.packed_strides(self.dims)
         put("strides", _arguments.strides(given, self.dims))
         put("fill", _checked_fill(self.fill))
-        for name in ("running", "saved"):
+        for name in _FLAGS:
             put(name, _arguments.boolean(getattr(self, name), name))
         put("algorithm", _arguments.text(self.algorithm, "algorithm"))
         for name in ("kappa", "alpha", "beta", "alpha_param", "beta_param"):
@@ -237,6 +244,8 @@ class Problem:
             _arguments.algorithm(self.algorithm, *_algorithms())
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
+        if self.inplace and self.beta:
+            raise ArgumentError("inplace", 1, f"beta=0 with inplace=1, where no prior is left (beta={self.beta:g})")
         self._check_operation()
 
     def _check_magnitude(self, put: Callable[[str, object], None]) -> None:
@@ -452,8 +461,7 @@ def _text(text: str, argument: str) -> str:
 _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) | {
     "fill": _text,
     "algorithm": _text,
-    "running": _flag,
-    "saved": _flag,
+    **dict.fromkeys(_FLAGS, _flag),
     "params": _data_type,
     **dict.fromkeys(_RANGES, _integer),
 }

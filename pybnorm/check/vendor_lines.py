@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+from pybnorm.check import calls
 from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
@@ -52,6 +53,7 @@ def miopen_driver(problem: Problem) -> str | None:
         or problem.dtype not in _MIOPEN_NAMES
         or problem.layout == Layout.STRIDED
         or problem.mode == Mode.SPATIAL_PERSISTENT
+        or problem.inplace
         or rank > 5
     ):
         return None
@@ -93,6 +95,8 @@ def benchdnn(problem: Problem) -> str | None:
     elif problem.layout == Layout.STRIDED:
         strides = "x".join(map(str, problem.strides))
         words.append(f"--strides={strides}:{strides}")
+    if problem.inplace:
+        words.append("--inplace=true")
     n, c, *spatial = problem.dims
     sizes = zip(("id", "ih", "iw")[3 - len(spatial) :], spatial, strict=True)
     epsilon = "" if problem.epsilon == 0.0625 else f"eps{problem.epsilon!r}"
@@ -115,8 +119,10 @@ def cudnn_call(problem: Problem) -> str | None:
     def pointer(value: float) -> str:
         return f"&({scalar}){{{value!r}}}"
 
+    overwritten = calls.overwritten(problem)
+
     def data(name: str) -> list[str]:
-        return [f"{name}Desc", name]
+        return [f"{name}Desc", overwritten.get(name, name)]
 
     mode = _CUDNN_MODES[problem.mode]
     blend = [pointer(problem.alpha), pointer(problem.beta)]

@@ -1,11 +1,16 @@
 """The call that a problem asks for follows the core's table of operations and tensors."""
 
+import numpy as np
 import pytest
+from simulated import Kernels, array_of, session
 
-from pybnorm import _core
+from pybnorm import _core, devices
 from pybnorm.check import calls
+from pybnorm.check.bounds import Status
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import OPERATIONS, Problem
+from pybnorm.check.runner import Session, open_session, run_case
+from pybnorm.errors import ArgumentError
 
 
 @pytest.mark.parametrize("word", OPERATIONS)
@@ -29,3 +34,52 @@ def test_a_new_line_of_the_core_is_a_new_tensor_of_the_call(monkeypatch):
 def test_statistics_that_a_problem_has_not_are_not_given():
     problem = Problem.parse("train,spatial,f32,nchw,4x3x5x5,running=0,saved=0")
     assert [t.name for t in calls.tensors(problem)] == ["x", "scale", "bias", "y"]
+
+
+class TakesStatisticsAgain(Kernels):
+    """Right unless y lies where x was: it stores y, and then takes the statistics to save from x."""
+
+    def forward_training(self, x, scale, bias, y, *, saved_mean, saved_inv_variance, **options):
+        super().forward_training(x, scale, bias, y, **options)
+        mean, variance = self.statistics(self.rows(array_of(x), options["mode"]), np.float32)
+        self.store_parameter(saved_mean, mean)
+        self.store_parameter(saved_inv_variance, self.inverse(variance, options["epsilon"], 20))
+
+
+class ReadsDyTwice(Kernels):
+    """Right unless dx lies where dy was: it sums dy for dbias after dx is there."""
+
+    def backward(self, x, dy, scale, dx, dscale, dbias, **options):
+        super().backward(x, dy, scale, dx, dscale, dbias, **options)
+        self.store_parameter(dbias, self.sum(self.rows(array_of(dy), options["mode"]), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "word", "outputs"),
+    [
+        (TakesStatisticsAgain, "train", {"saved_mean", "saved_inv_variance"}),
+        (ReadsDyTwice, "backward", {"dbias"}),
+    ],
+)
+def test_a_kernel_that_reads_what_it_wrote_is_found_in_place_only(kernels, word, outputs):
+    here = Session("onednn", kernels(), devices.device_for(1))
+    line = f"{word},spatial,f32,nchw,4x3x5x5,fill=randn"
+    assert run_case(Problem.parse(line), here).status == Status.PASS
+    assert run_case(Problem.parse(f"{line},inplace=1"), session()).status == Status.PASS
+    found = run_case(Problem.parse(f"{line},inplace=1"), here)
+    assert found.status == Status.FAIL
+    assert {v.output for v in found.verdicts if v.status == Status.FAIL} == outputs
+
+
+@pytest.mark.parametrize("word", OPERATIONS)
+def test_onednn_computes_in_place_and_callers_are_still_refused(load_library, word):
+    load_library("onednn")
+    problem = Problem.parse(f"{word},spatial,f32,nchw,4x6x5x7,fill=randn,inplace=1")
+    here = open_session("onednn")
+    with here.handle:
+        result = run_case(problem, here)
+        assert (result.status, result.message) == (Status.PASS, "")
+        arrays = {t.name: np.ones((4, 6, 5, 7) if t.data else 6, np.float32) for t in calls.tensors(problem)}
+        arrays |= {output: arrays[source] for output, source in calls.overwritten(problem).items()}
+        with pytest.raises(ArgumentError, match="memory that overlaps"):
+            getattr(here.handle, calls.METHODS[problem.operation])(**arrays)

@@ -55,10 +55,13 @@ def problems(draw):
         "factor": draw(held(0, 1)),
         "eps": draw(st.none() | held(1e-44 if fill == "sqrteps" else 0, 1e3)),
         "params": draw(st.none() | st.sampled_from(list(DataType))),
+        "inplace": draw(st.booleans()),
         "repeats": repeats,
         "streams": draw(st.integers(1, min(8, repeats))),
         "seed": draw(st.integers(0, 2**64 - 1)),
     }
+    if drawn["inplace"]:
+        drawn["beta"] = 0.0
     allowed = OPTIONS[operation]
     mode = draw(st.sampled_from(list(Mode)))
     m = dims[0] if mode == Mode.PER_ACTIVATION else math.prod(dims) // dims[1]
@@ -148,6 +151,8 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,4x1x2,fill=special", "special", "two statistics"),
         ("infer,peract,f32,nchw,4x1,fill=constant", "constant", "two statistics"),
         ("train,spatial,f32,nchw,2x3,params=f8", "f8", "f32 | f64 | f16 | bf16"),
+        ("train,spatial,f32,nchw,2x3,inplace=2", "2", "0 (absent) or 1 (given)"),
+        ("train,spatial,f32,nchw,2x3,inplace=1,beta=1", "1", "beta=0 with inplace=1"),
         ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=two", "two", "from 1 to 1000"),
@@ -337,8 +342,8 @@ def test_suites_that_would_go_on_for_ever_are_refused(tmp_path, monkeypatch):
             select(cases, suites)
 
 
-def test_the_smoke_suite_covers_every_operation_mode_dtype_layout_and_option():
-    suite = load_suite("smoke")
+def test_the_smallest_suites_cover_every_operation_mode_dtype_layout_and_option():
+    suite = load_suite("smoke") + load_suite("product")
     assert {p.fill for p in suite} == set(FILLS)
     for operation, options in OPTIONS.items():
         own = [p for p in suite if p.operation == operation]

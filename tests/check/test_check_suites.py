@@ -11,7 +11,7 @@ from pybnorm.check import problem as language
 from pybnorm.check.problem import FILLS, OPTIONS, Problem, packaged_suites
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-GENERAL = ("smoke", "standard", "full", "algorithms", "networks", "edges", "bugs", "bugs-big", "large")
+GENERAL = ("smoke", "standard", "product", "full", "algorithms", "networks", "edges", "bugs", "bugs-big", "large")
 NETWORKS = (
     *("resnet18", "resnet50", "vgg16_bn", "mobilenet_v2", "densenet121"),
     *("googlenet", "inception_v3", "efficientnet_b0", "unet3d"),
@@ -60,7 +60,7 @@ def test_includes():
     full = set(load_suite("full"))
     for name in ("smoke", "standard", "edges", "bugs", "networks"):
         assert full > set(load_suite(name))
-    assert set(load_suite("smoke")) < set(load_suite("standard"))
+    assert {*load_suite("smoke"), *load_suite("product")} < set(load_suite("standard"))
 
 
 def test_the_standard_suite_has_1500_cases_that_a_backend_of_two_dtypes_computes_and_stays_small():

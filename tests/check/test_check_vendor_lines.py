@@ -36,6 +36,7 @@ def test_miopen_driver(line, command):
             "backward,spatial,f32,strides=300x90x18x3,2x3x4x5,saved=0",
             "--dir=BWD_DW --flags=CH --dt=f32 --strides=300x90x18x3:300x90x18x3 mb2ic3ih4iw5",
         ),
+        ("infer,spatial,f32,nchw,2x10,inplace=1", "--dir=FWD_I --flags=GCH --dt=f32 --inplace=true mb2ic10"),
         ("infer,spatial,f32,nhwc,2x3x4x5x6", "--dir=FWD_I --flags=GCH --dt=f32 --tag=axb mb2ic3id4ih5iw6"),
     ],
 )
@@ -84,6 +85,7 @@ def test_cudnn_call(line, call):
     [
         ("train,spatial,f32,nchw,2x3", {"MIOpenDriver", "benchdnn", "cuDNN"}),
         ("train,spatial,f64,nchw,2x3", {"cuDNN"}),
+        ("train,spatial,f32,nchw,2x3,inplace=1", {"benchdnn", "cuDNN"}),
         ("train,spatial,f32,nchw,2x3,alpha=2", {"cuDNN"}),
         ("train,spatial,f32,nchw,2x3,beta=1", {"cuDNN"}),
         ("backward,spatial,f32,nchw,2x3,alpha_param=2", {"cuDNN"}),
