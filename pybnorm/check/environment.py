@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pybnorm import __version__, _core
-from pybnorm.check.results import host_digest
+from pybnorm.check.results import host_digest, is_implementation
 
 __all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
 
@@ -32,6 +32,11 @@ _RECORDED = (
     *("ONEDNN_", "DNNL_", "OMP_"),
 )
 """Beginnings of the names of variables that a run's document records."""
+_FRAMEWORKS = (
+    *("CUDA_", "CUDNN_", "CUPY_", "DNNL_", "JAX_", "MKL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_"),
+    *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "XLA_"),
+)
+"""The same, of what an implementation may be made of."""
 _DRIVERS = {
     "nvidia": ("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)"),
     "amdgpu": ("/sys/module/amdgpu/version", r"(\S+)"),
@@ -80,7 +85,10 @@ def _drivers() -> dict[str, str]:
 def variables(backend: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that matter to `backend`, `VISIBLE` left out; of this process by default."""
     known = os.environ if environment is None else environment
-    beginnings = (*_core.search_spec(backend).variables, f"PYBNORM_LIB_{backend.upper()}")
+    if is_implementation(backend):
+        beginnings: tuple[str, ...] = _FRAMEWORKS
+    else:
+        beginnings = (*_core.search_spec(backend).variables, f"PYBNORM_LIB_{backend.upper()}")
     return {k: known[k] for k in sorted(known) if k.startswith(beginnings) and k not in VISIBLE}
 
 

@@ -35,14 +35,22 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
 from typing import Any, Protocol
 
-from pybnorm import _core, devices
+from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.check import defects, environment, support
 from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, MpiNodes, Node, NotRunError, greeted
 from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo, CaseResult, LostNode
+from pybnorm.check.results import BackendInfo, CaseResult, LostNode, is_implementation
 from pybnorm.check.runner import run_recorded
-from pybnorm.check.session import Session, describe, device_type, identified, open_session, override
+from pybnorm.check.session import (
+    Session,
+    describe,
+    device_type,
+    identified,
+    label_of,
+    open_session,
+    override,
+)
 from pybnorm.check.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 
@@ -100,8 +108,7 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
             what = "the process died while it loaded the file"
         named = override(backend)
         attempts = ((named, os.environ[named], what),) if named else ()
-        label = _core.search_spec(backend).label
-        return BackendInfo(backend, label=label, problem=problem, attempts=attempts, override=named)
+        return BackendInfo(backend, label=label_of(backend), problem=problem, attempts=attempts, override=named)
 
 
 class Farm(Protocol):
@@ -518,7 +525,8 @@ def run_cases(
 
 def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseResult:
     """`result` with `known`. A known defect never explains damage, a failed check of trust or lost support."""
-    if not (result.verdicts and result.message) and result.claim != support.NEWLY_UNSUPPORTED:
+    explained = not (result.verdicts and result.message) and result.claim != support.NEWLY_UNSUPPORTED
+    if explained and not is_implementation(info.backend):
         known = defects.explain(info.backend, info.version, problem, result.verdicts, result.status, result.message)
         result.known = ", ".join(d.id for d in known)
     return result

@@ -50,6 +50,7 @@ COLOURS = {
     "ERROR": "#5b5f66",
     "RESOURCE": "#b8693a",
     "BUILD_FAILED": "#96531c",
+    "RAISED": "#96301c",
     "CRASHED": "#8c1c1c",
     "TIMEOUT": "#6d2048",
     "FAIL": "#e03131",
@@ -70,7 +71,10 @@ FLOOR, CEILING = 1e-5, 1e5
 """Ends of the scale of ratios; what is beyond them lies on them."""
 RASTER = 3000
 """Points above which a plot is an image, because each point of a drawing costs a hundred bytes."""
-_UNJUDGED = (Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.CRASHED, Status.TIMEOUT)
+_UNJUDGED = (
+    *(Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED, Status.CRASHED),
+    Status.TIMEOUT,
+)
 _TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 _INK = "#0b0c0d"  # replaced by the page's text colour
 

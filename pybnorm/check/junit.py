@@ -26,6 +26,7 @@ _ELEMENTS = {
     Status.ERROR: "error",
     Status.RESOURCE: "error",
     Status.BUILD_FAILED: "error",
+    Status.RAISED: "error",
     Status.CRASHED: "error",
     Status.TIMEOUT: "error",
     Status.FAIL: "failure",

@@ -30,6 +30,7 @@ __all__ = [
     "exit_status",
     "groups",
     "host_digest",
+    "is_implementation",
     "json_parts",
     "label",
     "labels",
@@ -261,8 +262,15 @@ def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- texts and counts
 
 
+def is_implementation(backend: str) -> bool:
+    """Whether a result's backend is no library but a Python object, MODULE:OBJECT."""
+    return ":" in backend
+
+
 def repro(result: CaseResult) -> str:
     """The command that runs this one case again."""
+    if is_implementation(result.backend):
+        return f"pybnorm check --implementation {shlex.quote(result.backend)} --case '{result.case}'"
     command = f"pybnorm check --backend {result.backend} --case '{result.case}'"
     variable = f"PYBNORM_LIB_{result.backend.upper()}"
     if variable in os.environ:

@@ -26,8 +26,9 @@ from pybnorm.check.bounds import Expected, Status, judge, untrusted
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.environment import visible
 from pybnorm.check.guarded import Observed, execute
+from pybnorm.check.implementations import CallError
 from pybnorm.check.problem import Problem, checked
-from pybnorm.check.results import BackendInfo, CaseResult
+from pybnorm.check.results import BackendInfo, CaseResult, is_implementation
 from pybnorm.check.session import (
     Session,
     capability_words,
@@ -110,7 +111,8 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         if keep is not None:
             _keep(result, keep, problem, calls.first)
     except Exception as error:
-        result.status, result.message = classify(error), f"{type(error).__name__}: {error}"
+        named = "" if isinstance(error, CallError) else f"{type(error).__name__}: "
+        result.status, result.message = classify(error), f"{named}{error}"
         derived = _arguments.derived_data_type(problem.dtype)
         if isinstance(error, errors.ArgumentError) and problem.parameter_dtype != derived:
             result.status = Status.UNSUPPORTED  # refused by the package, before the library sees the call
@@ -158,6 +160,8 @@ class _Calls:
 
 def classify(error: BaseException) -> Status:
     """The status of a case that raised `error`: FAIL only if the library was called and reported a failure."""
+    if isinstance(error, CallError):
+        return error.status
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
         return Status.UNSUPPORTED
     if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
@@ -216,7 +220,7 @@ def run_recorded(
             del verdict.worst[1:]  # worst points would be nine tenths of a good run's size
     key = opener, backend
     if key not in _described:
-        real = getattr(_sessions[key].handle, "library", None) is not None
+        real = is_implementation(backend) or getattr(_sessions[key].handle, "library", None) is not None
         _described[key] = describe(backend, _sessions[key]) if real else None
     info = _described[key]
     result.library = info.id if info else ""

@@ -9,13 +9,23 @@ from typing import Any
 
 from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU
+from pybnorm.check import implementations
 from pybnorm.check.calls import workspace_options
 from pybnorm.check.environment import cpu_flags, file_digest, variables
 from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo
+from pybnorm.check.results import BackendInfo, is_implementation
 from pybnorm.enums import Capability
 
-__all__ = ["Session", "capability_words", "describe", "device_type", "identified", "open_session", "override"]
+__all__ = [
+    "Session",
+    "capability_words",
+    "describe",
+    "device_type",
+    "identified",
+    "label_of",
+    "open_session",
+    "override",
+]
 
 
 @dataclasses.dataclass
@@ -51,8 +61,18 @@ class Session:
             return int(self.handle.workspace_size(problem.operation, x_desc, **workspace_options(problem)))
 
 
+class _Implemented(Session):
+    """An implementation and the memory that its arrays lie in."""
+
+    def capability(self, problem: Problem) -> Capability:
+        return Capability(0)
+
+    def workspace_size(self, problem: Problem) -> int:
+        return 0
+
+
 def open_session(backend: str) -> Session:
-    """A session on the real library of `backend` and its device.
+    """A session on the real library of `backend` and its device, or on an implementation.
 
     Raises
     ------
@@ -60,7 +80,12 @@ def open_session(backend: str) -> Session:
         The library cannot be used.
     BackendError
         It makes no handle, for instance because there is no device.
+    Exception
+        As `pybnorm.check.implementations.load`.
     """
+    if is_implementation(backend):
+        found = implementations.load(backend)
+        return _Implemented(backend, found, devices.device_for(found.memory_type))
     library = _core.load(backend)
     device = devices.device_for(library.device_type)
     return Session(backend, _core.Handle(backend, stream=device.stream or None, known_defects="ignore"), device)
@@ -71,6 +96,8 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
 
     `session` is one that is already open.
     """
+    if is_implementation(backend):
+        return _described(backend)
     info = BackendInfo(backend, label=_core.search_spec(backend).label)
     try:
         library = _core.load(backend)
@@ -92,6 +119,28 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
     return identified(info)
 
 
+def _described(backend: str) -> BackendInfo:
+    """What `describe` says of an implementation."""
+    info = BackendInfo(backend, label=backend)
+    try:
+        found = implementations.load(backend)
+        info.label, info.version, info.path = found.name, found.version, found.path
+        info.found_via, info.digest = "--implementation", file_digest(found.path)
+        info.device = devices.device_for(found.device_type).name
+        info.driver = devices.driver(found.device_type)
+    except Exception as error:
+        info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        return info
+    info.variables = variables(backend)
+    info.cpu_flags = cpu_flags() if found.device_type == CPU else []
+    return identified(info)
+
+
+def label_of(backend: str) -> str:
+    """The name of `backend`'s library; of an implementation its own, which only `describe` knows."""
+    return backend if is_implementation(backend) else _core.search_spec(backend).label
+
+
 def identified(info: BackendInfo) -> BackendInfo:
     """`info` with its `id`: equal for two libraries unless something says that they may compute differently.
 
@@ -104,11 +153,15 @@ def identified(info: BackendInfo) -> BackendInfo:
 
 def device_type(backend: str) -> int:
     """DLPack device type of the memory that the library of `backend` computes in."""
+    if is_implementation(backend):
+        return implementations.load(backend).device_type
     return _core.load(backend).device_type
 
 
 def override(backend: str) -> str:
     """The environment variable that names `backend`'s library, if it is set; no other place is searched then."""
+    if is_implementation(backend):
+        return ""
     variable = _core.search_spec(backend).variable
     return variable if os.environ.get(variable) else ""
 

@@ -41,6 +41,7 @@ STYLES = {
     Status.ERROR: "red",
     Status.RESOURCE: "red",
     Status.BUILD_FAILED: "red",
+    Status.RAISED: "red",
     Status.CRASHED: "bold red",
     Status.TIMEOUT: "bold red",
     Status.FAIL: "bold red",

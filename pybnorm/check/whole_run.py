@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm import _core
 from pybnorm.check import executors
 from pybnorm.check.archive import Journal
 from pybnorm.check.problem import Problem
@@ -135,7 +134,8 @@ class WholeRun:
         new = [info for info in entries if (info.backend, info.id) not in here]
         if new:
             self.found += new
-            self.found.sort(key=lambda info: _core.backends().index(info.backend))
+            order = list(dict.fromkeys(info.backend for info in self.found))
+            self.found.sort(key=lambda info: order.index(info.backend))
             self._check_same()
             if self._journal is not None:
                 self._write(self._journal.enter, self.found)

@@ -18,7 +18,7 @@ from pybnorm.check import executors, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
-from pybnorm.check.results import SCHEMA, CaseResult, exit_status, lost_text, not_run
+from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run
 from pybnorm.check.whole_run import WholeRun
 from pybnorm.cli import INTERRUPTED, output
 from pybnorm.errors import ArgumentError
@@ -31,6 +31,13 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 
 @click.command()
 @click.option("--backend", "backends", multiple=True, help="Backend to run; may be repeated. Default: all that load.")
+@click.option(
+    "--implementation",
+    "implementations",
+    multiple=True,
+    metavar="MODULE:OBJECT",
+    help="Python object to run as if it were a library; may be repeated.",
+)
 @click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
 @click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
@@ -60,6 +67,7 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 def check(
     context: click.Context,
     backends: tuple[str, ...],
+    implementations: tuple[str, ...],
     cases: tuple[str, ...],
     suites: tuple[str, ...],
     only_list: bool,
@@ -97,7 +105,8 @@ def check(
     A case, options at their default left out:
       train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
       nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
-    Options: see the documentation of pybnorm.check.problem.
+    Options: see the documentation of pybnorm.check.problem; what an object needs
+    for --implementation: that of pybnorm.check.implementations.
     """
     from pybnorm.check import html
 
@@ -106,7 +115,8 @@ def check(
         if only_list:
             _list(problems, verbose)
             return
-        chosen = _backends(backends, "--backend") or pybnorm.backends()
+        asked = (*_backends(backends, "--backend"), *_implementations(implementations))
+        chosen = asked or pybnorm.backends()
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
         required[REQUIRE_DEVICE] += _backends(needed, "--require")
         if resume and folder is None:
@@ -142,7 +152,7 @@ def check(
                 problems,
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
-    document = _document(run, farm, required, backends, allow_known)
+    document = _document(run, farm, required, asked, allow_known)
     failed = _write_reports(document, targets)
     trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
     if journal is not None:
@@ -213,6 +223,13 @@ def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
     return names
 
 
+def _implementations(specs: tuple[str, ...]) -> tuple[str, ...]:
+    for spec in specs:
+        if not is_implementation(spec):
+            raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
+    return specs
+
+
 def _judged(result: CaseResult, allow_known: bool) -> CaseResult:
     """The result as the exit status counts it: with --allow-known a known defect is a warning."""
     return dataclasses.replace(result, status=Status.WARN) if allow_known and result.known else result
@@ -278,7 +295,9 @@ def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) 
     for variable in document["unusable_overrides"]:
         console.print(Text(f"{variable} names a file that cannot be used", "bold red"))
     if not run.results:
-        console.print(Text("No vendor library could run, so nothing was checked.", "bold red"))
+        asked = any(is_implementation(item.backend) for item in run.found)
+        what = "Nothing that was asked for" if asked else "No vendor library"
+        console.print(Text(f"{what} could run, so nothing was checked.", "bold red"))
         for item in run.found:
             console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
             if not item.loaded and not item.override:

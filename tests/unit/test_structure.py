@@ -37,7 +37,7 @@ STOREYS = [
     {"_text"},
 ]
 # Of the check: what makes results, and what is below or beside it.
-MAKERS = {"session", "guarded", "runner", "worker", "nodes", "executors", "whole_run"}
+MAKERS = {"implementations", "session", "guarded", "runner", "worker", "nodes", "executors", "whole_run"}
 READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal"}
 BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
 # Files over 1,000 lines and classes over 500: of docstrings mostly. No others may come.

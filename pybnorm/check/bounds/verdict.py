@@ -29,6 +29,8 @@ class Status(enum.Enum):
     """Memory, or room for the outputs, could not be had."""
     BUILD_FAILED = "BUILD_FAILED"
     """The library could not compile its kernel."""
+    RAISED = "RAISED"
+    """The implementation under test raised an exception (`pybnorm.check.implementations`)."""
     CRASHED = "CRASHED"
     """The process of the library died."""
     TIMEOUT = "TIMEOUT"

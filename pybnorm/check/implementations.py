@@ -1,0 +1,429 @@
+"""Any Python object as the one that computes: ``pybnorm check --implementation MODULE:OBJECT``.
+
+The object has the methods ``forward_training``, ``forward_inference`` and ``backward``, or some of them. MODULE is the
+name of a module, found from the current folder too, or a file, ``FILE.py``; OBJECT is an instance of a class, or the
+class itself, which is then called without arguments::
+
+    class OneLiner:                # my_kernel.py: pybnorm check --implementation my_kernel:OneLiner --suite standard
+        name = "my kernel"         # for reports
+        version = "1.0"
+        arrays = "numpy"           # numpy | torch | cupy | jax
+        device = "cpu"             # cpu | cuda
+
+        def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
+            return scale * (x - running_mean) / np.sqrt(running_variance + epsilon) + bias
+
+The four attributes may be left out: the name is then MODULE:OBJECT, arrays are NumPy's, and they are on the CPU (those
+of CuPy on CUDA).
+
+Arguments
+---------
+All are passed by keyword, and a method's signature says what it can do. A case is UNSUPPORTED if it has an argument
+that the method does not take, lacks one that the method needs, or if the method raises `NotImplementedError`.
+
+* Arrays: those of `pybnorm.Handle`'s method of that name, such as ``x``, ``scale``, ``saved_inv_variance``. Data have
+  the dims, strides and dtype of the case; parameters and statistics have x's rank, with 1 in place of the axes that are
+  reduced. A case with ``running=0`` or ``saved=0`` does not pass those statistics.
+* ``epsilon``, and ``exponential_average_factor`` in training.
+* ``y``, or ``dx``, is the memory of ``x``, or ``dy``, in a case with ``inplace=1``.
+* ``alpha``, ``beta``, ``alpha_param``, ``beta_param`` and ``mode`` (``"spatial"``, ``"persistent"`` or ``"peract"``): a
+  method that does not take them gets the cases where they are 1, 0, 1, 0 and ``"spatial"``.
+
+Results
+-------
+A method may take the arrays of results (y, the running and the saved statistics; dx, dscale and dbias) and write them
+in place. What it does not write, it returns: a mapping of their names, a tuple in this order, of those that the case
+has, or one array. A returned statistic may be without the axes of length 1.
+
+Running statistics hold the values before the call, and y, dx, dscale and dbias the prior if its beta is not 0; other
+results hold NaN. Arrays lie in memory that is watched: a write outside of the results is a FAIL. JAX's cannot be
+written and have no strides: they are copies, in channels-first order, on JAX's own device.
+
+What an object does wrong is told apart: RAISED (an exception, with its last line), FAIL (a wrong result, dtype, shape
+or name), CRASHED and TIMEOUT (its process died or did not end), RESOURCE (a MemoryError).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm._arrays import CPU, CUDA, Buffer, numpy_dtype
+from pybnorm.check import calls
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import MODES
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+
+__all__ = ["ARRAYS", "DEVICES", "CallError", "Implementation", "load"]
+
+ARRAYS = ("numpy", "torch", "cupy", "jax")
+"""Values of an object's attribute ``arrays``."""
+DEVICES = {"cpu": CPU, "cuda": CUDA}
+"""Values of an object's attribute ``device``, with their DLPack device types."""
+_NEUTRAL = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "mode": "spatial"}
+_WORDS = {mode: word for word, mode in MODES.items()}
+_TENSORS = {calls.METHODS[operation]: tensors for operation, tensors in calls.TENSORS.items()}
+
+
+class CallError(Exception):
+    """A call of an implementation that gave no results to judge.
+
+    Attributes
+    ----------
+    status : Status
+        Of the case.
+    """
+
+    def __init__(self, status: Status, text: str) -> None:
+        self.status = status
+        super().__init__(status, text)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+# ---------------------------------------------------------------- finding it
+
+
+@functools.cache
+def load(spec: str) -> Implementation:
+    """The implementation that ``MODULE:OBJECT`` or ``FILE.py:OBJECT`` names, once for this process.
+
+    Raises
+    ------
+    ArgumentError
+        There is none, or its attributes are not what they may be.
+    Exception
+        What its module raised.
+    """
+    name, _, path = spec.rpartition(":")
+    if not name or not path:
+        raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
+    module = _file(name, spec) if name.endswith(".py") else _module(name, spec)
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = [n for n, value in vars(module).items() if _has_method(value)]
+            has = f"; it has {', '.join(known)}" if known else ""
+            raise ArgumentError("--implementation", spec, f"an object of {module.__name__}{has}") from None
+    return Implementation(spec, found() if isinstance(found, type) else found, module)
+
+
+def _has_method(value: object) -> bool:
+    return any(callable(inspect.getattr_static(value, method, None)) for method in _TENSORS)
+
+
+def _module(name: str, spec: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of something that it imports
+        raise ArgumentError("--implementation", spec, f"a module that can be imported ({error})") from None
+
+
+def _file(name: str, spec: str) -> ModuleType:
+    path = Path(name).absolute()
+    if not path.is_file():
+        raise ArgumentError("--implementation", spec, "a file that is there")
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules.setdefault(path.stem, module)
+    found.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- calling it
+
+
+class Implementation:
+    """What a `pybnorm.check.session.Session` calls in place of a `pybnorm.Handle`.
+
+    Parameters
+    ----------
+    spec : str
+        ``MODULE:OBJECT``.
+    target : object
+        The object.
+    module : module
+        Where it was found.
+
+    Raises
+    ------
+    ArgumentError
+        The object has no method, or an attribute is not what it may be.
+    """
+
+    def __init__(self, spec: str, target: Any, module: ModuleType | None = None) -> None:
+        self.spec, self.target = spec, target
+        self._in_place = False
+        if not any(callable(getattr(target, method, None)) for method in _TENSORS):
+            raise ArgumentError("--implementation", spec, f"an object with a method {' or '.join(_TENSORS)}")
+        self.name = str(getattr(target, "name", spec))
+        text = str(getattr(target, "version", ""))
+        numbers = re.match(r"\d+(\.\d+)*", text)
+        self.version = tuple(int(n) for n in numbers[0].split(".")) if numbers else ()
+        self.path = getattr(module, "__file__", None) or spec
+        self.arrays = self._attribute("arrays", ARRAYS)
+        self.device = self._attribute("device", DEVICES if self.arrays != "cupy" else ("cuda",))
+        if self.arrays == "numpy" and self.device != "cpu":
+            raise ArgumentError(f"{spec}.device", self.device, "cpu with arrays='numpy'")
+        self.framework = _FRAMEWORKS[self.arrays](self.device)
+
+    def _attribute(self, name: str, words: Any) -> str:
+        value = getattr(self.target, name, next(iter(words)))
+        if not isinstance(value, str) or value not in words:
+            raise ArgumentError(f"{self.spec}.{name}", value, " | ".join(words))
+        return value
+
+    @property
+    def device_type(self) -> int:
+        """DLPack device type of where it computes."""
+        return DEVICES[self.device]
+
+    @property
+    def memory_type(self) -> int:
+        """DLPack device type of the memory that a case's arrays lie in; JAX copies them to its own device."""
+        return CPU if self.arrays == "jax" else self.device_type
+
+    def set_stream(self, stream: int) -> None:
+        """Refuse a stream: the object is given none.
+
+        Raises
+        ------
+        CallError
+            UNSUPPORTED.
+        """
+        raise CallError(Status.UNSUPPORTED, f"{self.name} is given no streams")
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        if method not in _TENSORS:
+            raise AttributeError(method)
+        return functools.partial(self._call, method)
+
+    def _call(self, method: str, *, workspace: object = None, **arguments: Any) -> None:
+        function = getattr(self.target, method, None)
+        if not callable(function):
+            raise CallError(Status.UNSUPPORTED, f"{self.name} has no {method}")
+        if "mode" in arguments:
+            arguments["mode"] = _WORDS[arguments["mode"]]
+        given = self._taken(function, method, arguments)
+        outputs = [t.name for t in _TENSORS[method] if t.written and t.name in arguments]
+        writable = set(given) if self.framework.writes else set()
+        if self._in_place and not writable & {"y", "dx"}:
+            text = f"{self.name}'s {method} does not take the array of its result, to write it in place"
+            raise CallError(Status.UNSUPPORTED, text)
+        made = {n: self.framework.of(v) for n, v in arguments.items() if isinstance(v, Buffer)}
+        try:
+            returned = function(**{name: made.get(name, value) for name, value in given.items()})
+            self.framework.synchronize()
+        except Exception as error:
+            raise _of_exception(error) from error
+        for name, value in self._results(method, returned, outputs, writable).items():
+            tensor = next(t for t in _TENSORS[method] if t.name == name)
+            self._store(tensor, arguments[name], value)
+        self.framework.synchronize()
+
+    def _taken(self, function: Callable[..., Any], method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the method takes; it must need no others, and may leave out only what changes nothing."""
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # of an extension module, which may take everything
+            return dict(arguments)
+        if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+            given = dict(arguments)
+        else:
+            given = {name: value for name, value in arguments.items() if name in parameters}
+        written = {t.name for t in _TENSORS[method] if t.written}
+        for name, value in arguments.items():
+            if name not in given and name not in written and _NEUTRAL.get(name, ...) != value:
+                text = f"={value!r}" if isinstance(value, str) else ""
+                raise CallError(Status.UNSUPPORTED, f"{self.name}'s {method} does not take {name}{text}")
+        for name, parameter in parameters.items():
+            variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if name not in given and parameter.default is parameter.empty and not variable:
+                raise CallError(Status.UNSUPPORTED, f"{self.name}'s {method} needs {name}, which this case has not")
+        return given
+
+    def _results(self, method: str, returned: Any, outputs: list[str], taken: Container[str]) -> dict[str, Any]:
+        """The returned arrays by name; those that are missing must have been there to be written."""
+        if returned is None:
+            results: dict[str, Any] = {}
+        elif isinstance(returned, Mapping):
+            known = [t.name for t in _TENSORS[method] if t.written]
+            if wrong := [name for name in returned if name not in known]:
+                raise CallError(Status.FAIL, f"{method} returned {wrong[0]!r}, allowed: {' | '.join(known)}")
+            results = {name: value for name, value in returned.items() if name in outputs and value is not None}
+        else:
+            values = returned if isinstance(returned, (tuple, list)) else (returned,)
+            if len(values) != len(outputs):
+                raise CallError(
+                    Status.FAIL,
+                    f"{method} returned {len(values)} arrays without names, not {len(outputs)}: {', '.join(outputs)}",
+                )
+            results = {name: value for name, value in zip(outputs, values, strict=True) if value is not None}
+        if missing := [name for name in outputs if name not in results and name not in taken]:
+            what = "None" if returned is None else f"no {' and no '.join(missing)}"
+            raise CallError(
+                Status.FAIL, f"{method} returned {what}, and does not take {', '.join(missing)} to write in place"
+            )
+        return results
+
+    def _store(self, tensor: calls.Tensor, buffer: Buffer, value: Any) -> None:
+        """Write a returned array to where the results are read."""
+        name, right = tensor.name, buffer.dtype.name.lower()
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None:
+            raise CallError(Status.FAIL, f"{name} is of type {type(value).__name__}, not an array")
+        if (word := str(dtype).removeprefix("torch.")) != right:
+            raise CallError(Status.FAIL, f"{name} is of dtype {word}, not {right}")
+        dims = tuple(shape)
+        if dims != buffer.dims:
+            if tensor.data or [d for d in dims if d != 1] != [d for d in buffer.dims if d != 1]:
+                got, needed = ("x".join(map(str, d)) or "()" for d in (dims, buffer.dims))
+                raise CallError(Status.FAIL, f"{name} has the shape {got}, not {needed}")
+            value = value.reshape(buffer.dims)
+        try:
+            self.framework.write(buffer, value)
+        except Exception as error:
+            kind = type(value).__module__.partition(".")[0]
+            text = f"{name} is an array of {kind}, not of {self.arrays}: {type(error).__name__}: {error}"
+            raise CallError(Status.FAIL, text) from None
+
+
+def _of_exception(error: Exception) -> CallError:
+    """What an exception of the implementation says, and where it was raised."""
+    name = type(error).__name__
+    text = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, NotImplementedError):
+        return CallError(Status.UNSUPPORTED, str(error) or text)
+    if isinstance(error, MemoryError) or "OutOfMemory" in name:
+        return CallError(Status.RESOURCE, text)
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this file's
+    own = [frame for frame in frames if os.sep + "pybnorm" + os.sep not in frame.filename] or frames
+    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    return CallError(Status.RAISED, text + where)
+
+
+# ---------------------------------------------------------------- arrays of frameworks
+
+
+class _Memory:
+    """An array interface on a buffer, which it keeps alive."""
+
+    def __init__(self, buffer: Buffer, typestr: str) -> None:
+        size = buffer.dtype.itemsize
+        interface = {
+            "shape": buffer.dims,
+            "typestr": typestr,
+            "data": (buffer.pointer, False),
+            "strides": tuple(s * size for s in buffer.strides),
+            "version": 3,
+        }
+        if buffer.device_type == CPU:
+            self.__array_interface__ = interface
+        else:
+            self.__cuda_array_interface__ = interface
+        self.owner = buffer.owner
+
+
+_TYPES = {DataType.FLOAT64: "<f8", DataType.FLOAT32: "<f4", DataType.FLOAT16: "<f2", DataType.BFLOAT16: "<i2"}
+
+
+class _Numpy:
+    writes = True
+    """Whether a method can write to the arrays that it is given."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def of(self, buffer: Buffer) -> Any:
+        """The array that a method is given."""
+        return np.asarray(_Memory(buffer, _TYPES[buffer.dtype])).view(numpy_dtype(buffer.dtype))
+
+    def write(self, buffer: Buffer, value: Any) -> None:
+        """Copy a returned array of the right shape and dtype."""
+        self.of(buffer)[...] = value
+
+    def synchronize(self) -> None:
+        """Wait for the device; an error of asynchronous work is raised here."""
+
+
+class _Torch(_Numpy):
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.torch = importlib.import_module("torch")
+        if device != "cpu" and not self.torch.cuda.is_available():
+            raise RuntimeError(f"PyTorch {self.torch.__version__} finds no {device} device")
+
+    def of(self, buffer: Buffer) -> Any:
+        memory = _Memory(buffer, _TYPES[buffer.dtype])
+        if self.device == "cpu":
+            tensor = self.torch.from_numpy(np.asarray(memory))
+        else:
+            tensor = self.torch.as_tensor(memory, device=self.device)
+        return tensor.view(self.torch.bfloat16) if buffer.dtype == DataType.BFLOAT16 else tensor
+
+    def write(self, buffer: Buffer, value: Any) -> None:
+        self.of(buffer).copy_(value.detach())
+
+    def synchronize(self) -> None:
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()
+
+
+class _Cupy(_Numpy):
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.cupy = importlib.import_module("cupy")
+
+    def of(self, buffer: Buffer) -> Any:
+        if buffer.dtype == DataType.BFLOAT16:
+            raise CallError(Status.UNSUPPORTED, "CuPy has no bfloat16")
+        return self.cupy.asarray(_Memory(buffer, _TYPES[buffer.dtype]))
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.Device().synchronize()
+
+
+class _Jax(_Numpy):
+    writes = False
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.jax = importlib.import_module("jax")
+
+    def of(self, buffer: Buffer) -> Any:
+        if buffer.strides != _arguments.packed_strides(buffer.dims):
+            raise CallError(Status.UNSUPPORTED, "JAX's arrays have no strides: nchw only")
+        array = self.jax.numpy.array(super().of(buffer))
+        if array.dtype != numpy_dtype(buffer.dtype):
+            raise CallError(Status.UNSUPPORTED, "float64 in JAX needs jax.config.update('jax_enable_x64', True)")
+        return array
+
+    def write(self, buffer: Buffer, value: Any) -> None:
+        super().of(buffer)[...] = np.asarray(value)
+
+
+_FRAMEWORKS = {"numpy": _Numpy, "torch": _Torch, "cupy": _Cupy, "jax": _Jax}

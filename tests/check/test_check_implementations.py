@@ -1,0 +1,217 @@
+"""Any Python object under the judge: what it may be, and what each way to be wrong is called."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pybnorm.check.bounds import Status
+from pybnorm.check.executors import Pool, run_cases
+from pybnorm.check.problem import Problem
+from pybnorm.check.results import BackendInfo
+from pybnorm.check.runner import run_case
+from pybnorm.check.session import describe, open_session
+from pybnorm.check.worker import Worker
+from pybnorm.cli import main
+
+KERNELS = Path(__file__).with_name("wrong_kernels.py")
+LINE = "train,spatial,f32,nchw,8x3x4x4"
+SESSIONS = {}
+
+
+def spec(name):
+    return f"{KERNELS}:{name}"
+
+
+def run(name, line=LINE):
+    if name not in SESSIONS:
+        SESSIONS[name] = open_session(spec(name))
+    return run_case(Problem.parse(line), SESSIONS[name])
+
+
+# ---------------------------------------------------------------- what a method may take and return
+
+
+@pytest.mark.parametrize("name", ["Right", "AsTuple", "Flat", "InPlace"])
+@pytest.mark.parametrize("line", [LINE, "train,spatial,f32,nhwc,8x3x4x4,fill=randn", LINE + ",saved=0"])
+def test_results_are_returned_by_name_or_in_order_or_written_in_place(name, line):
+    result = run(name, line)
+    if "saved=0" in line and name in ("AsTuple", "InPlace"):
+        assert result.status == (Status.FAIL if name == "AsTuple" else Status.UNSUPPORTED)
+    else:
+        assert (result.status, result.message) == (Status.PASS, "")
+        assert {v.output for v in result.verdicts} >= {"y", "running_mean", "running_variance"}
+        assert all(v.noticed for v in result.verdicts if v.ratio) or "fill=randn" not in line
+
+
+def test_in_place_is_one_memory():
+    assert run("InPlace", LINE + ",inplace=1").status == Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (LINE + ",alpha=2", "kernels's forward_training does not take alpha"),
+        ("train,peract,f32,nchw,8x3x4x4", "kernels's forward_training does not take mode='peract'"),
+        (LINE + ",running=0", "kernels's forward_training needs running_mean, which this case has not"),
+        (LINE + ",algorithm=fast", "kernels's forward_training does not take algorithm='fast'"),
+        ("backward,spatial,f32,nchw,8x3x4x4", "kernels has no backward"),
+        (
+            LINE + ",inplace=1",
+            "kernels's forward_training does not take the array of its result, to write it in place",
+        ),
+        (LINE + ",repeats=2,streams=2", "streams=2: a CPU has no streams"),
+    ],
+)
+def test_a_method_gets_the_cases_that_its_signature_says_it_can_do(line, reason):
+    result = run("Right", line)
+    assert (result.status, result.message) == (Status.UNSUPPORTED, reason)
+
+
+# ---------------------------------------------------------------- each way to be wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("Shape", Status.FAIL, "y has the shape 8x3x3x4, not 8x3x4x4"),
+        ("Dtype", Status.FAIL, "saved_mean is of dtype float64, not float32"),
+        ("Text", Status.FAIL, "y is of type str, not an array"),
+        (
+            "Name",
+            Status.FAIL,
+            "forward_training returned 'variance', allowed: "
+            "y | running_mean | running_variance | saved_mean | saved_inv_variance",
+        ),
+        (
+            "Two",
+            Status.FAIL,
+            "forward_training returned 2 arrays without names, not 5: "
+            "y, running_mean, running_variance, saved_mean, saved_inv_variance",
+        ),
+        (
+            "Nothing",
+            Status.FAIL,
+            "forward_training returned None, and does not take y, saved_mean, saved_inv_variance to write in place",
+        ),
+        (
+            "Less",
+            Status.FAIL,
+            "forward_training returned no saved_mean, and does not take saved_mean to write in place",
+        ),
+        ("Writes", Status.FAIL, "changed its input x"),
+        ("Refuses", Status.UNSUPPORTED, "float32 is not built in"),
+        ("Memory", Status.RESOURCE, "MemoryError: 2 GiB"),
+    ],
+)
+def test_what_a_call_does_wrong_is_said(name, status, message):
+    result = run(name)
+    assert (result.status, result.message) == (status, message)
+
+
+def test_an_exception_has_its_own_status_and_says_where_it_was_raised():
+    result = run("Raises")
+    line = next(n for n, text in enumerate(KERNELS.read_text().splitlines(), 1) if "no such" in text)
+    assert result.status == Status.RAISED
+    assert result.message == f"ValueError: no such\nkernel (wrong_kernels.py:{line}, in results)"
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [
+        ("Dropped", {"y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance"}),
+        ("Biased", {"running_variance"}),
+        ("Unwritten", {"y"}),
+    ],
+)
+def test_a_wrong_number_is_a_fail_of_its_outputs(name, outputs):
+    result = run(name)
+    assert result.status == Status.FAIL
+    assert {v.output for v in result.verdicts if v.status == Status.FAIL} == outputs
+
+
+class Impatient(Worker):
+    """Has a minute for every case, however busy the machine is, and a few seconds for one that would take forever."""
+
+    def call(self, function, *arguments, timeout=None):
+        return super().call(function, *arguments, timeout=6 if spec("Hangs") in arguments else timeout)
+
+
+def test_a_crash_and_a_hang_cost_their_own_case():
+    found = {}
+    with Pool([Impatient(spec("Right"), timeout=60)]) as pool:
+        for name in ("Crashes", "Right", "Hangs"):
+            results = run_cases(pool, BackendInfo(spec(name)), [Problem.parse(LINE)])
+            found[name] = next(results)
+            results.close()
+    assert {name: result.status for name, result in found.items()} == {
+        "Crashes": Status.CRASHED,
+        "Right": Status.PASS,
+        "Hangs": Status.TIMEOUT,
+    }
+    assert found["Crashes"].message == "the library's process died: SIGABRT"
+
+
+# ---------------------------------------------------------------- finding it
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Nowhere", "allowed: an object of wrong_kernels; it has Right, AsTuple, Flat, InPlace, Dropped"),
+        ("Empty", "allowed: an object with a method forward_training or forward_inference or backward"),
+        ("Device", "wrong_kernels.py:Device.device: got tpu, allowed: cpu | cuda"),
+        ("Late", "OSError: no driver"),
+    ],
+)
+def test_what_cannot_be_called_is_no_verdict(name, reason):
+    info = describe(spec(name))
+    assert reason in info.problem
+    assert not info.id
+
+
+def test_a_module_is_found_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "found_here.py").write_text("from wrong_kernels import Right\nright = Right()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    info = describe("found_here:right")
+    assert (info.label, info.version, info.path) == ("kernels", (1, 2), str(tmp_path / "found_here.py"))
+    sys.modules.pop("found_here")
+    for wrong in ("found_nowhere:right", "found_here.more:right", "found_here.py:left", ":right", "found_here:"):
+        assert describe(wrong).problem.startswith("ArgumentError: --implementation: got "), wrong
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_it_is_run_reported_kept_and_compared_as_a_library_is(tmp_path, capsys):
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, arguments)))
+        return ended.value.code, capsys.readouterr().out
+
+    name = spec("Right")
+    common = ("check", "--executor", "process", "--implementation", name, "--case", f"{LINE},fill=exact/randn")
+    reports = ("--json", tmp_path / "run.json", "--junit", tmp_path / "run.xml", "--html", tmp_path / "run.html")
+    status, out = command(*common, *reports, "--save", tmp_path / "a")
+    assert status == 0
+    assert f"{name}: 2 cases, 2 PASS" in out
+    document = json.loads((tmp_path / "run.json").read_text())
+    (info,) = document["backends"]
+    assert (info["label"], info["version"], info["found_via"]) == ("kernels", [1, 2], "--implementation")
+    assert {case["library"] for case in document["cases"]} == {info["id"]}
+    assert all(case["known"] == case["claim"] == "" and case["saved"] for case in document["cases"])
+    assert document["cases"][0]["repro"].startswith(f"pybnorm check --implementation {name} --case ")
+    assert 'tests="2"' in (tmp_path / "run.xml").read_text()
+    assert "kernels" in (tmp_path / "run.html").read_text()
+    assert command(*common, "--save", tmp_path / "b")[0] == 0
+    status, out = command("compare", tmp_path / "a", tmp_path / "b")
+    assert status == 0
+    status, out = command(*common[:3], "--implementation", spec("Nowhere"), "--case", LINE)
+    assert status == 2
+    assert "Nothing that was asked for could run, so nothing was checked" in out
+    status, out = command(*common[:3], "--implementation", spec("Nowhere"), *common[3:])
+    assert status == 1
+    assert f"{spec('Nowhere')} was asked for and could not run" in out
+    assert command("check", "--implementation", "wrong_kernels")[0] == 2

@@ -1,0 +1,163 @@
+"""Implementations that are wrong, each in one way, for ``--implementation wrong_kernels:NAME``."""
+
+import os
+import threading
+
+import numpy as np
+
+
+class Right:
+    """A training of float32 that returns names; the others change something of it."""
+
+    name = "kernels"
+    version = "1.2+local"
+
+    def forward_training(self, x, scale, bias, epsilon, running_mean, running_variance, exponential_average_factor):
+        used, factor, m = self.used(x), np.float32(exponential_average_factor), x.size // x.shape[1]
+        mean = used.sum(axis=(0, 2, 3), keepdims=True) / np.float32(m)
+        variance = ((used - mean) ** 2).sum(axis=(0, 2, 3), keepdims=True) / np.float32(m)
+        inverse = 1 / np.sqrt(variance + np.float32(epsilon))
+        found = {
+            "y": scale * (x - mean) * inverse + bias,
+            "saved_mean": mean,
+            "saved_inv_variance": inverse,
+            "running_mean": running_mean + factor * (mean - running_mean),
+            "running_variance": running_variance + factor * (variance * self.correction(m) - running_variance),
+        }
+        return self.results(found)
+
+    def used(self, x):
+        return x
+
+    def correction(self, m):
+        return np.float32(m / (m - 1))
+
+    def results(self, found):
+        return found
+
+
+class AsTuple(Right):
+    def results(self, found):
+        names = ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+        return tuple(found[name] for name in names)
+
+
+class Flat(Right):
+    """Statistics of rank 1, as most kernels have them."""
+
+    def results(self, found):
+        return {name: value if name == "y" else value.ravel() for name, value in found.items()}
+
+
+class InPlace(Right):
+    def forward_training(self, *, y, saved_mean, saved_inv_variance, **others):
+        others = {name: value for name, value in others.items() if name not in ("mode", "alpha", "beta")}
+        found = super().forward_training(**others)
+        y[...], saved_mean[...], saved_inv_variance[...] = found["y"], found["saved_mean"], found["saved_inv_variance"]
+        others["running_mean"][...] = found["running_mean"]
+        others["running_variance"][...] = found["running_variance"]
+
+
+class Dropped(Right):
+    """The last element is in no sum."""
+
+    def used(self, x):
+        used = x.copy()
+        used[-1, :, -1, -1] = 0
+        return used
+
+
+class Biased(Right):
+    def correction(self, m):
+        return np.float32(1)
+
+
+class Writes(Right):
+    def used(self, x):
+        used = x.copy()
+        x += 1
+        return used
+
+
+class Shape(Right):
+    def results(self, found):
+        return found | {"y": found["y"][:, :, :-1]}
+
+
+class Dtype(Right):
+    def results(self, found):
+        return found | {"saved_mean": found["saved_mean"].astype(np.float64)}
+
+
+class Text(Right):
+    def results(self, found):
+        return found | {"y": "y"}
+
+
+class Name(Right):
+    def results(self, found):
+        return found | {"variance": found["saved_mean"]}
+
+
+class Two(Right):
+    def results(self, found):
+        return found["y"], found["saved_mean"]
+
+
+class Nothing(Right):
+    def results(self, found):
+        return None
+
+
+class Less(Right):
+    def results(self, found):
+        del found["saved_mean"]
+        return found
+
+
+class Unwritten(Right):
+    """Takes y and does not write it."""
+
+    def forward_training(self, *, y, **others):
+        del others["saved_mean"], others["saved_inv_variance"], others["mode"], others["alpha"], others["beta"]
+        found = super().forward_training(**others)
+        del found["y"]
+        return found
+
+
+class Raises(Right):
+    def results(self, found):
+        raise ValueError("no such\nkernel")
+
+
+class Refuses(Right):
+    def results(self, found):
+        raise NotImplementedError("float32 is not built in")
+
+
+class Memory(Right):
+    def results(self, found):
+        raise MemoryError("2 GiB")
+
+
+class Crashes(Right):
+    def results(self, found):
+        os.abort()
+
+
+class Hangs(Right):
+    def results(self, found):
+        threading.Event().wait()
+
+
+class Device(Right):
+    device = "tpu"
+
+
+class Late(Right):
+    def __init__(self):
+        raise OSError("no driver")
+
+
+class Empty:
+    pass
