@@ -33,6 +33,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_HOST_STEPS
         PBN_CAP_BLEND_ROUNDS
         PBN_CAP_ACTIVATION
+        PBN_CAP_WIDENED
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU

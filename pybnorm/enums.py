@@ -106,6 +106,8 @@ class Capability(enum.IntFlag):
     """A blended result (beta other than 0) is rounded to x's type more than once."""
     ACTIVATION = 64
     """The loaded library computes the call with a fused activation, correctly. Plans of cuDNN fuse by themselves."""
+    WIDENED = 128
+    """16-bit data are computed in float32, and results rounded to 16 bits once: the vendor has no kernel for them."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

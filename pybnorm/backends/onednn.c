@@ -749,13 +749,8 @@ static int check_support(int operation, int mode, int dtype) {
         return code;
     if (dtype == PBN_FLOAT64)
         return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's CPU batch normalization has no float64");
-    if (!api.runs[dtype][operation])
-        return pbn_refuse(PBN_E_UNSUPPORTED,
-                          dtype == PBN_FLOAT16    ? "this oneDNN has no float16 batch normalization for this "
-                                                    "processor's instruction set"
-                          : dtype == PBN_BFLOAT16 ? "this oneDNN has no bfloat16 batch normalization for this "
-                                                    "processor's instruction set"
-                                                  : "this oneDNN has no float32 batch normalization");
+    if (!api.runs[PBN_FLOAT32][operation])
+        return pbn_refuse(PBN_E_UNSUPPORTED, "this oneDNN has no float32 batch normalization");
     return PBN_OK;
 }
 
@@ -780,6 +775,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_BLEND_SCRATCH;
         if (folded)
             bits |= PBN_CAP_FOLDED;
+        if (!api.runs[dtype][operation])
+            bits |= PBN_CAP_WIDENED | PBN_CAP_HOST_STEPS;
         /* Statistics change form (variance, inverse standard deviation, running average) on either side of the
          * training and backward primitives. Inference is the vendor's alone unless memory is rearranged. */
         if (operation != PBN_OP_FORWARD_INFERENCE || (per_activation && layout != PBN_CHANNELS_FIRST) ||
@@ -821,11 +818,11 @@ static inline uint32_t float_to_bits(float f) {
     return bits;
 }
 
-static inline double from_f32(float f) { return f; }
+static inline float from_f32(float f) { return f; }
 static inline float to_f32(double d) { return (float)d; }
 static inline double from_f64(double d) { return d; }
 static inline double to_f64(double d) { return d; }
-static inline double from_bf16(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
+static inline float from_bf16(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
 
 /* The float next to d towards zero, its last bit set if d lies beyond: rounding that to 16 bits gives
  * what rounding d itself would, where rounding twice to nearest does not always. */
@@ -834,29 +831,31 @@ static inline uint32_t sticky_float_bits(double d) {
     return (float_to_bits(f) - (fabs((double)f) > fabs(d))) | (fabs((double)f) != fabs(d));
 }
 
-static inline uint16_t to_bf16(double d) {
-    uint32_t bits = sticky_float_bits(d);
+/* The nearest number of 16 bits, of a float's bits. Choices without branches, so that compilers vectorise them. */
+static inline uint16_t bf16_of(uint32_t bits) {
     uint32_t nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     uint32_t quiet = bits >> 16 | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : nearest);
 }
 
-static inline double from_f16(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 0x1fu, fraction = h & 0x3ffu;
-    if (exponent == 0) /* subnormals are multiples of 2^-24 */
-        return bits_to_float(sign | float_to_bits((float)fraction * 0x1p-24f));
-    return bits_to_float(sign | (exponent == 0x1f ? 0xffu : exponent + 112) << 23 | fraction << 13);
+static inline uint16_t f16_of(uint32_t bits) {
+    uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    uint32_t normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+    /* Below 2^-14: adding 1/2 leaves the multiple of 2^-24 in the low bits, rounded. */
+    uint32_t small = float_to_bits(bits_to_float(size) + 0.5f) - 0x3f000000u;
+    uint32_t finite = size < 0x38800000u ? small : normal;
+    uint32_t large = size > 0x7f800000u ? 0x7e00u : 0x7c00u; /* NaN; 2^16 and above */
+    return (uint16_t)(sign | (size >= 0x47800000u ? large : finite));
 }
 
-static inline uint16_t to_f16(double d) {
-    uint32_t bits = sticky_float_bits(d), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
-    if (size > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u);
-    if (size >= 0x47800000u) /* 2^16 and above */
-        return (uint16_t)(sign | 0x7c00u);
-    if (size < 0x38800000u) /* below 2^-14: adding 1/2 leaves the multiple of 2^-24 in the low bits, rounded */
-        return (uint16_t)(sign | (float_to_bits(bits_to_float(size) + 0.5f) - 0x3f000000u));
-    return (uint16_t)(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13);
+static inline uint16_t to_bf16(double d) { return bf16_of(sticky_float_bits(d)); }
+static inline uint16_t to_f16(double d) { return f16_of(sticky_float_bits(d)); }
+
+static inline float from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, size = h & 0x7fffu;
+    uint32_t normal = (size << 13) + (size >= 0x7c00u ? 0x70000000u : 0x38000000u);
+    uint32_t small = float_to_bits((float)(int32_t)size * 0x1p-24f); /* subnormals are multiples of 2^-24 */
+    return bits_to_float(sign | (size < 0x400u ? small : normal));
 }
 
 /* Unit strides apart so that the compiler vectorises them; b = 0 apart so that y is not read. */
@@ -883,20 +882,44 @@ ROW(row_f32, float, from_f32, float, from_f32, to_f32)
 ROW(row_f64, double, from_f64, double, from_f64, to_f64)
 ROW(row_f16, uint16_t, from_f16, uint16_t, from_f16, to_f16)
 ROW(row_bf16, uint16_t, from_bf16, uint16_t, from_bf16, to_bf16)
-ROW(row_f16_to_f32, uint16_t, from_f16, float, from_f32, to_f32)
-ROW(row_bf16_to_f32, uint16_t, from_bf16, float, from_f32, to_f32)
 ROW(row_f32_to_f16, float, from_f32, uint16_t, from_f16, to_f16)
 ROW(row_f32_to_bf16, float, from_f32, uint16_t, from_bf16, to_bf16)
 #undef ROW
 
-typedef void (*row_function)(const void *, int64_t, void *, int64_t, int64_t, double, double);
+/* y = x in another type. */
+#define CONVERSION(name, X, Y, value)                                                      \
+    static void name(const void *xv, int64_t sx, void *yv, int64_t sy, int64_t n) {        \
+        const X *restrict x = (const X *)xv;                                               \
+        Y *restrict y = (Y *)yv;                                                           \
+        if (sx == 1 && sy == 1)                                                            \
+            for (int64_t i = 0; i < n; i++)                                                \
+                y[i] = value(x[i]);                                                        \
+        else                                                                               \
+            for (int64_t i = 0; i < n; i++)                                                \
+                y[i * sy] = value(x[i * sx]);                                              \
+    }
+#define F16_OF_FLOAT(f) f16_of(float_to_bits(f))
+#define BF16_OF_FLOAT(f) bf16_of(float_to_bits(f))
+CONVERSION(f16_to_f32, uint16_t, float, from_f16)
+CONVERSION(bf16_to_f32, uint16_t, float, from_bf16)
+CONVERSION(f32_to_f16, float, uint16_t, F16_OF_FLOAT)
+CONVERSION(f32_to_bf16, float, uint16_t, BF16_OF_FLOAT)
+#undef CONVERSION
 
+typedef void (*row_function)(const void *, int64_t, void *, int64_t, int64_t, double, double);
+typedef void (*conversion)(const void *, int64_t, void *, int64_t, int64_t);
+
+/* What is blended has the type of the result, or is of float32. */
 static row_function row_of(int from, int to) {
     if (from == to)
         return from == PBN_FLOAT32 ? row_f32 : from == PBN_FLOAT64 ? row_f64 : from == PBN_FLOAT16 ? row_f16 : row_bf16;
-    if (to == PBN_FLOAT32)
-        return from == PBN_FLOAT16 ? row_f16_to_f32 : row_bf16_to_f32;
     return to == PBN_FLOAT16 ? row_f32_to_f16 : row_f32_to_bf16;
+}
+
+static conversion conversion_of(int from, int to) {
+    if (to == PBN_FLOAT32)
+        return from == PBN_FLOAT16 ? f16_to_f32 : bf16_to_f32;
+    return to == PBN_FLOAT16 ? f32_to_f16 : f32_to_bf16;
 }
 
 /* Elementwise over `rank` axes; neighbouring axes that are contiguous in both memories become one. */
@@ -928,6 +951,7 @@ static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, con
         merged = 1;
     }
     const row_function row = row_of(x_dtype, y_dtype);
+    const conversion convert = a == 1 && b == 0 && x_dtype != y_dtype ? conversion_of(x_dtype, y_dtype) : NULL;
     const int64_t x_item = (int64_t)pbn_item_size(x_dtype), y_item = (int64_t)pbn_item_size(y_dtype);
     const int plain = a == 1 && b == 0 && x_dtype == y_dtype && sx[0] == 1 && sy[0] == 1;
     const char *px = (const char *)x;
@@ -935,6 +959,8 @@ static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, con
     for (;;) {
         if (plain)
             memmove(py, px, (size_t)(n[0] * y_item));
+        else if (convert != NULL)
+            convert(px, sx[0], py, sy[0], n[0]);
         else
             row(px, sx[0], py, sy[0], n[0], a, b);
         int i = 1;
@@ -962,9 +988,9 @@ static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, con
  *
  * One memory order serves all tensors of the primitive, x's own where that is possible. A tensor in
  * another order is copied; a result in another order, or to be blended, is computed in the workspace,
- * in place of the copied input if there is one. 16-bit data to be blended are computed in float32, so
- * that the result is rounded to 16 bits once. */
-typedef struct plan {
+ * in place of the copied input if there is one. 16-bit data that are blended, or that oneDNN has no
+ * kernel for, are computed in float32, so that the result is rounded to 16 bits once. */
+typedef struct part {
     view memory;
     int64_t order[PBN_MAX_RANK]; /* strides, in x's rank, of the memory the primitive sees */
     int64_t count;               /* elements of x */
@@ -978,9 +1004,17 @@ typedef struct plan {
     size_t scratchpad, total;
     primitive *main, *statistics;
     uint64_t main_made, statistics_made; /* others may have taken their places since */
+} part;
+
+/* A call, in blocks of channels where copies in float32 of all its data would be large. */
+typedef struct plan {
+    int64_t block; /* channels of all blocks but the last, which may have fewer */
+    int last;      /* index of the last block's part */
+    part parts[2];
+    size_t total; /* bytes of workspace */
 } plan;
 
-static size_t reserve(plan *p, size_t bytes) {
+static size_t reserve(part *p, size_t bytes) {
     size_t offset = p->total;
     p->total += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return offset;
@@ -1001,7 +1035,7 @@ static int check_tensor(const pbn_tensor *t, const pbn_tensor *x) {
 }
 
 /* Chooses the memory order and the view of it that the primitive takes. */
-static void choose_memory(plan *p, const pbn_call *call, int one_order, int widen) {
+static void choose_memory(part *p, const pbn_call *call, int one_order, int widen) {
     const pbn_tensor *x = call->x_desc;
     const int per_activation = call->mode == PBN_PER_ACTIVATION;
     int64_t c = x->dims[1], s = p->count / x->dims[0] / c;
@@ -1035,11 +1069,19 @@ static void choose_memory(plan *p, const pbn_call *call, int one_order, int wide
     }
 }
 
-static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
+static int is_blended(const pbn_call *call) {
+    return call->alpha != 1 || call->beta != 0;
+}
+
+/* Whether 16-bit data are computed in float32. */
+static int widened(const pbn_call *call) {
+    const int dtype = call->x_desc->dtype;
+    return dtype != PBN_FLOAT32 && (is_blended(call) || !api.runs[dtype][call->operation]);
+}
+
+static int plan_part(pbn_handle *h, const pbn_call *call, part *p) {
     const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
     const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
-    if (h == NULL || x == NULL || x->rank < 2 || x->rank > PBN_MAX_RANK)
-        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
     int code = check_support(call->operation, call->mode, x->dtype);
     if (code == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
         code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused ReLU is not used: its backward wants the forward's "
@@ -1058,9 +1100,8 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
     p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
     p->count = pbn_numel(x->rank, x->dims);
     p->recompute = backward && call->saved_mean == NULL;
-    const int blended = call->alpha != 1 || call->beta != 0;
-    const int widen = blended && x->dtype != PBN_FLOAT32;
-    const int one_order = !blended && !p->recompute && matches(out, x->strides) &&
+    const int widen = widened(call), copied = widen || is_blended(call);
+    const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));
     choose_memory(p, call, one_order, widen);
     if (call->param_desc == NULL || call->param_desc->dtype != PBN_FLOAT32 ||
@@ -1069,7 +1110,7 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
 
     /* Tensors. The result is known to be copied to its place whenever it has an offset here. */
     const size_t tensor = (size_t)p->count * pbn_item_size(p->memory.dtype);
-    const int permuted = p->positions > 1, direct = !blended && matches(out, p->order);
+    const int permuted = p->positions > 1, direct = !copied && matches(out, p->order);
     if (widen || !matches(x, p->order))
         p->x = reserve(p, tensor);
     if (backward && (widen || !matches(call->dy_desc, p->order)))
@@ -1120,10 +1161,87 @@ static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
     return PBN_OK;
 }
 
+#define BLOCK_ELEMENTS ((int64_t)1 << 18) /* 1 MiB in float32: cache memory, and work for every thread */
+#define BLOCK_CHANNELS 16                 /* of channels-last data: what one vector holds */
+
+/* The call for `count` channels from `first` on. */
+typedef struct block_call {
+    pbn_call call;
+    pbn_tensor x, y, dy, dx, param;
+} block_call;
+
+static void block_of(const pbn_call *whole, int64_t first, int64_t count, block_call *b) {
+    const pbn_tensor *const from[] = {whole->x_desc, whole->y_desc, whole->dy_desc, whole->dx_desc,
+                                      whole->param_desc};
+    pbn_tensor *const to[] = {&b->x, &b->y, &b->dy, &b->dx, &b->param};
+    const pbn_tensor **const in_call[] = {&b->call.x_desc, &b->call.y_desc, &b->call.dy_desc, &b->call.dx_desc,
+                                          &b->call.param_desc};
+    size_t offsets[5] = {0};
+    b->call = *whole;
+    for (int i = 0; i < 5; i++) {
+        if (from[i] == NULL)
+            continue;
+        *to[i] = *from[i];
+        to[i]->dims[1] = count;
+        *in_call[i] = to[i];
+        offsets[i] = (size_t)(first * from[i]->strides[1]) * pbn_item_size(from[i]->dtype);
+    }
+#define PBN_MOVE(member, type, i)       \
+    if (b->call.member != NULL)         \
+        b->call.member = (type)b->call.member + offsets[i];
+    PBN_MOVE(x, const char *, 0)
+    PBN_MOVE(y, char *, 1)
+    PBN_MOVE(dy, const char *, 2)
+    PBN_MOVE(dx, char *, 3)
+    PBN_MOVE(scale, const char *, 4)
+    PBN_MOVE(bias, const char *, 4)
+    PBN_MOVE(running_mean, char *, 4)
+    PBN_MOVE(running_variance, char *, 4)
+    PBN_MOVE(saved_mean, char *, 4)
+    PBN_MOVE(saved_inv_variance, char *, 4)
+    PBN_MOVE(dscale, char *, 4)
+    PBN_MOVE(dbias, char *, 4)
+#undef PBN_MOVE
+}
+
+/* Channels of a block; all of them where no copies are made in float32. */
+static int64_t block_channels(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    if (!widened(call))
+        return x->dims[1];
+    const int64_t channels = x->dims[1], m = pbn_numel(x->rank, x->dims) / channels;
+    const int64_t least = x->layout == PBN_CHANNELS_LAST ? BLOCK_CHANNELS : 1;
+    const int64_t block = BLOCK_ELEMENTS / m / least * least;
+    return block < least ? (least < channels ? least : channels) : block < channels ? block : channels;
+}
+
+static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
+    if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
+    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call));
+    p->last = rest != 0;
+    if (p->block == channels) {
+        int code = plan_part(h, call, &p->parts[0]);
+        p->total = p->parts[0].total;
+        return code;
+    }
+    block_call b;
+    block_of(call, 0, p->block, &b);
+    int code = plan_part(h, &b.call, &p->parts[0]);
+    p->total = p->parts[0].total;
+    if (code == PBN_OK && p->last) {
+        block_of(call, channels - rest, rest, &b);
+        code = plan_part(h, &b.call, &p->parts[1]);
+        if (p->parts[1].total > p->total)
+            p->total = p->parts[1].total;
+    }
+    return code;
+}
+
 /* The workspace, or NULL where none is needed. */
-static int claim(const plan *p, const pbn_call *call, char **base) {
-    *base = p->total > 0 ? (char *)call->workspace : NULL;
-    if (p->total > 0 && (*base == NULL || (uintptr_t)*base % ALIGNMENT != 0 || call->workspace_size < p->total))
+static int claim(size_t total, const pbn_call *call, char **base) {
+    *base = total > 0 ? (char *)call->workspace : NULL;
+    if (total > 0 && (*base == NULL || (uintptr_t)*base % ALIGNMENT != 0 || call->workspace_size < total))
         return pbn_refuse(PBN_E_WORKSPACE, "the workspace is missing, smaller than the workspace query's answer or not "
                                            "aligned to 64 bytes");
     return PBN_OK;
@@ -1149,14 +1267,14 @@ static void *place(char *base, size_t offset) {
 }
 
 /* The caller's tensor as the primitive reads it. */
-static const void *tensor_in(const plan *p, const pbn_tensor *t, const void *data, void *copy) {
+static const void *tensor_in(const part *p, const pbn_tensor *t, const void *data, void *copy) {
     if (copy == NULL)
         return data;
     blend(t->rank, t->dims, t->dtype, data, t->strides, 1, p->memory.dtype, copy, p->order, 0);
     return copy;
 }
 
-static void tensor_out(const plan *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
+static void tensor_out(const part *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
     if (result != NULL)
         blend(t->rank, t->dims, p->memory.dtype, result, p->order, alpha, t->dtype, data, t->strides, beta);
 }
@@ -1166,7 +1284,7 @@ static void tensor_out(const plan *p, const pbn_tensor *t, const void *result, v
     for (int64_t c_ = 0, u = 0; c_ < (p)->channels; c_++)                           \
         for (int64_t s_ = 0, v = c_; s_ < (p)->positions; s_++, u++, v += (p)->channels)
 
-static const float *vector_in(const plan *p, const void *data, float *copy) {
+static const float *vector_in(const part *p, const void *data, float *copy) {
     const float *from = (const float *)data;
     if (copy == NULL)
         return from;
@@ -1177,9 +1295,9 @@ static const float *vector_in(const plan *p, const void *data, float *copy) {
 
 /* ------------------------------------------------------------------ the calls */
 
-static int run_forward_training(pbn_handle *h, const plan *p, const pbn_call *call) {
+static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
-    int code = claim(p, call, &base);
+    int code = claim(p->total, call, &base);
     if (code != PBN_OK)
         return code;
     const int64_t m = p->count / p->params;
@@ -1223,9 +1341,9 @@ static int run_forward_training(pbn_handle *h, const plan *p, const pbn_call *ca
     return PBN_OK;
 }
 
-static int run_forward_inference(pbn_handle *h, const plan *p, const pbn_call *call) {
+static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
-    int code = claim(p, call, &base);
+    int code = claim(p->total, call, &base);
     if (code != PBN_OK)
         return code;
     if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
@@ -1248,20 +1366,27 @@ static int run_forward_inference(pbn_handle *h, const plan *p, const pbn_call *c
 /* oneDNN takes a variance. 1/iv^2 with epsilon = 0 gives any iv back: 0 from an infinite variance,
  * infinity from a zero one, and a negative iv as |iv| with scale and dscale negated, because dx is
  * scale*iv*(...) around a product of two iv. */
-static int variance_from_saved(const plan *p, const float *inv_variance, float *variance, float *scale) {
-    EACH_PARAMETER(p, u, v) {
-        const double iv = inv_variance[u];
-        variance[v] = (float)(1 / (iv * iv));
-        if (iv < 0)
-            scale[v] = -scale[v];
-        if (!isnormal(variance[v]) && isfinite(iv) && iv != 0)
+static float variance_of(double iv) {
+    return (float)(1 / (iv * iv));
+}
+
+static int check_saved(const float *inv_variance, int64_t params) {
+    for (int64_t i = 0; i < params; i++)
+        if (!isnormal(variance_of(inv_variance[i])) && isfinite(inv_variance[i]) && inv_variance[i] != 0)
             return pbn_refuse(PBN_E_UNSUPPORTED, "a finite saved_inv_variance beyond about 1e-19 to 1e19 has no "
                                                  "float32 variance, which is what oneDNN takes");
-    }
     return PBN_OK;
 }
 
-static void gradient_out(const plan *p, const float *from, void *data, const float *inv_variance, double alpha,
+static void variance_from_saved(const part *p, const float *inv_variance, float *variance, float *scale) {
+    EACH_PARAMETER(p, u, v) {
+        variance[v] = variance_of(inv_variance[u]);
+        if (inv_variance[u] < 0)
+            scale[v] = -scale[v];
+    }
+}
+
+static void gradient_out(const part *p, const float *from, void *data, const float *inv_variance, double alpha,
                          double beta) {
     float *to = (float *)data;
     if (to == NULL)
@@ -1272,9 +1397,9 @@ static void gradient_out(const plan *p, const float *from, void *data, const flo
     }
 }
 
-static int run_backward(pbn_handle *h, const plan *p, const pbn_call *call) {
+static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
-    int code = claim(p, call, &base);
+    int code = claim(p->total, call, &base);
     if (code != PBN_OK)
         return code;
     if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
@@ -1289,9 +1414,10 @@ static int run_backward(pbn_handle *h, const plan *p, const pbn_call *call) {
     vector_in(p, call->scale, scale);
     const float *mean = own_mean;
     if (!p->recompute) {
-        code = variance_from_saved(p, call->saved_inv_variance, variance, scale);
+        code = check_saved(call->saved_inv_variance, p->params);
         if (code != PBN_OK)
             return code;
+        variance_from_saved(p, call->saved_inv_variance, variance, scale);
         mean = vector_in(p, call->saved_mean, own_mean);
     }
     const void *x = tensor_in(p, call->x_desc, call->x, place(base, p->x));
@@ -1312,23 +1438,36 @@ static int run_backward(pbn_handle *h, const plan *p, const pbn_call *call) {
     return PBN_OK;
 }
 
+static int run_part(pbn_handle *h, const part *p, const pbn_call *call) {
+    return call->operation == PBN_OP_BACKWARD            ? run_backward(h, p, call)
+           : call->operation == PBN_OP_FORWARD_INFERENCE ? run_forward_inference(h, p, call)
+                                                         : run_forward_training(h, p, call);
+}
+
+static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
+    const int64_t channels = call->x_desc->dims[1];
+    if (p->block == channels)
+        return run_part(h, &p->parts[0], call);
+    /* What a later block would refuse is refused before the first one writes. */
+    char *base;
+    int code = claim(p->total, call, &base);
+    if (code == PBN_OK && call->operation == PBN_OP_BACKWARD && call->saved_inv_variance != NULL)
+        code = check_saved(call->saved_inv_variance, channels / p->block * p->parts[0].params +
+                                                         (p->last ? p->parts[1].params : 0));
+    for (int64_t first = 0; first < channels && code == PBN_OK; first += p->block) {
+        const int64_t left = channels - first;
+        block_call b;
+        block_of(call, first, left < p->block ? left : p->block, &b);
+        code = run_part(h, &p->parts[left < p->block ? p->last : 0], &b.call);
+    }
+    return code;
+}
+
 /* Planned for this call alone. */
-static int run_once(pbn_handle *h, const pbn_call *call, int (*run)(pbn_handle *, const plan *, const pbn_call *)) {
+static int run_once(pbn_handle *h, const pbn_call *call) {
     plan p;
     int code = loaded ? plan_call(h, call, &p) : not_loaded();
-    return code == PBN_OK ? run(h, &p, call) : code;
-}
-
-static int forward_training(pbn_handle *h, const pbn_call *call) {
-    return run_once(h, call, run_forward_training);
-}
-
-static int forward_inference(pbn_handle *h, const pbn_call *call) {
-    return run_once(h, call, run_forward_inference);
-}
-
-static int backward(pbn_handle *h, const pbn_call *call) {
-    return run_once(h, call, run_backward);
+    return code == PBN_OK ? run_plan(h, &p, call) : code;
 }
 
 /* ------------------------------------------------------------------ plans: planned once */
@@ -1362,21 +1501,23 @@ static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_b
 }
 
 /* Primitives belong to the handle, which drops them for newer ones and with its engine. */
+static int part_is_made(pbn_handle *h, part *p) {
+    p->main->last_use = ++h->calls;
+    if (p->recompute)
+        p->statistics->last_use = ++h->calls;
+    return p->main->made == p->main_made && (!p->recompute || p->statistics->made == p->statistics_made);
+}
+
 static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
-    const plan *p = &made->p;
-    if (p->main->made != p->main_made || (p->recompute && p->statistics->made != p->statistics_made)) {
+    plan *p = &made->p;
+    if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
         plan again;
         int code = plan_call(h, call, &again);
         if (code != PBN_OK)
             return code;
-        made->p = again;
+        *p = again;
     }
-    p->main->last_use = ++h->calls;
-    if (p->recompute)
-        p->statistics->last_use = ++h->calls;
-    return call->operation == PBN_OP_BACKWARD            ? run_backward(h, p, call)
-           : call->operation == PBN_OP_FORWARD_INFERENCE ? run_forward_inference(h, p, call)
-                                                         : run_forward_training(h, p, call);
+    return run_plan(h, p, call);
 }
 
 static void plan_destroy(pbn_plan *made) {
@@ -1573,9 +1714,9 @@ const pbn_backend pbn_backend_onednn = {
     .derive = derive,
     .capability = capability,
     .workspace_size = workspace_size,
-    .forward_training = forward_training,
-    .forward_inference = forward_inference,
-    .backward = backward,
+    .forward_training = run_once,
+    .forward_inference = run_once,
+    .backward = run_once,
     .axpby = axpby,
     .fill = fill,
     .relu = relu,

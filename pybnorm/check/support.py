@@ -2,16 +2,15 @@
 
 ``support/BACKEND.json`` holds records, each for a range of versions. A record is made by ``pybnorm info --claims`` on a
 machine that has the library, and reviewed: conditions that the capability query cannot know, such as the largest batch,
-are added by hand. A combination that depends on the processor lists its flags in ``needs``: without them it does not
-count as supported::
+are added by hand::
 
     {"first": [3, 2], "last": null, "source": "...", "below": {"batch": null, "elements": 2147483648},
      "combinations": [{"operations": ["train"], "modes": ["spatial"], "dtypes": ["f16"], "layouts": ["nchw", "nhwc"],
-                       "ranks": [2, 3, 4], "blends": true, "needs": ["avx512_fp16"]}]}
+                       "ranks": [2, 3, 4], "blends": true}]}
 
 A record holds for the entry point and for the algorithms that every backend has, auto, fast and plain.
 ``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
-counts. ``blends``: alpha and beta may be other than 1 and 0. ``needs``: processor flags as Linux names them.
+counts. ``blends``: alpha and beta may be other than 1 and 0.
 """
 
 from __future__ import annotations
@@ -20,24 +19,21 @@ import functools
 import importlib.resources
 import itertools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pybnorm import _arguments
 from pybnorm.check.bounds import Status
-from pybnorm.check.environment import cpuinfo
 from pybnorm.check.problem import MODES, Problem
 from pybnorm.enums import Layout
 
-__all__ = ["CLAIMED", "NEWLY_UNSUPPORTED", "NOT_CLAIMED", "check", "claimed", "features", "record_of", "recorded"]
+__all__ = ["CLAIMED", "NEWLY_UNSUPPORTED", "NOT_CLAIMED", "check", "claimed", "record_of", "recorded"]
 
 CLAIMED = "claimed"
 NOT_CLAIMED = "not claimed"
 NEWLY_UNSUPPORTED = "newly unsupported"
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
-_LIMITING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # limit the instruction sets that a library uses
 _ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
@@ -54,13 +50,13 @@ def check(backend: str, version: Sequence[int], problem: Problem, status: Status
     record = record_of(backend, tuple(version))
     if record is None:
         return ""
-    if not claimed(record, problem, features()):
+    if not claimed(record, problem):
         return NOT_CLAIMED
     return NEWLY_UNSUPPORTED if status == Status.UNSUPPORTED else CLAIMED
 
 
-def claimed(record: Mapping[str, Any], problem: Problem, flags: Iterable[str]) -> bool:
-    """Whether a record says that `problem` runs on a processor with `flags`."""
+def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
+    """Whether a record says that `problem` runs."""
     batch, elements = record["below"]["batch"], record["below"]["elements"]
     if batch is not None and problem.dims[0] >= batch:
         return False
@@ -77,7 +73,6 @@ def claimed(record: Mapping[str, Any], problem: Problem, flags: Iterable[str]) -
     if any(f and not _FACTORS[0] <= abs(f) <= _FACTORS[1] for f in factors):
         return False
     mode = next(word for word, value in MODES.items() if value == problem.mode)
-    present = set(flags)
     return any(
         problem.word in c["operations"]
         and mode in c["modes"]
@@ -85,7 +80,6 @@ def claimed(record: Mapping[str, Any], problem: Problem, flags: Iterable[str]) -
         and _LAYOUTS[problem.layout] in c["layouts"]
         and len(problem.dims) in c["ranks"]
         and (c["blends"] or not blends)
-        and present.issuperset(c["needs"])
         for c in record["combinations"]
     )
 
@@ -108,14 +102,6 @@ def _records(backend: str) -> tuple[dict[str, Any], ...]:
     if not file.is_file():
         return ()
     return tuple(json.loads(file.read_text(encoding="utf-8")))
-
-
-@functools.cache
-def features() -> frozenset[str]:
-    """The processor's flags as Linux names them; none if an environment variable hides some from a library."""
-    if any(os.environ.get(name) for name in _LIMITING):
-        return frozenset()
-    return frozenset(cpuinfo("flags", "Features").split())
 
 
 def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: str) -> dict[str, Any]:
@@ -153,8 +139,7 @@ def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: 
         "source": source,
         "below": {"batch": None, "elements": 2**31 - 1},
         "combinations": [
-            {name: list(group[i]) for i, name in enumerate(names)} | {"blends": group[5], "needs": []}
-            for group in groups
+            {name: list(group[i]) for i, name in enumerate(names)} | {"blends": group[5]} for group in groups
         ],
     }
 

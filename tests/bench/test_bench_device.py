@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processor import need
 from rich.console import Console
 
 import pybnorm
@@ -64,7 +63,6 @@ def shown(result):
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_operation_is_measured_and_right(dtype):
-    need("onednn", dtype)
     result = device.run("onednn", **(TINY | {"dtypes": [dtype], "rivals": ["numpy"]}))
     assert result["good"]
     assert result["complete"]
@@ -120,7 +118,6 @@ def test_the_rivals_compute_what_the_library_does():
 
 def test_pytorch_on_the_cpu():
     pytest.importorskip("torch")
-    need("onednn", "bf16")
     result = device.run("onednn", **(TINY | {"rivals": ["torch"], "dtypes": ["f32", "bf16"]}))
     assert all("seconds" in row["contenders"]["torch"] for row in result["rows"])
     assert result["rivals"]["torch"]["threads"]

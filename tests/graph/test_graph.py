@@ -7,7 +7,6 @@ import logging
 import numpy as np
 import pytest
 from graph_bench import NUMPY, Bench, build, judge, judge_relu, new_graph, parts
-from processor import need
 
 import pybnorm
 from pybnorm import ArgumentError, DataType, Layout, Mode, Operation, _arguments
@@ -338,7 +337,6 @@ def test_next_running_statistics_may_be_the_previous_ones_memory(bench):
 
 def test_sixteen_bit_parameters(bench):
     """The data type of a parameter may be set to 16 bits; the arithmetic stays float32."""
-    need(bench.handle.backend, DataType.BFLOAT16)
     problem = problem_of(
         Operation.FORWARD_INFERENCE, DataType.FLOAT32, (4, 5, 6, 8), Layout.CHANNELS_FIRST, eps=EPSILON
     )
@@ -366,7 +364,6 @@ def test_sixteen_bit_parameters(bench):
 
 def test_an_intermediate_that_would_be_rounded_once_more_is_refused(bench):
     """float32 between two batch norms of bfloat16 data: no primitive holds it, so it is not done silently."""
-    need(bench.handle.backend, DataType.BFLOAT16)
     problem = problem_of(Operation.FORWARD_INFERENCE, DataType.BFLOAT16, (4, 5, 6, 8), Layout.CHANNELS_FIRST)
 
     def chain(kind):
@@ -387,7 +384,6 @@ def test_an_intermediate_that_would_be_rounded_once_more_is_refused(bench):
 
 def test_sum_of_two_batch_norms(bench):
     """One of them is added before rounding, the other is rounded before: refused unless it says so."""
-    need(bench.handle.backend, DataType.BFLOAT16)
     problem = problem_of(Operation.FORWARD_INFERENCE, DataType.BFLOAT16, (4, 5, 6, 8), Layout.CHANNELS_FIRST)
     for kind in (None, "bfloat16"):
         p = Parts(problem, "scale", "bias", "mean", "variance")

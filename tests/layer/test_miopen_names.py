@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from layer_cases import DTYPES, LAYOUTS, MODES, SHAPE, Place, blends, executes, hold, problem_of
-from processor import need
 
 import pybnorm
 from pybnorm import (
@@ -372,7 +371,6 @@ def test_v2_takes_parameters_of_other_dtypes(place, operation, mode, dtype, mix)
 
 
 def test_v2_inference_without_estimates_takes_other_dtypes(place):
-    need(place.handle.backend, BF16)
     dtypes = dict(zip(DESCRIBED[INFER], MIXES["affine bf16"], strict=True))
     training = problem_of(TRAIN, running=False, saved=False)
     case = Case(place, problem_of(INFER), dtypes)
@@ -495,8 +493,6 @@ def test_bad_descriptors_are_refused_by_name(place, operation, v2):
 @pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
 @pytest.mark.parametrize("operation", CALLS, ids=lambda v: v.name)
 def test_bad_memory_is_refused_by_miopens_name(place, operation, v2):
-    if v2:
-        need(place.handle.backend, BF16)  # below
     case = Case(place, problem_of(operation))
     optional = {n for n in case.memory if re.match(r"saved|estimated|result_(running|save)", n)}
     assert len(optional) == {TRAIN: 4, INFER: 2, BACKWARD: 2}[operation]
