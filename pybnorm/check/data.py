@@ -40,7 +40,8 @@ range
     turn. In backward scale is of the deviation's size, so that dx stays in range.
 special
     randn with one NaN or infinity in one statistic, the middle one; the others must not notice. seed mod 3 says which
-    (0 NaN, 1 +inf, 2 -inf), and in backward an odd seed div 3 puts it into dy instead of x.
+    (0 NaN, 1 +inf, 2 -inf), seed div 3 where: in turn x, (backward) dy, scale, (else) bias, and what there is of given
+    mean and variance or 1/sigma.
 
 All give inference a running variance that is far from 1 (not negative, and 0 beside a constant statistic only), and
 backward saved statistics that every second channel deviates from x's own (constant ones excepted), so that a library
@@ -593,16 +594,41 @@ class _Range(_Randn):
 
 
 class _Special(_Randn):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        backward = problem.operation == Operation.BACKWARD
+        places = ["x", "dy", "scale"] if backward else ["x", "scale", "bias"]
+        if problem.saved if backward else problem.running or not problem.recomputes:
+            places += ["mean", "variance"]
+        self.place = places[problem.seed // len(_SPECIAL) % len(places)]
+
+    def _put(self, name: str, values: Array, place: int) -> Array:
+        if name == self.place:
+            values.reshape(-1)[place] = _SPECIAL[self.problem.seed % len(_SPECIAL)]
+        return values
+
+    def _parameter(self, name: str, values: Array) -> Array:
+        return self._put(name, values, (self.channels - 1) // 2)
+
     def data(self, name: str) -> Array:
-        result = super().data(name)
-        problem, seed = self.problem, self.problem.seed
-        in_dy = problem.operation == Operation.BACKWARD and seed // len(_SPECIAL) % 2 == 1
-        if name == ("dy" if in_dy else "x"):
-            place = _Chunk(problem, name, 0, 1).locate(
-                (self.channels - 1) // 2, int(splitmix64(seed, _STREAMS["special"], 1)[0]) % problem.m
-            )
-            result.reshape(-1)[place] = _SPECIAL[seed % len(_SPECIAL)]
-        return result
+        problem = self.problem
+        rank = int(splitmix64(problem.seed, _STREAMS["special"], 1)[0]) % problem.m
+        place = _Chunk(problem, name, 0, 1).locate((self.channels - 1) // 2, rank)
+        return self._put(name, super().data(name), place)
+
+    def scale(self) -> Array:
+        return self._parameter("scale", super().scale())
+
+    def bias(self) -> Array:
+        return self._parameter("bias", super().bias())
+
+    def estimates(self) -> tuple[Array, Array]:
+        mean, variance = super().estimates()
+        return self._parameter("mean", mean), self._parameter("variance", variance)
+
+    def saved(self) -> tuple[Array, Array]:
+        mean, inverse = super().saved()
+        return self._parameter("mean", mean), self._parameter("variance", inverse)
 
 
 _FILLS: dict[str, type[_Exact | _Paired | _Randn]] = {

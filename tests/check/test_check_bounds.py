@@ -205,6 +205,12 @@ def once_per_problem(monkeypatch):
         monkeypatch.setattr(runner, name, keeping_the_last(getattr(runner, name)))
 
 
+def only_of_infinities(result):
+    """Whether it is a warning because an infinity became NaN on the way, or a NaN an infinity."""
+    notes = [v.note for v in result.verdicts if v.status != Status.PASS]
+    return result.status == Status.WARN and all("as another order of operations may" in note for note in notes)
+
+
 @pytest.mark.usefixtures("once_per_problem")
 def test_no_false_alarm_on_the_smoke_suite():
     simulated = {style: session(style) for style in STYLES}
@@ -212,7 +218,8 @@ def test_no_false_alarm_on_the_smoke_suite():
     for problem in SMOKE:
         for style in STYLES:
             result = run_case(problem, simulated[style])
-            if result.status != (Status.PASS if problem.streams == 1 else Status.UNSUPPORTED):
+            right = Status.PASS if problem.streams == 1 else Status.UNSUPPORTED
+            if result.status != right and not only_of_infinities(result):
                 wrong[style, str(problem)] = (
                     result.status,
                     result.message,
@@ -460,7 +467,7 @@ def test_ten_worst_points_are_kept_worst_first():
     assert top.ratio == pytest.approx(abs(top.got - top.reference) / top.bound)
 
 
-def test_infinities_out_of_the_type_s_range_are_not_judged():
+def test_infinities_out_of_the_type_s_range_are_right():
     problem = Problem.parse("infer,spatial,f16,nchw,4x3x4x4,fill=randn,alpha=30000")
     inputs = generate(problem)
     expected = Expected(problem, inputs)
@@ -469,19 +476,18 @@ def test_infinities_out_of_the_type_s_range_are_not_judged():
     assert np.isinf(y).any()
     verdict = judge(expected, "y", y)
     assert verdict.status == Status.PASS
-    assert 0 < verdict.unjudged < verdict.elements
+    assert verdict.unjudged == 0
     in_range = np.unravel_index(np.argmin(np.abs(right)), right.shape)
     y[in_range] = np.inf
     assert judge(expected, "y", y).status == Status.FAIL
 
 
 def test_a_wrong_convention_beside_a_nan_is_named():
-    """What is not judged says nothing about the convention."""
+    """A NaN says nothing about the convention."""
     problem = Problem.parse("train,spatial,f32,nchw,4x3x4x4,fill=special")
     for bug, word in ((None, "unbiased"), ("biased running variance", "biased")):
         (verdict,) = (v for v in run_case(problem, session(bug=bug)).verdicts if v.output == "running_variance")
         assert f"convention: {word}" in verdict.note
-        assert verdict.unjudged == 1
 
 
 # ---------------------------------------------------------------- 16-bit results that are truncated
@@ -609,8 +615,8 @@ def test_no_false_alarm_on_any_fill():
 def test_where_the_bound_says_nothing_no_correct_kernel_is_accused(line, style):
     for problem in expand(line):
         result = run_case(problem, session(style))
-        assert result.status in (Status.PASS, Status.INCONCLUSIVE, Status.MISTRUSTED), (str(problem), result)
-        if problem.fill == "special":
+        assert result.status in (Status.PASS, Status.INCONCLUSIVE, Status.MISTRUSTED) or only_of_infinities(result)
+        if problem.fill == "special" and style != "welford":
             assert result.status == Status.PASS
 
 
@@ -632,15 +638,11 @@ def test_what_can_be_judged_beside_what_cannot_still_is():
         assert verdict.status == Status.FAIL
         assert verdict.over == 1
         assert verdict.worst[0].index == (0, 5, 0, 0)
-    assert "not judged" in judge_special("saved_mean").note
-
-
-def judge_special(output):
-    problem = Problem.parse("train,spatial,f32,nchw,8x6x5x4,fill=special")
+    problem = Problem.parse("infer,spatial,f32,nchw,8x6x5x4,fill=special,alpha=0,beta=1")
     inputs = generate(problem)
-    verdict = judge(Expected(problem, inputs), output, execute(problem, inputs, session()).outputs[output])
+    verdict = judge(Expected(problem, inputs), "y", inputs.prior)
     assert verdict.unjudged == 1
-    return verdict
+    assert "not judged" in verdict.note
 
 
 @pytest.mark.parametrize(

@@ -373,23 +373,32 @@ def test_the_range_fill_reaches_its_magnitude_and_dx_stays_in_range(dtype, magni
     assert np.isfinite(4 * given.variance).all()
 
 
+PLACES = {
+    "train": ("x", "scale", "bias", "mean", "variance"),
+    "infer": ("x", "scale", "bias", "mean", "variance"),
+    "backward": ("x", "dy", "scale", "saved_mean", "saved_inv_variance"),
+    "train,running=0": ("x", "scale", "bias"),
+    "backward,saved=0": ("x", "dy", "scale"),
+}
+
+
 @pytest.mark.parametrize("mode", ["spatial", "peract"])
-@pytest.mark.parametrize("seed", range(6))
-def test_the_special_fill_puts_one_value_into_one_statistic(mode, seed):
-    problem = Problem.parse(f"backward,{mode},f16,nchw,5x4x3x3,fill=special,seed={seed}")
-    inputs = generate(problem)
-    plain = generate(dataclasses.replace(problem, fill="randn"))
-    expected = [math.nan, math.inf, -math.inf][seed % 3]
-    hit, other = ("dy", "x") if seed >= 3 else ("x", "dy")
-    wrong = ~np.isfinite(rows_of(problem, getattr(inputs, hit)))
-    channels, places = np.nonzero(wrong)
-    assert channels.tolist() == [(len(wrong) - 1) // 2]
-    np.testing.assert_equal(rows_of(problem, getattr(inputs, hit))[channels, places], [expected])
-    assert np.isfinite(getattr(inputs, other)).all()
-    same = np.asarray(getattr(inputs, hit)) == np.asarray(getattr(plain, hit))
-    assert np.count_nonzero(~same) == 1
-    forward = generate(Problem.parse(f"train,{mode},f16,nchw,5x4x3x3,fill=special,seed={seed}"))
-    assert np.count_nonzero(~np.isfinite(forward.x)) == 1
+@pytest.mark.parametrize("what", PLACES)
+def test_the_special_fill_puts_one_value_into_one_statistic(mode, what):
+    word, _, option = what.partition(",")
+    for seed in range(18):
+        tail = f",{option}" if option else ""
+        problem = Problem.parse(f"{word},{mode},f16,nchw,5x4x3x3,fill=special,seed={seed}{tail}")
+        inputs, plain = generate(problem), generate(dataclasses.replace(problem, fill="randn"))
+        hit = PLACES[what][seed // 3 % len(PLACES[what])]
+        for name, values in inputs.arrays().items():
+            wrong = ~(values == getattr(plain, name)) & ~np.isnan(getattr(plain, name))
+            assert np.count_nonzero(wrong) == (name == hit), (seed, name)
+        values = getattr(inputs, hit)
+        values = rows_of(problem, values) if hit in ("x", "dy") else values.reshape(-1, 1)
+        channels, places = np.nonzero(~np.isfinite(values))
+        assert channels.tolist() == [(len(values) - 1) // 2]
+        np.testing.assert_equal(values[channels, places], [[math.nan, math.inf, -math.inf][seed % 3]])
 
 
 @pytest.mark.parametrize("fill", FILLS)

@@ -62,8 +62,9 @@ follows from it is not judged; the same where v and epsilon may both be flushed 
 
 Verdicts
 --------
-A NaN or infinity where the reference is finite and \|reference\| + bound is in range is FAIL. Elements whose
-reference is not finite, or out of the output's range, are not judged. Where dr/r > 1/4 the first-order terms above mean
+A NaN or infinity where the reference is finite and \|reference\| + bound is in range is FAIL. What must come out where
+the reference is not finite, or certainly out of the output's range, says `pybnorm.check.bounds.not_finite`; elements of
+which it says nothing are not judged. Where dr/r > 1/4 the first-order terms above mean
 nothing: elements of that statistic that depend on dr are INCONCLUSIVE, unless a stricter class that is conclusive holds
 them.
 

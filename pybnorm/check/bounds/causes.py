@@ -87,7 +87,7 @@ def bessel_convention(expected: Expected, got: Array) -> str:
     pybnorm's rule is the unbiased one; the other is evaluated to name what a wrong library did.
     """
     tier = tiers(expected.problem, "running_variance")[-1]
-    part = expected._parameter_part("running_variance", got, (tier,))
+    (part,) = expected.parts("running_variance", got, (tier,))
     assert part.got is not None
     assert expected.biased_running_variance is not None
     bound = part.classes[0][0]

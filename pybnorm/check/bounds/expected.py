@@ -355,7 +355,9 @@ class Expected:
             c = m / (m - 1)
             old, batch, slack, roundings = inputs.need("variance"), c * self._moments.variance, c * d.variance, 5
         kept = np.abs((1 - f) * old.astype(np.float64))
-        result: Array = f * slack + (roundings * u + u_p) * (kept + np.abs(f * batch))
+        # where the batch's statistics may be lost on the way, 0 times them may be NaN
+        share = np.where(np.isinf(slack), np.inf, f * slack)
+        result: Array = share + (roundings * u + u_p) * (kept + np.abs(f * batch))
         return result
 
 

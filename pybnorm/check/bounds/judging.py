@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments
+from pybnorm.check.bounds import not_finite
 from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention, is_truncated, normalized_by_unbiased
 from pybnorm.check.bounds.classes import Tier, tiers
 from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.tally import compare
-from pybnorm.check.bounds.verdict import Status, Verdict
+from pybnorm.check.bounds.tally import Tally, compare
+from pybnorm.check.bounds.verdict import WORST_POINTS, Point, Status, Verdict
 from pybnorm.errors import ArgumentError
 
 __all__ = ["judge", "judge_by"]
@@ -52,6 +53,10 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         if not tally.over and not tally.undecided:
             break
     status, notes = tier.status, []
+    found = not_finite.find(expected, output, got, tier) if tally.unjudged else not_finite.Findings()
+    tally.unjudged -= found.judged
+    if tally.wild:
+        notes.append(f"spread: {tally.wild} elements NaN or infinite where the right value is finite")
     if tally.over:
         status = Status.FAIL
         chain = Tier("C", True, float(expected.problem.m))
@@ -80,6 +85,10 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         notes.append(UNBIASED)
     elif count > 1:
         notes.append(f"exact sums were rounded, as by Welford's recurrence; within class {tier.name}")
+    for finding in found.found:
+        status = max(status, Status.FAIL if finding.wrong else Status.WARN, key=lambda s: s.severity)
+        notes.append(str(finding))
+    _add_wrong(tally, found)
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
     if output == "running_variance":
@@ -99,3 +108,12 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         worst=tally.worst,
         note="; ".join(notes),
     )
+
+
+def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:
+    """Count, and show first, the elements that must not be what they are."""
+    for finding in findings.found:
+        if finding.wrong:
+            tally.over += finding.count
+            tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
+    del tally.worst[WORST_POINTS:]

@@ -27,6 +27,8 @@ class Tally:
     over: int = 0
     undecided: int = 0
     unjudged: int = 0
+    wild: int = 0
+    """Of `over`: elements that are not finite."""
     different: int = 0
     elements: int = 0
     noticed: float = math.inf
@@ -64,6 +66,7 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
         tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))
         tally.over += int(np.count_nonzero(judged & ~held & ~open_))
+        tally.wild += int(np.count_nonzero(wild))
         tally.undecided += int(np.count_nonzero(open_))
         tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
         _remember(tally.worst, part, error, bound, ratio)

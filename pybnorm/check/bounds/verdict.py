@@ -16,7 +16,8 @@ class Status(enum.Enum):
     PASS = "PASS"
     """Within the stable bound."""
     WARN = "WARN"
-    """Outside the stable bound, within the one-pass bound: single-pass cancellation."""
+    """Outside the stable bound, within the one-pass bound: single-pass cancellation. Or infinity where the
+    definition gives NaN, or NaN for infinity, as the order of operations may of an input that is not finite."""
     UNSUPPORTED = "UNSUPPORTED"
     """The backend refused the combination, by name."""
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -78,7 +79,7 @@ class Verdict:
     undecided: int = 0
     """Elements that no class can judge."""
     unjudged: int = 0
-    """Elements whose right value is not finite or out of the type's range."""
+    """Elements whose right value is not finite or out of the type's range, and of which nothing is certain."""
     identical: bool = False
     """Every judged element is the reference rounded to the output type."""
     noticed: float = 0.0

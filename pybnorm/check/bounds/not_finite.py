@@ -1,0 +1,262 @@
+"""Values that are not finite: what IEEE 754 says an output must be where its right value is NaN, infinite or too large.
+
+The reference evaluates the definition in float64. Where its value is finite, and in the output's range, the bound
+judges (`pybnorm.check.bounds`), and a NaN or infinity is FAIL: *spread* from somewhere else. Where it is not finite
+because an input is not, no formula of batch norm, in no order, gives a finite result; what it gives is certain only in
+part:
+
+NaN must come out
+    where a NaN goes in: of x (in inference for that element alone, else for the whole statistic: mean, 1/sigma, both
+    running statistics, y, dscale and dx, but not dbias), of dy (dbias, dscale, dx), of scale, bias, a given mean,
+    variance or 1/sigma, of a prior that is read. Also for an infinity in x where the statistics come from x: x - mean
+    is inf - inf, so 1/sigma, y, the running variance, dscale and dx are NaN; for infinities of both signs in one sum;
+    for the square root of a negative number; for 0 * inf of a scale of 0 in inference.
+Infinity of a certain sign must come out
+    where the definition says so and sums or products of one infinity make it: mean, running mean and dbias, y of
+    inference, and every finite result that is beyond the range of the output's type by more than its bound.
+NaN or infinity must come out
+    in all other places. Which of them depends on the order of operations.
+
+A finite value in such a place is FAIL: *swallowed* (a maximum with 0, a mask, a skipped element), or *saturated* where
+it is the largest finite number of the type. So are infinity where NaN must come out and the wrong sign where it is
+certain. NaN where the definition says infinity, infinity where it says NaN, are WARN: formulas that are right may
+differ there (Welford's recurrence makes inf - inf of an infinite mean).
+
+A right library may skip what has no weight: alpha = 0, the batch's statistics at a factor of 0, the old ones at a
+factor of 1. Running statistics may then be NaN or what there is without it; any other value is FAIL. Open is y or dx of
+alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.bounds.classes import Tier
+from pybnorm.check.bounds.expected import Expected, Part
+from pybnorm.enums import Operation
+
+__all__ = ["Finding", "Findings", "find"]
+
+Array = npt.NDArray[Any]
+_SIGNED = ("saved_mean", "running_mean", "dbias")
+"""Outputs whose infinity has the definition's sign in every formula; y of inference too."""
+
+
+@dataclasses.dataclass
+class Finding:
+    """Elements of one output that are not what they must be, all in one way."""
+
+    text: str
+    wrong: bool
+    """Whether no right kernel does it: FAIL, else WARN."""
+    count: int
+    index: tuple[int, ...]
+    """Of the first of them."""
+    right: float
+    """What the definition gives there."""
+    got: float
+
+    def __str__(self) -> str:
+        elements = f"{self.count} element{'s' if self.count > 1 else ''}"
+        return f"{elements} {self.text} (first at {self.index}: {self.got:g}, definition {self.right:g})"
+
+
+@dataclasses.dataclass
+class Findings:
+    """What was found about one output."""
+
+    judged: int = 0
+    """Elements that must not be finite, or must be infinite."""
+    found: list[Finding] = dataclasses.field(default_factory=list)
+
+
+def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
+    """Hold the elements of `output` that no bound judges against what IEEE 754 makes of them.
+
+    Parameters
+    ----------
+    expected : Expected
+    output : str
+    got : ndarray
+        As stored, in logical order.
+    tier : Tier
+        The loosest class, whose bound says whether a finite value is certainly beyond the range of its type.
+    """
+    tainted, nan, open_ = _certain(expected, output)
+    data = output in ("y", "dx")
+    p = expected.precision
+    largest = p.max_out if data else p.max_param
+    signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
+    result = Findings()
+    for part in expected.parts(output, got, (tier,)):
+        assert part.got is not None
+        right, values, bound = part.reference, part.got, part.classes[0][0]
+        here = [np.broadcast_to(a, expected.shape(output))[part.index] for a in (tainted, nan, open_)]
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(right)
+            certain = ~finite & here[0] & ~here[2]
+            must_nan = certain & here[1]
+            beyond = finite & (np.abs(right) - bound > largest)
+            either = certain & ~must_nan
+            opposite = np.sign(values) == -np.sign(right)
+            infinite, not_a_number = np.isinf(values), np.isnan(values)
+            in_range, ends = np.isfinite(values), np.abs(values) == largest
+            weightless = np.zeros(right.shape, bool)
+            if output.startswith("running"):
+                lost = finite & np.isinf(bound) & (expected.problem.factor == 0)
+                weightless = (~finite & here[0] & here[2]) | lost
+            other_sign = infinite & np.isinf(right) & either & opposite
+            kinds = (
+                ((must_nan | either) & in_range & ~ends, True, _SWALLOWED),
+                ((must_nan | either | beyond) & ends, True, _SATURATED),
+                (beyond & in_range & ~ends, True, "finite where infinity must come out"),
+                (weightless & in_range & _other(expected, output, values, tier, weightless), True, _WEIGHTLESS),
+                (must_nan & infinite, True, "infinite where NaN must come out"),
+                ((beyond & infinite & opposite) | (other_sign & signed), True, "infinite with the wrong sign"),
+                (other_sign & (not signed), False, "infinite with another sign than the definition's"),
+                ((beyond | (either & np.isinf(right))) & not_a_number, False, _NAN_FOR_INFINITY),
+                (either & np.isnan(right) & infinite, False, _INFINITY_FOR_NAN),
+            )
+        result.judged += int(np.count_nonzero(certain | beyond | weightless))
+        for where, wrong, text in kinds:
+            _add(result.found, where, wrong, text, part)
+    return result
+
+
+def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Array) -> Array:
+    """Which running statistics are not those without what has no weight."""
+    if not where.any():
+        return where
+    problem, inputs = expected.problem, expected.inputs
+    zero = {"mean": np.zeros_like(inputs.need("mean")), "variance": np.zeros_like(inputs.need("variance"))}
+    if problem.factor == 0:
+        right = inputs.need(output.removeprefix("running_")).astype(np.float64)
+        bound = 4 * expected.precision.u_param * np.abs(right) + expected.precision.tiny_param
+    else:
+        (part,) = type(expected)(problem, dataclasses.replace(inputs, **zero)).parts(output, values, (tier,))
+        right, bound = part.reference, part.classes[0][0]
+    wrong: Array = ~(np.abs(values - right) <= bound)
+    return wrong
+
+
+_WEIGHTLESS = "neither NaN nor what comes without the statistics that have no weight"
+_SWALLOWED = "swallowed: finite where NaN or infinity must come out"
+_SATURATED = "saturated: the type's largest finite number where NaN or infinity must come out"
+_NAN_FOR_INFINITY = "NaN where the definition gives infinity, as another order of operations may"
+_INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order of operations may"
+
+
+def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part) -> None:
+    """Count the elements of a block that are off in one way."""
+    count = int(np.count_nonzero(where))
+    if not count:
+        return
+    for known in found:
+        if known.text == text:
+            known.count += count
+            return
+    assert part.got is not None
+    local = np.unravel_index(int(np.argmax(where)), where.shape)
+    index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
+    found.append(Finding(text, wrong, count, index, float(part.reference[local]), float(part.got[local])))
+
+
+# ---------------------------------------------------------------- what is certain
+
+
+def _certain(expected: Expected, output: str) -> tuple[Array, Array, Array]:
+    """Where an input that is not finite reaches `output`, where it makes NaN for certain, and where that is open."""
+    marks = {
+        Operation.FORWARD_TRAINING: _training,
+        Operation.FORWARD_INFERENCE: _inference,
+        Operation.BACKWARD: _backward,
+    }[expected.problem.operation]
+    with np.errstate(all="ignore"):
+        result = marks(expected, output)
+        alpha, beta, prior = expected.blend(output)
+        open_ = np.asarray(result.open) | (result.reached & (alpha == 0))
+        reached, nan = result.reached, result.nan
+        if beta != 0 and prior is not None:
+            reached, nan = reached | ~np.isfinite(prior), nan | np.isnan(prior)
+            open_ = open_ & ~np.isnan(prior)
+    return reached, nan, open_
+
+
+@dataclasses.dataclass
+class _Marks:
+    reached: Any
+    nan: Any
+    open: Any = False
+
+    def __or__(self, other: _Marks) -> _Marks:
+        return _Marks(self.reached | other.reached, self.nan | other.nan, self.open | other.open)
+
+
+def _of(array: Array) -> _Marks:
+    """Element by element."""
+    return _Marks(~np.isfinite(array), np.isnan(array))
+
+
+def _reached(expected: Expected, array: Array) -> tuple[Array, Array]:
+    """Which statistics have an element that is not finite, and which a NaN."""
+    axes = expected.problem.reduced_axes
+    values = np.isfinite(array), ~np.isnan(array)
+    finite, number = (np.asarray(np.all(a, axis=axes, keepdims=True)) for a in values)
+    return ~finite, ~number
+
+
+def _sum_of(expected: Expected, array: Array) -> _Marks:
+    """Of the sum over each statistic's elements."""
+    reached, nan = _reached(expected, array)
+    axes = expected.problem.reduced_axes
+    up, down = ((array == end).any(axis=axes, keepdims=True) for end in (np.inf, -np.inf))
+    return _Marks(reached, nan | (up & down))
+
+
+def _centred(total: _Marks) -> _Marks:
+    """Of what is made of x - mean, both from x: inf - inf."""
+    return _Marks(total.reached, total.reached)
+
+
+def _training(expected: Expected, output: str) -> _Marks:
+    inputs, factor = expected.inputs, expected.problem.factor
+    mean = _sum_of(expected, inputs.x)
+    inverse = _centred(mean)
+    if output == "y":
+        return inverse | _of(inputs.scale) | _of(inputs.need("bias"))
+    batch = mean if output.endswith("mean") else inverse
+    if output.startswith("saved"):
+        return batch
+    old = _of(inputs.need(output.removeprefix("running_")))
+    return _Marks(
+        batch.reached | old.reached,
+        (batch.nan & (factor != 0)) | (old.nan & (factor != 1)),
+        (batch.reached & (factor == 0)) | (old.reached & (factor == 1)),
+    )
+
+
+def _inference(expected: Expected, output: str) -> _Marks:
+    inputs = expected.inputs
+    _, inverse = expected.statistics
+    x, mean, scale = _of(inputs.x), _of(inputs.need("mean")), _of(inputs.scale)
+    root = _Marks(np.isnan(inverse), np.isnan(inverse))
+    gain = inputs.scale.astype(np.float64) * inverse
+    nothing = _Marks(False, (x.reached | mean.reached) & (gain == 0))
+    return x | mean | root | scale | _of(inputs.need("bias")) | nothing
+
+
+def _backward(expected: Expected, output: str) -> _Marks:
+    inputs = expected.inputs
+    sums = _sum_of(expected, inputs.need("dy"))
+    if output == "dbias":
+        return sums
+    dy, x = (_Marks(*_reached(expected, a)) for a in (inputs.need("dy"), inputs.x))
+    if expected.problem.recomputes:
+        x = _centred(x)
+    else:  # products of two infinities with what they meet may have one sign
+        x = x | _of(inputs.need("saved_mean")) | _of(inputs.need("saved_inv_variance"))
+    return x | dy if output == "dscale" else x | dy | sums | _of(inputs.scale)

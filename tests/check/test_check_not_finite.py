@@ -1,0 +1,286 @@
+"""Values that are not finite: what must be NaN or infinite is judged, whatever the order of operations."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pybnorm.check.bounds import Expected, Status, judge, not_finite, tiers
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import execute, run_case
+from pybnorm.check.selftest import rows
+from pybnorm.check.selftest.simulated import STYLES, Kernels, session
+from pybnorm.check.verdicts import judge_call
+
+SEEDS = "0/1/2/3/4/6/7/9/10/12/13/14"
+SPECIAL = f"train/infer/backward,spatial,f32,nchw,4x6x3x5,fill=special,seed={SEEDS}"
+
+
+def outputs_of(line, kernel=None):
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    return problem, inputs, execute(problem, inputs, kernel or session()).outputs
+
+
+def verdicts_of(problem, inputs, outputs):
+    return judge_call(Expected(problem, inputs), outputs)
+
+
+# ---------------------------------------------------------------- honest kernels
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_no_honest_kernel_is_accused(style):
+    """NaN and infinities in every array; +-inf that an order of operations makes NaN is a warning at most."""
+    warned = 0
+    for problem in expand(SPECIAL):
+        result = run_case(problem, session(style))
+        assert result.status in (Status.PASS, Status.WARN), (str(problem), result.verdicts)
+        assert all(v.unjudged == 0 for v in result.verdicts), (str(problem), result.verdicts)
+        for verdict in result.verdicts:
+            if verdict.status == Status.WARN:
+                warned += 1
+                assert "as another order of operations may" in verdict.note
+    assert warned < 25
+
+
+@pytest.mark.parametrize("style", sorted(rows.STYLES))
+def test_none_of_the_twenty_styles_is_accused(style):
+    with np.errstate(all="ignore"):
+        for problem in expand("train/backward,spatial,f32,nchw,4x6x5x5,fill=special,seed=0/1/2/3/4/5"):
+            inputs = generate(problem)
+            got = rows.outputs(rows.STYLES[style], rows.Rows(problem, inputs))
+            for verdict in verdicts_of(problem, inputs, got).values():
+                assert verdict.status in (Status.PASS, Status.WARN), (str(problem), verdict)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_results_beyond_the_range_are_infinite(style):
+    for line in (
+        "train/infer/backward,spatial,f16,nchw,4x6x5x3,fill=randn,alpha=60000",
+        "train/infer/backward,spatial,f32/bf16,nchw,4x6x5x3,fill=randn,alpha=2e+38",
+        "backward,spatial,f32,nchw,4x6x5x3,fill=randn,alpha_param=1e+38",
+    ):
+        for problem in expand(line):
+            result = run_case(problem, session(style))
+            assert result.status == Status.PASS, (str(problem), result)
+
+
+# ---------------------------------------------------------------- swallowed, spread, saturated
+
+
+def swallow(values):
+    return np.where(np.isfinite(values), values, 0).astype(values.dtype)
+
+
+def saturate(values):
+    dtype = values.dtype
+    largest = {np.dtype(np.float16): 65504.0}.get(dtype, (2 - 2.0**-7) * 2.0**127)
+    largest = float(np.finfo(dtype).max) if dtype in (np.float32, np.float64) else largest
+    return np.where(np.isinf(values), np.sign(values.astype(np.float64)) * largest, values).astype(dtype)
+
+
+def negate_infinity(values):
+    return np.where(np.isinf(values), -values, values).astype(values.dtype)
+
+
+def nan_to_infinity(values):
+    return np.where(np.isnan(values), np.inf, values.astype(np.float64)).astype(values.dtype)
+
+
+def test_swallowed_is_found_in_every_output_that_must_not_be_finite():
+    seen = set()
+    for problem in expand(SPECIAL):
+        inputs = generate(problem)
+        outputs = execute(problem, inputs, session()).outputs
+        for name, values in outputs.items():
+            reached = not np.isfinite(values).all()
+            verdict = judge(Expected(problem, inputs), name, swallow(values))
+            assert (verdict.status == Status.FAIL) == reached, (str(problem), name, verdict)
+            if reached:
+                seen.add((problem.word, name, problem.seed // 3))
+                assert "swallowed: finite where NaN or infinity must come out" in verdict.note
+                assert verdict.worst[0].ratio == np.inf
+                assert verdict.over == np.count_nonzero(~np.isfinite(values))
+    # x reaches everything but dbias; dy dbias, too
+    every = {"train": ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance"), "infer": ("y",)}
+    every["backward"] = ("dx", "dscale")
+    assert {(word, name, 0) for word, names in every.items() for name in names} <= seen
+    assert {("backward", "dbias", 1), ("train", "y", 1), ("infer", "y", 4), ("backward", "dx", 2)} <= seen
+    assert len(seen) == 24
+
+
+def test_a_maximum_with_zero_swallows_the_variance_s_nan():
+    """fmax(NaN, 0) is 0: 1/sigma is then 1/sqrt(epsilon) in a channel that has a NaN."""
+    for seed in (0, 1, 2):
+        problem, inputs, outputs = outputs_of(f"train,spatial,f32,nchw,4x6x3x5,fill=special,seed={seed}")
+        outputs["saved_inv_variance"] = np.where(
+            np.isnan(outputs["saved_inv_variance"]), np.float32(316.0), outputs["saved_inv_variance"]
+        )
+        verdict = verdicts_of(problem, inputs, outputs)["saved_inv_variance"]
+        assert verdict.status == Status.FAIL
+        assert "swallowed" in verdict.note
+
+
+class SkipsNaN(Kernels):
+    """Sums over what is not NaN."""
+
+    def sum(self, values, short):
+        return super().sum(np.nan_to_num(values, nan=0.0), short)
+
+
+def test_sums_that_skip_a_nan_are_found():
+    kernel = session()
+    kernel.handle = SkipsNaN()
+    for line in (
+        "train,spatial,f32,nchw,4x6x3x5,fill=special",
+        "train,spatial,bf16,nchw,4x6x3x5,fill=special",
+        "backward,spatial,f32,nchw,4x6x3x5,fill=special",
+        "backward,spatial,f32,nchw,4x6x3x5,fill=special,seed=3",
+    ):
+        result = run_case(Problem.parse(line), kernel)
+        assert result.status == Status.FAIL, line
+        assert any("swallowed" in v.note for v in result.verdicts)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "infer,spatial,f16,nchw,4x6x5x3,fill=randn,alpha=60000",
+        "train,spatial,bf16,nchw,4x6x5x3,fill=randn,alpha=2e+38",
+        "backward,spatial,f32,nchw,4x6x5x3,fill=randn,alpha=2e+38",
+        "infer,spatial,f16,nchw,4x6x5x3,fill=special,seed=1",
+        "backward,spatial,f32,nchw,4x6x5x3,fill=special,seed=4",
+        "infer,spatial,f64,nchw,4x6x5x3,fill=special,seed=2",
+    ],
+)
+def test_saturated_and_wrong_signs_are_found(line):
+    problem, inputs, outputs = outputs_of(line)
+    name = next(iter(outputs))
+    expected = Expected(problem, inputs)
+    assert judge(expected, name, outputs[name]).status in (Status.PASS, Status.WARN)
+    verdict = judge(expected, name, saturate(outputs[name]))
+    assert verdict.status == Status.FAIL
+    assert "saturated: the type's largest finite number" in verdict.note
+    if problem.word == "infer":
+        verdict = judge(expected, name, negate_infinity(outputs[name]))
+        assert verdict.status == Status.FAIL
+        assert "wrong sign" in verdict.note
+
+
+def test_infinity_where_nan_must_come_out_is_found():
+    problem, inputs, outputs = outputs_of("train,spatial,f32,nchw,4x6x5x3,fill=special")
+    verdict = judge(Expected(problem, inputs), "y", nan_to_infinity(outputs["y"]))
+    assert verdict.status == Status.FAIL
+    assert "infinite where NaN must come out" in verdict.note
+
+
+def test_spread_says_so():
+    problem, inputs, outputs = outputs_of("train,spatial,f32,nchw,4x6x5x3,fill=special")
+    outputs["y"][:, 5] = np.nan
+    verdict = judge(Expected(problem, inputs), "y", outputs["y"])
+    assert verdict.status == Status.FAIL
+    assert verdict.note.startswith("spread: 60 elements NaN or infinite where the right value is finite")
+
+
+# ---------------------------------------------------------------- what has no weight
+
+
+@pytest.mark.parametrize(("factor", "poison"), [(1.0, "mean"), (1.0, "variance"), (0.0, "x")])
+def test_running_statistics_of_no_weight_are_nan_or_left_out(factor, poison):
+    problem = Problem.parse(f"train,spatial,f32,nchw,4x6x5x3,fill=randn,factor={factor}")
+    good = generate(problem)
+    right = execute(problem, good, session()).outputs
+    spoiled = getattr(good, poison).copy()
+    spoiled.reshape(4 if poison == "x" else 1, 6, -1)[:, 2] = np.nan
+    inputs = dataclasses.replace(good, **{poison: spoiled})
+    literal = execute(problem, inputs, session()).outputs
+    name = f"running_{poison}" if poison != "x" else "running_variance"
+    assert np.isnan(literal[name]).any()
+    expected = Expected(problem, inputs)
+    for values in (literal[name], right[name]):
+        verdict = judge(expected, name, values)
+        assert verdict.status == Status.PASS, verdict
+        assert verdict.unjudged == 0
+    other = right[name].copy()
+    other[0, 2] *= 1.001
+    verdict = judge(expected, name, other)
+    assert verdict.status == Status.FAIL
+    assert "neither NaN nor what comes without" in verdict.note
+
+
+def test_at_a_factor_of_0_running_statistics_stay_even_where_the_batch_overflows():
+    problem = Problem.parse("train,spatial,f32,nchw,8x6x5x4,fill=range,magnitude=1e+37,factor=0")
+    inputs = generate(problem)
+    expected = Expected(problem, inputs)
+    old = inputs.variance.copy()
+    for values in (old, np.full_like(old, np.nan)):
+        assert judge(expected, "running_variance", values).status == Status.PASS
+    assert judge(expected, "running_variance", old * np.float32(1.01)).status == Status.FAIL
+
+
+def test_alpha_0_leaves_the_result_open():
+    problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=special,alpha=0,beta=1")
+    inputs = generate(problem)
+    expected = Expected(problem, inputs)
+    for y in (inputs.prior, np.where(np.isnan(inputs.x), np.float32(np.nan), inputs.prior)):
+        verdict = judge(expected, "y", y)
+        assert verdict.status == Status.PASS
+        assert verdict.unjudged == 1
+
+
+def test_a_nan_that_is_blended_in_must_come_out():
+    problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=randn,alpha=0,beta=1")
+    inputs = generate(problem)
+    inputs.prior[0, 0, 0, 0] = np.nan
+    expected = Expected(problem, inputs)
+    assert judge(expected, "y", inputs.prior).status == Status.PASS
+    verdict = judge(expected, "y", np.nan_to_num(inputs.prior))
+    assert verdict.status == Status.FAIL
+    assert "swallowed" in verdict.note
+
+
+# ---------------------------------------------------------------- the marks
+
+
+def test_infinities_of_both_signs_and_a_scale_of_zero():
+    problem = Problem.parse("train,spatial,f32,nchw,4x6x5x3,fill=randn")
+    inputs = generate(problem)
+    inputs.x[0, 1, 0, 0], inputs.x[1, 1, 0, 0] = np.inf, -np.inf
+    outputs = execute(problem, inputs, session()).outputs
+    assert np.isnan(outputs["saved_mean"][0, 1])
+    assert judge(Expected(problem, inputs), "saved_mean", outputs["saved_mean"]).status == Status.PASS
+    verdict = judge(Expected(problem, inputs), "saved_mean", nan_to_infinity(outputs["saved_mean"]))
+    assert "infinite where NaN must come out" in verdict.note
+    problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=special,seed=1")
+    inputs = generate(problem)
+    inputs.scale[...] = 0
+    y = execute(problem, inputs, session()).outputs["y"]
+    assert judge(Expected(problem, inputs), "y", y).status == Status.PASS
+    assert judge(Expected(problem, inputs), "y", nan_to_infinity(y)).status == Status.FAIL
+
+
+def test_a_case_of_finite_values_is_not_walked_twice(monkeypatch):
+    problem, inputs, outputs = outputs_of("train,spatial,f32,nchw,4x6x5x3,fill=randn")
+    monkeypatch.setattr(not_finite, "find", None)
+    assert {v.status for v in verdicts_of(problem, inputs, outputs).values()} == {Status.PASS}
+
+
+def test_a_tensor_without_a_finite_value_is_judged():
+    problem = Problem.parse("train,spatial,f32,nchw,4x6x5x3,fill=randn,running=0")
+    inputs = generate(problem)
+    inputs.x[...] = np.nan
+    outputs = execute(problem, inputs, session()).outputs
+    assert {v.status for v in verdicts_of(problem, inputs, outputs).values()} == {Status.PASS}
+    assert judge(Expected(problem, inputs), "y", np.zeros_like(outputs["y"])).status == Status.FAIL
+
+
+def test_findings_name_the_first_element():
+    problem, inputs, outputs = outputs_of("infer,spatial,f32,nchw,4x6x5x3,fill=special,seed=1")
+    where = np.argwhere(np.isinf(outputs["y"]))
+    found = not_finite.find(Expected(problem, inputs), "y", swallow(outputs["y"]), tiers(problem, "y")[-1])
+    assert found.judged == len(where) == 1
+    (finding,) = found.found
+    assert finding.index == tuple(where[0])
+    assert str(finding).endswith(f"(first at {finding.index}: 0, definition {finding.right:g})")
