@@ -141,7 +141,7 @@ def run(
     """
     start = time.monotonic()
     _known("backend", [backend], BACKENDS)
-    cpu = _core.device_types(backend)[0] == 1
+    cpu = _core.device_types(backend)[0] == CPU
     chosen = _shapes(shapes or (("small",) if cpu or quick else ("h200",)))
     all_rivals = others.CPU_RIVALS if cpu else others.GPU_RIVALS
     wanted = all_rivals if rivals is None else tuple(dict.fromkeys(rivals))

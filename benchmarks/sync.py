@@ -39,6 +39,7 @@ import numpy as np
 
 import pybnorm
 from pybnorm import _core, _files, reference
+from pybnorm._arrays import CPU
 from pybnorm.errors import ArgumentError
 from pybnorm.sync import SyncBatchNorm
 
@@ -64,7 +65,7 @@ class _Rank:
         self.torch = importlib.import_module("torch")
         self.group = importlib.import_module("torch.distributed")
         self.backend, self.rank, self.size = backend, rank, size
-        self.gpu = _core.device_types(backend)[0] != 1
+        self.gpu = _core.device_types(backend)[0] != CPU
         if self.gpu:
             self.torch.cuda.set_device(rank)
         self.device = f"cuda:{rank}" if self.gpu else "cpu"

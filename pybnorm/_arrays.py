@@ -8,7 +8,6 @@ asynchronous vendor call.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import operator
@@ -91,7 +90,7 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
     Returns
     -------
     Buffer
-        `obj` itself if it is one.
+        `obj` itself if it is one, or one like it whose fields have exact types: int, bool and tuple.
 
     Raises
     ------
@@ -102,8 +101,8 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
         address, or the object's own protocol failed (the cause is chained).
     """
     if type(obj) is Buffer:
-        _check_fields(obj, argument)
-        return obj
+        checked: Buffer = _exact(obj, argument)
+        return checked
     view = _view(obj, argument)
     if view.dtype is None:
         raise ArgumentTypeError(argument, f"an array of dtype {view.dtype_name}", _DTYPES)
@@ -147,11 +146,9 @@ def as_memory(obj: Any, argument: str) -> Memory:
         Not contiguous, a NULL address, or the object's own protocol failed.
     """
     if type(obj) is Memory:
-        _check_fields(obj, argument)
-        return obj
-    if type(obj) is Buffer:
-        _check_fields(obj, argument)
-    view = _of_buffer(obj) if type(obj) is Buffer else _view(obj, argument)
+        checked: Memory = _exact(obj, argument)
+        return checked
+    view = _of_buffer(_exact(obj, argument)) if type(obj) is Buffer else _view(obj, argument)
     if any(d < 0 for d in view.dims):
         raise ArgumentError(argument, f"dims {view.dims}", "sizes of 0 or more")
     count = math.prod(view.dims)
@@ -172,24 +169,42 @@ def _check_address(pointer: int, argument: str) -> None:
         raise ArgumentError(argument, f"address {pointer}", "an address of 64 bits")
 
 
-def _check_fields(said: Buffer | Memory, argument: str) -> None:
-    """Check the types in a `Buffer` or `Memory` made by the caller; values are checked where they are used."""
+def _exact(said: Any, argument: str) -> Any:
+    """A `Buffer` or `Memory` made by the caller, with fields of exact types; values are checked where they are used."""
     numbers: tuple[Any, ...] = (said.pointer, said.device_type, said.device_id)
+    exact = type(said.writable) is bool
     if type(said) is Buffer:
         dims, strides = said.dims, said.strides
         if not isinstance(dims, (tuple, list)) or not isinstance(strides, (tuple, list)) or len(dims) != len(strides):
             raise ArgumentError(argument, f"a Buffer of dims {dims!r} and strides {strides!r}", "tuples of one length")
         if type(said.dtype) is not DataType:
             raise ArgumentTypeError(argument, f"a Buffer of dtype {said.dtype!r}", "a DataType")
+        exact = exact and type(dims) is type(strides) is tuple
         numbers = (*numbers, *dims, *strides)
     else:
-        numbers = (*numbers, said.nbytes)  # type: ignore[union-attr]
+        numbers = (*numbers, said.nbytes)
     for number in numbers:
-        if type(number) is not int and (isinstance(number, bool) or not hasattr(type(number), "__index__")):
-            what = "address" if number is said.pointer else f"a {type(said).__name__} with"
-            raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
+        if type(number) is not int:
+            exact = False
+            if isinstance(number, bool) or not hasattr(type(number), "__index__"):
+                what = "address" if number is said.pointer else f"a {type(said).__name__} with"
+                raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
+    if not exact:
+        try:
+            pointer, device_type, device_id, *others = map(operator.index, numbers)
+            said = said._replace(
+                pointer=pointer, device_type=device_type, device_id=device_id, writable=bool(said.writable)
+            )
+        except Exception as error:
+            _failed(argument, said, "fields", error)
+        if type(said) is Buffer:
+            rank = len(said.dims)
+            said = said._replace(dims=tuple(others[:rank]), strides=tuple(others[rank:]))
+        else:
+            said = said._replace(nbytes=others[0])
     if type(said) is Memory and not 0 <= said.nbytes < 1 << 64:
         raise ArgumentError(argument, f"a Memory of {said.nbytes} bytes", "a number of bytes, as an integer of 64 bits")
+    return said
 
 
 def _of_buffer(buffer: Buffer) -> _View:
@@ -385,41 +400,8 @@ def _sizes(said: Any, what: str) -> tuple[int, ...]:
     return found
 
 
-# ---- DLPack: the structures of dlpack.h 1.x
+# ---- DLPack
 
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = [("tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
-class _DLManagedTensorVersioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    ]
-
-
-_DL_READ_ONLY = 1
-_DL_IS_COPIED = 2
 _DL_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 _DL_DTYPES = {
     (2, 32, 1): DataType.FLOAT32,
@@ -427,13 +409,9 @@ _DL_DTYPES = {
     (2, 16, 1): DataType.FLOAT16,
     (4, 16, 1): DataType.BFLOAT16,
 }
-# Own prototypes: argtypes set on ctypes.pythonapi's shared functions could be overwritten by anyone.
-_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
+_read_capsule: Any = None
+"""Set by `pybnorm._core`, which has DLPack's structures in C. Takes a capsule and the argument's name; returns address,
+dims, strides, (code, bits, lanes), device type, device, writable."""
 
 
 def _dlpack(obj: Any, argument: str) -> _View | None:
@@ -450,37 +428,17 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
     except Exception as error:
         _failed(argument, obj, "__dlpack__", error)
     # The capsule is not consumed: it stays the owner, and its destructor releases the tensor.
-    if _capsule_is_valid(capsule, b"dltensor_versioned"):
-        versioned = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
-        if versioned.major != 1:  # of another major version only this field and the deleter may be read
-            raise ArgumentError(
-                argument, f"a tensor of DLPack {versioned.major}.{versioned.minor}", "DLPack 1, or older"
-            )
-        tensor = versioned.tensor
-        # Results written to a copy would be lost.
-        writable = not versioned.flags & (_DL_READ_ONLY | _DL_IS_COPIED)
-    elif _capsule_is_valid(capsule, b"dltensor"):
-        tensor = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
-        writable = True  # this form has no flag for it
-    else:
-        raise ArgumentError(argument, f"a __dlpack__ that returns {capsule!r}", "an unused DLPack capsule")
-    if not 0 <= tensor.ndim <= _MAX_RANK or (tensor.ndim and not tensor.shape):
-        said = f"a tensor of DLPack with ndim {tensor.ndim}{'' if tensor.shape else ' and shape NULL'}"
-        raise ArgumentError(argument, said, f"0 to {_MAX_RANK} axes, and their sizes")
-    dims = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
-    if any(dim < 0 for dim in dims):
-        raise ArgumentError(argument, f"a tensor of DLPack with shape {dims}", "sizes of 0 or more")
-    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.ndim and tensor.strides else _packed(dims)
-    lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
+    pointer, dims, strides, dtype, device_type, device_id, writable = _read_capsule(capsule, argument)
+    code, bits, lanes = dtype
     return _View(
-        tensor.data + tensor.byte_offset if tensor.data else 0,
+        pointer,
         dims,
         strides,
-        _DL_DTYPES.get((tensor.code, tensor.bits, tensor.lanes)),
-        f"{_DL_CODES.get(tensor.code, f'code {tensor.code} ')}{tensor.bits}{lanes}",
-        (tensor.bits * tensor.lanes + 7) // 8,
-        tensor.device_type,
-        tensor.device_id,
+        _DL_DTYPES.get(dtype),
+        f"{_DL_CODES.get(code, f'code {code} ')}{bits}{f'x{lanes}' if lanes != 1 else ''}",
+        (bits * lanes + 7) // 8,
+        device_type,
+        device_id,
         writable,
         capsule,
     )

@@ -7,7 +7,7 @@ status is not 0. Nothing on that path prints, synchronises or allocates device m
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.math cimport copysign
@@ -20,6 +20,7 @@ cdef extern from "pythread.h":
 
 from pybnorm._shim cimport (
     PBN_ACTIVATION_NONE,
+    PBN_BFLOAT16,
     PBN_CLASS_ALLOCATION,
     PBN_CLASS_BAD_PARAMETER,
     PBN_CLASS_EXECUTION,
@@ -27,6 +28,22 @@ from pybnorm._shim cimport (
     PBN_CLASS_NOT_SUPPORTED,
     PBN_CLASS_VERSION,
     PBN_CONTRACT,
+    PBN_DEVICE_CPU,
+    PBN_DEVICE_CUDA,
+    PBN_DEVICE_CUDA_HOST,
+    PBN_DEVICE_CUDA_MANAGED,
+    PBN_DEVICE_EXTENSION,
+    PBN_DEVICE_HEXAGON,
+    PBN_DEVICE_MAIA,
+    PBN_DEVICE_METAL,
+    PBN_DEVICE_ONEAPI,
+    PBN_DEVICE_OPENCL,
+    PBN_DEVICE_ROCM,
+    PBN_DEVICE_ROCM_HOST,
+    PBN_DEVICE_TRAINIUM,
+    PBN_DEVICE_VPI,
+    PBN_DEVICE_VULKAN,
+    PBN_DEVICE_WEBGPU,
     PBN_E_ARGUMENT,
     PBN_E_DEVICE,
     PBN_E_INTERNAL,
@@ -37,6 +54,8 @@ from pybnorm._shim cimport (
     PBN_E_UNSUPPORTED,
     PBN_E_VERSION,
     PBN_E_WORKSPACE,
+    PBN_FLOAT32,
+    PBN_FLOAT64,
     PBN_FORK_BEFORE,
     PBN_FORK_CHILD,
     PBN_MAX_RANK,
@@ -110,6 +129,7 @@ __all__ = [
     "capability",
     "current_stream",
     "derive_bn_tensor_descriptor",
+    "describe",
     "device_types",
     "fill",
     "has_symbol",
@@ -120,15 +140,15 @@ __all__ = [
     "relu_backward",
     "search_spec",
     "set_tuner",
-    "signature",
     "tensors",
 ]
 
-# DLPack's device types.
 cdef dict _DEVICE_NAMES = {
-    1: "CPU", 2: "CUDA", 3: "CUDA pinned host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm",
-    11: "ROCm pinned host", 12: "extension device", 13: "CUDA managed", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon",
-    17: "MAIA", 18: "Trainium",
+    PBN_DEVICE_CPU: "CPU", PBN_DEVICE_CUDA: "CUDA", PBN_DEVICE_CUDA_HOST: "CUDA pinned host",
+    PBN_DEVICE_OPENCL: "OpenCL", PBN_DEVICE_VULKAN: "Vulkan", PBN_DEVICE_METAL: "Metal", PBN_DEVICE_VPI: "VPI",
+    PBN_DEVICE_ROCM: "ROCm", PBN_DEVICE_ROCM_HOST: "ROCm pinned host", PBN_DEVICE_EXTENSION: "extension device",
+    PBN_DEVICE_CUDA_MANAGED: "CUDA managed", PBN_DEVICE_ONEAPI: "oneAPI", PBN_DEVICE_WEBGPU: "WebGPU",
+    PBN_DEVICE_HEXAGON: "Hexagon", PBN_DEVICE_MAIA: "MAIA", PBN_DEVICE_TRAINIUM: "Trainium",
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef Py_ssize_t _PLAN_CACHE = 256  # more than the kinds of call of a large network
@@ -140,6 +160,7 @@ include "_core/libraries.pxi"
 include "_core/failures.pxi"
 include "_core/descriptors.pxi"
 include "_core/calls.pxi"
+include "_core/exchange.pxi"
 include "_core/handle.pxi"
 include "_core/handle_arrays.pxi"
 include "_core/known_defects.pxi"
@@ -148,6 +169,5 @@ include "_core/handle_plans.pxi"
 include "_core/call_lists.pxi"
 include "_core/entry_points.pxi"
 include "_core/algorithms.pxi"
-include "_core/exchange.pxi"
 include "_core/plans.pxi"
 include "_core/plan_kinds.pxi"

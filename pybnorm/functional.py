@@ -43,7 +43,7 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer, as_buffer
-from pybnorm._core import Handle, backends, current_stream, device_types, signature
+from pybnorm._core import Handle, backends, current_stream, describe, device_types
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -111,7 +111,7 @@ def batch_norm_training(
     """
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
-        "training", type(x), signature(x) or _look(x, "x"), type(scale), bias is None,
+        "training", type(x), describe(x, "x")[0], type(scale), bias is None,
         type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
         type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3),
     )  # fmt: skip
@@ -177,9 +177,9 @@ def batch_norm_inference(
         running_variance = _arguments.renamed("running_variance", running_variance, "variance", variance)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
-        "inference", type(x), signature(x) or _look(x, "x"), scale is None, bias is None,
+        "inference", type(x), describe(x, "x")[0], scale is None, bias is None,
         type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else (type(out), signature(out) or _look(out, "out")),
+        None if out is None else (type(out), describe(out, "out")[0]),
     )  # fmt: skip
     try:
         call = ready[key]
@@ -238,7 +238,7 @@ def batch_norm_backward(
     """
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
-        "backward", type(x), signature(x) or _look(x, "x"), signature(dy) or _look(dy, "dy"), type(scale),
+        "backward", type(x), describe(x, "x")[0], describe(dy, "dy")[0], type(scale),
         saved_mean is None, type(epsilon), epsilon, type(mode), mode, algorithm,
         None if out is None else _out_key(out, 3),
     )  # fmt: skip
@@ -316,17 +316,11 @@ def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
             ready.pop(next(iter(ready)), None)
 
 
-def _look(array: Any, argument: str) -> Any:
-    """The part of the key for an array of a type that `signature` does not know."""
-    buffer = as_buffer(array, argument)
-    return *buffer[1:6], (buffer.pointer | 16) & -(buffer.pointer | 16)
-
-
 def _out_key(out: Any, count: int) -> Any:
     if not issubclass(type(out), (tuple, list)) or len(out) != count:
         raise ArgumentTypeError("out", out, f"a tuple of {count}, arrays or None")
     first = out[0]
-    return type(first), None if first is None else signature(first) or _look(first, "out[0]"), *map(type, out[1:])
+    return type(first), None if first is None else describe(first, "out[0]")[0], *map(type, out[1:])
 
 
 # ---------------------------------------------------------------- frameworks

@@ -2,8 +2,6 @@
 
 import ctypes
 
-from pybnorm._arrays import _DLManagedTensor
-
 
 class View(ctypes.Structure):
     _fields_ = [
@@ -17,6 +15,10 @@ class View(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     ]
+
+
+class Managed(ctypes.Structure):
+    _fields_ = [("tensor", View), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 FILL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(View))
@@ -57,9 +59,9 @@ new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char
 
 def managed_tensor(array):
     """What DLPack's capsule points to; it lives as long as the array keeps it."""
-    managed = _DLManagedTensor()
+    managed = Managed()
     tensor = managed.tensor
-    tensor.data, tensor.ndim, (tensor.device_type, tensor.device_id) = array.address, len(array.shape), array.device
+    tensor.data, tensor.ndim, tensor.device[:] = array.address, len(array.shape), array.device
     tensor.code, tensor.bits, tensor.lanes = array.dtype
     managed.arrays = tuple((ctypes.c_int64 * tensor.ndim)(*values) for values in (array.shape, array.steps))
     tensor.shape, tensor.strides = (ctypes.cast(a, ctypes.POINTER(ctypes.c_int64)) for a in managed.arrays)

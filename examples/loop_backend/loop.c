@@ -354,7 +354,7 @@ static int relu_backward(pbn_handle *handle, const pbn_call *call) {
 
 const pbn_backend pbn_backend_loop = {
     .contract = PBN_CONTRACT,
-    .device_type = 1,
+    .device_type = PBN_DEVICE_CPU,
     .name = "loop",
     .label = "Loop",
     .load = load,

@@ -61,6 +61,26 @@ typedef enum pbn_operation {
     PBN_OP_RELU_BACKWARD = 7 /* dx = dy where x > 0, else 0 */
 } pbn_operation;
 
+/* Kinds of device and of memory, by DLPack's numbers; 0 is none. */
+typedef enum pbn_device {
+    PBN_DEVICE_CPU = 1,
+    PBN_DEVICE_CUDA = 2,
+    PBN_DEVICE_CUDA_HOST = 3, /* pinned host memory */
+    PBN_DEVICE_OPENCL = 4,
+    PBN_DEVICE_VULKAN = 7,
+    PBN_DEVICE_METAL = 8,
+    PBN_DEVICE_VPI = 9,
+    PBN_DEVICE_ROCM = 10,
+    PBN_DEVICE_ROCM_HOST = 11, /* pinned host memory */
+    PBN_DEVICE_EXTENSION = 12,
+    PBN_DEVICE_CUDA_MANAGED = 13,
+    PBN_DEVICE_ONEAPI = 14,
+    PBN_DEVICE_WEBGPU = 15,
+    PBN_DEVICE_HEXAGON = 16,
+    PBN_DEVICE_MAIA = 17,
+    PBN_DEVICE_TRAINIUM = 18
+} pbn_device;
+
 /* What batch norm's result passes before it is blended. */
 typedef enum pbn_activation {
     PBN_ACTIVATION_NONE = 0,
@@ -213,7 +233,7 @@ typedef struct pbn_search {
 
 typedef struct pbn_backend {
     int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */
-    int32_t device_type;     /* DLPack device type whose pointers the calls take: 1 CPU, 2 CUDA, 10 ROCm */
+    int32_t device_type;     /* pbn_device: whose pointers the calls take */
     int32_t also_reached[3]; /* other types whose memory the calls reach; 0 for none */
     const char *name;        /* "cudnn": the word users type; a C identifier in lower case */
     const char *label;       /* "cuDNN": the vendor's spelling */

@@ -233,7 +233,7 @@ cdef class _HandleLife:
         self._check()
         if not _current_stream(array, self.table.device_type, &device, &current):
             return False
-        if self.table.device_type == 1:
+        if self.table.device_type == PBN_DEVICE_CPU:
             return True
         with self.lock:
             self._check()
@@ -258,7 +258,7 @@ cdef class _HandleLife:
             raise errors.ArgumentError(
                 "handle",
                 "a handle made before fork()",
-                "one made in this process, as threads do not survive a fork" if self.table.device_type == 1 else
+                "one made in this process, as threads do not survive a fork" if self.table.device_type == PBN_DEVICE_CPU else
                 "one of a process started by multiprocessing's spawn or forkserver: device contexts do not survive a "
                 "fork, and this process cannot make others",
             )

@@ -64,23 +64,20 @@ cdef class _HandleArrays(_HandleLife):
             self.descriptors[key] = found
         return <TensorDescriptor>found
 
-    cdef tuple _kind(self, object array, str argument, bint output):
-        """(part of the key of a call's plan, what the plan is called with).
+    cdef tuple _kind(self, object array, str argument, bint output, uintptr_t *address):
+        """(an array's part of the key of a call's plan, what to plan with) and its address.
 
-        The part holds device, dtype, shape, strides and alignment. The plan is called with the array itself, or with
-        the `Buffer` that its own protocol gave, which is asked only once.
+        To plan with is the array itself, or the `Buffer` that its own protocol gave, which is asked only once. Keep it
+        until the call has returned.
         """
-        cdef _DLTensor view
-        cdef int64_t shape[_VIEW_RANK]
-        cdef int64_t strides[_VIEW_RANK]
-        if type(array) is _ndarray:
-            if _of_numpy(array, output, &view, shape, strides):
+        cdef _View view
+        if _viewed(array, output, &view):
+            address[0] = _start(&view)
+            if address[0] != 0:
                 return _signed(&view), array
-        elif _seen(array, _exchange_of(type(array), output), &view):
-            return _signed(&view), array
         buffer = self._data(array, argument, output)
-        address = _address(buffer, argument)
-        return (buffer.device_type, buffer.device_id, *_key(buffer), _alignment(address)), buffer
+        address[0] = _address(buffer, argument)
+        return _buffer_key(buffer), buffer
 
     cdef tuple _activation(self, object activation, object low, object high, object x):
         bounded = low is not None or high is not None  # by numbers that x's dtype limits
@@ -113,9 +110,7 @@ cdef class _HandleArrays(_HandleLife):
         ------
         ArgumentError, ArgumentTypeError, ClosedError
         """
-        cdef _DLTensor view
-        cdef int64_t shape[_VIEW_RANK]
-        cdef int64_t strides[_VIEW_RANK]
+        cdef _View view
         cdef Py_ssize_t i
         cdef list key = [], addresses = [0], values = list(arguments)
         cdef bint keep = True
@@ -144,22 +139,12 @@ cdef class _HandleArrays(_HandleLife):
                 key.append(None)
                 addresses.append(0)
                 continue
-            if type(value) is _ndarray:
-                if _of_numpy(value, False, &view, shape, strides):
-                    key.append((_signed(&view), value.flags.writeable))
-                    addresses.append(<uintptr_t>view.data)
-                    continue
-            elif _seen(value, _exchange_of(type(value), True), &view):
+            if _viewed(value, type(value) is not _ndarray, &view):  # a NumPy array's key says whether it is read-only
                 key.append(_signed(&view))
-                addresses.append(0 if view.data == NULL else <uintptr_t>view.data + view.byte_offset)
+                addresses.append(_start(&view))
                 continue
             buffer = values[i] = self._buffer(value, names[i], False)
-            keep = (
-                keep and type(buffer.dtype) is DataType and type(buffer.dims) is tuple and type(buffer.strides) is tuple
-                and type(buffer.writable) is bool
-                and all([type(n) is int for n in (*buffer.dims, *buffer.strides, buffer.device_type, buffer.device_id)])
-            )
-            key.append(buffer[1:7])  # all but the address and what keeps it alive
+            key.append(_buffer_key(buffer))
             addresses.append(0 if buffer.pointer == 0 else _address(buffer, names[i]))  # 0: no elements, or a query
         return tuple(key) if keep else None, tuple(addresses), values
 

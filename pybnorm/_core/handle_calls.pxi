@@ -74,11 +74,13 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see `batch_normalization_forward_training`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
+        memset(known, 0, sizeof(known))
         has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False)
-        y_kind, y = self._kind(y, "y", True)
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        y_kind, y = self._kind(y, "y", True, &known[3])
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
@@ -107,7 +109,7 @@ cdef class _HandleCalls(_HandleArrays):
                 <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>running_mean, <void *>running_variance,
                 <void *>saved_mean, <void *>saved_inv_variance, <void *>None,
             ],
-            workspace, None,
+            workspace, None, known,
         )
 
     def forward_inference(
@@ -154,9 +156,11 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
-        x_kind, x = self._kind(x, "x", False)
-        y_kind, y = self._kind(y, "y", True)
+        memset(known, 0, sizeof(known))
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        y_kind, y = self._kind(y, "y", True, &known[5])
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
@@ -179,7 +183,7 @@ cdef class _HandleCalls(_HandleArrays):
                 <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
                 <void *>None,
             ],
-            workspace, None,
+            workspace, None, known,
         )
 
     def backward(
@@ -252,14 +256,16 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see `batch_normalization_backward`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
+        memset(known, 0, sizeof(known))
         if alpha_data is not None or beta_data is not None:
             alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
             beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False)
-        dy_kind, dy = self._kind(dy, "dy", False)
-        dx_kind, dx = self._kind(dx, "dx", True)
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        dy_kind, dy = self._kind(dy, "dy", False, &known[1])
+        dx_kind, dx = self._kind(dx, "dx", True, &known[3])
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         alpha_param = self._scalar(alpha_param, "alpha_param", x)
@@ -292,7 +298,7 @@ cdef class _HandleCalls(_HandleArrays):
                 <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias, <void *>saved_mean,
                 <void *>saved_inv_variance, <void *>y, <void *>bias, <void *>None,
             ],
-            workspace, None,
+            workspace, None, known,
         )
 
     def axpby(self, a, x, b, y, *, workspace=None):
@@ -301,15 +307,17 @@ cdef class _HandleCalls(_HandleArrays):
         With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
-        x_kind, x = self._kind(x, "x", False)
-        y_kind, y = self._kind(y, "y", True)
+        memset(known, 0, sizeof(known))
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        y_kind, y = self._kind(y, "y", True, &known[1])
         a, b = self._scalar(a, "a", x), self._scalar(b, "b", x)
         key = PBN_OP_AXPBY, x_kind, y_kind, _keyed(a), _keyed(b)
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_AXPBY, {"x": x, "y": y}, {"a": a, "b": b})
-        plan._call(<Handle>self, [<void *>x, <void *>y], workspace, None)
+        plan._call(<Handle>self, [<void *>x, <void *>y], workspace, None, known)
 
     cdef Plan _elementwise(self, tuple key, int operation, dict arrays, dict values):
         plan = _plan(<Handle>self, operation, arrays, values, 0, _NO_ACTIVATION, None)
@@ -335,15 +343,17 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `fill`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
-        y_kind, y = self._kind(y, "y", True)
+        memset(known, 0, sizeof(known))
+        y_kind, y = self._kind(y, "y", True, &known[0])
         if type(value) is not float:
             value = _arguments.fill(value, self._data(y, "y", True))
         key = PBN_OP_FILL, y_kind, _keyed(value)
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_FILL, {"y": y}, {"value": value})
-        plan._call(<Handle>self, [<void *>y], None, None)
+        plan._call(<Handle>self, [<void *>y], None, None, known)
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -364,14 +374,16 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `relu`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
-        x_kind, x = self._kind(x, "x", False)
-        y_kind, y = self._kind(y, "y", True)
+        memset(known, 0, sizeof(known))
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        y_kind, y = self._kind(y, "y", True, &known[1])
         key = PBN_OP_RELU, x_kind, y_kind
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_RELU, {"x": x, "y": y}, {})
-        plan._call(<Handle>self, [<void *>x, <void *>y], None, None)
+        plan._call(<Handle>self, [<void *>x, <void *>y], None, None, known)
 
     def relu_backward(self, x, dy, dx):
         """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
@@ -393,12 +405,14 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `relu_backward`.
         """
         cdef Plan plan
+        cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
-        x_kind, x = self._kind(x, "x", False)
-        dy_kind, dy = self._kind(dy, "dy", False)
-        dx_kind, dx = self._kind(dx, "dx", True)
+        memset(known, 0, sizeof(known))
+        x_kind, x = self._kind(x, "x", False, &known[0])
+        dy_kind, dy = self._kind(dy, "dy", False, &known[1])
+        dx_kind, dx = self._kind(dx, "dx", True, &known[2])
         key = PBN_OP_RELU_BACKWARD, x_kind, dy_kind, dx_kind
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_RELU_BACKWARD, {"x": x, "dy": dy, "dx": dx}, {})
-        plan._call(<Handle>self, [<void *>x, <void *>dy, <void *>dx], None, None)
+        plan._call(<Handle>self, [<void *>x, <void *>dy, <void *>dx], None, None, known)

@@ -17,11 +17,6 @@ cdef tuple _key(object buffer):
     return buffer.dtype, buffer.dims, buffer.strides
 
 
-cdef object _alignment(uintptr_t addresses):
-    """The largest power of two up to 16 that divides all of them."""
-    return (addresses | 16) & (~(addresses | 16) + 1)
-
-
 cdef object _named(object algorithm):
     """A call's algorithm as far as the cache of plans needs it; the rest is checked when the plan is made."""
     if algorithm is not None and not isinstance(algorithm, str):
@@ -146,7 +141,7 @@ cdef Plan _plan(
     with handle.lock:
         handle._check()
         plan.table, plan.name = handle.table, _CALL_NAMES[operation]
-        plan.handle, plan.lends = handle, handle.table.device_type == 1
+        plan.handle, plan.lends = handle, handle.table.device_type == PBN_DEVICE_CPU
         plan.device_id = -1 if handle.device is None else handle.device
         plan.forks = _forks
         found = [None] * plan.count

@@ -130,11 +130,10 @@ cdef class Plan:
                     "no named algorithm of this backend has an activation; algorithm None has one where "
                     "Capability.ACTIVATION is set",
                 )
-        self.alignment = (
+        self.alignment = _alignment(
             <uintptr_t>self.call.x | <uintptr_t>self.call.y | <uintptr_t>self.call.dy | <uintptr_t>self.call.dx
-            | <uintptr_t>self.call.z | <uintptr_t>self.call.dz | 16
+            | <uintptr_t>self.call.z | <uintptr_t>self.call.dz
         )
-        self.alignment &= ~self.alignment + 1
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
         if warns and _normalizes(self.call.operation):
             _warn_of_defects(handle, &self.call, self.call.saved_mean != NULL, self.name)
@@ -159,8 +158,14 @@ cdef class Plan:
         self.call.y = self.call.dx = self.call.dz = NULL
         return 0
 
-    cdef int _call(self, Handle handle, void **given, object workspace, object reserve) except -1:
-        """Reads the arguments, checks them and makes the call. `given`: borrowed objects, in the table's order."""
+    cdef int _call(
+        self, Handle handle, void **given, object workspace, object reserve, const uintptr_t *known=NULL
+    ) except -1:
+        """Reads the arguments, checks them and makes the call.
+
+        `given`: borrowed objects, in the table's order; `known`: addresses of those that are known to be what was
+        planned, 0 for the others.
+        """
         cdef pbn_call call = self.call  # this call's own: other threads and signal handlers run this plan too
         cdef _Extent extents[PBN_MOST_TENSORS + 2]
         cdef const _Argument *argument
@@ -178,7 +183,9 @@ cdef class Plan:
                     raise self._not_as_planned(i, value)
                 if value is None:
                     continue
-            if type(value) is int and self.takes & _ADDRESSES:
+            if known != NULL and known[i] != 0:
+                address = known[i]
+            elif type(value) is int and self.takes & _ADDRESSES:
                 address = _bare_address(handle, value, self.names, i)
             elif self.takes & _ARRAYS:
                 address = self._array_address(handle, value, i, kept)
@@ -263,21 +270,16 @@ cdef class Plan:
 
         0 where it is neither or is something else, which the way through Python names or takes.
         """
-        cdef _DLTensor view
-        cdef int64_t shape[_VIEW_RANK]
-        cdef int64_t strides[_VIEW_RANK]
+        cdef _View found
+        cdef _DLTensor *view = &found.tensor
         cdef int64_t packed = 1
         cdef int i, k
-        if type(value) is _ndarray:
-            if not _of_numpy(value, output, &view, shape, strides):
-                return 0
-        else:
-            if not _seen(value, _exchange_of(type(value), output), &view):
-                return 0
+        if not _viewed(value, output, &found):
+            return 0
         if (
             view.device_type != self.table.device_type
             or (self.device_id != -1 and view.device_id != self.device_id)
-            or not _is_dtype(&view, planned.dtype)
+            or not _is_dtype(view, planned.dtype)
             or view.data == NULL
         ):
             return 0
@@ -299,7 +301,7 @@ cdef class Plan:
             k -= 1
         if k != -1:
             return 0
-        return <uintptr_t>view.data + view.byte_offset
+        return _start(&found)
 
     cdef int _overlap(self, Handle handle, pbn_call *call) except -1:
         """Names what is wrong, if it is: ranges that overlap may be views that interleave."""

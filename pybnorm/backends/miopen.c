@@ -1205,7 +1205,7 @@ PBN_THERE(stream_get, (pbn_handle * handle, void **stream), (handle, stream))
 
 const pbn_backend pbn_backend_miopen = {
     .contract = PBN_CONTRACT,
-    .device_type = 10,
+    .device_type = PBN_DEVICE_ROCM,
     .name = "miopen",
     .label = "MIOpen",
     .search = {.sonames = "libMIOpen.so.1",

@@ -1682,8 +1682,8 @@ static int relu_backward(pbn_handle *h, const pbn_call *call) {
 
 const pbn_backend pbn_backend_onednn = {
     .contract = PBN_CONTRACT,
-    .device_type = 1,
-    .also_reached = {3, 11}, /* pinned host memory of CUDA and of ROCm */
+    .device_type = PBN_DEVICE_CPU,
+    .also_reached = {PBN_DEVICE_CUDA_HOST, PBN_DEVICE_ROCM_HOST},
     .name = "onednn",
     .label = "oneDNN",
     .search = {.sonames = "libdnnl.so.3",

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from c_table import Managed
 
 import pybnorm
 from pybnorm import devices
-from pybnorm._arrays import Buffer, _DLManagedTensor, as_buffer
+from pybnorm._arrays import ROCM, Buffer, as_buffer
 from pybnorm.devices import hip
 
-ROCM = 10
 DIMS = (4, 3, 5, 6)
 
 
@@ -58,9 +58,9 @@ class Foreign:
         rank = len(b.dims)
         self.shape = (ctypes.c_int64 * rank)(*b.dims)
         self.strides = (ctypes.c_int64 * rank)(*b.strides)
-        managed = self.managed = _DLManagedTensor()
+        managed = self.managed = Managed()
         tensor = managed.tensor
-        tensor.data, tensor.device_type, tensor.device_id, tensor.ndim = b.pointer, ROCM, self.device_id, rank
+        tensor.data, tensor.device[:], tensor.ndim = b.pointer, (ROCM, self.device_id), rank
         tensor.code, tensor.bits, tensor.lanes = 2, 8 * b.dtype.itemsize, 1
         tensor.shape = ctypes.cast(self.shape, ctypes.POINTER(ctypes.c_int64))
         tensor.strides = ctypes.cast(self.strides, ctypes.POINTER(ctypes.c_int64))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 from c_table import Exchanging
@@ -13,12 +14,14 @@ from frameworks import NUMPY
 
 import pybnorm
 from pybnorm import devices, functional
-from pybnorm._core import current_stream, signature
+from pybnorm._arrays import as_buffer
+from pybnorm._core import current_stream, describe
 from pybnorm.check import bounds, defects, runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import expand
 from pybnorm.enums import DataType, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 LINES = [
     "train/infer/backward,spatial,f32/bf16/f16/f64,nchw/nhwc,4x8x6x5",
@@ -313,6 +316,7 @@ def test_each_thread_has_its_handle_and_the_next_one_takes_it_over(frame):
 
 FORKED = """
 import os, sys, threading
+import ml_dtypes
 import numpy as np
 from pybnorm import functional
 
@@ -407,21 +411,50 @@ def test_a_call_that_is_ready_can_be_captured_and_one_that_is_not_is_refused(fra
 # ---------------------------------------------------------------- what the C table of DLPack says
 
 
-def test_a_signature_has_all_that_a_plan_depends_on():
-    plain = signature(Exchanging())
-    assert plain == signature(Exchanging(address=8192))
+def test_a_key_has_all_that_a_plan_depends_on():
+    def key(array):
+        return describe(array, "x")[0]
+
+    plain = key(Exchanging())
+    assert plain == key(Exchanging(address=8192))
     assert isinstance(plain, bytes)
     differing = [
         {"shape": (3, 2)}, {"steps": (1, 2)}, {"dtype": (2, 16, 1)}, {"dtype": (4, 32, 1)}, {"dtype": (2, 32, 2)},
         {"device": (2, 0)}, {"device": (1, 1)}, {"address": 4104}, {"address": 4100}, {"shape": (6,), "steps": (1,)},
     ]  # fmt: skip
-    others = [signature(Exchanging(**change)) for change in differing]
+    others = [key(Exchanging(**change)) for change in differing]
     assert len({plain, *others}) == 1 + len(differing)
-    assert signature(Exchanging((1,) * 9, (1,) * 9)) is None
-    known = {signature(np.ones(s, d)) for s, d in ((3, "f4"), (3, "f8"), ((3, 1), "f4"), (4, "f4"))}
-    assert len({*known, signature(np.ones(6, "f4")[::2])}) == 5
-    assert signature([1.0]) is None
-    assert signature(None) is None
+    for array in (Exchanging((1,) * 9, (1,) * 9), [1.0], None):
+        with pytest.raises(ArgumentTypeError, match="x: got"):
+            describe(array, "x")
+
+
+def test_numpy_arrays_are_described_without_their_attributes():
+    memory = np.zeros(64, np.uint8)
+    base = -memory.ctypes.data % 16
+    whole = memory[base : base + 32].view("f4")
+    fixed = whole.view()
+    fixed.flags.writeable = False
+    arrays = [
+        whole, whole[1:], whole[2:6:2], whole[::-1], whole.reshape(2, 4), whole.view("f8"), whole.view("f2"),
+        whole.view(ml_dtypes.bfloat16), fixed,
+    ]  # fmt: skip
+    for array in arrays:
+        key, address = describe(array, "x")
+        assert isinstance(key, bytes)
+        assert address == array.__array_interface__["data"][0]
+    assert len({describe(array, "x")[0] for array in arrays}) == len(arrays)
+    for odd in (whole.view(">f4"), whole.view("i4"), memory[base + 1 : base + 9].view("f4")):
+        with pytest.raises(ArgumentError, match="x: got"):
+            describe(odd, "x")
+
+
+def test_a_buffer_is_described_by_values_that_cannot_change():
+    given = as_buffer(np.zeros((2, 3), np.float32), "x")
+    loose = given._replace(dims=[2, np.int64(3)], strides=[3, 1], device_id=np.int32(0), writable=1)
+    assert describe(loose, "x") == describe(given, "x")
+    assert {type(n) for n in (*as_buffer(loose, "x").dims, as_buffer(loose, "x").device_id)} == {int}
+    assert describe(given._replace(writable=False), "x")[0] != describe(given, "x")[0]
 
 
 def test_the_current_stream_is_that_of_the_arrays_device(load_library):

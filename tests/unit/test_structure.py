@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import pybnorm
-from pybnorm import enums
+from pybnorm import _arrays, enums
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "pybnorm"
@@ -208,6 +208,16 @@ def test_python_enums_are_those_of_the_shim(enumeration, prefix):
     values = {name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)", body)}
     members = {prefix + name: member.value for name, member in enumeration.__members__.items()}
     assert values == members
+
+
+def test_device_types_are_those_of_the_shim():
+    shim = (ROOT / "include/pybnorm/shim.h").read_text()
+    values = {name: int(value) for name, value in re.findall(r"PBN_DEVICE_(\w+) = (\d+)", shim)}
+    assert len(values) == len(set(values.values())) == 16
+    assert (values["CPU"], values["CUDA"], values["ROCM"]) == (_arrays.CPU, _arrays.CUDA, _arrays.ROCM)
+    files = [p for ending in ("*.py", "*.pyx", "*.pxi", "*.c", "*.h") for p in SOURCE.rglob(ending)]
+    bare = [p for p in files if p.name != "_core.c" and re.search(r"device_type *(=|==|!=) *[1-9]", p.read_text())]
+    assert not bare, "write CPU, CUDA, ROCM or PBN_DEVICE_..."
 
 
 def test_enumerations_print_their_names():

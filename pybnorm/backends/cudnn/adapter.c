@@ -1181,8 +1181,8 @@ static void cudnn_plan_destroy_there(pbn_plan *plan) {
 
 const pbn_backend pbn_backend_cudnn = {
     .contract = PBN_CONTRACT,
-    .device_type = 2,
-    .also_reached = {13}, /* managed memory */
+    .device_type = PBN_DEVICE_CUDA,
+    .also_reached = {PBN_DEVICE_CUDA_MANAGED},
     .name = "cudnn",
     .label = "cuDNN",
     .search = {.sonames = "libcudnn.so.9 libcudnn.so.8",
