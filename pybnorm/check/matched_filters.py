@@ -44,8 +44,9 @@ from pybnorm.enums import Mode, Operation
 
 if TYPE_CHECKING:
     from pybnorm.check.bounds import Expected
+    from pybnorm.check.problem import Problem
 
-__all__ = ["LEVEL", "SHORTEST", "Match", "matches", "measured"]
+__all__ = ["LEVEL", "SHORTEST", "Match", "Tried", "matches", "measured", "not_tried"]
 
 Array = npt.NDArray[Any]
 
@@ -84,6 +85,26 @@ class Match:
 
     def __str__(self) -> str:
         return f"as if {self.bug} (by chance: {self.probability:.0e})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """The bug that explains most of the deviation of one sum, as one output shows it."""
+
+    output: str
+    sum: str
+    deviation: float
+    """Root mean square of D, in terms of the sum."""
+    hypotheses: int
+    """How many were held against it; 0: too small a deviation for a term that is missing."""
+    bug: str = ""
+    slope: float = 0.0
+    """Of the measured deviation over the predicted one, which would be 1."""
+    explained: float = 0.0
+    """Share of the squared deviation."""
+    rank: float = 1.0
+    """Median over the channels of the share of drawn places that lie as near as the named one."""
+    probability: float = 1.0
 
 
 class _Rows:
@@ -276,6 +297,8 @@ class _Search:
     def __init__(self, rows: _Rows, total: _Sum, d: Array, asked: str = "") -> None:
         self.rows, self.total, self.d, self.asked = rows, total, d, asked
         self.found: Match | None = None
+        self.nearest: tuple[float, float, str, Callable[[], Array], Array] | None = None
+        """Of all bugs that were tried: share explained, slope, name, what is drawn beside it, prediction."""
         rng = np.random.default_rng(20240229)
         count = max(255, min(max(PLACES * 4 // len(d), PLACES // 16), rows.m // 4))
         self._drawn, self._other = rng.integers(0, rows.m, (2, count))
@@ -291,29 +314,51 @@ class _Search:
                 self._every_place(term)
         return self.found
 
-    def _near(self, p: Array) -> bool:
+    def _near(self, p: Array, draws: Callable[[], Array], bug: str) -> bool:
         """Whether `p` explains most of the deviation, with a slope of 1."""
         largest = 3 * math.sqrt(float(np.mean(p * p))) + 1e-300
         d, off = np.clip(self.d, -largest, largest), np.clip(self.d - p, -largest, largest)
         slope = float(d @ p) / max(float(p @ p), 1e-300)
+        explained = 1 - float(off @ off) / max(float(d @ d), 1e-300)
+        if self.nearest is None or explained > self.nearest[0]:
+            self.nearest = explained, slope, bug, draws, p
         if self.asked:
-            return abs(slope - 1) < 0.5 and float(off @ off) < 0.75 * float(d @ d)
-        return abs(slope - 1) < 0.2 and float(off @ off) < 0.25 * float(d @ d)
+            return abs(slope - 1) < 0.5 and explained > 0.25
+        return abs(slope - 1) < 0.2 and explained > 0.75
 
     def _try(self, p: Array, draws: Callable[[], Array], bug: str) -> None:
-        if (self.asked and bug != self.asked) or not self._near(p):
+        if (self.asked and bug != self.asked) or not self._near(p, draws, bug):
             return
-        drawn = draws()
-        off = np.abs(self.d - p)
-        u = (1 + np.count_nonzero(np.abs(drawn - self.d[:, None]) <= off[:, None], axis=1)) / (1 + drawn.shape[1])
-        u.sort()
-        count = len(u)
-        k = np.arange(1, count + 1)
-        ways = np.array([math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1) for i in k])
-        log = float((ways + k * np.log(u)).min()) + math.log(count * self._hypotheses)
+        log = self._by_chance(self._ranks(p, draws))
         least = math.log(self.found.probability) if self.found else math.log(FOLLOWS if self.asked else LEVEL)
         if log < least:
             self.found = Match(bug, math.exp(max(log, -690.0)), float(self.d @ p / (p @ p)))
+
+    def _ranks(self, p: Array, draws: Callable[[], Array]) -> Array:
+        """U of every channel, the least first."""
+        drawn, off = draws(), np.abs(self.d - p)
+        u = (1 + np.count_nonzero(np.abs(drawn - self.d[:, None]) <= off[:, None], axis=1)) / (1 + drawn.shape[1])
+        u.sort()
+        return u
+
+    def _by_chance(self, u: Array) -> float:
+        """Logarithm of the probability that a right kernel has such ranks, times the hypotheses."""
+        count = len(u)
+        k = np.arange(1, count + 1)
+        ways = np.array([math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1) for i in k])
+        return float((ways + k * np.log(u)).min()) + math.log(count * self._hypotheses)
+
+    def told(self, output: str, name: str) -> Tried:
+        """The bug that explains most."""
+        deviation = math.sqrt(float(np.mean(self.d**2)))
+        if self.nearest is None:
+            return Tried(output, name, deviation, int(self._hypotheses))
+        explained, slope, bug, draws, p = self.nearest
+        u = self._ranks(p, draws)
+        by_chance = math.exp(min(0.0, max(self._by_chance(u), -690.0)))
+        return Tried(
+            output, name, deviation, int(self._hypotheses), bug, slope, explained, float(np.median(u)), by_chance
+        )
 
     def _terms(self, term: _Term, places: Array) -> Array:
         return term(*self.rows.at(places))
@@ -432,7 +477,18 @@ class _Nearest:
 # ---------------------------------------------------------------- a case
 
 
-def matches(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Match]:
+def not_tried(problem: Problem) -> str:
+    """Why no case of this problem can be asked for the bugs; empty if it can."""
+    if problem.operation == Operation.FORWARD_INFERENCE:
+        return "inference has no sums"
+    if problem.m < SHORTEST:
+        return f"sums of fewer than {SHORTEST:,} terms: the bound shows a single one"
+    if problem.fill not in FILLS:
+        return f"fill={problem.fill} is not drawn independently for each channel"
+    return ""
+
+
+def matches(expected: Expected, outputs: Mapping[str, Array], tried: list[Tried] | None = None) -> dict[str, Match]:
     """Outputs that deviate as a bug would make them, with the bug.
 
     Parameters
@@ -440,9 +496,11 @@ def matches(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Match
     expected : Expected
     outputs : mapping of str to ndarray
         What the library wrote.
+    tried : list of Tried, optional
+        Takes what was tried, of every sum that an output tells of.
     """
     problem = expected.problem
-    if problem.operation == Operation.FORWARD_INFERENCE or problem.m < SHORTEST or problem.fill not in FILLS:
+    if not_tried(problem):
         return {}
     if problem.operation == Operation.FORWARD_TRAINING and problem.factor == 0:
         outputs = {name: a for name, a in outputs.items() if not name.startswith("running")}
@@ -454,8 +512,11 @@ def matches(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Match
     for output, got in outputs.items():
         for name, deviations in measured(expected, output, got).items():
             d = deviations[rows.chosen]
-            if np.isfinite(d).all() and math.sqrt(float(np.mean(d * d))) > _NO_EFFECT:
+            size = math.sqrt(float(np.mean(d * d)))
+            if np.isfinite(d).all() and size > _NO_EFFECT:
                 off.append((output, name, d))
+            elif tried is not None:
+                tried.append(Tried(output, name, size, 0))
     if not off or not _independent(rows):
         return {}
     found: dict[str, Match] = {}
@@ -464,7 +525,10 @@ def matches(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Match
         for output, name, d in off:
             if asked and output in found:
                 continue
-            match = _Search(rows, sums[name], d, asked).run()
+            one = _Search(rows, sums[name], d, asked)
+            match = one.run()
+            if tried is not None and not asked:
+                tried.append(one.told(output, name))
             if match is not None and (output not in found or match.probability < found[output].probability):
                 found[output] = match
 

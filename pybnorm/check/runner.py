@@ -52,6 +52,7 @@ __all__ = [
     "execute",
     "identified",
     "open_session",
+    "opened",
     "run_case",
     "run_line",
     "run_recorded",
@@ -179,6 +180,20 @@ _sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this p
 _described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}
 
 
+def opened(opener: Callable[[str], Session], backend: str) -> Session:
+    """The session of this process that `opener` makes for the first case.
+
+    Raises
+    ------
+    Exception
+        What `opener` raised.
+    """
+    key = opener, backend
+    if key not in _sessions:
+        _sessions[key] = opener(backend)
+    return _sessions[key]
+
+
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
@@ -190,12 +205,10 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     Exception
         What `opener` raised.
     """
-    key = opener, backend
-    if key not in _sessions:
-        _sessions[key] = opener(backend)
+    session = opened(opener, backend)
     problem = Problem.parse(case)
-    result = run_case(problem, _sessions[key], keep)
-    library = getattr(_sessions[key].handle, "library", None)  # simulated kernels have none
+    result = run_case(problem, session, keep)
+    library = getattr(session.handle, "library", None)  # simulated kernels have none
     if library is not None:
         result.claim = support.check(backend, library.version, problem, result.status)
     if result.claim == support.NEWLY_UNSUPPORTED:

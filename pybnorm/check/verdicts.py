@@ -15,6 +15,7 @@ Where the data's sums have no rounding, only Welford's recurrence may round. Tha
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
@@ -23,14 +24,26 @@ from typing import Any
 import numpy.typing as npt
 
 from pybnorm.check.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
-from pybnorm.check.matched_filters import LEVEL, matches
+from pybnorm.check.matched_filters import LEVEL, Tried, matches
 
-__all__ = ["counted", "judge_call", "scatter_of"]
+__all__ = ["Record", "counted", "judge_call", "scatter_of"]
 
 Array = npt.NDArray[Any]
 
 
-def judge_call(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Verdict]:
+@dataclasses.dataclass
+class Record:
+    """How a call was judged, beside its verdicts."""
+
+    scatter: float = math.inf
+    """s(n) of the outputs that are right to the bit; infinite: none is, or the data are not exact."""
+    excuses: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Of each output that only Welford's recurrence could excuse, whether it does and why."""
+    tried: list[Tried] = dataclasses.field(default_factory=list)
+    """The bugs that explain most of each deviation."""
+
+
+def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record | None = None) -> dict[str, Verdict]:
     """The verdict on every output of a call.
 
     Each output is held against its bound (`pybnorm.check.bounds.judge`), and all of them against the bugs whose
@@ -41,10 +54,12 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Ve
     expected : Expected
     outputs : mapping of str to ndarray
         What the library wrote, as stored, in logical order; the keys are those of ``expected.outputs``.
+    record : Record, optional
+        Takes how it was judged.
     """
     verdicts = {name: judge(expected, name, outputs[name]) for name in expected.outputs}
-    _excuse(expected, outputs, verdicts)
-    for name, match in matches(expected, outputs).items():
+    _excuse(expected, outputs, verdicts, record or Record())
+    for name, match in matches(expected, outputs, None if record is None else record.tried).items():
         verdict = verdicts[name]
         verdict.status = Status.FAIL
         verdict.note = "; ".join(filter(None, [str(match), verdict.note]))
@@ -54,7 +69,7 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, Ve
 _STATISTICS = ("saved_mean", "running_mean", "saved_inv_variance", "running_variance", "dscale")
 
 
-def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str, Verdict]) -> None:
+def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str, Verdict], record: Record) -> None:
     """Take Welford's excuse back from the outputs that have it without a right to it."""
 
     def rounded() -> list[Verdict]:
@@ -63,16 +78,22 @@ def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str
     def wrong() -> list[str]:
         return [name for name in _STATISTICS if name in verdicts and verdicts[name].status == Status.FAIL]
 
-    scatter = _scatter(verdicts)
+    scatter = record.scatter = _scatter(verdicts) if rounded() else math.inf
+    for verdict in rounded():
+        record.excuses[verdict.output] = "granted: no output of the call shows that sums were not rounded"
     if scatter < math.inf and not wrong():
         for verdict in rounded():
             classes = tiers(expected.problem, verdict.output)[0], counted(scatter)
             again = judge_by(expected, verdict.output, outputs[verdict.output], classes)
+            width = f"{classes[1].spread:.3g} u of its size, as far as exact outputs of the call leave room"
+            record.excuses[verdict.output] = f"granted: within {width}"
             if again.status == Status.FAIL:
                 verdict.status, verdict.worst, verdict.over = Status.FAIL, again.worst, again.over
+                record.excuses[verdict.output] = f"refused: not within {width}"
                 verdict.note = "exact sums were rounded, and not by Welford's recurrence, which rounds the others too"
     for name in wrong()[:1]:
         for verdict in rounded():
+            record.excuses[verdict.output] = f"refused: {name} is wrong even for the recurrence"
             verdict.status = Status.FAIL
             verdict.note = f"exact sums were rounded, and not by Welford's recurrence: {name} is not as it rounds"
 

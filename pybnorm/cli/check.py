@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
 from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run
+from pybnorm.check.session import open_session
 from pybnorm.check.whole_run import WholeRun
 from pybnorm.cli import INTERRUPTED, output
 from pybnorm.errors import ArgumentError
@@ -26,6 +28,8 @@ from pybnorm.errors import ArgumentError
 __all__ = ["check"]
 
 REQUIRE = "PYBNORM_REQUIRE"
+_EXPLAIN = ("explained", "backends", "implementations", "json_target", "timeout")
+_BESIDE = ("--backend", "--implementation", "--timeout", "--json")
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 
 
@@ -40,6 +44,7 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 )
 @click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
 @click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
+@click.option("--explain", "explained", metavar="CASE", help="Run one case and show how each output was judged.")
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
 @output.json_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
@@ -70,6 +75,7 @@ def check(
     implementations: tuple[str, ...],
     cases: tuple[str, ...],
     suites: tuple[str, ...],
+    explained: str | None,
     only_list: bool,
     json_target: str | None,
     junit_target: str | None,
@@ -110,6 +116,9 @@ def check(
     """
     from pybnorm.check import html
 
+    if explained is not None:
+        _explain_case(context, explained, (backends, implementations), json_target, timeout)
+        return
     with output.usage_errors():
         problems = select(cases, suites)
         if only_list:
@@ -170,6 +179,56 @@ def check(
     if trouble is not None:
         raise trouble
     context.exit(document["exit_status"])
+
+
+def _explain_case(
+    context: click.Context,
+    case: str,
+    named: tuple[tuple[str, ...], tuple[str, ...]],
+    json_target: str | None,
+    timeout: float | None,
+) -> None:
+    """Run one case on each backend, in a process of its own, and print how it was judged."""
+    from pybnorm.check import explain
+    from pybnorm.check.worker import Worker, failed
+
+    with output.usage_errors():
+        for option in context.command.params:
+            name, value = str(option.name), context.params.get(str(option.name))
+            if name not in _EXPLAIN and value and value != option.get_default(context):
+                raise ArgumentError("--explain", f"beside {option.opts[-1]}", "alone, or beside " + ", ".join(_BESIDE))
+        executors.check_timeout("--timeout", timeout)
+        line = str(Problem.parse(case))
+        asked = (*_backends(named[0], "--backend"), *_implementations(named[1]))
+        targets = output.targets(context, "explain", json=json_target)
+    console = output.console(stderr=json_target == "-")
+    found: list[dict[str, Any]] = []
+    results: list[CaseResult] = []
+    for backend in asked or pybnorm.backends():
+        with Worker(backend, timeout=timeout or executors.TIMEOUT) as worker:
+            info = worker.describe()
+            if info.problem:
+                console.print(f"{backend}: {info.problem}", markup=False, soft_wrap=True)
+                continue
+            try:
+                arguments = (explain.explain_line, open_session, backend, line)
+                result, explanation = worker.call(*arguments, timeout=worker.timeout)
+            except Exception as error:
+                result, explanation = failed(backend, line, error), None
+        results.append(result)
+        found.append({"result": result, "explanation": explanation and dataclasses.asdict(explanation)})
+        if json_target == "-":
+            continue
+        console.print(Text.assemble((result.status.value, terminal.STYLES[result.status]), f" {backend} {line}"))
+        for text in [result.message] if result.message else []:
+            console.print(text, soft_wrap=True)
+        for text in explain.lines(explanation) if explanation else ():
+            console.print(text, soft_wrap=True)
+    missing = [backend for backend in asked if backend not in {r.backend for r in results}]
+    if "--json" in targets:
+        document = output.document(explain.SCHEMA, {"cases": found})
+        targets["--json"].put(functools.partial(output.write_json, document))
+    context.exit(exit_status(results, missing))
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:

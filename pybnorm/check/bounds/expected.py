@@ -200,7 +200,7 @@ class Expected:
         axes = self.problem.reduced_axes if self._axis == 1 else (0,)
         values = rows.astype(np.float64)
         with np.errstate(all="ignore"):
-            d = self._deviations(tier)
+            d = self.deviations(tier)
             differ = (values.max(axis=axes) > values.min(axis=axes)) | (self.problem.m == 1)
             right = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
         found: Array = differ.reshape(right.shape) & right
@@ -221,9 +221,13 @@ class Expected:
             self._sums[one_pass] = sums[0], sums[1]
         return self._sums[one_pass]
 
-    def _sum_errors(self, tier: Tier, d: Deviations) -> tuple[Array, Array]:
+    def deviations(self, tier: Tier) -> Deviations:
+        """How far a class may be off in mean, variance and inverse standard deviation."""
+        return self._deviations(tier)
+
+    def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
-        u = self.precision.u
+        d, u = self.deviations(tier), self.precision.u
         total, weighted = self._absolute_sums(tier.one_pass)
         dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
         r, reach = self._inverse, self.precision.reach
@@ -282,11 +286,11 @@ class Expected:
         first = len(parameters)
         undecided = []
         for tier in classes:
-            d = self._deviations(tier)
+            d = self.deviations(tier)
             undecided.append(d.undecided)
             parameters += [d.mean, d.inverse]
             if output == "dx":
-                e_dscale, e_dbias = self._sum_errors(tier, d)
+                e_dscale, e_dbias = self.sum_errors(tier)
                 parameters += [e_dscale, np.where(lost, np.inf, e_dbias)]
         step = (len(parameters) - first) // max(len(classes), 1)
         if got is not None:
@@ -328,10 +332,10 @@ class Expected:
         out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
         bounds = []
         for tier in classes:
-            d = self._deviations(tier)
+            d = self.deviations(tier)
             undecided = np.zeros(result.shape, bool)
             if output in ("dscale", "dbias"):
-                error = self._sum_errors(tier, d)[0 if output == "dscale" else 1]
+                error = self.sum_errors(tier)[0 if output == "dscale" else 1]
                 _, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
                 if output == "dscale":
                     undecided = d.undecided

@@ -1,0 +1,210 @@
+"""How a case was judged: ``pybnorm check --explain CASE``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from pybnorm.check import runner
+from pybnorm.check.bounds import Expected, Point, Status, Tier, Verdict, tiers
+from pybnorm.check.bounds.tally import compare
+from pybnorm.check.bounds.terms import Term, terms
+from pybnorm.check.data import generate, sums_are_exact
+from pybnorm.check.guarded import execute
+from pybnorm.check.matched_filters import LEVEL, Tried, not_tried
+from pybnorm.check.problem import Problem
+from pybnorm.check.results import CaseResult, ratio_text
+from pybnorm.check.session import Session
+from pybnorm.check.verdicts import Record, judge_call
+
+__all__ = ["SCHEMA", "Explanation", "Held", "Shown", "explain", "explain_line", "lines"]
+
+Array = npt.NDArray[Any]
+SCHEMA = "pybnorm.explain/1"
+
+
+@dataclasses.dataclass
+class Held:
+    """An output held against one class."""
+
+    name: str
+    h: float
+    gives: str
+    """The status of an output that this class holds."""
+    ratio: float
+    over: int
+    undecided: int
+    noticed: float
+    """Smallest relative error of an element that this class would not have held."""
+    worst: Point | None
+    terms: list[Term]
+    """Of the bound at the worst element."""
+
+
+@dataclasses.dataclass
+class Shown:
+    """How one output was judged."""
+
+    output: str
+    status: Status
+    decided_by: str
+    """The class whose verdict it is."""
+    note: str
+    noticed: float
+    classes: list[Held]
+    """Those that were tried, strictest first."""
+    not_needed: list[str]
+    """Looser classes, which were not."""
+    excuse: str
+    tried: list[Tried]
+
+
+@dataclasses.dataclass
+class Explanation:
+    """How a call was judged."""
+
+    case: str
+    m: int
+    channels: int
+    u: float
+    exact: bool
+    """Whether no sum of the data rounds, in any order."""
+    filters: str
+    """Why no matched filter was tried; empty if they were."""
+    scatter: float
+    outputs: list[Shown]
+
+
+def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) -> Explanation:
+    """How `outputs` are judged.
+
+    Parameters
+    ----------
+    problem : Problem
+    expected : Expected
+        Of `problem` and the inputs of the call.
+    outputs : mapping of str to ndarray
+        What the library wrote.
+    """
+    record = Record()
+    verdicts = judge_call(expected, outputs, record)
+    return Explanation(
+        case=str(problem),
+        m=problem.m,
+        channels=math.prod(problem.parameter_dims),
+        u=expected.precision.u,
+        exact=sums_are_exact(problem),
+        filters=not_tried(problem),
+        scatter=record.scatter,
+        outputs=[_shown(expected, verdict, outputs[name], record) for name, verdict in verdicts.items()],
+    )
+
+
+def _shown(expected: Expected, verdict: Verdict, got: Array, record: Record) -> Shown:
+    name = verdict.output
+    classes = tiers(expected.problem, name)
+    return Shown(
+        output=name,
+        status=verdict.status,
+        decided_by=verdict.tier,
+        note=verdict.note,
+        noticed=verdict.noticed,
+        classes=[_held(expected, name, got, tier) for tier in classes if tier.name in verdict.ratios],
+        not_needed=[tier.name for tier in classes if tier.name not in verdict.ratios],
+        excuse=record.excuses.get(name, ""),
+        tried=[tried for tried in record.tried if tried.output == name],
+    )
+
+
+def _held(expected: Expected, output: str, got: Array, tier: Tier) -> Held:
+    tally = compare(expected, output, got, (tier,))
+    worst = tally.worst[0] if tally.worst else None
+    index = worst.index if worst else (0,) * len(expected.shape(output))
+    return Held(
+        name=tier.name,
+        h=tier.h,
+        gives=tier.status.value,
+        ratio=tally.ratio,
+        over=tally.over,
+        undecided=tally.undecided,
+        noticed=tally.noticed if math.isfinite(tally.noticed) else 0.0,
+        worst=worst,
+        terms=terms(expected, output, index, tier),
+    )
+
+
+def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> tuple[CaseResult, Explanation | None]:
+    """Run the problem of a line in this process, and say how it was judged; None if there was nothing to judge.
+
+    Raises
+    ------
+    Exception
+        What `opener` raised.
+    """
+    result = runner.run_line(opener, backend, case)
+    if not result.verdicts:
+        return result, None
+    problem = Problem.parse(case)
+    inputs = generate(problem)
+    outputs = execute(problem, inputs, runner.opened(opener, backend)).outputs
+    return result, explain(problem, Expected(problem, inputs), outputs)
+
+
+# ---------------------------------------------------------------- text
+
+
+def lines(explanation: Explanation) -> Iterator[str]:
+    """The explanation as text, within 80 columns but for what is longer in one piece."""
+    e = explanation
+    yield f"{e.m:,} terms in a sum, {e.channels} statistics, u = {e.u:.3g}"
+    yield "sums of these data do not round, in any order" if e.exact else "sums of these data round"
+    if e.filters:
+        yield f"no matched filters: {e.filters}"
+    if math.isfinite(e.scatter):
+        yield f"outputs that are exact leave the mean a scatter of {e.scatter:.3g} units in the last place"
+    for shown in e.outputs:
+        yield ""
+        yield f"{shown.output}: {shown.status.value}, by class {shown.decided_by}"
+        if shown.note:
+            yield f"  {shown.note}"
+        if shown.noticed:
+            yield f"  smallest relative error that would have been noticed: {shown.noticed:.1e}"
+        for held in shown.classes:
+            yield from _class_lines(held)
+        if shown.not_needed:
+            yield f"  not needed: class {', '.join(shown.not_needed)}"
+        if shown.excuse:
+            yield f"  excuse of Welford's recurrence: {shown.excuse}"
+        for tried in shown.tried:
+            yield from _filter_lines(tried)
+
+
+def _class_lines(held: Held) -> Iterator[str]:
+    state = "held" if not held.over and not held.undecided else f"{held.over} elements over the bound"
+    state += f", {held.undecided} undecided" if held.undecided else ""
+    yield f"  class {held.name} (h = {held.h:.4g}, gives {held.gives}): {state}"
+    if held.worst is None:
+        yield "    no error at all; the bound of the first element:"
+    else:
+        point = held.worst
+        yield f"    worst error / bound {ratio_text(point.ratio)} at [{','.join(map(str, point.index))}]:"
+        yield f"      right {point.reference:.9g}, got {point.got:.9g}, error {abs(point.got - point.reference):.3g}"
+    whole = sum(term.size for term in held.terms)
+    for term in held.terms:
+        share = f"{100 * term.size / whole:5.1f} %" if 0 < whole < math.inf else ""
+        yield f"      {term.formula:<56}{term.size:>10.3g} {share}".rstrip()
+    yield f"      {'bound':<56}{whole:>10.3g}"
+
+
+def _filter_lines(tried: Tried) -> Iterator[str]:
+    yield f"  {tried.sum} is off by {tried.deviation:.3g} terms of its sum (root mean square)"
+    if not tried.hypotheses:
+        yield "    too little for a term that is missing"
+    elif tried.bug:
+        yield f"    of {tried.hypotheses:,} hypotheses the nearest: as if {tried.bug}"
+        yield f"      slope {tried.slope:.3g} of 1 predicted, explains {100 * max(tried.explained, 0):.1f} % of it;"
+        yield f"      median rank {tried.rank:.2g}; by chance {tried.probability:.1g}, named below {LEVEL:g}"
