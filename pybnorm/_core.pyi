@@ -59,7 +59,7 @@ class Handle:
     backend: str
     library: Library
     device: int | None
-    _caches: defaultdict[str, dict[Any, Any]]
+    _caches: defaultdict[str, Cache]
     _in_place: bool
     def _look(
         self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
@@ -249,6 +249,9 @@ class Tensor(NamedTuple):
 def tensors(operation: Operation | int | str) -> tuple[Tensor, ...]: ...
 
 SLOT_BITS: int
+
+class Cache(dict[Any, Any]):
+    def keep(self, key: Any, value: Any, most: int) -> None: ...
 
 class CallList:
     def __init__(self, handle: Handle) -> None: ...

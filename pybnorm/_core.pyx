@@ -112,6 +112,7 @@ cdef extern from "stdlib.h" nogil:
 
 __all__ = [
     "BackwardPlan",
+    "Cache",
     "CallList",
     "ForwardInferencePlan",
     "ForwardTrainingPlan",
@@ -161,6 +162,7 @@ include "_core/failures.pxi"
 include "_core/descriptors.pxi"
 include "_core/calls.pxi"
 include "_core/exchange.pxi"
+include "_core/cache.pxi"
 include "_core/handle.pxi"
 include "_core/handle_arrays.pxi"
 include "_core/known_defects.pxi"

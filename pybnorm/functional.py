@@ -43,7 +43,7 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer, as_buffer
-from pybnorm._core import Handle, backends, current_stream, describe, device_types
+from pybnorm._core import Cache, Handle, backends, current_stream, describe, device_types
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -125,7 +125,7 @@ def batch_norm_training(
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
         call, kept = _prepare("training", handle, data, vectors, options, out)
         if kept:
-            _keep(ready, key, call)
+            ready.keep(key, call, MOST_READY)
     found: tuple[Any, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
     return found
 
@@ -190,7 +190,7 @@ def batch_norm_inference(
             "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
         )
         if kept:
-            _keep(ready, key, call)
+            ready.keep(key, call, MOST_READY)
     return call(x, scale, bias, running_mean, running_variance, out)
 
 
@@ -251,7 +251,7 @@ def batch_norm_backward(
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
         call, kept = _prepare("backward", handle, data, vectors, options, out)
         if kept:
-            _keep(ready, key, call)
+            ready.keep(key, call, MOST_READY)
     found: tuple[Any, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
     return found
 
@@ -264,7 +264,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self.handles: dict[tuple[str, int | None], Handle] = {}
-        self.ready: dict[Any, Call] = {}
+        self.ready = Cache()
 
 
 class _Lent:
@@ -303,17 +303,9 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _ready_of(handle: Handle) -> dict[Any, Call]:
+def _ready_of(handle: Handle) -> Cache:
     _arguments.instance(handle, Handle, "handle", "a Handle or None")
     return handle._caches["functional"]
-
-
-def _keep(ready: dict[Any, Call], key: Any, call: Call) -> None:
-    with contextlib.suppress(Exception):  # no hash
-        ready[key] = call
-    while len(ready) > MOST_READY:
-        with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
-            ready.pop(next(iter(ready)), None)
 
 
 def _out_key(out: Any, count: int) -> Any:

@@ -12,8 +12,8 @@ cdef class _HandleLife:
     # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken
     # under it.
     cdef object lock
-    cdef dict descriptors
-    cdef dict plans
+    cdef Cache descriptors
+    cdef Cache plans
     cdef readonly object _caches  # of modules that make calls ready for this handle, by owner: emptied when it closes
     cdef void *scratch
     cdef size_t scratch_size
@@ -32,9 +32,9 @@ cdef class _HandleLife:
         self.forked = False
         self.device_id = -1
         self.lock = threading.RLock()
-        self.descriptors = {}
-        self.plans = {}
-        self._caches = collections.defaultdict(dict)
+        self.descriptors = Cache()
+        self.plans = Cache()
+        self._caches = collections.defaultdict(Cache)
 
     def __init__(self, backend, *, stream=None, known_defects=None):
         cdef const pbn_backend *table

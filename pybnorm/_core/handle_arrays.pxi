@@ -56,12 +56,10 @@ cdef class _HandleArrays(_HandleLife):
     cdef TensorDescriptor _described(self, object buffer):
         """The descriptor of an array, from the handle's bounded cache."""
         key = (buffer.dtype, buffer.dims, buffer.strides)
-        found = self.descriptors.get(key)
+        found = (<dict>self.descriptors).get(key)
         if found is None or not (<TensorDescriptor>found).open:
-            if len(self.descriptors) >= _DESCRIPTOR_CACHE:
-                self.descriptors.pop(next(iter(self.descriptors)), None)
             found = TensorDescriptor(self.backend, *key)
-            self.descriptors[key] = found
+            self.descriptors.keep(key, found, _DESCRIPTOR_CACHE)
         return <TensorDescriptor>found
 
     cdef tuple _kind(self, object array, str argument, bint output, uintptr_t *address):
@@ -151,7 +149,7 @@ cdef class _HandleArrays(_HandleLife):
     cdef Plan _cached(self, object key):
         """The plan kept for this kind of call, or None."""
         try:
-            return self.plans.get(key)
+            return (<dict>self.plans).get(key)
         except Exception:  # an argument without a hash, which is refused further on
             return None
 
@@ -160,10 +158,8 @@ cdef class _HandleArrays(_HandleLife):
         plan.handle = None  # which has the plan: it would be a circle
         plan.takes = takes
         with self.lock:
-            if key not in self.plans and self.handle != NULL:
-                if len(self.plans) >= _PLAN_CACHE:
-                    self.plans.pop(next(iter(self.plans)), None)
-                self.plans[key] = plan
+            if self.handle != NULL:
+                self.plans.keep(key, plan, _PLAN_CACHE)
         return plan
 
     def buffer(self, array, argument, *, output=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -175,10 +174,7 @@ def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Pr
         return found, addresses, held
     found = _prepare(handle, recipe, held)
     if key is not None:
-        known[recipe, key] = found
-        while len(known) > MOST_PREPARED:
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread with this handle has changed it
-                known.pop(next(iter(known)), None)
+        known.keep((recipe, key), found, MOST_PREPARED)
         if handle.closed:  # by another thread, meanwhile
             known.clear()
     return found, addresses, held

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import pybnorm
+from pybnorm._core import Cache
 
 THREADS = 6
 DIMS = [(2, 3, 4, 4), (4, 8, 5, 5), (3, 16, 3, 3)]
@@ -250,10 +251,9 @@ def test_functional_with_one_handle_that_keeps_few_kinds(monkeypatch, functional
         assert len(handle._caches["functional"]) <= 2
 
 
-def test_kinds_are_forgotten_by_several_threads_at_once(monkeypatch, functional):
-    monkeypatch.setattr(functional, "MOST_READY", 2)
-    ready = {}
-    at_once(lambda i: [functional._keep(ready, (i, n), print) for n in range(5000)])
+def test_kinds_are_forgotten_by_several_threads_at_once():
+    ready = Cache()
+    at_once(lambda i: [ready.keep((i, n), print, 2) for n in range(5000)])
     assert len(ready) <= 2
 
 
