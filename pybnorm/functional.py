@@ -35,6 +35,7 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -267,26 +268,27 @@ class _Kept:
         self.ready = Cache()
 
 
-class _Lent:
-    """Passes a finished thread's handles to the next new thread: destroying them would wait for the device."""
-
-    def __init__(self, kept: _Kept) -> None:
-        self.kept = kept
-
-    def __del__(self) -> None:
-        if _spare is not None:  # None while the interpreter shuts down
-            _spare.append(self.kept)
+class _Owner:
+    """Lives in a thread's local storage, and so until the thread ends."""
 
 
 class _Local(threading.local):
-    """Handles of each thread: with a shared handle threads would wait for each other."""
+    """Handles of each thread: with a shared handle threads would wait for each other.
+
+    A finished thread's handles go to the next new thread: destroying them would wait for the device.
+    """
 
     def __init__(self) -> None:
         try:
-            kept = _spare.pop()
+            self.own(_spare.pop())
         except IndexError:
-            kept = _Kept()
-        self.handles, self.ready, self.lent = kept.handles, kept.ready, _Lent(kept)
+            self.own(_Kept())
+
+    def own(self, kept: _Kept) -> None:
+        """Use these handles in this thread; they are handed on when it ends, but not when the interpreter does."""
+        self.handles, self.ready, self.owner = kept.handles, kept.ready, _Owner()
+        self.release = weakref.finalize(self.owner, _spare.append, kept)
+        self.release.atexit = False
 
 
 _spare: collections.deque[_Kept] = collections.deque()
@@ -295,9 +297,9 @@ _local = _Local()
 
 def _after_fork_in_child() -> None:
     """Handles cannot be used after a fork; the child makes its own."""
-    kept = _Kept()
-    _local.handles, _local.ready, _local.lent = kept.handles, kept.ready, _Lent(kept)
-    _spare.clear()  # the lines above have put this thread's old handles here
+    _local.release.detach()
+    _local.own(_Kept())
+    _spare.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
