@@ -47,7 +47,7 @@ def main(this: example.Example) -> None:
 
     # The sums are judged for the mean and the inverse standard deviation as they were handed over.
     mu, inv = (this.read(a).astype(np.float64).reshape(1, C, 1, 1) for a in (mean, invstd))
-    right = reference.backward_reduce(dy, inputs.x, mu, inv)
+    right = reference.backward_reduce(x=inputs.x, dy=dy, mean=mu, inv_variance=inv)
     x64, dy64 = inputs.x.astype(np.float64), np.abs(dy.astype(np.float64))
     u, h = bounds.precision(this.dtype).u, bounds.depth(N * H * W)
     total = h * u * dy64.sum((0, 2, 3), keepdims=True)

@@ -38,7 +38,7 @@ def main(this: example.Example) -> None:
     directml.batch_normalization_grad(this.handle, *arguments, workspace=this.workspace(nbytes))
 
     right = reference.forward_inference(x, scale, bias, mean, variance, epsilon=EPSILON).y
-    want = reference.backward_frozen(x, dy, mean, variance, scale, epsilon=EPSILON)
+    want = reference.backward_frozen(x, dy, scale=scale, mean=mean, variance=variance, epsilon=EPSILON)
     x, dy, mean, variance, scale, bias = (a.astype(np.float64) for a in (x, dy, mean, variance, scale, bias))
     u, r = bounds.precision(this.dtype).u, 1 / np.sqrt(variance + EPSILON)
     zero, h = np.zeros_like(r), bounds.depth(N * H * W)

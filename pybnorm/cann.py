@@ -290,7 +290,7 @@ def reduce_backward(
         if masks[_MASKS[name]]
     }
     if results:
-        p.then("backward_reduce", dy, x, mu, iv, **results)
+        p.then("backward_reduce", x=x, dy=dy, mean=mu, inv_variance=iv, **results)
     c.finish()
 
 
@@ -526,11 +526,12 @@ def elemt_backward(
     dy = c.data("grad_out", grad_out, x)
     mu, iv = c.vector("mean", mean, x), c.vector("invstd", invstd, x)
     scale = None if weight is None else c.vector("weight", weight, x)
-    sums = c.vector("sum_dy", sum_dy, x), c.vector("sum_dy_xmu", sum_dy_xmu, x)
+    sums = {name: c.vector(name, array, x) for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))}
     count = sum(_whole_numbers("counter", counter))
     if count < 1:
         _invalid("counter", counter, "a sum above 0")
-    p.then("backward_elemt", dy, x, mu, iv, scale, *sums, count, c.data("grad_input", grad_input, x, output=True))
+    dx = c.data("grad_input", grad_input, x, output=True)
+    p.then("backward_elemt", x=x, dy=dy, scale=scale, mean=mu, inv_variance=iv, **sums, count=count, dx=dx)
     c.finish()
 
 

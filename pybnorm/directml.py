@@ -183,7 +183,8 @@ def batch_normalization_grad(
     dx = _like_input(p, "output_gradient", output_gradient, x, output=True)
     given = {"output_scale_gradient": output_scale_gradient, "output_bias_gradient": output_bias_gradient}
     ds, db = (_parameter(p, n, a, x, like=("mean", mu), output=True) for n, a in given.items())
-    p.then(_operation, x, dy, mu, v, s, dx, ds, db, epsilon=epsilon, axis=_kept(mu.dims))
+    results = {"dx": dx, "dscale": ds, "dbias": db}
+    p.then(_operation, x, dy, scale=s, mean=mu, variance=v, **results, epsilon=epsilon, axis=_kept(mu.dims))
 
 
 @operation("input scale bias fused_add output output_mean output_variance", _OPERATORS)

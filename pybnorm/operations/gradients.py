@@ -106,11 +106,14 @@ def backward(
     p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
 
 
-@operation("x dy mean variance scale dx dscale dbias", alpha_data="alpha", beta_data="beta")
+@operation(
+    "x dy scale mean variance dx dscale dbias", order="mean variance scale dx dscale dbias",
+    alpha_data="alpha", beta_data="beta",
+)  # fmt: skip
 def backward_frozen(
-    p: Program, x: Any, dy: Any, mean: Any, variance: Any, scale: Any, dx: Any = None, dscale: Any = None,
-    dbias: Any = None,
-    *, alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
+    p: Program, x: Any, dy: Any,
+    *, scale: Any, mean: Any, variance: Any, dx: Any = None, dscale: Any = None, dbias: Any = None,
+    alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
     epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None, _frozen: bool = True,
 ) -> None:  # fmt: skip
     """Gradients of `forward_inference`: the statistics are constants.
@@ -122,9 +125,9 @@ def backward_frozen(
     ----------
     x, dy : array, one shape and dtype
         Rank 1 to 8.
-    mean, variance : array, derived shape
     scale : array, derived shape, or None
         None: 1.
+    mean, variance : array, derived shape
     dx : array, shape and dtype of x, or None
     dscale, dbias : array, derived shape, or None
         At least one of the three outputs.
@@ -163,7 +166,7 @@ training_grad = alias(
 
     Parameters
     ----------
-    x, dy, mean, variance, scale, dx, dscale, dbias, axis, workspace
+    x, dy, scale, mean, variance, dx, dscale, dbias, axis, workspace
         As in `backward_frozen`.
     alpha, beta, alpha_param, beta_param, epsilon : float
 
@@ -176,21 +179,21 @@ training_grad = alias(
 )
 
 
-@operation("dy x mean inv_variance sum_dy sum_dy_xmu dscale dbias")
+@operation("x dy mean inv_variance sum_dy sum_dy_xmu dscale dbias", order="dy x mean inv_variance")
 def backward_reduce(
-    p: Program, dy: Any, x: Any, mean: Any, inv_variance: Any = None,
-    *, sum_dy: Any = None, sum_dy_xmu: Any = None, dscale: Any = None, dbias: Any = None, axis: Axis = 1,
-    workspace: Any = None,
+    p: Program,
+    *, x: Any, dy: Any, mean: Any, inv_variance: Any = None, sum_dy: Any = None, sum_dy_xmu: Any = None,
+    dscale: Any = None, dbias: Any = None, axis: Axis = 1, workspace: Any = None,
 ) -> None:  # fmt: skip
     """The sums of backward, to be joined over ranks before `backward_elemt`.
 
     ``sum_dy = dbias = sum(dy)``, ``sum_dy_xmu = sum(dy * (x - mean))``, ``dscale = sum_dy_xmu * inv_variance``
     (``aclnnBatchNormReduceBackward``, PyTorch's ``batch_norm_backward_reduce``). The differences are taken before the
-    sum, so a mean far from 0 does not cancel.
+    sum, so a mean far from 0 does not cancel. All arguments are given by name: PyTorch has dy before x.
 
     Parameters
     ----------
-    dy, x : array, one shape and dtype
+    x, dy : array, one shape and dtype
         Rank 1 to 8; axes that are reduced may be empty: all sums are 0 then.
     mean : array, derived shape
         Any; in synchronized batch norm that of all ranks.
@@ -231,25 +234,29 @@ def backward_reduce(
         p.axpby(1.0, total, 0.0, other)
 
 
-@operation("dy x mean inv_variance scale sum_dy sum_dy_xmu dx")
+@operation(
+    "x dy scale mean inv_variance sum_dy sum_dy_xmu dx",
+    order="dy x mean inv_variance scale sum_dy sum_dy_xmu count dx",
+)
 def backward_elemt(
-    p: Program, dy: Any, x: Any, mean: Any, inv_variance: Any, scale: Any, sum_dy: Any, sum_dy_xmu: Any,
-    count: int, dx: Any,
-    *, alpha: float = 1.0, beta: float = 0.0, axis: Axis = 1, workspace: Any = None,
+    p: Program,
+    *, x: Any, dy: Any, scale: Any, mean: Any, inv_variance: Any, sum_dy: Any, sum_dy_xmu: Any, count: int, dx: Any,
+    alpha: float = 1.0, beta: float = 0.0, axis: Axis = 1, workspace: Any = None,
 ) -> None:  # fmt: skip
     """The elementwise half of a synchronized backward.
 
     ``dx = alpha * scale * inv_variance * (dy - sum_dy / count - (x - mean) * inv_variance**2 * sum_dy_xmu / count)
-    + beta * dx`` (PyTorch's ``batch_norm_backward_elemt``, ``aclnnBatchNormElemtBackward``).
+    + beta * dx`` (PyTorch's ``batch_norm_backward_elemt``, ``aclnnBatchNormElemtBackward``). All
+    arguments are given by name: PyTorch has dy before x.
 
     Parameters
     ----------
-    dy, x : array, one shape and dtype
+    x, dy : array, one shape and dtype
         Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
-    mean, inv_variance : array, derived shape
-        Of all ranks.
     scale : array, derived shape, or None
         None: 1.
+    mean, inv_variance : array, derived shape
+        Of all ranks.
     sum_dy, sum_dy_xmu : array, derived shape
         The sums of `backward_reduce`, added up over all ranks. Sums, not averages.
     count : int

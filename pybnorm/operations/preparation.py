@@ -32,12 +32,16 @@ class Recipe:
         Arguments that are not the caller's.
     old : dict
         Deprecated names of arguments, with the new ones.
+    order : str
+        Arguments by name only that positions after the others meant until this version.
     """
 
     def __init__(
-        self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any], old: dict[str, str]
-    ) -> None:
+        self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any], old: dict[str, str],
+        order: str = "",
+    ) -> None:  # fmt: skip
         declared, self.name, self.make, self.fixed, self.old = set(arrays.split()), name, make, fixed, old
+        self.order = order
         given = list(inspect.signature(make).parameters.values())[1:]  # the first is the program
         self.parameters = [p for p in given if p.name not in ("workspace", "handle") and p.name[0] != "_"]
         self.names = tuple([p.name for p in self.parameters])
@@ -65,26 +69,46 @@ class Recipe:
         first = next((i for i, p in enumerate(given) if p.name in self.old.values()), len(given))
         given[first:] = [p.replace(default=None) if p.default is p.empty else p for p in given[first:]]
         use = {**self.make.__globals__, "Handle": Handle, "renamed": _arguments.renamed, **use}
+        name = name or self.name
+        lines = []
+        for n, new in self.old.items():  # a look at None is what the new name pays
+            lines.append(f" if {n} is not None: {new} = renamed({new!r}, {new}, {n!r}, {n}, defaults[{new!r}])")
+        if self.order:
+            lines += self._by_position(name, given, use)
         use["defaults"] = {p.name: p.default for p in given}
         shown = [p if p.default is p.empty else p.replace(default=_Default(p.name)) for p in given]
         bare = inspect.Signature([p.replace(annotation=p.empty) for p in shown])
-        name = name or self.name
         values = "".join([f"{n}, " for n in self.names])
-        lines = [f"def {name}{bare}:"]
-        for n, new in self.old.items():  # a look at None is what the new name pays
-            lines.append(f" if {n} is not None: {new} = renamed({new!r}, {new}, {n!r}, {n}, defaults[{new!r}])")
         lines.append(f" return {body.replace('values', f'({values})')}")
-        exec("\n".join(lines), use)
+        exec("\n".join([f"def {name}{bare}:", *lines]), use)
         made: Callable[..., Any] = use[name]
         made.__module__, made.__doc__ = module, doc
         made.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": "None"}
         made.__signature__ = signature  # type: ignore[attr-defined]  # without deprecated names
         return made
 
+    def _by_position(self, name: str, given: list[inspect.Parameter], use: dict[str, Any]) -> list[str]:
+        """Lines that take positions as the last version did; `given` gets what they need."""
+        first = next(i for i, p in enumerate(given) if p.kind == p.KEYWORD_ONLY)
+        front = ", ".join([p.name for p in given[:first]])
+        required = tuple([p.name for p in given[first:] if p.default is p.empty])
+        given[first:] = [p.replace(default=_MISSING) if p.name in required else p for p in given[first:]]
+        pairs = ", ".join([f"{p.name!r}: {p.name}" for p in given[first:]])
+        given.insert(first, inspect.Parameter("positional", inspect.Parameter.VAR_POSITIONAL))
+        use |= {"by_name": _arguments.by_name, "missing": _MISSING}
+        return [
+            f" if {' or '.join(['positional', *[f'{n} is missing' for n in required]])}:",
+            f"  named = {{n: v for n, v in {{{pairs}}}.items() if v is not defaults[n]}}",
+            f"  return {name}({front}, **by_name({name!r}, {self.order!r}, positional, named, {required!r}))",
+        ]
+
     @functools.cached_property
     def bind(self) -> Callable[..., tuple[Any, ...]]:
         """The arguments of a query, a handle in front, as a tuple in the order of the recipe."""
         return self.function(__name__, "", "values", query=True)
+
+
+_MISSING = object()
 
 
 class _Default:
@@ -98,17 +122,23 @@ class _Default:
 
 
 def operation(
-    arrays: str, recipes: dict[str, Recipe] = RECIPES, run: Callable[..., None] | None = None, **old: str
+    arrays: str,
+    recipes: dict[str, Recipe] = RECIPES,
+    run: Callable[..., None] | None = None,
+    order: str = "",
+    **old: str,
 ) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
     """Make a recipe an operation: a function of a handle in place of the program.
 
-    `arrays` names the arguments that are arrays, `old` has deprecated names of arguments. Functions of this package get
+    `arrays` names the arguments that are arrays, `order` those that could be given by position until this version,
+    `old` has deprecated names of arguments. Functions of this package get
     the documentation of ``axis`` and ``workspace`` and of the errors that all raise; other modules keep their own
     `recipes` and may have a `run`.
     """
 
     def register(make: Callable[Concatenate[Program, _P], None]) -> Callable[Concatenate[Handle, _P], None]:
-        return _registered(Recipe(make.__name__.lstrip("_"), make, arrays, {}, old), make.__doc__ or "", recipes, run)
+        recipe = Recipe(make.__name__.lstrip("_"), make, arrays, {}, old, order)
+        return _registered(recipe, make.__doc__ or "", recipes, run)
 
     return register
 
@@ -122,9 +152,8 @@ def alias(
 ) -> Callable[Concatenate[Handle, _P], None]:
     """The same recipe by another name, with `fixed` arguments that are not the caller's."""
     known = recipes[function.__name__]
-    return _registered(
-        Recipe(name, known.make, " ".join(filter(None, known.arrays)), fixed, known.old), doc, recipes, None
-    )
+    arrays = " ".join(filter(None, known.arrays))
+    return _registered(Recipe(name, known.make, arrays, fixed, known.old, known.order), doc, recipes, None)
 
 
 def _registered(

@@ -281,8 +281,9 @@ def elemt(
     )
 
 
+@_arguments.named_only("mean variance scale")
 def backward_frozen(
-    x: Array, dy: Array, mean: Array, variance: Array, scale: Array | None, *, alpha: float = 1.0,
+    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
     prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
@@ -296,10 +297,10 @@ def backward_frozen(
     ----------
     x, dy : ndarray
         One shape, rank 1 to 8.
-    mean, variance : ndarray
-        Derived shape; no negative variance.
     scale : ndarray or None
         Derived shape; None: 1.
+    mean, variance : ndarray
+        Derived shape; no negative variance.
     alpha, beta, alpha_param, beta_param : float
         Finite. With a beta of 0 its priors are never read.
     epsilon : float
@@ -328,8 +329,9 @@ def backward_frozen(
     return _given_gradient(given, factors, epsilon, axis, (prior_dx, prior_dscale, prior_dbias), frozen=True)
 
 
+@_arguments.named_only("mean variance scale")
 def training_grad(
-    x: Array, dy: Array, mean: Array, variance: Array, scale: Array | None, *, alpha: float = 1.0,
+    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
     prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
@@ -342,7 +344,7 @@ def training_grad(
 
     Parameters
     ----------
-    x, dy, mean, variance, scale, alpha, beta, alpha_param, beta_param, epsilon, axis
+    x, dy, scale, mean, variance, alpha, beta, alpha_param, beta_param, epsilon, axis
         As for `backward_frozen`.
     prior_dx, prior_dscale, prior_dbias, alpha_data, beta_data
         As for `backward_frozen`.
@@ -421,8 +423,9 @@ def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array
     return _inverse(values, epsilon)
 
 
+@_arguments.named_only("dy x mean inv_variance")
 def backward_reduce(
-    dy: Array, x: Array, mean: Array, inv_variance: Array | None = None, *, axis: int | Sequence[int] = 1
+    *, x: Array, dy: Array, mean: Array, inv_variance: Array | None = None, axis: int | Sequence[int] = 1
 ) -> BackwardReduce:
     """The sums of backward.
 
@@ -431,7 +434,7 @@ def backward_reduce(
 
     Parameters
     ----------
-    dy, x : ndarray
+    x, dy : ndarray
         One shape, rank 1 to 8; reduced axes may be empty: all sums are 0 then.
     mean : ndarray
         Derived shape.
@@ -532,9 +535,11 @@ def gather_stats(
     return GatherStats(mean, variance, _inverse(variance, epsilon), running[0], running[1])
 
 
+@_arguments.named_only("dy x mean inv_variance scale sum_dy sum_dy_xmu count")
 def backward_elemt(
-    dy: Array, x: Array, mean: Array, inv_variance: Array, scale: Array | None, sum_dy: Array, sum_dy_xmu: Array,
-    count: int, *, alpha: float = 1.0, beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
+    *, x: Array, dy: Array, scale: Array | None, mean: Array, inv_variance: Array, sum_dy: Array,
+    sum_dy_xmu: Array, count: int, alpha: float = 1.0, beta: float = 0.0, axis: int | Sequence[int] = 1,
+    prior: Array | None = None,
 ) -> Array:  # fmt: skip
     """The elementwise half of a synchronized backward.
 
@@ -543,12 +548,12 @@ def backward_elemt(
 
     Parameters
     ----------
-    dy, x : ndarray
+    x, dy : ndarray
         One shape, rank 1 to 8; reduced axes may be empty.
-    mean, inv_variance : ndarray
-        Derived shape, of all ranks.
     scale : ndarray or None
         Derived shape; None: 1.
+    mean, inv_variance : ndarray
+        Derived shape, of all ranks.
     sum_dy, sum_dy_xmu : ndarray
         Derived shape; sums over all ranks.
     count : int

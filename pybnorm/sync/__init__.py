@@ -225,8 +225,7 @@ class SyncBatchNorm:
         self._carried = dict.fromkeys(self._rows, 0)
         zeros = self._view(self._empty, 0, (2 * section,))
         total = self._view(self._sums, 0, (2 * section,))
-        unused = dict.fromkeys(("inv_variance", "sum_dy_xmu", "dscale", "dbias"))
-        self._add_rows = self._program("backward_reduce", both, both, zeros, sum_dy=total, **unused, axis=1)
+        self._add_rows = self._program("backward_reduce", x=both, dy=both, mean=zeros, sum_dy=total, axis=1)
         packed = self._view(self._headers, 0, (size, _HEADER))
         self._pack = {
             True: self._program("axpby", 1.0, heads, 0.0, packed),
@@ -711,14 +710,14 @@ class _BackwardPlan(_Plan):
     def _prepare(self) -> None:
         layer, arrays = self._layer, self._arrays
         self._blend = {name: _arguments.scalar(self._scalars[name], name, layer._dtype) for name in ("alpha", "beta")}
-        names = ("dy", "x", "saved_mean", "saved_inv_variance")
-        self._common = [arrays[name] for name in names]
-        for name in names[2:]:  # the operations call them mean and inv_variance
+        self._common = {"x": arrays["x"], "dy": arrays["dy"]}
+        for name in ("saved_mean", "saved_inv_variance"):  # the operations call them mean and inv_variance
             if arrays[name] is None:
                 raise ArgumentError(name, None, "what forward wrote")
+            self._common[name.removeprefix("saved_")] = arrays[name]
         sums = dict(zip(("sum_dy", "sum_dy_xmu"), layer._row_sums, strict=True))
         wanted = {"dscale": arrays["dscale"], "dbias": arrays["dbias"]}
-        self._add("backward_reduce", *self._common, **sums, **wanted, axis=layer._axis)
+        self._add("backward_reduce", **self._common, **sums, **wanted, axis=layer._axis)
         self.elemt(layer._total)
 
     def elemt(self, total: int) -> _Movable:
@@ -726,8 +725,9 @@ class _BackwardPlan(_Plan):
         if total not in self.programs:
             self._keep_few()
             layer, arrays = self._layer, self._arrays
-            arguments = (*self._common, arrays["scale"], *layer._all_sums, total, arrays["dx"])
-            program = layer._program("backward_elemt", *arguments, **self._blend, axis=layer._axis)
+            sums = dict(zip(("sum_dy", "sum_dy_xmu"), layer._all_sums, strict=True))
+            given = {**self._common, **sums, "scale": arrays["scale"], "count": total, "dx": arrays["dx"]}
+            program = layer._program("backward_elemt", **given, **self._blend, axis=layer._axis)
             self.programs[total] = _Movable(program)
         return self.programs[total]
 

@@ -283,8 +283,9 @@ def test_what_else_once_was_an_error_of_something_else(handle):
             handle.descriptor(X, name)
     with pytest.raises(pybnorm.ArgumentTypeError, match=r"^output: got 1"):
         handle.buffer(X, "x", output=1)
+    vectors = dict.fromkeys(("scale", "mean", "inv_variance", "sum_dy", "sum_dy_xmu"), V)
     with pytest.raises(pybnorm.ArgumentError, match=r"^count: got "):
-        operations.backward_elemt(handle, X, X, V, V, V, V, V, 10**400, np.zeros_like(X))
+        operations.backward_elemt(handle, x=X, dy=X, **vectors, count=10**400, dx=np.zeros_like(X))
     with pytest.raises(pybnorm.ArgumentTypeError, match=r"^rank: got "):
         operations.kept_axes(1, "4")
     for name in ("running_mean", "running_variance"):

@@ -100,9 +100,9 @@ def test_ignored(way, table):
 def test_lists_of_calls_and_functions_on_arrays(table, monkeypatch):
     x, dy, scale = arrays()
     monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "error")
-    sums = {name: np.empty_like(scale) for name in ("sum_dy", "sum_dy_xmu")}
+    given = {"x": x, "dy": dy, "mean": scale} | {name: np.empty_like(scale) for name in ("sum_dy", "sum_dy_xmu")}
     with pybnorm.Handle("onednn") as handle, pytest.raises(pybnorm.UnsupportedError, match=POINTED):
-        operations.backward_reduce(handle, dy, x, scale, scale, **sums, workspace=np.empty(1 << 20, np.uint8))
+        operations.backward_reduce(handle, **given, workspace=np.empty(1 << 20, np.uint8))
     with pytest.raises(pybnorm.UnsupportedError, match=POINTED), pybnorm.Handle("onednn") as handle:
         functional.batch_norm_backward(x, dy, scale, handle=handle)
     with pybnorm.Handle("onednn", known_defects="warn") as handle:

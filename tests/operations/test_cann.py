@@ -85,7 +85,7 @@ def check_reduce(case, sum_dy=None, sum_dy_xmu=None, grad_weight=None, grad_bias
     dy, x, mean, invstd, _ = case
     rank = x.ndim
     mu, iv = column(mean, rank), column(invstd, rank)
-    want = reference.backward_reduce(dy, x, mu, iv)
+    want = reference.backward_reduce(x=x, dy=dy, mean=mu, inv_variance=iv)
     _, e_total, e_moment = sums_errors(x, dy, mu, mu.shape)
     for name, got in (("sum_dy", sum_dy), ("grad_bias", grad_bias)):
         if got is not None:
@@ -246,7 +246,9 @@ def test_elemt_backward(bench, dims, data, vectors, order, affine):
     rank, n = len(dims), sum(counter)
     mu, iv, total, moment = (column(v, rank) for v in (mean, invstd, sum_dy, sum_dy_xmu))
     w = column(weight, rank) if affine else np.ones_like(mu)
-    want = reference.backward_elemt(dy, x, mu, iv, w, total, moment, n)
+    want = reference.backward_elemt(
+        x=x, dy=dy, scale=w, mean=mu, inv_variance=iv, sum_dy=total, sum_dy_xmu=moment, count=n
+    )
     zero = np.zeros_like(mu)
     slope = w * iv**3 * moment / n
     first = w * iv * (wide(dy) - total / n)

@@ -59,7 +59,7 @@ def test_grad_is_that_of_frozen_statistics(bench, dims, derived, dtype, order):
     dx, dscale, dbias = fresh(dy), fresh(mean), fresh(mean)
     call(bench, "batch_normalization_grad", x, dy, mean, variance, scale, dx, dscale, dbias, 1e-3,
          written=(dx, dscale, dbias))  # fmt: skip
-    want = reference.backward_frozen(x, dy, mean, variance, scale, epsilon=1e-3, axis=kept(derived))
+    want = reference.backward_frozen(x, dy, scale=scale, mean=mean, variance=variance, epsilon=1e-3, axis=kept(derived))
     r = 1 / np.sqrt(wide(variance) + 1e-3)
     _, e_total, e_moment = sums_errors(x, dy, mean, derived)
     zero = np.zeros(derived)
@@ -77,7 +77,7 @@ def test_training_grad_is_that_of_training(bench, dims, derived, dtype, order):
     dx, dscale, dbias = fresh(dy), fresh(mean), fresh(mean)
     call(bench, "batch_normalization_training_grad", x, dy, mean, variance, scale, dx, dscale, dbias, 1e-3,
          written=(dx, dscale, dbias))  # fmt: skip
-    want = reference.training_grad(x, dy, mean, variance, scale, epsilon=1e-3, axis=kept(derived))
+    want = reference.training_grad(x, dy, scale=scale, mean=mean, variance=variance, epsilon=1e-3, axis=kept(derived))
     r = 1 / np.sqrt(wide(variance) + 1e-3)
     m, e_total, e_moment = sums_errors(x, dy, mean, derived)
     e_dscale = r * e_moment + A * np.abs(want.dscale)

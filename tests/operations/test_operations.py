@@ -218,7 +218,7 @@ def test_backward(bench, arrays, saved):
         moments, d = s.statistics(EPSILON)
         mean, r, slack = moments.mean, moments.inverse, (d.mean, d.inverse)
     # r = 1 / sqrt(v + eps) gives the reference any r: eps = 0 and v = 1 / r**2
-    right = reference.training_grad(s.x, dy, mean, 1 / r**2, scale, epsilon=0.0, axis=arrays.axis)
+    right = reference.training_grad(s.x, dy, scale=scale, mean=mean, variance=1 / r**2, epsilon=0.0, axis=arrays.axis)
     error = s.gradient(dy, right.dx, mean, r, scale, right.dscale, right.dbias, *slack)
     sums = s.sums(dy, mean, r, right.dscale, right.dbias, *slack)
     judge_gradient(bench, arrays, "backward", given, right, error, sums, factors, epsilon=EPSILON)
@@ -229,7 +229,10 @@ def test_backward_frozen(bench, arrays):
     s, dy, scale, mean = arrays.setting, arrays["dy"], arrays["scale"], arrays["mean"]
     given = gradients(arrays, factors[1], factors[3], "mean", "variance")
     r = 1 / np.sqrt(arrays["variance"] + EPSILON)
-    right = reference.backward_frozen(s.x, dy, mean, arrays["variance"], scale, epsilon=EPSILON, axis=arrays.axis)
+    variance = arrays["variance"]
+    right = reference.backward_frozen(
+        s.x, dy, scale=scale, mean=mean, variance=variance, epsilon=EPSILON, axis=arrays.axis
+    )
     error = s.normalized(dy, 0.0, r, scale, 0.0, 0.0, 4 * s.p.u * r)  # the inference of dy
     sums = s.sums(dy, mean, r, right.dscale, right.dbias, 0.0, s.inverse * r)
     judge_gradient(bench, arrays, "backward_frozen", given, right, error, sums, factors, epsilon=EPSILON)
@@ -240,7 +243,10 @@ def test_training_grad(bench, arrays):
     s, dy, scale, mean = arrays.setting, arrays["dy"], arrays["scale"], arrays["mean"]
     given = gradients(arrays, factors[1], factors[3], "mean", "variance")
     r = 1 / np.sqrt(arrays["variance"] + EPSILON)
-    right = reference.training_grad(s.x, dy, mean, arrays["variance"], scale, epsilon=EPSILON, axis=arrays.axis)
+    variance = arrays["variance"]
+    right = reference.training_grad(
+        s.x, dy, scale=scale, mean=mean, variance=variance, epsilon=EPSILON, axis=arrays.axis
+    )
     slack = 0.0, s.inverse * r
     error = s.gradient(dy, right.dx, mean, r, scale, right.dscale, right.dbias, *slack)
     sums = s.sums(dy, mean, r, right.dscale, right.dbias, *slack)
@@ -250,7 +256,7 @@ def test_training_grad(bench, arrays):
 def reduce_expected(arrays, mean, inv):
     """(right, bound) of the four sums: backward with r = 1, then one product of vectors."""
     s = arrays.setting
-    right = reference.backward_reduce(arrays["dy"], s.x, mean, inv, axis=arrays.axis)
+    right = reference.backward_reduce(x=s.x, dy=arrays["dy"], mean=mean, inv_variance=inv, axis=arrays.axis)
     e_moment, e_total = s.sums(arrays["dy"], mean, np.ones(arrays.derived), right.sum_dy_xmu, right.sum_dy)
     moment = s.parameter(right.sum_dy_xmu, e_moment)
     total = s.parameter(right.sum_dy, e_total)
@@ -283,7 +289,10 @@ def test_backward_elemt(bench, arrays):
     given |= {"inv_variance": arrays.vectors["variance"], "sum_dy": arrays.vectors["sums"]}
     given |= {"sum_dy_xmu": arrays.vectors["prior"], "dx": arrays.output(beta)}
     total, moment = arrays["sums"], arrays["prior"]
-    right = reference.backward_elemt(dy, s.x, mean, inv, scale, total, moment, count, axis=arrays.axis)
+    right = reference.backward_elemt(
+        x=s.x, dy=dy, scale=scale, mean=mean, inv_variance=inv, sum_dy=total, sum_dy_xmu=moment, count=count,
+        axis=arrays.axis,
+    )  # fmt: skip
     # dx = alpha * t + beta * prior is stored, then alpha * w + 1 * dx: two inferences with variance 1
     centre, gain = total / count, scale * inv
     slope = -gain * inv * inv * moment / count
@@ -384,7 +393,9 @@ def test_parameters_of_16_bits(bench, operation, kind):
         options |= {"alpha_param": 2.0, "beta_param": 0.5}
         names = ("mean", "variance", "scale")
         r = 1 / np.sqrt(variance + EPSILON)
-        right = getattr(reference, operation)(s.x, dy, mean, variance, scale, epsilon=EPSILON, axis=axis)
+        right = getattr(reference, operation)(
+            s.x, dy, scale=scale, mean=mean, variance=variance, epsilon=EPSILON, axis=axis
+        )
         sums = s.sums(dy, mean, r, right.dscale, right.dbias, 0.0, s.inverse * r)
         given |= {"dx": arrays.output(), "dscale": arrays.vector(0.5), "dbias": arrays.vector(0.5)}
         if operation == "backward_frozen":

@@ -210,10 +210,11 @@ def test_empty_ranks(bench, dims):
     )
     outputs = bench.put({n: np.full(3, np.nan, np.float32) for n in ("sum_dy", "sum_dy_xmu", "dscale", "dbias")})
     mean, inv = vectors["mean"], vectors["inv_variance"]
-    operations.backward_reduce(handle, nothing, nothing, mean, inv, **outputs)
+    operations.backward_reduce(handle, x=nothing, dy=nothing, mean=mean, inv_variance=inv, **outputs)
     for name, buffer in outputs.items():
         assert (bench.device.to_numpy(buffer) == 0).all(), name
-    assert operations.plan(handle, "backward_reduce", nothing, nothing, mean, inv, **outputs).nbytes == 0
+    given = {"x": nothing, "dy": nothing, "mean": mean, "inv_variance": inv, **outputs}
+    assert operations.plan(handle, "backward_reduce", **given).nbytes == 0
     before = {name: bench.device.to_numpy(buffer) for name, buffer in vectors.items()}
     for operation, given in [
         (

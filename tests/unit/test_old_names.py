@@ -13,6 +13,7 @@ RNG = np.random.default_rng(7)
 X = RNG.standard_normal((4, 3, 5, 5), np.float32)
 SCALE, BIAS, MEAN = RNG.standard_normal((3, 3), np.float32)
 VARIANCE = RNG.random(3, np.float32) + np.float32(0.5)
+FROZEN = {"scale": SCALE, "mean": MEAN, "variance": VARIANCE}
 
 
 @pytest.fixture
@@ -44,11 +45,11 @@ def gradients(_, **blend):
 
 
 def frozen(_, **blend):
-    return reference.backward_frozen(X, X, MEAN, VARIANCE, SCALE, prior_dx=X, **blend)
+    return reference.backward_frozen(X, X, **FROZEN, prior_dx=X, **blend)
 
 
 def training(_, **blend):
-    return reference.training_grad(X, X, MEAN, VARIANCE, SCALE, prior_dx=X, **blend)
+    return reference.training_grad(X, X, **FROZEN, prior_dx=X, **blend)
 
 
 def blended(call):
@@ -76,7 +77,7 @@ def planned(handle, **blend):
 
 def given(handle, **blend):
     dx = np.ones_like(X)
-    operations.backward_frozen(handle, X, X, MEAN, VARIANCE, SCALE, dx, **blend)
+    operations.backward_frozen(handle, X, X, **FROZEN, dx=dx, **blend)
     return [dx]
 
 
@@ -126,3 +127,64 @@ def test_the_state_of_a_layer_of_the_last_version_is_read(handle):
     values = json.loads(info.to_json())
     values["exponential_factor"] = values.pop("exponential_average_factor")
     assert Info.from_json(json.dumps(values | {"version": 1})) == info
+
+
+# The arguments that could be given by position, in the order that positions had.
+DY = RNG.standard_normal(X.shape, np.float32)
+REDUCE = {"dy": DY, "x": X, "mean": MEAN, "inv_variance": BIAS}
+ELEMT = REDUCE | {"scale": SCALE, "sum_dy": SCALE * 2, "sum_dy_xmu": SCALE * 3, "count": 100}
+GIVEN = {"mean": MEAN, "variance": VARIANCE, "scale": SCALE}
+
+
+def of_handle(handle, operation, outputs, last=()):
+    """A call of an operation; `last` are outputs that could be given by position, too."""
+
+    def call(*front, **given):
+        arrays = {name: np.full(X.shape if name == "dx" else 3, np.nan, np.float32) for name in outputs}
+        if len(front) > 2:
+            front += tuple(arrays[name] for name in last)
+        else:
+            given |= {name: arrays[name] for name in last}
+        given |= {name: array for name, array in arrays.items() if name not in last}
+        getattr(operations, operation)(handle, *front, **given)
+        return list(arrays.values())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("front", "order", "call"),
+    [
+        ((), REDUCE, lambda _: reference.backward_reduce),
+        ((), ELEMT, lambda _: lambda *a, **given: [reference.backward_elemt(*a, **given)]),
+        ((X, DY), GIVEN, lambda _: reference.backward_frozen),
+        ((X, DY), GIVEN, lambda _: reference.training_grad),
+        ((), REDUCE, lambda h: of_handle(h, "backward_reduce", ("sum_dy", "sum_dy_xmu", "dscale", "dbias"))),
+        ((), ELEMT, lambda h: of_handle(h, "backward_elemt", ("dx",), ("dx",))),
+        ((X, DY), GIVEN, lambda h: of_handle(h, "backward_frozen", *[("dx", "dscale", "dbias")] * 2)),
+        ((X, DY), GIVEN, lambda h: of_handle(h, "training_grad", ("dx", "dscale"), ("dx",))),
+    ],
+)
+def test_positions_mean_what_they_meant_and_warn(handle, front, order, call):
+    """PyTorch has dy before x, this package x before dy: a silent change would swap two arrays."""
+    call = call(handle)
+    wanted = call(*front, **order)
+    with pytest.warns(DeprecationWarning, match="read as " + ", ".join(f"{name}=..." for name in order)) as caught:
+        found = call(*front, *order.values())
+    for got, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got, right)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    first = next(iter(order))
+    with pytest.raises(TypeError, match=f"multiple values for argument '{first}'"):
+        call(*front, *order.values(), **{first: X})
+    with pytest.raises(TypeError, match="at most"):
+        call(*front, *order.values(), *[X] * 9)
+    with pytest.raises(TypeError, match=r"missing .* argument.*'mean'"):
+        call(*front, **{name: value for name, value in order.items() if name != "mean"})
+
+
+def test_positions_of_a_query_mean_what_they_meant_and_warn(handle):
+    wanted = operations.plan(handle, "backward_frozen", X, X, **GIVEN, dx=X)
+    with pytest.warns(DeprecationWarning, match=r"mean=\.\.\., variance=\.\.\., scale=\.\.\., dx=\.\.\.$"):
+        assert operations.plan(handle, "backward_frozen", X, X, *GIVEN.values(), X) == wanted

@@ -71,8 +71,8 @@ def test_gradients(case, frozen):
     centred = p.dy if frozen else p.dy - total / p.m - (p.x - p.mean) * p.inv * moment / p.m
     function = reference.backward_frozen if frozen else reference.training_grad
     got = function(
-        p.x, p.dy, p.mean, p.variance, p.scale, alpha=0.5, beta=2.0, alpha_param=-1.0, beta_param=3.0,
-        epsilon=EPSILON, axis=axis, prior_dx=p.prior, prior_dscale=p.old, prior_dbias=p.bias,
+        p.x, p.dy, scale=p.scale, mean=p.mean, variance=p.variance, alpha=0.5, beta=2.0, alpha_param=-1.0,
+        beta_param=3.0, epsilon=EPSILON, axis=axis, prior_dx=p.prior, prior_dscale=p.old, prior_dbias=p.bias,
     )  # fmt: skip
     close(got.dx, 0.5 * p.scale * p.inv * centred + 2 * p.prior)
     close(got.dscale, -moment + 3 * p.old)
@@ -81,29 +81,33 @@ def test_gradients(case, frozen):
 
 def test_backward_reduce(case):
     axis, p = case
-    got = reference.backward_reduce(p.dy, p.x, p.mean, p.inv, axis=axis)
+    got = reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, inv_variance=p.inv, axis=axis)
     moment = p.sum(p.dy * (p.x - p.mean))
     close(got.sum_dy, p.sum(p.dy))
     close(got.dbias, p.sum(p.dy))
     close(got.sum_dy_xmu, moment)
     close(got.dscale, moment * p.inv)
-    assert reference.backward_reduce(p.dy, p.x, p.mean, axis=axis).dscale is None
+    assert reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, axis=axis).dscale is None
 
 
 def test_backward_elemt(case):
     axis, p = case
     got = reference.backward_elemt(
-        p.dy, p.x, p.mean, p.inv, p.scale, p.total, p.moment, 17, alpha=0.5, beta=2.0, axis=axis, prior=p.prior
-    )
+        x=p.x, dy=p.dy, scale=p.scale, mean=p.mean, inv_variance=p.inv, sum_dy=p.total, sum_dy_xmu=p.moment, count=17,
+        alpha=0.5, beta=2.0, axis=axis, prior=p.prior,
+    )  # fmt: skip
     right = p.scale * p.inv * (p.dy - p.total / 17 - (p.x - p.mean) * p.inv**2 * p.moment / 17)
     close(got, 0.5 * right + 2 * p.prior)
 
 
 def test_backward_elemt_with_its_own_sums_is_training_grad(case):
     axis, p = case
-    sums = reference.backward_reduce(p.dy, p.x, p.mean, p.inv, axis=axis)
-    got = reference.backward_elemt(p.dy, p.x, p.mean, p.inv, p.scale, sums.sum_dy, sums.sum_dy_xmu, int(p.m), axis=axis)
-    close(got, reference.training_grad(p.x, p.dy, p.mean, p.variance, p.scale, epsilon=EPSILON, axis=axis).dx)
+    sums = reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, inv_variance=p.inv, axis=axis)
+    own = {"x": p.x, "dy": p.dy, "scale": p.scale, "mean": p.mean, "axis": axis}
+    got = reference.backward_elemt(
+        **own, inv_variance=p.inv, sum_dy=sums.sum_dy, sum_dy_xmu=sums.sum_dy_xmu, count=int(p.m)
+    )
+    close(got, reference.training_grad(**own, variance=p.variance, epsilon=EPSILON).dx)
 
 
 @pytest.mark.parametrize("shards", [[5, 3], [0, 8], [1, 0, 4, 3]], ids=str)
@@ -133,18 +137,27 @@ def test_gather_stats(shards, by_m2):
     assert np.isfinite(got.running_variance).all()
 
 
+def frozen(vector):
+    return dict.fromkeys(("scale", "mean", "variance"), vector)
+
+
+def halves(x, vector, count):
+    vectors = dict.fromkeys(("scale", "mean", "inv_variance", "sum_dy", "sum_dy_xmu"), vector)
+    return reference.backward_elemt(x=x, dy=x, **vectors, count=count)
+
+
 def test_empty_batches():
     x = np.empty((0, 3, 4))
     one = np.ones(3)
-    sums = reference.backward_reduce(x, x, one, one)
+    sums = reference.backward_reduce(x=x, dy=x, mean=one, inv_variance=one)
     assert all((s == 0).all() and s.shape == (1, 3, 1) for s in sums)
     assert reference.elemt(x, one, one, one, one).y.shape == x.shape
-    assert reference.backward_elemt(x, x, one, one, one, one, one, 5).shape == x.shape
-    for call in (lambda: reference.stats(x), lambda: reference.backward_frozen(x, x, one, one, one)):
+    assert halves(x, one, 5).shape == x.shape
+    for call in (lambda: reference.stats(x), lambda: reference.backward_frozen(x, x, **frozen(one))):
         with pytest.raises(ArgumentError, match="x"):
             call()
     with pytest.raises(ArgumentError, match="x"):
-        reference.backward_reduce(np.empty((4, 0)), np.empty((4, 0)), one)
+        reference.backward_reduce(x=np.empty((4, 0)), dy=np.empty((4, 0)), mean=one)
 
 
 def test_fold_says_when_arrays_stay_as_they_are():
@@ -170,10 +183,10 @@ def test_fold_says_when_arrays_stay_as_they_are():
         (lambda x, v: reference.elemt(x, v, v, None, v), "mean"),
         (lambda x, v: reference.elemt(x, v, v, v, v, beta=1.0), "prior"),
         (lambda x, v: reference.elemt(x, v, v, v, v, alpha=float("nan")), "alpha"),
-        (lambda x, v: reference.backward_frozen(x, x[:1], v, v, v), "dy"),
-        (lambda x, v: reference.backward_frozen(x, x, v, -v, v), "variance"),
-        (lambda x, v: reference.training_grad(x, x, v, v, v, beta_param=1.0), "prior_dscale"),
-        (lambda x, v: reference.backward_elemt(x, x, v, v, v, v, v, 0), "count"),
+        (lambda x, v: reference.backward_frozen(x, x[:1], **frozen(v)), "dy"),
+        (lambda x, v: reference.backward_frozen(x, x, **frozen(v) | {"variance": -v}), "variance"),
+        (lambda x, v: reference.training_grad(x, x, **frozen(v), beta_param=1.0), "prior_dscale"),
+        (lambda x, v: halves(x, v, 0), "count"),
         (lambda x, v: reference.gather_stats(x[:, :, 0], None, [1, 1]), "m2s"),
         (lambda x, v: reference.gather_stats(x, x, [1, 1]), "means"),
         (lambda x, v: reference.gather_stats(x[:, :, 0], x[:, :, 0], [0, 0]), "counts"),

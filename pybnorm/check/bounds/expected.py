@@ -130,7 +130,9 @@ class Expected:
             self._deviations = lambda tier: given(self._inverse, np.zeros(()), p.tiny)
         else:
             self._take_moments()
-        sums = reference.backward_reduce(inputs.need("dy"), inputs.x, self._mean, self._inverse, axis=self._axis)
+        sums = reference.backward_reduce(
+            x=inputs.x, dy=inputs.need("dy"), mean=self._mean, inv_variance=self._inverse, axis=self._axis
+        )
         assert sums.dscale is not None
         self._parameters |= {"dscale": sums.dscale, "dbias": sums.dbias}
 
