@@ -374,8 +374,8 @@ def batch_normalization_forward_inference(
 def batch_normalization_backward(
     handle: Handle,
     mode: Mode | int | str,
-    alpha_data: float,
-    beta_data: float,
+    alpha: float,
+    beta: float,
     alpha_param: float,
     beta_param: float,
     x_desc: TensorDescriptor,
@@ -398,6 +398,8 @@ def batch_normalization_backward(
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
+    alpha_data: float | None = None,
+    beta_data: float | None = None,
 ) -> None: ...
 def axpby(
     handle: Handle,

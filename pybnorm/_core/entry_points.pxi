@@ -211,23 +211,23 @@ activation_high, workspace, workspace_size
 def batch_normalization_backward(
     handle,
     mode,
-    alpha_data,
-    beta_data,
-    alpha_param,
-    beta_param,
-    x_desc,
-    x,
-    dy_desc,
-    dy,
-    dx_desc,
-    dx,
-    param_desc,
-    scale,
-    dscale,
-    dbias,
-    epsilon,
-    saved_mean,
-    saved_inv_variance,
+    alpha=None,  # no default in the next version: whoever gives the old name alpha_data leaves it out
+    beta=None,
+    alpha_param=None,
+    beta_param=None,
+    x_desc=None,
+    x=None,
+    dy_desc=None,
+    dy=None,
+    dx_desc=None,
+    dx=None,
+    param_desc=None,
+    scale=None,
+    dscale=None,
+    dbias=None,
+    epsilon=None,
+    saved_mean=None,
+    saved_inv_variance=None,
     *,
     bias=None,
     activation=Activation.NONE,
@@ -235,6 +235,8 @@ def batch_normalization_backward(
     activation_high=None,
     workspace=0,
     workspace_size=0,
+    alpha_data=None,
+    beta_data=None,
 ):
     """The vendor's backward call on addresses, in the vendors' argument order.
 
@@ -242,7 +244,7 @@ def batch_normalization_backward(
     ----------
     handle, mode, param_desc, scale, epsilon, activation, activation_low, activation_high, workspace, workspace_size
         As in `batch_normalization_forward_training`.
-    alpha_data, beta_data : float
+    alpha, beta : float
         Blend dx.
     alpha_param, beta_param : float
         Blend dscale and dbias.
@@ -253,6 +255,8 @@ def batch_normalization_backward(
         Both, taken as they are, or none: recomputed from x and epsilon.
     bias : int or None
         Given with an activation, and only then.
+    alpha_data, beta_data : float, optional
+        Deprecated names of `alpha` and `beta`.
 
     Raises
     ------
@@ -272,8 +276,10 @@ def batch_normalization_backward(
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     cdef Plan plan
-    mode = _mode(mode)
-    alpha_data, beta_data = _number(alpha_data, "alpha_data", xd), _number(beta_data, "beta_data", xd)
+    if alpha_data is not None or beta_data is not None:
+        alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data)
+        beta = _arguments.renamed("beta", beta, "beta_data", beta_data)
+    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
     alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
     epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
     act = _fused(activation, activation_low, activation_high, xd)
@@ -282,21 +288,16 @@ def batch_normalization_backward(
     if bias is not None or act is not _NO_ACTIVATION:
         _arguments.activation_bias(act[0], bias)
     key = (
-        "at", PBN_OP_BACKWARD, xd.key, dyd.key, dxd.key, pd.key, mode, _keyed(alpha_data), _keyed(beta_data),
+        "at", PBN_OP_BACKWARD, xd.key, dyd.key, dxd.key, pd.key, mode, _keyed(alpha), _keyed(beta),
         _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), saved, act,
     )
     plan = h._cached(key)
     if plan is None:
         values = {
-            "mode": mode, "alpha": alpha_data, "beta": beta_data, "alpha_param": alpha_param,
+            "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
             "beta_param": beta_param, "epsilon": epsilon,
         }
-        try:
-            plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
-        except errors.ArgumentError as error:
-            if error.argument not in ("alpha", "beta"):
-                raise
-            raise type(error)(f"{error.argument}_data", error.value, error.allowed) from None
+        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
     plan._call(
         h,
         [

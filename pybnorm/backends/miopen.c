@@ -833,8 +833,8 @@ static int check_call(const pbn_call *call, int operation) {
     if (call->beta != 0 && x->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "beta other than 0 on bfloat16 data needs an addition that MIOpen lacks: "
                                              "miopenOpTensor does not compile for bfloat16");
-    if ((status = CHECK_FACTOR("alpha (of backward: alpha_data)", call->alpha, PBN_FLOAT32)) != PBN_OK ||
-        (status = CHECK_FACTOR("beta (of backward: beta_data)", call->beta, x->dtype)) != PBN_OK)
+    if ((status = CHECK_FACTOR("alpha", call->alpha, PBN_FLOAT32)) != PBN_OK ||
+        (status = CHECK_FACTOR("beta", call->beta, x->dtype)) != PBN_OK)
         return status;
     if (operation == PBN_OP_BACKWARD &&
         ((status = CHECK_FACTOR("alpha_param", call->alpha_param, PBN_FLOAT32)) != PBN_OK ||

@@ -288,7 +288,7 @@ class Low:
             "backward": (
                 pybnorm.batch_normalization_backward,
                 {
-                    "handle": good.handle, "mode": 1, "alpha_data": 1.0, "beta_data": 0.0, "alpha_param": 1.0,
+                    "handle": good.handle, "mode": 1, "alpha": 1.0, "beta": 0.0, "alpha_param": 1.0,
                     "beta_param": 0.0, "x_desc": x, "x": at["x"], "dy_desc": x, "dy": at["dy"], "dx_desc": x,
                     "dx": at["dx"], "param_desc": p, "scale": at["scale"], "dscale": at["dscale"],
                     "dbias": at["dbias"], "epsilon": 1e-5, "saved_mean": at["mean"],

@@ -187,7 +187,7 @@ def test_the_calls_on_addresses_take_no_arrays(handle, value):
         with pytest.raises(pybnorm.ArgumentTypeError, match=f"^{name}: got .*an address as an integer"):
             pybnorm.batch_normalization_forward_training(**good | {name: value})
     back = {
-        "handle": handle, "mode": 1, "alpha_data": 1.0, "beta_data": 0.0, "alpha_param": 1.0, "beta_param": 0.0,
+        "handle": handle, "mode": 1, "alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0,
         "x_desc": x, "x": a, "dy_desc": x, "dy": a, "dx_desc": x, "dx": y.ctypes.data, "param_desc": p, "scale": v,
         "dscale": v, "dbias": v, "epsilon": 1e-5, "saved_mean": None, "saved_inv_variance": None,
     }  # fmt: skip

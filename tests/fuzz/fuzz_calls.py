@@ -63,11 +63,6 @@ BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e39, -1e39, 10**400, 
 NO_ARRAYS = [None, 3, "x", [1.0], object, 1.0, b"x" * 64, {}]
 
 
-def backward_at(alpha: float, beta: float, **arguments: Any) -> None:
-    """The entry point, which keeps the vendors' names of alpha and beta."""
-    pybnorm.batch_normalization_backward(alpha_data=alpha, beta_data=beta, **arguments)
-
-
 class Call:
     """One call: what is called, with what, what it must do, and how its result is judged."""
 
@@ -175,7 +170,7 @@ class Maker:
                 lent = (space.pointer, space.nbytes)  # calls on addresses have no memory of the handle's
             arguments = self.on_addresses(case, options, lent)
             name = f"batch_normalization_{operation.name.lower()}"
-            call = Call(name, level, backward_at if operation == BACKWARD else getattr(pybnorm, name), arguments)
+            call = Call(name, level, getattr(pybnorm, name), arguments)
             call.wrong = lambda c: address_rules(self.handle, operation, c.arguments, need)
         call.case, call.support, call.kept = case, support, [space, arrays]
         call.judge = lambda c, result: judged(c.case)
