@@ -1,7 +1,9 @@
-"""One call in guarded memory, where writes outside of the results are noticed.
+"""One call in guarded memory, where writes outside of the results and reads outside of the inputs are noticed.
 
-Every array lies inside guard bytes, which also fill the gaps of strided data; results without a prior start as NaN.
-After the call the guards, the inputs and the statistics that were not given to it must be unchanged.
+Every array lies inside guard bytes, which also fill the gaps of strided data. Those of what is read are NaN in every
+dtype, so that a value from outside makes a result NaN; those of what is only written are a pattern. Results without a
+prior start as NaN. After the call the guards, the inputs and the statistics that were not given to it must be
+unchanged.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ Array = npt.NDArray[Any]
 GUARD = 256
 """Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
 PATTERN = 0xA7
+"""Guard byte of outputs and workspace: no value that a kernel would write."""
+POISON = 0xFF
+"""Guard byte of what is read: NaN in all four types."""
 
 
 @dataclasses.dataclass
@@ -42,9 +47,11 @@ class Observed:
 class _Guarded:
     """An array inside guard bytes, in device memory."""
 
-    def __init__(self, values: Array, strides: tuple[int, ...], dtype: DataType, session: Session) -> None:
-        self.dims, self.strides, self.dtype = values.shape, strides, dtype
-        self.before = np.full(_arguments.span(values.shape, strides) * dtype.itemsize + 2 * GUARD, PATTERN, np.uint8)
+    def __init__(
+        self, values: Array, strides: tuple[int, ...], dtype: DataType, session: Session, guard: int = PATTERN
+    ) -> None:
+        self.dims, self.strides, self.dtype, self.guard = values.shape, strides, dtype, guard
+        self.before = np.full(_arguments.span(values.shape, strides) * dtype.itemsize + 2 * GUARD, guard, np.uint8)
         self._elements(self.before, numpy_dtype(dtype))[...] = values
         self.memory = _upload(self.before, session)
         self.buffer = self.memory._replace(
@@ -61,8 +68,8 @@ class _Guarded:
         values = self._elements(after, numpy_dtype(self.dtype)).copy()
         outside = after.copy()
         word = np.dtype(f"u{self.dtype.itemsize}")
-        self._elements(outside, word)[...] = np.frombuffer(bytes([PATTERN]) * word.itemsize, word)[0]
-        return values, bool((outside == PATTERN).all()), bool((after == self.before).all())
+        self._elements(outside, word)[...] = np.frombuffer(bytes([self.guard]) * word.itemsize, word)[0]
+        return values, bool((outside == self.guard).all()), bool((after == self.before).all())
 
 
 def _upload(image: Array, session: Session) -> Buffer:
@@ -111,7 +118,9 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             shape = problem.dims, problem.strides, problem.dtype
         else:
             shape = problem.parameter_dims, packed, problem.parameter_dtype
-        arrays[tensor.name] = _Guarded(np.full(shape[0], np.nan) if values is None else values, *shape[1:], session)
+        read = tensor.values and not tensor.values.startswith("prior")
+        filled = np.full(shape[0], np.nan) if values is None else values
+        arrays[tensor.name] = _Guarded(filled, *shape[1:], session, POISON if read else PATTERN)
     buffers = {name: arrays[name].buffer for name in given}
     calls.make(session.handle, problem, buffers, workspace)
     try:
