@@ -1,6 +1,6 @@
-"""Batch norm in NumPy, as it is written on a blackboard: pybnorm check --implementation numpy_one_liner.py:OneLiner
+"""Batch norm as it is written on a blackboard: pybnorm check --implementation numpy_one_liner.py:OneLiner
 
-With --suite standard, from this folder. It sums float16 and bfloat16 in float32, as libraries do.
+float16 and bfloat16 are computed in float32, as libraries do.
 """
 
 import numpy as np
@@ -9,23 +9,15 @@ import numpy as np
 class OneLiner:
     """Spatial and per-activation, any dtype and layout; no blending."""
 
-    name = "NumPy one-liner"
-    version = np.__version__
+    name, version, xp = "NumPy one-liner", np.__version__, np
 
     def forward_training(
-        self,
-        x,
-        scale,
-        bias,
-        epsilon,
-        mode="spatial",
-        running_mean=None,
+        self, x, scale, bias, epsilon, exponential_average_factor, mode="spatial", running_mean=None,
         running_variance=None,
-        exponential_average_factor=1.0,
-    ):
-        wide, axes = _wide(x, mode)
+    ):  # fmt: skip
+        wide, axes = self.wide(x, mode)
         mean, variance = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
-        inverse = 1 / np.sqrt(variance + wide.dtype.type(epsilon))
+        inverse = 1 / self.xp.sqrt(variance + wide.dtype.type(epsilon))
         found = {"y": scale * (wide - mean) * inverse + bias, "saved_mean": mean, "saved_inv_variance": inverse}
         if running_mean is not None:
             factor, m = wide.dtype.type(exponential_average_factor), x.size // mean.size
@@ -34,21 +26,20 @@ class OneLiner:
         return {name: value.astype(x.dtype if name == "y" else scale.dtype) for name, value in found.items()}
 
     def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon, mode="spatial"):
-        wide, _ = _wide(x, mode)
-        inverse = 1 / np.sqrt(running_variance + running_variance.dtype.type(epsilon))
+        wide, _ = self.wide(x, mode)
+        inverse = 1 / self.xp.sqrt(running_variance.astype(wide.dtype) + wide.dtype.type(epsilon))
         return (scale * (wide - running_mean) * inverse + bias).astype(x.dtype)
 
     def backward(self, x, dy, scale, epsilon, mode="spatial", saved_mean=None, saved_inv_variance=None):
-        (wide, axes), (slope, _) = _wide(x, mode), _wide(dy, mode)
+        (wide, axes), (slope, _) = self.wide(x, mode), self.wide(dy, mode)
         if saved_mean is None:
             saved_mean = wide.mean(axes, keepdims=True)
-            saved_inv_variance = 1 / np.sqrt(wide.var(axes, keepdims=True) + wide.dtype.type(epsilon))
+            saved_inv_variance = 1 / self.xp.sqrt(wide.var(axes, keepdims=True) + wide.dtype.type(epsilon))
         normal = (wide - saved_mean) * saved_inv_variance
         dscale, dbias = (slope * normal).sum(axes, keepdims=True), slope.sum(axes, keepdims=True)
         dx = scale * saved_inv_variance * (slope - (dbias + normal * dscale) * saved_mean.size / x.size)
         return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(scale.dtype)
 
-
-def _wide(array, mode):
-    wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
-    return wide, 0 if mode == "peract" else (0, *range(2, array.ndim))
+    def wide(self, array, mode):
+        wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+        return wide, (0,) if mode == "peract" else (0, *range(2, array.ndim))

@@ -149,6 +149,8 @@ def _file(name: str, spec: str) -> ModuleType:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports, as where Python runs a file
     sys.modules.setdefault(path.stem, module)
     found.loader.exec_module(module)
     return module
@@ -239,7 +241,7 @@ class Implementation:
             returned = function(**{name: made.get(name, value) for name, value in given.items()})
             self.framework.synchronize()
         except Exception as error:
-            raise _of_exception(error) from error
+            raise _of_exception(error, self.path) from error
         for name, value in self._results(method, returned, outputs, writable).items():
             tensor = next(t for t in _TENSORS[method] if t.name == name)
             self._store(tensor, arguments[name], value)
@@ -256,9 +258,10 @@ class Implementation:
         else:
             given = {name: value for name, value in arguments.items() if name in parameters}
         written = {t.name for t in _TENSORS[method] if t.written}
-        for name, value in arguments.items():
-            if name not in given and name not in written and _NEUTRAL.get(name, ...) != value:
-                text = f"={value!r}" if isinstance(value, str) else ""
+        matters = [n for n in arguments if n not in given and n not in written and _NEUTRAL.get(n) != arguments[n]]
+        for name in matters:
+            if name != "exponential_average_factor" or "running_mean" in arguments:
+                text = f"={arguments[name]!r}" if isinstance(arguments[name], str) else ""
                 raise CallError(Status.UNSUPPORTED, f"{self.name}'s {method} does not take {name}{text}")
         for name, parameter in parameters.items():
             variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -312,7 +315,7 @@ class Implementation:
             raise CallError(Status.FAIL, text) from None
 
 
-def _of_exception(error: Exception) -> CallError:
+def _of_exception(error: Exception, path: str) -> CallError:
     """What an exception of the implementation says, and where it was raised."""
     name = type(error).__name__
     text = traceback.format_exception_only(error)[-1].strip()
@@ -320,8 +323,8 @@ def _of_exception(error: Exception) -> CallError:
         return CallError(Status.UNSUPPORTED, str(error) or text)
     if isinstance(error, MemoryError) or "OutOfMemory" in name:
         return CallError(Status.RESOURCE, text)
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this file's
-    own = [frame for frame in frames if os.sep + "pybnorm" + os.sep not in frame.filename] or frames
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == path] or frames[1:]  # the first is this file's
     where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
     return CallError(Status.RAISED, text + where)
 
