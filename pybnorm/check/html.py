@@ -312,11 +312,14 @@ def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
 
 
 def _row(number: int, result: CaseResult, columns: Mapping[str, str], linked: bool) -> dict[str, Any]:
-    ratios = {v.output: ratio_text(v.ratio) for v in result.verdicts}
+    cells = {
+        v.output: (ratio_text(v.ratio), f"{v.noticed:.0e}" if v.status == Status.PASS and v.noticed else "")
+        for v in result.verdicts
+    }
     return {
         "result": result,
         "operation": _operation(result.case),
-        "cells": [ratios.get(name, "") for name in columns],
+        "cells": [cells.get(name, ("", "")) for name in columns],
         "repeat": {"": "", "equal": "="}.get(result.repeat, "differs"),
         "link": f"d{number}" if linked else "",
         "reason": result.message.partition("\n")[0] if result.status == Status.UNSUPPORTED else "",

@@ -20,7 +20,8 @@ as any other. So
 
 is uniform (or larger), whatever the noise of the kernel is: its size, its bias, its tails and how they differ from
 channel to channel do not enter. Only the data must be drawn independently for each channel, which is checked. Of C
-channels, k have a U of at most u with probability at most binomial(C, k) u**k; the least of these over k, times C and
+channels, k have a U of at most u with probability at most binomial(C, k) u**k, of which the least over k counts C
+times; and -sum(log U) is at most gamma distributed with shape C (Fisher's test). The lesser of the two, times 2 and
 times the number of hypotheses, is the probability that is stated, and must be below `LEVEL`. Hypotheses are counted in
 two lots with half of the level each: the ends of channels and images, and every place of a channel. A bug is named
 only if the prediction also explains most of the deviation. Where one output has a bug, the others of the call are
@@ -297,8 +298,8 @@ class _Search:
     def __init__(self, rows: _Rows, total: _Sum, d: Array, asked: str = "") -> None:
         self.rows, self.total, self.d, self.asked = rows, total, d, asked
         self.found: Match | None = None
-        self.nearest: tuple[float, float, str, Callable[[], Array], Array] | None = None
-        """Of all bugs that were tried: share explained, slope, name, what is drawn beside it, prediction."""
+        self.nearest: tuple[float, float, str, Callable[[], Array], Array, float] | None = None
+        """Of the bug that explains most: share, slope, name, what is drawn beside it, prediction, hypotheses."""
         rng = np.random.default_rng(20240229)
         count = max(255, min(max(PLACES * 4 // len(d), PLACES // 16), rows.m // 4))
         self._drawn, self._other = rng.integers(0, rows.m, (2, count))
@@ -317,11 +318,11 @@ class _Search:
     def _near(self, p: Array, draws: Callable[[], Array], bug: str) -> bool:
         """Whether `p` explains most of the deviation, with a slope of 1."""
         largest = 3 * math.sqrt(float(np.mean(p * p))) + 1e-300
-        d, off = np.clip(self.d, -largest, largest), np.clip(self.d - p, -largest, largest)
-        slope = float(d @ p) / max(float(p @ p), 1e-300)
+        d, to, off = (np.clip(a, -largest, largest) for a in (self.d, p, self.d - p))
+        slope = float(d @ to) / max(float(to @ to), 1e-300)
         explained = 1 - float(off @ off) / max(float(d @ d), 1e-300)
         if self.nearest is None or explained > self.nearest[0]:
-            self.nearest = explained, slope, bug, draws, p
+            self.nearest = explained, slope, bug, draws, p, self._hypotheses
         if self.asked:
             return abs(slope - 1) < 0.5 and explained > 0.25
         return abs(slope - 1) < 0.2 and explained > 0.75
@@ -346,14 +347,18 @@ class _Search:
         count = len(u)
         k = np.arange(1, count + 1)
         ways = np.array([math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1) for i in k])
-        return float((ways + k * np.log(u)).min()) + math.log(count * self._hypotheses)
+        some = float((ways + k * np.log(u)).min()) + math.log(count)
+        total = -float(np.log(u).sum())  # P(G > total) of a gamma distribution of shape `count`
+        parts = np.array([i * math.log(max(total, 1e-300)) - math.lgamma(i + 1) for i in range(count)])
+        every = -total + float(np.logaddexp.reduce(parts))
+        return min(some, every) + math.log(2 * self._hypotheses)
 
     def told(self, output: str, name: str) -> Tried:
         """The bug that explains most."""
         deviation = math.sqrt(float(np.mean(self.d**2)))
         if self.nearest is None:
             return Tried(output, name, deviation, int(self._hypotheses))
-        explained, slope, bug, draws, p = self.nearest
+        explained, slope, bug, draws, p, self._hypotheses = self.nearest
         u = self._ranks(p, draws)
         by_chance = math.exp(min(0.0, max(self._by_chance(u), -690.0)))
         return Tried(

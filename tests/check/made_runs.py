@@ -78,7 +78,9 @@ def made_result(status, line="train,spatial,f32,nchw,2x3x4x5", backend="cudnn", 
         ratio = {Status.PASS: 0.25, Status.WARN: 3.0, Status.FAIL: float("inf")}.get(own, 0.5)
         ratios = {"A": ratio, "B": 0.5} if own == Status.WARN else {"A": ratio}
         points = [Point((0, 1, 2, i), 1.25 + i, float("nan"), 1e-6, ratio) for i in range(10)]
-        verdicts = [Verdict("y", own, "B" if own == Status.WARN else "A", ratio, ratios, 120, worst=points)]
+        verdicts = [
+            Verdict("y", own, "B" if own == Status.WARN else "A", ratio, ratios, 120, noticed=2e-5, worst=points)
+        ]
         verdicts[0].over = 7 if own == Status.FAIL else 0
     message = "" if verdicts else f"made up: {status.value}\nsecond line"
     repeat = "equal" if verdicts else ""

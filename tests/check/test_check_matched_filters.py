@@ -151,3 +151,15 @@ def test_the_probability_is_that_of_so_many_channels_agreeing(right):
     # half of the channels without the bug: no longer an explanation
     half = np.where(np.arange(16) % 2, got, outputs["saved_mean"].ravel())
     assert not matches(expected, {"saved_mean": like(outputs["saved_mean"], half)})
+
+
+def test_one_channel_with_a_large_element_does_not_hide_the_others(right):
+    """What is cut off of the deviation is cut off of the prediction: the slope stays 1."""
+    problem, _expected, _outputs, _rows = right[TRAIN]
+    inputs = generate(problem)
+    rows = np.moveaxis(inputs.x, 1, 0).reshape(16, -1)
+    inputs.x[-1, 3, -1, -1] = rows[3].mean() + 12 * rows[3].std()
+    expected = Expected(problem, inputs)
+    outputs = execute(problem, inputs, session(bug="dropped element")).outputs
+    (found,) = matches(expected, {"saved_mean": outputs["saved_mean"]}).values()
+    assert found.bug == "the last element of every channel were left out"

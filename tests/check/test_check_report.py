@@ -540,6 +540,8 @@ def test_the_page_shows_everything_and_loads_nothing(plots):
         assert shown == (result.status not in (Status.PASS, Status.UNSUPPORTED))
     for line in vendor_lines.of_case(known.case).values():
         assert line in words
+    (passed,) = (v for v in EVERY[0].verdicts if v.status == Status.PASS)
+    assert f"<small>{passed.noticed:.0e}</small>" in text[text.index("<h2>Cases") :]
     details = text[text.index("<h2>Details") : text.index("<h2>Cases")]
     failure = details[details.index(f"d{len(EVERY) - 1}") :].partition("</details>")[0]  # EVERY's FAIL
     for i in range(10):
