@@ -544,10 +544,10 @@ class Program:
 
     # -------- the end
 
-    def finish(self) -> Prepared:
-        """Make it ready to run."""
+    def finish(self, least: int = 0) -> Prepared:
+        """Make it ready to run, in a workspace of at least so many bytes."""
         self._round()
-        return Prepared(self)
+        return Prepared(self, least)
 
     def _round(self) -> None:
         """Round the results that were asked for in 16 bits."""
@@ -567,8 +567,8 @@ class Prepared:
         As in `Plan`.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.nbytes = program.most + program.inner
+    def __init__(self, program: Program, least: int = 0) -> None:
+        self.nbytes = max(least, program.most + program.inner)
         self.calls = tuple([step.text for step in program.steps])
         self.copies = tuple(program.copies)
         self._regions = program.outputs, program.inputs

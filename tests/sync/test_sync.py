@@ -377,6 +377,27 @@ def test_a_call_is_planned_once_and_works_wherever_arrays_are(dims):
             assert np.abs(dx - reference.backward(x, x[::-1] * 2, ones).dx).max() < 5e-6
 
 
+def test_an_output_over_what_is_read_after_it_is_refused_on_all_ranks():
+    """Statistics are written before scale is read, dscale before dx is computed."""
+
+    def work(communicator, handle):
+        layer = SyncBatchNorm(handle, communicator, 3)
+        x, scale, other = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32), np.ones(3, np.float32)
+        last = communicator.rank == 1
+        running = {"running_mean": scale if last else other.copy(), "running_variance": other.copy()}
+        saved = {"saved_mean": np.zeros(3, np.float32), "saved_inv_variance": np.ones(3, np.float32)}
+        outcomes = [
+            sync_worker.attempt(layer.forward, x, scale, None, np.empty_like(x), **running),
+            sync_worker.attempt(layer.backward, x, x, scale, np.empty_like(x), scale if last else other, **saved),
+        ]
+        assert np.all(scale == 1)
+        return outcomes
+
+    first, second = over_threads(work, 2)
+    assert [outcome[0] for outcome in first] == ["RankError"] * 2
+    assert [outcome[1][:15] for outcome in second] == ["running_mean: g", "dscale: got mem"]
+
+
 def test_the_memory_goes_with_the_object():
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3)
@@ -457,7 +478,7 @@ def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deter
         layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)
         x, mean, inv = np.ones((2, 3, 4), np.float32), np.zeros(3, np.float32), np.ones(3, np.float32)
         outcomes = []
-        for operation in ("stats", "backward_reduce", None):
+        for operation in ("forward", "backward", None):
             here.fails = operation if communicator.rank == 2 else None
             outcomes.append(sync_worker.attempt(layer.forward, x, None, None, np.empty_like(x)))
             saved = {"saved_mean": mean, "saved_inv_variance": inv}

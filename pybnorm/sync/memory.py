@@ -1,0 +1,174 @@
+"""The memory of a `SyncBatchNorm`: its messages, what it receives, and the merged statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pybnorm import _arguments
+from pybnorm._arrays import CPU, Buffer
+from pybnorm._core import SLOT_BITS, Handle
+from pybnorm.enums import DataType
+from pybnorm.errors import RankError
+from pybnorm.operations.program import Prepared, Program
+from pybnorm.sync.communicators import Array, Communicator
+from pybnorm.sync.messages import (
+    _ALIGN,
+    _CODE,
+    _COUNT,
+    _DIGITS,
+    _FAILED_RANK,
+    _FAILURES,
+    _HEADER,
+    BACKWARD,
+    FAILED,
+    FORWARD,
+    _number,
+    _raise_failed,
+    _ranks,
+)
+
+
+class _Memory:
+    """The vectors that calls need beside the caller's arrays and workspace, allocated once.
+
+    A program knows a vector by its slot. `addresses` says where the slots begin, after a 0 for the workspace.
+
+    Parameters
+    ----------
+    handle : Handle
+    communicator : Communicator
+    channels : tuple of int
+        Sizes of the kept axes.
+    dtype : DataType
+        Of parameters and messages.
+    """
+
+    def __init__(self, handle: Handle, communicator: Communicator, channels: tuple[int, ...], dtype: DataType) -> None:
+        self.handle, self.communicator, self.channels, self.dtype = handle, communicator, channels, dtype
+        self.device = handle.library.device_type
+        self.width = math.prod(channels)
+        self.section = section = -(-self.width // _ALIGN) * _ALIGN
+        self.length = length = 2 * section + _HEADER
+        self.nbytes = 0
+        self.carried = {FORWARD: 0, BACKWARD: 0}
+        """The count in each row's header."""
+        number, rank, size = np.dtype(dtype.name.lower()), communicator.rank, communicator.size
+
+        def message(code: int, fill: float = 0.0) -> Array:
+            values = np.zeros(length, number)
+            values[: 2 * section] = fill
+            values[2 * section + _CODE] = code
+            if code == FAILED:
+                values[2 * section + _FAILURES], values[2 * section + _FAILED_RANK] = 1, rank + 1
+            return values
+
+        contents: dict[int | str, Array] = {
+            # A rank that failed sends NaN: results look wrong also where the others do not read the header.
+            FAILED: message(FAILED, math.nan),
+            FORWARD: message(FORWARD),
+            BACKWARD: message(BACKWARD),
+            "empty": message(FORWARD),
+            "received": np.zeros(size * length, number),
+            "sums": np.zeros(length, number),
+            "statistics": np.zeros(3 * section, number),  # mean, inverse standard deviation, variance of this rank
+            "headers": np.zeros(size * _HEADER, number),
+        }
+        self.vectors = {name: self._new(values) for name, values in contents.items()}
+        self._host = np.zeros(size * _HEADER, number)
+        self._room, self._room_nbytes = None, 0
+        buffers = {n: handle.buffer(vector, "communicator", output=True) for n, vector in self.vectors.items()}
+        self.addresses: tuple[int, ...] = (0, *[buffer.pointer for buffer in buffers.values()])
+        self._slots = {
+            name: buffer._replace(pointer=slot << SLOT_BITS, owner=None)
+            for slot, (name, buffer) in enumerate(buffers.items(), 1)
+        }
+        head = self.part("sums", 2 * section, (_HEADER,)), self.part("headers", 0, (_HEADER,))
+        heads = self.rows(2 * section, _HEADER), self.part("headers", 0, (size, _HEADER))
+        self._pack = {
+            gathered: self.program("axpby", 1.0, source, 0.0, target)
+            for gathered, (source, target) in ((False, head), (True, heads))
+        }
+        both, zeros, total = self.rows(0, 2 * section), *(self.part(n, 0, (2 * section,)) for n in ("empty", "sums"))
+        self._add = self.program("backward_reduce", x=both, dy=both, mean=zeros, sum_dy=total, axis=1)
+        flat = {n: self.statistic(i, flat=True) for i, n in enumerate(("mean", "inv_variance"))}
+        some = [self.merge(counts, **flat) for counts in ([1] * size, [0] + [1] * (size - 1))]
+        self._reserve(self._add, *self._pack.values(), *some)
+
+    def _new(self, values: Array) -> Any:
+        self.nbytes += values.nbytes
+        return self.communicator.vector(values, self.device, self.handle.stream)
+
+    def part(self, name: int | str, start: int = 0, dims: tuple[int, ...] | None = None) -> Buffer:
+        """Part of a vector, in the vector's slot; by default as long as a parameter."""
+        whole = self._slots[name]
+        shape = self.channels if dims is None else dims
+        pointer = whole.pointer + start * whole.dtype.itemsize
+        return whole._replace(pointer=pointer, dims=shape, strides=_arguments.packed_strides(shape))
+
+    def statistic(self, index: int, *, flat: bool = False) -> Buffer:
+        """The merged mean (0) or inverse standard deviation (1), or this rank's variance (2)."""
+        return self.part("statistics", index * self.section, (self.width,) if flat else None)
+
+    def rows(self, start: int, width: int) -> Buffer:
+        """Part of each rank's message in what was received, as a matrix."""
+        return self.part("received", start, (self.communicator.size, width))._replace(strides=(self.length, 1))
+
+    def program(self, operation: str, *arguments: Any, **options: Any) -> Prepared:
+        """An operation on slots, checked and ready to run."""
+        made = Program(self.handle)
+        made.then(operation, *arguments, **options)
+        return made.finish()
+
+    def merge(self, counts: Sequence[int], **options: Any) -> Prepared:
+        """`gather_stats` of what was received, of ranks with these counts."""
+        means, m2s = (self.rows(start, self.width) for start in (0, self.section))
+        return self.program("gather_stats", means, m2s, counts, **options)
+
+    def add_rows(self) -> None:
+        """Add the sums that were received, in the order of the ranks."""
+        self.run(self._add, "backward_reduce")
+
+    def run(self, program: Prepared, name: str, addresses: tuple[int, ...] = ()) -> None:
+        """Run a program in this object's own workspace, on the CPU in the handle's.
+
+        Such a program depends on nothing but channels, ranks and which of them are empty.
+        """
+        room = None
+        if self.device != CPU and program.nbytes:
+            self._reserve(program)
+            room = self._room
+        program.execute(self.handle, name, addresses or self.addresses, room)
+
+    def _reserve(self, *programs: Prepared) -> None:
+        """Make the workspace large enough for these programs."""
+        nbytes = max(program.nbytes for program in programs)
+        if self.device != CPU and self._room_nbytes < nbytes:
+            self._room_nbytes = -(-nbytes // 4) * 4
+            self._room = self._new(np.zeros(self._room_nbytes // 4, np.float32))
+
+    def heads(self, code: int, gathered: bool) -> tuple[int, ...]:
+        """The counts in the last messages: one for each rank, or only their sum; raises if a rank failed."""
+        self.run(self._pack[gathered], "headers")
+        self.communicator.read(self.vectors["headers"], self._host, self.handle.stream)
+        size, me = self.communicator.size, self.communicator.rank
+        heads = self._host.reshape(size, _HEADER)
+        if not gathered:
+            head = heads[0]
+            failures = round(float(head[_FAILURES]))
+            if failures == 1:
+                _raise_failed((round(float(head[_FAILED_RANK])) - 1,), me)
+            if head[_CODE] != code * size:
+                raise RankError(f"rank {me}: the call cannot be completed, because it failed on {failures} other ranks")
+            return (_number(head[_COUNT : _COUNT + _DIGITS]),)
+        failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
+        if failed:
+            _raise_failed(failed, me)
+        others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
+        if others:
+            names = {FORWARD: "forward", BACKWARD: "backward"}
+            raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
+        return tuple([_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads])

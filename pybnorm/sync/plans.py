@@ -1,0 +1,171 @@
+"""The programs of a call: what a rank computes before the collective, and what it computes after it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm._core import Cache
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.operations.program import Prepared, Program, kept_axes
+from pybnorm.sync.memory import _Memory
+from pybnorm.sync.messages import _BASE, _COUNT, _DIGITS, BACKWARD, FORWARD, _digits
+
+_MOST = 64
+"""Plans that an object keeps, and programs that a plan keeps."""
+
+
+class _Terms(NamedTuple):
+    """What the ranks agreed on about their data."""
+
+    channels: tuple[int, ...]
+    dtype: DataType
+    axis: Any
+    promised: int | None
+    """Elements per statistic of this rank, if all ranks said so."""
+
+    def examine(self, x: Buffer) -> tuple[int, tuple[int, ...]]:
+        """Elements per statistic of the local x, and the derived shape."""
+        if x.dtype != self.dtype:
+            raise ArgumentTypeError("x", f"dtype {x.dtype.short}", f"{self.dtype.short}, as agreed by all ranks")
+        rank = len(x.dims)
+        if not 1 <= rank <= 8:
+            raise ArgumentError("x", f"dims {x.dims}", "rank 1 to 8")
+        kept = kept_axes(self.axis, rank)
+        if tuple(x.dims[a] for a in kept) != self.channels:
+            allowed = f"sizes {self.channels} along axis {self.axis}, as agreed by all ranks"
+            raise ArgumentError("x", f"dims {x.dims}", allowed)
+        count = math.prod(x.dims[a] for a in range(rank) if a not in kept)
+        given = f"{count} elements per statistic"
+        if count >= _BASE**_DIGITS:
+            raise ArgumentError("x", given, f"fewer than {_BASE**_DIGITS}")
+        if self.promised is not None and count != self.promised:
+            raise ArgumentError("x", given, f"{self.promised}, as counts promised for this rank")
+        return count, tuple(d if a in kept else 1 for a, d in enumerate(x.dims))
+
+
+class _Plan:
+    """A call for arrays of one description: everything that may be refused is refused here.
+
+    The caller's arrays have the slots after those of `Memory`.
+    """
+
+    code: int
+    before: Prepared
+    """Keeps all arrays apart, and needs as much workspace as the whole call."""
+
+    def __init__(
+        self, memory: _Memory, terms: _Terms, arrays: dict[str, Any], scalars: dict[str, Any], expected: Any
+    ) -> None:
+        self.memory, self.axis, self.arrays, self.scalars = memory, terms.axis, arrays, scalars
+        self.expected = expected
+        self.elements, self.derived = terms.examine(arrays["x"])
+        self._first = Program(memory.handle)
+        self._known = Cache()
+        header = Program(memory.handle)
+        for place, digit in enumerate(_digits(self.elements), 2 * memory.section + _COUNT):
+            header.then("fill", digit, memory.part(self.code, place, (1,)))
+        self._header = header.finish()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def _data(self, name: str, x: Buffer | None = None, *, output: bool = False) -> Buffer:
+        return self._first.data(name, self.arrays[name], x, output=output, empty=True)
+
+    def _vectors(self, *names: str, output: bool = False) -> list[Buffer]:
+        """Check parameters; flat views of those that are given."""
+        given = [(name, self.arrays[name]) for name in names]
+        return [self._first.flat(n, array, self.derived, output) for n, array in given if array is not None]
+
+    def after(self, outcome: Any) -> Prepared:
+        """The program that depends on the counts of all ranks (forward) or on their sum (backward)."""
+        found: Prepared | None = self._known.get(outcome)
+        if found is None:
+            found = self._after(outcome)
+            self._known.keep(outcome, found, _MOST)
+        return found
+
+    def _after(self, outcome: Any) -> Prepared:
+        raise NotImplementedError
+
+    def start(self, name: str, addresses: tuple[int, ...], workspace: Any) -> None:
+        """Compute this rank's message."""
+        memory = self.memory
+        if self.elements != memory.carried[self.code]:
+            memory.carried[self.code] = -1
+            memory.run(self._header, name)
+            memory.carried[self.code] = self.elements
+        self.before.execute(memory.handle, name, addresses, workspace)
+
+
+class _ForwardPlan(_Plan):
+    """`SyncBatchNorm.forward` for arrays of one description."""
+
+    code = FORWARD
+
+    def _prepare(self) -> None:
+        memory, arrays, scalars = self.memory, self.arrays, self.scalars
+        x = self._data("x")
+        y = self._data("y", x, output=True)
+        self._vectors("scale", "bias")
+        saved, running = ("saved_mean", "saved_inv_variance"), ("running_mean", "running_variance")
+        statistics: list[Any] = [memory.statistic(0), memory.statistic(1)]
+        merged = [memory.statistic(0, flat=True), memory.statistic(1, flat=True)]
+        if _arguments.pair(saved[0], arrays[saved[0]], saved[1], arrays[saved[1]]):
+            statistics, merged = [arrays[name] for name in saved], self._vectors(*saved, output=True)
+            for name, vector in zip(saved, merged, strict=True):
+                if vector.dtype != memory.dtype:
+                    raise ArgumentTypeError(name, f"dtype {vector.dtype.short}", memory.dtype.short)
+        self._merged = {name: scalars[name] for name in ("epsilon", "exponential_average_factor")}
+        self._merged |= dict(zip(("mean", "inv_variance"), merged, strict=True))
+        if _arguments.pair(running[0], arrays[running[0]], running[1], arrays[running[1]]):
+            self._merged |= dict(zip(running, self._vectors(*running, output=True), strict=True))
+        if self.elements:
+            mean, m2, variance = memory.part(FORWARD), memory.part(FORWARD, memory.section), memory.statistic(2)
+            self._first.then("stats", x, mean=mean, variance=variance, epsilon=scalars["epsilon"], axis=self.axis)
+            self._first.then("axpby", float(self.elements), variance, 0.0, m2)
+        data = {"alpha": scalars["alpha"], "beta": scalars["beta"], "axis": self.axis}
+        self.elemt = memory.program("elemt", x, arrays["scale"], arrays["bias"], *statistics, y, **data)
+        self.before = self._first.finish(self.elemt.nbytes)
+
+    def _after(self, outcome: Any) -> Prepared:
+        return self.memory.merge(outcome, **self._merged)
+
+
+class _BackwardPlan(_Plan):
+    """`SyncBatchNorm.backward` for arrays of one description."""
+
+    code = BACKWARD
+
+    def _prepare(self) -> None:
+        arrays = self.arrays
+        dtype = arrays["x"].dtype
+        self._blend = {name: _arguments.scalar(self.scalars[name], name, dtype) for name in ("alpha", "beta")}
+        for name in ("saved_mean", "saved_inv_variance"):
+            if arrays[name] is None:
+                raise ArgumentError(name, None, "what forward wrote")
+        x = self._data("x")
+        self._common = {"x": x, "dy": self._data("dy", x), "mean": arrays["saved_mean"]}
+        self._common["inv_variance"] = arrays["saved_inv_variance"]
+        self._dx = self._data("dx", x, output=True)
+        self._vectors("saved_mean", "saved_inv_variance", "scale")
+        self._vectors("dscale", "dbias", output=True)
+        sums = self._sums(BACKWARD)
+        wanted = {name: arrays[name] for name in ("dscale", "dbias")}
+        self._first.then("backward_reduce", **self._common, **sums, **wanted, axis=self.axis)
+        self.before = self._first.finish(self.after(self.expected).nbytes)
+
+    def _after(self, outcome: Any) -> Prepared:
+        given = self._common | self._sums("sums") | self._blend
+        given |= {"scale": self.arrays["scale"], "count": outcome, "dx": self._dx, "axis": self.axis}
+        return self.memory.program("backward_elemt", **given)
+
+    def _sums(self, vector: int | str) -> dict[str, Buffer]:
+        """The two sums in a vector."""
+        memory = self.memory
+        return {name: memory.part(vector, i * memory.section) for i, name in enumerate(("sum_dy", "sum_dy_xmu"))}
