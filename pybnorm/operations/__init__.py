@@ -55,7 +55,7 @@ from pybnorm.operations.vectors import (
     axpby,
     convert,
     fill,
-    inverse_deviation,
+    inverse_standard_deviation,
     multiply,
     relu,
     relu_backward,
@@ -80,7 +80,7 @@ __all__ = [
     "forward_inference_inv_variance",
     "forward_training",
     "gather_stats",
-    "inverse_deviation",
+    "inverse_standard_deviation",
     "kept_axes",
     "kept_workspace_nbytes",
     "multiply",
@@ -149,8 +149,8 @@ def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Pla
     ArgumentError, UnsupportedError
         As the operation would.
     """
-    found = _asked(handle, operation, arguments, options)
-    return Plan(operation, found.nbytes, found.calls, found.copies)
+    found = _prepared(handle, operation, arguments, options)
+    return Plan(_OLD_NAMES.get(operation, operation), found.nbytes, found.calls, found.copies)
 
 
 def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: Any) -> int:
@@ -171,7 +171,7 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
     ArgumentError, UnsupportedError
         As the operation would.
     """
-    return _asked(handle, operation, arguments, options).nbytes
+    return _prepared(handle, operation, arguments, options).nbytes
 
 
 def kept_workspace_nbytes(handle: Handle) -> int:
@@ -181,11 +181,27 @@ def kept_workspace_nbytes(handle: Handle) -> int:
     return 0 if kept is None else kept.memory.nbytes
 
 
-def _asked(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> program.Prepared:
-    operation = _arguments.text(operation, "operation")
+def _prepared(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> program.Prepared:
+    operation = _new_name(_arguments.text(operation, "operation"))
     if operation not in RECIPES:
         raise ArgumentError("operation", operation, "one of " + ", ".join(RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
     found: program.Prepared = preparation.prepare_named(handle, operation, *arguments, **options)[0]
     return found
+
+
+_OLD_NAMES = {"inverse_deviation": "inverse_standard_deviation"}
+
+
+def _new_name(operation: str) -> str:
+    if operation not in _OLD_NAMES:
+        return operation
+    _arguments.warn(f"{operation} is deprecated; its new name is {_OLD_NAMES[operation]}", DeprecationWarning)
+    return _OLD_NAMES[operation]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        return globals()[_new_name(name)]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

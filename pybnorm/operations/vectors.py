@@ -40,7 +40,7 @@ def multiply(
 
 
 @operation("variance inv_variance")
-def inverse_deviation(
+def inverse_standard_deviation(
     p: Program, variance: Any, inv_variance: Any,
     *, epsilon: float = 1e-5, workspace: Any = None,
 ) -> None:  # fmt: skip

@@ -29,7 +29,7 @@ def gradients(x, dy, scale, mean, inverse, axes):
 @pytest.mark.parametrize("mode", [Mode.SPATIAL, Mode.PER_ACTIVATION])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("blend", [(1.0, 0.0), (-0.5, 2.0)], ids=["plain", "blended"])
-def test_backward_takes_any_saved_inverse_deviation(handle, mode, last, blend):
+def test_backward_takes_any_saved_inverse_standard_deviation(handle, mode, last, blend):
     """Zero and negative ones, too, with the sign that each gives dx and dscale."""
     rng = np.random.default_rng(5)
     x, dy, dx = rng.normal(size=(3, 4, 6, 2, 3)).astype("f4")
@@ -52,7 +52,7 @@ def test_backward_takes_any_saved_inverse_deviation(handle, mode, last, blend):
 
 
 @pytest.mark.parametrize("value", [1e-25, -1e25, np.float32(2e-20)])
-def test_backward_refuses_an_inverse_deviation_without_a_float32_variance(handle, value):
+def test_backward_refuses_an_inverse_standard_deviation_without_a_float32_variance(handle, value):
     x, one = np.ones((2, 2, 3), "f4"), np.ones(2, "f4")
     dx = np.full_like(x, 7)
     with pytest.raises(pybnorm.UnsupportedError, match="saved_inv_variance"):

@@ -439,7 +439,7 @@ def test_vectors(bench, dtype):
     r = 1 / np.sqrt(v + EPSILON)
     given = {"variance": arrays.vectors["variance"], "inv_variance": arrays.vector()}
     expected = {"inv_variance": s.parameter(r, 8 * s.p.u * r)}
-    bench.check("inverse_deviation", given, expected, {"epsilon": EPSILON}, support=support)
+    bench.check("inverse_standard_deviation", given, expected, {"epsilon": EPSILON}, support=support)
     # 1 / sqrt(iv * iv), whose square is 1 / iv**2; the root halves the product's error; then epsilon as the bias
     given = {"inv_variance": arrays.vectors["variance"], "variance": arrays.vector()}
     deviation = chain(s.product / 2, s.inverse)

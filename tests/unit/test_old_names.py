@@ -201,3 +201,17 @@ def test_positions_of_a_query_mean_what_they_meant_and_warn(handle):
     wanted = operations.plan(handle, "backward_frozen", X, X, **GIVEN, dx=X)
     with pytest.warns(DeprecationWarning, match=r"mean=\.\.\., variance=\.\.\., scale=\.\.\., dx=\.\.\.$"):
         assert operations.plan(handle, "backward_frozen", X, X, *GIVEN.values(), X) == wanted
+
+
+def test_the_old_name_of_an_operation_warns_and_is_the_new_one(handle):
+    text = "inverse_deviation is deprecated; its new name is inverse_standard_deviation"
+    with pytest.warns(DeprecationWarning, match=text) as caught:
+        assert operations.inverse_deviation is operations.inverse_standard_deviation
+    assert caught[0].filename == __file__
+    wanted = operations.plan(handle, "inverse_standard_deviation", VARIANCE, MEAN)
+    with pytest.warns(DeprecationWarning, match=text) as caught:
+        assert operations.plan(handle, "inverse_deviation", VARIANCE, MEAN) == wanted
+    assert caught[0].filename == __file__
+    assert "inverse_deviation" not in operations.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'inverse'"):
+        operations.inverse  # noqa: B018
