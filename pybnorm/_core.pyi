@@ -287,6 +287,7 @@ class ForwardTrainingPlan(Plan):
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
         workspace: Any = None,
+        *positional: Any,
         z: Any = None,
         reserve: Any = None,
     ) -> None: ...
@@ -301,6 +302,7 @@ class ForwardInferencePlan(Plan):
         running_variance: Any,
         y: Any,
         workspace: Any = None,
+        *positional: Any,
         z: Any = None,
     ) -> None: ...
 
@@ -316,6 +318,7 @@ class BackwardPlan(Plan):
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
         workspace: Any = None,
+        *positional: Any,
         y: Any = None,
         bias: Any = None,
         dz: Any = None,

@@ -186,12 +186,20 @@ cdef int _has(object running, object saved, object z=None) except -1:
     )
 
 
+cdef list _by_name(object plan, str order, tuple positional, tuple given):
+    """Arguments that could be given by position until this version, in their order."""
+    names = order.split()
+    named = {name: value for name, value in zip(names, given) if value is not None}
+    found = _arguments.by_name(type(plan).__name__, order, positional, named)
+    return [found.get(name) for name in names]
+
+
 cdef class ForwardTrainingPlan(Plan):
     """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
 
     def __call__(
         self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
-        workspace=None, z=None, reserve=None,
+        workspace=None, *positional, z=None, reserve=None,
     ):
         """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned.
 
@@ -201,6 +209,8 @@ cdef class ForwardTrainingPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         """
+        if positional:
+            z, reserve = _by_name(self, "z reserve", positional, (z, reserve))
         self._call(
             self._owner(),
             [
@@ -214,13 +224,15 @@ cdef class ForwardTrainingPlan(Plan):
 cdef class ForwardInferencePlan(Plan):
     """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
 
-    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, z=None):
+    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, *positional, z=None):
         """Run it on addresses, or on arrays as planned; z is given exactly where it was planned.
 
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
         """
+        if positional:
+            z, = _by_name(self, "z", positional, (z,))
         self._call(
             self._owner(),
             [
@@ -235,8 +247,8 @@ cdef class BackwardPlan(Plan):
     """A backward call made ready; see `Plan` and `Handle.backward`."""
 
     def __call__(
-        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, y=None,
-        bias=None, dz=None, reserve=None,
+        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, *positional,
+        y=None, bias=None, dz=None, reserve=None,
     ):
         """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned.
 
@@ -248,6 +260,8 @@ cdef class BackwardPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         """
+        if positional:
+            y, bias, dz, reserve = _by_name(self, "y bias dz reserve", positional, (y, bias, dz, reserve))
         self._call(
             self._owner(),
             [

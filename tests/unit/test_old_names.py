@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm import ArgumentTypeError, functional, operations, reference
+from pybnorm import ArgumentError, ArgumentTypeError, functional, operations, reference
 from pybnorm.layer import BatchNorm, Info
 
 RNG = np.random.default_rng(7)
@@ -215,3 +215,27 @@ def test_the_old_name_of_an_operation_warns_and_is_the_new_one(handle):
     assert "inverse_deviation" not in operations.__all__
     with pytest.raises(AttributeError, match="has no attribute 'inverse'"):
         operations.inverse  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("make", "front", "later"),
+    [
+        ("plan_forward_training", (X, SCALE, BIAS, 0, 3, 3, 3, 3, None), ("z", "reserve")),
+        ("plan_forward_inference", (X, SCALE, BIAS, MEAN, VARIANCE, 0, None), ("z",)),
+        ("plan_backward", (X, X, SCALE, 0, 3, 3, MEAN, VARIANCE, None), ("y", "bias", "dz", "reserve")),
+    ],
+)
+def test_what_follows_the_workspace_of_a_plan_warns_by_position(handle, make, front, later):
+    plan = getattr(handle, make)(X)
+    front = [np.empty(a or X.shape, np.float32) if isinstance(a, int) else a for a in front]
+    for place, name in enumerate(later):
+        text = f"{', '.join(later[: place + 1])} by name: .* read as .*{name}=...$"
+        with pytest.warns(DeprecationWarning, match=text) as caught, pytest.raises(ArgumentError) as positional:
+            plan(*front, *[None] * place, SCALE)
+        with pytest.raises(ArgumentError) as named:
+            plan(*front, **{name: SCALE})
+        assert caught[0].filename == __file__
+        assert str(positional.value) == str(named.value)
+        assert named.value.argument == name
+    with pytest.raises(TypeError, match="multiple values for argument"):
+        plan(*front, SCALE, **{later[0]: SCALE})
