@@ -46,21 +46,15 @@ error, as ``HIPDNN_LOG_LEVEL`` does; unset, they go wherever the application's l
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
-from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, PybnormError, UnsupportedError, WorkspaceError
+from pybnorm.errors import ArgumentError, ClosedError, UnsupportedError, WorkspaceError
 from pybnorm.graph.attributes import (
-    _DATA_ROLES,
     BatchnormAttributes,
     BatchnormBackwardAttributes,
     BatchnormInferenceAttributes,
@@ -70,14 +64,13 @@ from pybnorm.graph.attributes import (
     PointwiseMode,
     Tensor,
     TensorAttributes,
-    _data_type,
-    _log,
-    _Method,
-    _scalar,
-    _tensor,
 )
+from pybnorm.graph.description import _Description
+from pybnorm.graph.log import _configure_logging, _log, _logged
 from pybnorm.graph.lowering import _STAGES, _Lowering, _rounded, _Step
-from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node, _Record
+from pybnorm.graph.rules import _dtype_of, _Record
+from pybnorm.graph.validation import _tensors, _validated
+from pybnorm.graph.variant_pack import _bound, _check_overlaps
 from pybnorm.operations.program import Prepared, unsupported
 
 __all__ = [
@@ -93,40 +86,8 @@ __all__ = [
     "TensorAttributes",
 ]
 
-_LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
-
-def _logged(method: _Method) -> _Method:
-    """Log what a method raises."""
-
-    @functools.wraps(method)
-    def wrapper(self: Graph, *arguments: Any, **options: Any) -> Any:
-        try:
-            return method(self, *arguments, **options)
-        except PybnormError as error:
-            _log.error("%s: %s: %s", self._label(), method.__name__, error)
-            raise
-
-    return wrapper  # type: ignore[return-value]
-
-
-def _configure_logging() -> None:
-    value = os.environ.get("PYBNORM_LOG_LEVEL")
-    if value is None:
-        return
-    level = _LEVELS.get(value.strip().lower())
-    if level is None:
-        raise ArgumentError("PYBNORM_LOG_LEVEL", value, ", ".join(_LEVELS))
-    logger = logging.getLogger("pybnorm")
-    logger.setLevel(level)
-    listening = [*logger.handlers, *logging.getLogger().handlers]
-    if all(isinstance(h, logging.NullHandler) for h in listening):  # else the application has said where messages go
-        stream = logging.StreamHandler()
-        stream.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
-        logger.addHandler(stream)
-
-
-class Graph:
+class Graph(_Description):
     """A graph of batch-norm and elementwise nodes.
 
     Examples
@@ -136,12 +97,7 @@ class Graph:
 
     def __init__(self) -> None:
         _configure_logging()
-        self._name = ""
-        self._io: DataType | None = None
-        self._intermediate: DataType | None = None
-        self._compute: DataType | None = None
-        self._nodes: list[_Node] = []
-        self._stage = 0
+        super().__init__()
         self._handle: Handle | None = None
         self._storage: dict[int, DataType] = {}
         self._records: dict[int, _Record] = {}  # by id of the tensor
@@ -157,315 +113,6 @@ class Graph:
     def _label(self) -> str:
         return f"graph {self._name!r}" if self._name else "graph"
 
-    # -------- attributes of the graph
-
-    def set_name(self, name: str) -> Graph:
-        """The name that messages use."""
-        if not issubclass(type(name), str):
-            raise ArgumentTypeError("name", name, "a string")
-        self._name = name
-        return self
-
-    def get_name(self) -> str:
-        """The name; may be empty."""
-        return self._name
-
-    def set_io_data_type(self, data_type: object) -> Graph:
-        """Data type of data tensors that are not virtual and have none: float32, float16 or bfloat16."""
-        self._io = _data_type(data_type, "io_data_type")
-        self._stage = 0
-        return self
-
-    def get_io_data_type(self) -> DataType | None:
-        """None unless set."""
-        return self._io
-
-    def set_intermediate_data_type(self, data_type: object) -> Graph:
-        """Data type of virtual data tensors that have none."""
-        self._intermediate = _data_type(data_type, "intermediate_data_type")
-        self._stage = 0
-        return self
-
-    def get_intermediate_data_type(self) -> DataType | None:
-        """None unless set."""
-        return self._intermediate
-
-    def set_compute_data_type(self, data_type: object) -> Graph:
-        """Data type of accumulation, statistics and parameters: float32, the only one."""
-        self._compute = _data_type(data_type, "compute_data_type")
-        self._stage = 0
-        return self
-
-    def get_compute_data_type(self) -> DataType | None:
-        """None unless set: float32."""
-        return self._compute
-
-    # -------- tensors
-
-    def tensor(
-        self,
-        attributes: TensorAttributes | None = None,
-        *,
-        name: str | None = None,
-        dim: Sequence[int] | None = None,
-        stride: Sequence[int] | None = None,
-        data_type: object = None,
-        uid: int | None = None,
-        is_virtual: bool | None = None,
-    ) -> TensorAttributes:
-        """A new tensor: a copy of `attributes` as in C++, changed by the keywords that cuDNN's Python has.
-
-        Parameters
-        ----------
-        attributes : TensorAttributes, optional
-        name : str, optional
-        dim, stride : sequence of int, optional
-        data_type : DataType or str, optional
-        uid : int, optional
-        is_virtual : bool, optional
-
-        Returns
-        -------
-        TensorAttributes
-        """
-        tensor = TensorAttributes() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
-        if name is not None:
-            tensor.set_name(name)
-        if dim is not None:
-            tensor.set_dim(dim)
-        if stride is not None:
-            tensor.set_stride(stride)
-        if data_type is not None:
-            tensor.set_data_type(data_type)
-        if uid is not None:
-            tensor.set_uid(uid)
-        if is_virtual is not None:
-            tensor.set_is_virtual(is_virtual)
-        return tensor
-
-    @staticmethod
-    def tensor_like(tensor: TensorAttributes, name: str = "") -> TensorAttributes:
-        """A copy with another name and no uid."""
-        return copy.copy(_tensor(tensor, "tensor")).clear_uid().set_name(name)
-
-    # -------- nodes
-
-    def batchnorm(
-        self,
-        x: TensorAttributes,
-        scale: TensorAttributes,
-        bias: TensorAttributes,
-        attributes: BatchnormAttributes,
-    ) -> tuple[TensorAttributes, TensorAttributes, TensorAttributes, TensorAttributes | None, TensorAttributes | None]:
-        """Batch norm with the statistics of the batch.
-
-        ``y = scale * (x - mean) * inv_variance + bias`` with ``inv_variance = 1 / sqrt(biased variance + epsilon)``;
-        ``next = (1 - momentum) * previous + momentum * batch`` with the unbiased variance.
-
-        Parameters
-        ----------
-        x : TensorAttributes, dim (N, C, spatial...)
-            Rank 2 to 8, more than one element for each channel.
-        scale, bias : TensorAttributes, dim (1, C, 1...)
-        attributes : BatchnormAttributes
-            Epsilon is required.
-
-        Returns
-        -------
-        y, mean, inv_variance : TensorAttributes
-        next_running_mean, next_running_variance : TensorAttributes or None
-            None without previous statistics and momentum. All five are virtual until ``set_output(True)``.
-
-        Notes
-        -----
-        `pybnorm.operations.forward_training`; before it axpby from prev to next, unless they are the same memory.
-        """
-        attributes = self._attributes(attributes, BatchnormAttributes, "Batchnorm")
-        inputs: dict[str, Any] = {"x": x, "scale": scale, "bias": bias}
-        outputs = ["y", "mean", "inv_variance"]
-        running = {
-            "prev_running_mean": attributes.get_prev_running_mean(),
-            "prev_running_variance": attributes.get_prev_running_variance(),
-            "momentum": attributes.get_momentum(),
-        }
-        scalars = {"epsilon": attributes.get_epsilon()}
-        if any(value is not None for value in running.values()):
-            scalars["momentum"] = running.pop("momentum")
-            inputs |= running
-            outputs += ["next_running_mean", "next_running_variance"]
-        made = self._add("batchnorm", attributes, inputs, outputs, scalars)
-        y, mean, inv_variance = made[:3]
-        following = made[3:]
-        return y, mean, inv_variance, *((following[0], following[1]) if following else (None, None))
-
-    def batchnorm_inference(
-        self,
-        x: TensorAttributes,
-        mean: TensorAttributes,
-        inv_variance: TensorAttributes,
-        scale: TensorAttributes,
-        bias: TensorAttributes,
-        attributes: BatchnormInferenceAttributes,
-    ) -> TensorAttributes:
-        """``y = scale * (x - mean) * inv_variance + bias``, the inverse standard deviation given.
-
-        Parameters
-        ----------
-        x : TensorAttributes, dim (N, C, spatial...)
-        mean, inv_variance, scale, bias : TensorAttributes, dim (1, C, 1...)
-        attributes : BatchnormInferenceAttributes
-
-        Returns
-        -------
-        y : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.forward_inference_inv_variance`.
-        """
-        attributes = self._attributes(attributes, BatchnormInferenceAttributes, "BatchnormInference")
-        inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
-        return self._add("batchnorm_inference", attributes, inputs, ["y"])[0]
-
-    def batchnorm_inference_variance_ext(
-        self,
-        x: TensorAttributes,
-        mean: TensorAttributes,
-        variance: TensorAttributes,
-        scale: TensorAttributes,
-        bias: TensorAttributes,
-        epsilon: TensorAttributes | float,
-        attributes: BatchnormInferenceAttributesVarianceExt,
-    ) -> TensorAttributes:
-        """``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``.
-
-        Parameters
-        ----------
-        x : TensorAttributes, dim (N, C, spatial...)
-        mean, variance, scale, bias : TensorAttributes, dim (1, C, 1...)
-        epsilon : TensorAttributes passed by value, or float
-        attributes : BatchnormInferenceAttributesVarianceExt
-
-        Returns
-        -------
-        y : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.forward_inference`.
-        """
-        attributes = self._attributes(
-            attributes, BatchnormInferenceAttributesVarianceExt, "BatchnormInferenceVarianceExt"
-        )
-        inputs = {"x": x, "mean": mean, "variance": variance, "scale": scale, "bias": bias}
-        scalars = {"epsilon": _scalar(epsilon, "epsilon")}
-        return self._add("batchnorm_inference_variance_ext", attributes, inputs, ["y"], scalars)[0]
-
-    def batchnorm_backward(
-        self,
-        dy: TensorAttributes,
-        x: TensorAttributes,
-        scale: TensorAttributes,
-        attributes: BatchnormBackwardAttributes,
-    ) -> tuple[TensorAttributes, TensorAttributes, TensorAttributes]:
-        """Gradients of `batchnorm`.
-
-        With ``x_hat = (x - mean) * inv_variance``: ``dbias = sum(dy)``, ``dscale = sum(dy * x_hat)``,
-        ``dx = scale * inv_variance * (dy - (dbias + x_hat * dscale) / m)``.
-
-        Parameters
-        ----------
-        dy, x : TensorAttributes, dim (N, C, spatial...)
-            More than one element for each channel.
-        scale : TensorAttributes, dim (1, C, 1...)
-        attributes : BatchnormBackwardAttributes
-            Saved mean and inverse standard deviation, or an epsilon to take them from x with.
-
-        Returns
-        -------
-        dx, dscale, dbias : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.backward`.
-        """
-        attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
-        inputs: dict[str, Any] = {"dy": dy, "x": x, "scale": scale}
-        pair = {"mean": attributes.get_mean(), "inv_variance": attributes.get_inv_variance()}
-        scalars = {}
-        if any(value is not None for value in pair.values()):
-            inputs |= pair
-        else:
-            scalars["epsilon"] = attributes.get_epsilon()
-        dx, dscale, dbias = self._add("batchnorm_backward", attributes, inputs, ["dx", "dscale", "dbias"], scalars)
-        return dx, dscale, dbias
-
-    def pointwise(self, in_0: TensorAttributes, *rest: Any) -> TensorAttributes:
-        """An elementwise node: ``pointwise(in_0, attributes)`` or ``pointwise(in_0, in_1, attributes)``.
-
-        Parameters
-        ----------
-        in_0, in_1 : TensorAttributes
-            Of one shape; nothing is broadcast. For `PointwiseMode.RELU_BWD` x and dy, in this order.
-        attributes : PointwiseAttributes
-
-        Returns
-        -------
-        out_0 : TensorAttributes
-
-        Notes
-        -----
-        `Handle.relu`, `Handle.relu_backward`; the addition by `pybnorm.operations.axpby`, or by the beta of the batch
-        norm before it.
-        """
-        if not 1 <= len(rest) <= 2:
-            raise ArgumentError("inputs", f"{len(rest)} arguments after in_0", "in_1 if any, then the attributes")
-        attributes = self._attributes(rest[-1], PointwiseAttributes, "Pointwise")
-        inputs = {"in_0": in_0}
-        if len(rest) == 2:
-            inputs["in_1"] = rest[0]
-        return self._add("pointwise", attributes, inputs, ["out_0"])[0]
-
-    def relu(self, input: TensorAttributes, name: str = "") -> TensorAttributes:
-        """``max(input, 0)``, as cuDNN's Python has it."""
-        return self.pointwise(input, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.RELU_FWD))
-
-    def relu_backward(self, loss: TensorAttributes, input: TensorAttributes, name: str = "") -> TensorAttributes:
-        """``loss where input > 0, else 0``, as cuDNN's Python has it."""
-        return self.pointwise(input, loss, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.RELU_BWD))
-
-    def add(self, a: TensorAttributes, b: TensorAttributes, name: str = "") -> TensorAttributes:
-        """``a + b``, as cuDNN's Python has it."""
-        return self.pointwise(a, b, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.ADD))
-
-    def _attributes(self, given: Any, kind: type[Any], prefix: str) -> Any:
-        """A copy, as C++ passes attributes by value, with a name."""
-        _arguments.instance(given, kind, "attributes", f"a {kind.__name__}")
-        attributes = copy.copy(given)
-        if not attributes.get_name():
-            attributes.set_name(f"{prefix}_{len(self._nodes)}")
-        return attributes
-
-    def _add(
-        self,
-        kind: str,
-        attributes: Any,
-        inputs: Mapping[str, Any],
-        outputs: Sequence[str],
-        scalars: Mapping[str, Any] | None = None,
-    ) -> list[TensorAttributes]:
-        name = attributes.get_name()
-        for role, tensor in {**inputs, **(scalars or {})}.items():
-            if tensor is not None:  # absent ones are what validate is for
-                _tensor(tensor, role)
-        for role, tensor in inputs.items():
-            if tensor is not None and not tensor.get_name():
-                tensor.set_name(f"{name}::{role.upper()}")
-        made = {role: TensorAttributes().set_name(f"{name}::{role.upper()}").set_is_virtual(True) for role in outputs}
-        self._nodes.append(_Node(kind, attributes, dict(inputs), made, dict(scalars or {})))
-        self._stage = 0
-        return list(made.values())
-
     # -------- validate
 
     @_logged
@@ -479,102 +126,9 @@ class Graph:
             tensors have one uid, a group of tensors is incomplete, channels have one element in training or backward.
         """
         self._stage = 0
-        if not self._nodes:
-            raise ArgumentError("graph", "no nodes", "at least one")
-        produced: set[int] = set()
-        for node in self._nodes:
-            self._check_inputs(node, produced)
-            _RULES[node.kind](node)
-            self._check_compute(node)
-            produced |= {id(t) for t in node.outputs.values()}
-        self._check_uids()
-        self._fill_data_types()
-        if not any(id(t) in produced and not t.get_is_virtual() for t in self._tensors()):
-            raise ArgumentError("graph", "virtual tensors only", "an output: set_output(True) on a tensor of a node")
+        self._storage = _validated(self._nodes, self._io, self._intermediate, self._compute)
         self._stage = 1
         _log.info("%s: validated: %s", self._label(), ", ".join(f"{n.name} ({n.kind})" for n in self._nodes))
-
-    def _tensors(self) -> list[TensorAttributes]:
-        """Tensors with memory, each once, in the order of nodes."""
-        found = {id(t): t for node in self._nodes for _, t in node.tensors() if t is not None}
-        return list(found.values())
-
-    def _check_inputs(self, node: _Node, produced: set[int]) -> None:
-        for role, tensor in {**node.inputs, **node.scalars}.items():
-            where = f"{role} of {node.name}"
-            if tensor is None:
-                raise ArgumentError(where, None, _MISSING.get(role, "a tensor"))
-            if role in node.scalars:
-                if not tensor.get_pass_by_value():
-                    raise ArgumentError(where, "a tensor without a value", "a scalar passed by value (set_value)")
-            elif tensor.get_pass_by_value():
-                raise ArgumentError(where, "a scalar passed by value", "a tensor with memory")
-            elif tensor.get_is_virtual() and id(tensor) not in produced:
-                raise ArgumentError(where, "a virtual tensor that no node before produces", "a tensor that exists")
-
-    def _check_compute(self, node: _Node) -> None:
-        compute = node.attributes.get_compute_data_type() or self._compute or DataType.FLOAT32
-        if compute != DataType.FLOAT32:
-            raise ArgumentTypeError(f"compute_data_type of {node.name}", compute.short, "f32")
-
-    def _check_uids(self) -> None:
-        seen: dict[int, TensorAttributes] = {}
-        by_value = {id(t): t for node in self._nodes for t in node.scalars.values()}
-        for tensor in (*self._tensors(), *by_value.values()):
-            if not tensor.has_uid():
-                continue
-            other = seen.setdefault(tensor.get_uid(), tensor)
-            if other is not tensor:
-                raise ArgumentError(
-                    "uid",
-                    tensor.get_uid(),
-                    f"one tensor for each: {other.get_name()!r} and {tensor.get_name()!r} have it",
-                )
-
-    def _fill_data_types(self) -> None:
-        parameters = {id(t) for n in self._nodes for role, t in n.tensors() if role not in _DATA_ROLES}
-        data = {id(t) for node in self._nodes for t in node.data()}
-        for tensor in self._tensors():
-            if tensor.get_data_type() is not None:
-                continue
-            if id(tensor) in parameters and id(tensor) not in data:
-                tensor.set_data_type(DataType.FLOAT32)
-                continue
-            default = self._intermediate if tensor.get_is_virtual() else self._io
-            if default is None:
-                setter = "set_intermediate_data_type" if tensor.get_is_virtual() else "set_io_data_type"
-                raise ArgumentError(f"data_type of {tensor.get_name()!r}", None, f"one, by set_data_type or {setter}")
-            tensor.set_data_type(default)
-        self._storage = {}
-        for group in self._connected():
-            real = [t for t in group if not t.get_is_virtual()]
-            first = (real or group)[0]
-            dtype = _dtype_of(first)
-            for tensor in real:
-                if _dtype_of(tensor) != dtype:
-                    raise ArgumentTypeError(
-                        f"data_type of {tensor.get_name()!r}",
-                        _dtype_of(tensor).short,
-                        f"{dtype.short}, as {first.get_name()!r} has, which nodes connect with it",
-                    )
-            self._storage |= {id(t): dtype for t in group}
-        for tensor in self._tensors():
-            self._storage.setdefault(id(tensor), _dtype_of(tensor))
-
-    def _connected(self) -> list[list[TensorAttributes]]:
-        """Data tensors in groups that nodes connect."""
-        groups: list[list[TensorAttributes]] = []
-        for node in self._nodes:
-            joined = list(node.data())
-            ids = {id(t) for t in joined}
-            apart = []
-            for group in groups:
-                if ids & {id(t) for t in group}:
-                    joined = group + [t for t in joined if id(t) not in {id(g) for g in group}]
-                else:
-                    apart.append(group)
-            groups = [*apart, joined]
-        return groups
 
     # -------- build
 
@@ -603,7 +157,7 @@ class Graph:
         self._require(1, "build_operation_graph")
         _check_handle(handle)
         self._handle = handle
-        tensors = self._tensors()
+        tensors = _tensors(self._nodes)
         by_value = list({id(t): t for node in self._nodes for t in node.scalars.values()}.values())
         used = {t.get_uid() for t in (*tensors, *by_value) if t.has_uid()}
         free = (uid for uid in range(1, 2**63) if uid not in used)
@@ -777,16 +331,14 @@ class Graph:
                 f"one of backend {handle.backend}",
                 f"one of {self._handle.backend}, which the graph was built for",
             )
-        buffers = self._bind(handle, variant_pack)
+        buffers = _bound(handle, variant_pack, self._records, self._by_uid)
         address, size = handle.memory(workspace)
         if size < self._workspace_size:
             raise WorkspaceError(
                 "workspace", f"{size} bytes", f"at least {self._workspace_size} bytes on the handle's device"
             )
-        skipped = {
-            index for index, prev, following in self._in_place if buffers[prev].pointer == buffers[following].pointer
-        }
-        self._check_overlaps(buffers, (address, size), skipped)
+        same = {i: prev for i, prev, after in self._in_place if buffers[prev].pointer == buffers[after].pointer}
+        _check_overlaps(buffers, set(same.values()), (address, self._workspace_size))
         base = _rounded(address)
         places = {record: buffer.pointer for record, buffer in buffers.items()}
         for record in self._virtual:
@@ -794,82 +346,15 @@ class Graph:
             places[record] = base + record.offset
         _log.info("%s: execute on %s", self._label(), handle.backend)
         for index, (step, program) in enumerate(zip(self._steps, self._programs, strict=True)):
-            if index in skipped:
+            if index in same:
                 continue
             # Never None where something is needed: it would be memory of the handle's.
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
             addresses = [0 if record is None else places[record] for record in self._places[index]]
             program.execute(handle, step.function, (0, *addresses), scratch)
 
-    def _bind(self, handle: Handle, variant_pack: Mapping[Any, Any]) -> dict[_Record, Buffer]:
-        """The memory of every tensor that has its own."""
-        _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
-        buffers: dict[_Record, Buffer] = {}
-        for key, value in variant_pack.items():
-            if issubclass(type(key), TensorAttributes):
-                known = self._records.get(id(key))
-                if known is None:
-                    raise ArgumentError("variant_pack", f"key {key!r}", "tensors of the graph that have memory")
-                record: _Record | None = known
-            else:
-                if issubclass(type(key), bool) or not issubclass(type(key), int):
-                    raise ArgumentTypeError("variant_pack", f"key {key!r}", "integers, or tensors of the graph")
-                if key not in self._by_uid:
-                    raise ArgumentError("variant_pack", f"uid {key}", f"uids of the graph: {self._wanted()}")
-                record = self._by_uid[key]
-            if record is None:
-                raise ArgumentError("variant_pack", f"uid {key}", "no entry: this scalar is passed by value")
-            where = f"variant_pack[{record.uid}] ({record.name})"
-            if record.virtual:
-                raise ArgumentError(where, value, "no entry: this tensor is virtual and lies in the workspace")
-            if record in buffers:
-                raise ArgumentError(where, value, "one entry, by its uid or by the tensor")
-            buffers[record] = _memory_of(handle, record, value, where)
-        missing = [r for r in self._by_uid.values() if r is not None and not r.virtual and r not in buffers]
-        if missing:
-            names = ", ".join(f"{r.uid} ({r.name})" for r in missing)
-            raise ArgumentError("variant_pack", f"no entry for {names}", f"an entry for each of {self._wanted()}")
-        return buffers
-
-    def _wanted(self) -> str:
-        return ", ".join(f"{r.uid} ({r.name})" for r in self._by_uid.values() if r is not None and not r.virtual)
-
-    def _check_overlaps(self, buffers: dict[_Record, Buffer], workspace: tuple[int, int], in_place: set[int]) -> None:
-        shared = {prev for index, prev, _ in self._in_place if index in in_place}
-        outputs: list[_arguments.Region] = []
-        inputs: list[_arguments.Region] = []
-        for record, buffer in buffers.items():
-            if record in shared:
-                continue
-            size = buffer.dtype.itemsize
-            steps = tuple(s * size for s in buffer.strides)
-            region = _arguments.Region(f"{record.name} (uid {record.uid})", buffer.pointer, buffer.dims, steps, size)
-            (outputs if record.output else inputs).append(region)
-        if self._workspace_size:
-            outputs.append(_arguments.Region("workspace", workspace[0], (self._workspace_size,), (1,), 1))
-        _arguments.disjoint(outputs, inputs)
-
 
 def _check_handle(handle: Any) -> None:
     _arguments.instance(handle, Handle, "handle", "a Handle")
     if handle.closed:
         raise ClosedError("handle")
-
-
-def _memory_of(handle: Handle, record: _Record, value: Any, where: str) -> Buffer:
-    """An entry of the variant pack as the tensor that it stands for."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        pointer = _arguments.pointer(value, where)
-        if pointer % record.dtype.itemsize:
-            raise ArgumentError(where, f"address {pointer:#x}", f"an address aligned to {record.dtype.itemsize} bytes")
-        return record.at(pointer, handle.library.device_type)
-    buffer = handle.buffer(value, where, output=record.output)
-    if buffer.dtype != record.dtype:
-        raise ArgumentTypeError(where, f"dtype {buffer.dtype.short}", record.dtype.short)
-    if record.parameter:
-        _arguments.parameter_dims(where, buffer.dims, buffer.strides, record.dims)
-    elif buffer.dims != record.dims:
-        raise ArgumentError(where, f"shape {buffer.dims}", f"shape {record.dims}")
-    elif any(d > 1 and s != r for d, s, r in zip(buffer.dims, buffer.strides, record.strides, strict=True)):
-        raise ArgumentError(where, f"strides {buffer.strides}", f"strides {record.strides}")
-    return buffer._replace(dims=record.dims, strides=record.strides)

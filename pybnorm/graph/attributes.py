@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import enum
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pybnorm import _arguments
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-_log = logging.getLogger("pybnorm.graph")
-logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent unless somebody asks
 _NAMES = {"float": DataType.FLOAT32, "half": DataType.FLOAT16, "double": DataType.FLOAT64}  # hipDNN's words
 _SUPPORTED = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 _DATA_ROLES = frozenset({"x", "y", "dy", "dx", "in_0", "in_1", "out_0"})
-_Self = TypeVar("_Self", bound="_Attributes")
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Self = TypeVar("_Self", bound="_Named")
+_SelfNode = TypeVar("_SelfNode", bound="_Attributes")
+_SelfStatistics = TypeVar("_SelfStatistics", bound="_StatisticsAttributes")
 
 
 class PointwiseMode(enum.IntEnum):
@@ -40,7 +38,25 @@ class HeuristicMode(enum.IntEnum):
     B = 2
 
 
-class TensorAttributes:
+class _Named:
+    """Something with a name; setters return the object, so that they chain."""
+
+    def __init__(self) -> None:
+        self._name = ""
+
+    def set_name(self: _Self, name: str) -> _Self:
+        """The name that errors and messages use."""
+        if not issubclass(type(name), str):
+            raise ArgumentTypeError("name", name, "a string")
+        self._name = name
+        return self
+
+    def get_name(self) -> str:
+        """The name; may be empty."""
+        return self._name
+
+
+class TensorAttributes(_Named):
     """A tensor of a graph: what it looks like, not where it is.
 
     Attributes are set and read by methods, as in hipDNN; setters return the tensor, so that they chain.
@@ -52,8 +68,8 @@ class TensorAttributes:
     """
 
     def __init__(self, value: float | None = None) -> None:
+        super().__init__()
         self._uid: int | None = None
-        self._name = ""
         self._data_type: DataType | None = None
         self._dim: tuple[int, ...] = ()
         self._stride: tuple[int, ...] = ()
@@ -89,17 +105,6 @@ class TensorAttributes:
         """Forget the uid."""
         self._uid = None
         return self
-
-    def set_name(self, name: str) -> TensorAttributes:
-        """The name that errors and messages use."""
-        if not issubclass(type(name), str):
-            raise ArgumentTypeError("name", name, "a string")
-        self._name = name
-        return self
-
-    def get_name(self) -> str:
-        """The name; may be empty."""
-        return self._name
 
     def set_data_type(self, data_type: object) -> TensorAttributes:
         """float32, float16 or bfloat16; also by hipDNN's names, "float" and "half"."""
@@ -195,25 +200,14 @@ def _scalar(value: object, argument: str) -> TensorAttributes:
     return TensorAttributes(_arguments.scalar(value, argument)).set_name(argument)
 
 
-class _Attributes:
-    """What all nodes have."""
+class _Attributes(_Named):
+    """What all nodes have. Without a name a node is called by its kind and number."""
 
     def __init__(self) -> None:
-        self._name = ""
+        super().__init__()
         self._compute: DataType | None = None
 
-    def set_name(self: _Self, name: str) -> _Self:
-        """The node's name; default: kind and number."""
-        if not issubclass(type(name), str):
-            raise ArgumentTypeError("name", name, "a string")
-        self._name = name
-        return self
-
-    def get_name(self) -> str:
-        """The node's name; may be empty."""
-        return self._name
-
-    def set_compute_data_type(self: _Self, data_type: object) -> _Self:
+    def set_compute_data_type(self: _SelfNode, data_type: object) -> _SelfNode:
         """float32, the only one; default: the graph's."""
         self._compute = _data_type(data_type, "compute_data_type")
         return self
@@ -223,25 +217,42 @@ class _Attributes:
         return self._compute
 
 
-class BatchnormAttributes(_Attributes):
-    """Attributes of `Graph.batchnorm`. Scalars are tensors passed by value or plain numbers."""
+class _StatisticsAttributes(_Attributes):
+    """What nodes have that take statistics from x: scalars are tensors passed by value or plain numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._epsilon: TensorAttributes | None = None
-        self._momentum: TensorAttributes | None = None
-        self._prev_running_mean: TensorAttributes | None = None
-        self._prev_running_variance: TensorAttributes | None = None
         self._peer_stats: tuple[TensorAttributes, ...] = ()
 
-    def set_epsilon(self, epsilon: TensorAttributes | float) -> BatchnormAttributes:
-        """Added to the variance; required."""
+    def set_epsilon(self: _SelfStatistics, epsilon: TensorAttributes | float) -> _SelfStatistics:
+        """Added to the variance. Required; in backward only without saved statistics, and unused with them."""
         self._epsilon = _scalar(epsilon, "epsilon")
         return self
 
     def get_epsilon(self) -> TensorAttributes | None:
-        """The epsilon's tensor."""
+        """None unless set."""
         return self._epsilon
+
+    def set_peer_stats(self: _SelfStatistics, peer_stats: Sequence[TensorAttributes]) -> _SelfStatistics:
+        """Several devices in one graph: refused by validate; `pybnorm.sync` joins devices over a communicator."""
+        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
+        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
+        return self
+
+    def get_peer_stats(self) -> list[TensorAttributes]:
+        """Empty unless set."""
+        return list(self._peer_stats)
+
+
+class BatchnormAttributes(_StatisticsAttributes):
+    """Attributes of `Graph.batchnorm`. Scalars are tensors passed by value or plain numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._momentum: TensorAttributes | None = None
+        self._prev_running_mean: TensorAttributes | None = None
+        self._prev_running_variance: TensorAttributes | None = None
 
     def set_previous_running_stats(
         self, mean: TensorAttributes, variance: TensorAttributes, momentum: TensorAttributes | float
@@ -276,16 +287,6 @@ class BatchnormAttributes(_Attributes):
         """None without running statistics."""
         return self._momentum
 
-    def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormAttributes:
-        """Several devices in one graph: refused by validate; `pybnorm.sync` joins devices over a communicator."""
-        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
-        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
-        return self
-
-    def get_peer_stats(self) -> list[TensorAttributes]:
-        """Empty unless set."""
-        return list(self._peer_stats)
-
 
 class BatchnormInferenceAttributes(_Attributes):
     """Attributes of `Graph.batchnorm_inference`."""
@@ -295,15 +296,13 @@ class BatchnormInferenceAttributesVarianceExt(_Attributes):
     """Attributes of `Graph.batchnorm_inference_variance_ext`; the epsilon is an argument there."""
 
 
-class BatchnormBackwardAttributes(_Attributes):
+class BatchnormBackwardAttributes(_StatisticsAttributes):
     """Attributes of `Graph.batchnorm_backward`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._mean: TensorAttributes | None = None
         self._inv_variance: TensorAttributes | None = None
-        self._epsilon: TensorAttributes | None = None
-        self._peer_stats: tuple[TensorAttributes, ...] = ()
 
     def set_saved_mean_and_inv_variance(
         self, mean: TensorAttributes, inv_variance: TensorAttributes
@@ -328,25 +327,6 @@ class BatchnormBackwardAttributes(_Attributes):
     def get_inv_variance(self) -> TensorAttributes | None:
         """None where statistics are taken from x."""
         return self._inv_variance
-
-    def set_epsilon(self, epsilon: TensorAttributes | float) -> BatchnormBackwardAttributes:
-        """The forward pass' epsilon: required without saved statistics, unused with them."""
-        self._epsilon = _scalar(epsilon, "epsilon")
-        return self
-
-    def get_epsilon(self) -> TensorAttributes | None:
-        """None unless set."""
-        return self._epsilon
-
-    def set_peer_stats(self, peer_stats: Sequence[TensorAttributes]) -> BatchnormBackwardAttributes:
-        """As in `BatchnormAttributes.set_peer_stats`."""
-        given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
-        self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
-        return self
-
-    def get_peer_stats(self) -> list[TensorAttributes]:
-        """Empty unless set."""
-        return list(self._peer_stats)
 
 
 class PointwiseAttributes(_Attributes):

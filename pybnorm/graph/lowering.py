@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
-from pybnorm.graph.attributes import PointwiseMode, TensorAttributes, _log
+from pybnorm.graph.attributes import PointwiseMode, TensorAttributes
+from pybnorm.graph.log import _log
 from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
 from pybnorm.operations.preparation import prepare
 from pybnorm.operations.program import RECIPES, Prepared

@@ -1,0 +1,337 @@
+"""How a graph is described: its data types, tensors and nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+from pybnorm.graph.attributes import (
+    BatchnormAttributes,
+    BatchnormBackwardAttributes,
+    BatchnormInferenceAttributes,
+    BatchnormInferenceAttributesVarianceExt,
+    PointwiseAttributes,
+    PointwiseMode,
+    TensorAttributes,
+    _data_type,
+    _Named,
+    _scalar,
+    _tensor,
+)
+from pybnorm.graph.rules import _Node
+
+_SelfGraph = TypeVar("_SelfGraph", bound="_Description")
+
+
+class _Description(_Named):
+    """A graph as it is described, before anything is checked; every change starts the stages again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._io: DataType | None = None
+        self._intermediate: DataType | None = None
+        self._compute: DataType | None = None
+        self._nodes: list[_Node] = []
+        self._stage = 0
+
+    # -------- attributes of the graph
+
+    def set_io_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
+        """Data type of data tensors that are not virtual and have none: float32, float16 or bfloat16."""
+        self._io = _data_type(data_type, "io_data_type")
+        self._stage = 0
+        return self
+
+    def get_io_data_type(self) -> DataType | None:
+        """None unless set."""
+        return self._io
+
+    def set_intermediate_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
+        """Data type of virtual data tensors that have none."""
+        self._intermediate = _data_type(data_type, "intermediate_data_type")
+        self._stage = 0
+        return self
+
+    def get_intermediate_data_type(self) -> DataType | None:
+        """None unless set."""
+        return self._intermediate
+
+    def set_compute_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
+        """Data type of accumulation, statistics and parameters: float32, the only one."""
+        self._compute = _data_type(data_type, "compute_data_type")
+        self._stage = 0
+        return self
+
+    def get_compute_data_type(self) -> DataType | None:
+        """None unless set: float32."""
+        return self._compute
+
+    # -------- tensors
+
+    def tensor(
+        self,
+        attributes: TensorAttributes | None = None,
+        *,
+        name: str | None = None,
+        dim: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        data_type: object = None,
+        uid: int | None = None,
+        is_virtual: bool | None = None,
+    ) -> TensorAttributes:
+        """A new tensor: a copy of `attributes` as in C++, changed by the keywords that cuDNN's Python has.
+
+        Parameters
+        ----------
+        attributes : TensorAttributes, optional
+        name : str, optional
+        dim, stride : sequence of int, optional
+        data_type : DataType or str, optional
+        uid : int, optional
+        is_virtual : bool, optional
+
+        Returns
+        -------
+        TensorAttributes
+        """
+        tensor = TensorAttributes() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
+        if name is not None:
+            tensor.set_name(name)
+        if dim is not None:
+            tensor.set_dim(dim)
+        if stride is not None:
+            tensor.set_stride(stride)
+        if data_type is not None:
+            tensor.set_data_type(data_type)
+        if uid is not None:
+            tensor.set_uid(uid)
+        if is_virtual is not None:
+            tensor.set_is_virtual(is_virtual)
+        return tensor
+
+    @staticmethod
+    def tensor_like(tensor: TensorAttributes, name: str = "") -> TensorAttributes:
+        """A copy with another name and no uid."""
+        return copy.copy(_tensor(tensor, "tensor")).clear_uid().set_name(name)
+
+    # -------- nodes
+
+    def batchnorm(
+        self,
+        x: TensorAttributes,
+        scale: TensorAttributes,
+        bias: TensorAttributes,
+        attributes: BatchnormAttributes,
+    ) -> tuple[TensorAttributes, TensorAttributes, TensorAttributes, TensorAttributes | None, TensorAttributes | None]:
+        """Batch norm with the statistics of the batch.
+
+        ``y = scale * (x - mean) * inv_variance + bias`` with ``inv_variance = 1 / sqrt(biased variance + epsilon)``;
+        ``next = (1 - momentum) * previous + momentum * batch`` with the unbiased variance.
+
+        Parameters
+        ----------
+        x : TensorAttributes, dim (N, C, spatial...)
+            Rank 2 to 8, more than one element for each channel.
+        scale, bias : TensorAttributes, dim (1, C, 1...)
+        attributes : BatchnormAttributes
+            Epsilon is required.
+
+        Returns
+        -------
+        y, mean, inv_variance : TensorAttributes
+        next_running_mean, next_running_variance : TensorAttributes or None
+            None without previous statistics and momentum. All five are virtual until ``set_output(True)``.
+
+        Notes
+        -----
+        `pybnorm.operations.forward_training`; before it axpby from prev to next, unless they are the same memory.
+        """
+        attributes = self._attributes(attributes, BatchnormAttributes, "Batchnorm")
+        inputs: dict[str, Any] = {"x": x, "scale": scale, "bias": bias}
+        outputs = ["y", "mean", "inv_variance"]
+        running = {
+            "prev_running_mean": attributes.get_prev_running_mean(),
+            "prev_running_variance": attributes.get_prev_running_variance(),
+            "momentum": attributes.get_momentum(),
+        }
+        scalars = {"epsilon": attributes.get_epsilon()}
+        if any(value is not None for value in running.values()):
+            scalars["momentum"] = running.pop("momentum")
+            inputs |= running
+            outputs += ["next_running_mean", "next_running_variance"]
+        made = self._add("batchnorm", attributes, inputs, outputs, scalars)
+        y, mean, inv_variance = made[:3]
+        following = made[3:]
+        return y, mean, inv_variance, *((following[0], following[1]) if following else (None, None))
+
+    def batchnorm_inference(
+        self,
+        x: TensorAttributes,
+        mean: TensorAttributes,
+        inv_variance: TensorAttributes,
+        scale: TensorAttributes,
+        bias: TensorAttributes,
+        attributes: BatchnormInferenceAttributes,
+    ) -> TensorAttributes:
+        """``y = scale * (x - mean) * inv_variance + bias``, the inverse standard deviation given.
+
+        Parameters
+        ----------
+        x : TensorAttributes, dim (N, C, spatial...)
+        mean, inv_variance, scale, bias : TensorAttributes, dim (1, C, 1...)
+        attributes : BatchnormInferenceAttributes
+
+        Returns
+        -------
+        y : TensorAttributes
+
+        Notes
+        -----
+        `pybnorm.operations.forward_inference_inv_variance`.
+        """
+        attributes = self._attributes(attributes, BatchnormInferenceAttributes, "BatchnormInference")
+        inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
+        return self._add("batchnorm_inference", attributes, inputs, ["y"])[0]
+
+    def batchnorm_inference_variance_ext(
+        self,
+        x: TensorAttributes,
+        mean: TensorAttributes,
+        variance: TensorAttributes,
+        scale: TensorAttributes,
+        bias: TensorAttributes,
+        epsilon: TensorAttributes | float,
+        attributes: BatchnormInferenceAttributesVarianceExt,
+    ) -> TensorAttributes:
+        """``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``.
+
+        Parameters
+        ----------
+        x : TensorAttributes, dim (N, C, spatial...)
+        mean, variance, scale, bias : TensorAttributes, dim (1, C, 1...)
+        epsilon : TensorAttributes passed by value, or float
+        attributes : BatchnormInferenceAttributesVarianceExt
+
+        Returns
+        -------
+        y : TensorAttributes
+
+        Notes
+        -----
+        `pybnorm.operations.forward_inference`.
+        """
+        attributes = self._attributes(
+            attributes, BatchnormInferenceAttributesVarianceExt, "BatchnormInferenceVarianceExt"
+        )
+        inputs = {"x": x, "mean": mean, "variance": variance, "scale": scale, "bias": bias}
+        scalars = {"epsilon": _scalar(epsilon, "epsilon")}
+        return self._add("batchnorm_inference_variance_ext", attributes, inputs, ["y"], scalars)[0]
+
+    def batchnorm_backward(
+        self,
+        dy: TensorAttributes,
+        x: TensorAttributes,
+        scale: TensorAttributes,
+        attributes: BatchnormBackwardAttributes,
+    ) -> tuple[TensorAttributes, TensorAttributes, TensorAttributes]:
+        """Gradients of `batchnorm`.
+
+        With ``x_hat = (x - mean) * inv_variance``: ``dbias = sum(dy)``, ``dscale = sum(dy * x_hat)``,
+        ``dx = scale * inv_variance * (dy - (dbias + x_hat * dscale) / m)``.
+
+        Parameters
+        ----------
+        dy, x : TensorAttributes, dim (N, C, spatial...)
+            More than one element for each channel.
+        scale : TensorAttributes, dim (1, C, 1...)
+        attributes : BatchnormBackwardAttributes
+            Saved mean and inverse standard deviation, or an epsilon to take them from x with.
+
+        Returns
+        -------
+        dx, dscale, dbias : TensorAttributes
+
+        Notes
+        -----
+        `pybnorm.operations.backward`.
+        """
+        attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
+        inputs: dict[str, Any] = {"dy": dy, "x": x, "scale": scale}
+        pair = {"mean": attributes.get_mean(), "inv_variance": attributes.get_inv_variance()}
+        scalars = {}
+        if any(value is not None for value in pair.values()):
+            inputs |= pair
+        else:
+            scalars["epsilon"] = attributes.get_epsilon()
+        dx, dscale, dbias = self._add("batchnorm_backward", attributes, inputs, ["dx", "dscale", "dbias"], scalars)
+        return dx, dscale, dbias
+
+    def pointwise(self, in_0: TensorAttributes, *rest: Any) -> TensorAttributes:
+        """An elementwise node: ``pointwise(in_0, attributes)`` or ``pointwise(in_0, in_1, attributes)``.
+
+        Parameters
+        ----------
+        in_0, in_1 : TensorAttributes
+            Of one shape; nothing is broadcast. For `PointwiseMode.RELU_BWD` x and dy, in this order.
+        attributes : PointwiseAttributes
+
+        Returns
+        -------
+        out_0 : TensorAttributes
+
+        Notes
+        -----
+        `Handle.relu`, `Handle.relu_backward`; the addition by `pybnorm.operations.axpby`, or by the beta of the batch
+        norm before it.
+        """
+        if not 1 <= len(rest) <= 2:
+            raise ArgumentError("inputs", f"{len(rest)} arguments after in_0", "in_1 if any, then the attributes")
+        attributes = self._attributes(rest[-1], PointwiseAttributes, "Pointwise")
+        inputs = {"in_0": in_0}
+        if len(rest) == 2:
+            inputs["in_1"] = rest[0]
+        return self._add("pointwise", attributes, inputs, ["out_0"])[0]
+
+    def relu(self, input: TensorAttributes, name: str = "") -> TensorAttributes:
+        """``max(input, 0)``, as cuDNN's Python has it."""
+        return self.pointwise(input, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.RELU_FWD))
+
+    def relu_backward(self, loss: TensorAttributes, input: TensorAttributes, name: str = "") -> TensorAttributes:
+        """``loss where input > 0, else 0``, as cuDNN's Python has it."""
+        return self.pointwise(input, loss, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.RELU_BWD))
+
+    def add(self, a: TensorAttributes, b: TensorAttributes, name: str = "") -> TensorAttributes:
+        """``a + b``, as cuDNN's Python has it."""
+        return self.pointwise(a, b, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.ADD))
+
+    def _attributes(self, given: Any, kind: type[Any], prefix: str) -> Any:
+        """A copy, as C++ passes attributes by value, with a name."""
+        _arguments.instance(given, kind, "attributes", f"a {kind.__name__}")
+        attributes = copy.copy(given)
+        if not attributes.get_name():
+            attributes.set_name(f"{prefix}_{len(self._nodes)}")
+        return attributes
+
+    def _add(
+        self,
+        kind: str,
+        attributes: Any,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str],
+        scalars: Mapping[str, Any] | None = None,
+    ) -> list[TensorAttributes]:
+        name = attributes.get_name()
+        for role, tensor in {**inputs, **(scalars or {})}.items():
+            if tensor is not None:  # absent ones are what validate is for
+                _tensor(tensor, role)
+        for role, tensor in inputs.items():
+            if tensor is not None and not tensor.get_name():
+                tensor.set_name(f"{name}::{role.upper()}")
+        made = {role: TensorAttributes().set_name(f"{name}::{role.upper()}").set_is_virtual(True) for role in outputs}
+        self._nodes.append(_Node(kind, attributes, dict(inputs), made, dict(scalars or {})))
+        self._stage = 0
+        return list(made.values())

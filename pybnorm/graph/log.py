@@ -1,0 +1,47 @@
+"""The log of graphs, and ``PYBNORM_LOG_LEVEL``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pybnorm.errors import ArgumentError, PybnormError
+
+_log = logging.getLogger("pybnorm.graph")
+logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent unless somebody asks
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+
+
+def _logged(method: _Method) -> _Method:
+    """Log what a method raises."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except PybnormError as error:
+            _log.error("%s: %s: %s", self._label(), method.__name__, error)
+            raise
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _configure_logging() -> None:
+    value = os.environ.get("PYBNORM_LOG_LEVEL")
+    if value is None:
+        return
+    level = _LEVELS.get(value.strip().lower())
+    if level is None:
+        raise ArgumentError("PYBNORM_LOG_LEVEL", value, ", ".join(_LEVELS))
+    logger = logging.getLogger("pybnorm")
+    logger.setLevel(level)
+    listening = [*logger.handlers, *logging.getLogger().handlers]
+    if all(isinstance(h, logging.NullHandler) for h in listening):  # else the application has said where messages go
+        stream = logging.StreamHandler()
+        stream.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
+        logger.addHandler(stream)
