@@ -37,6 +37,7 @@ from pybnorm._core import (
     loaded,
     relu,
     relu_backward,
+    set_avoider,
     set_tuner,
 )
 from pybnorm.defects import known_defects
@@ -170,6 +171,12 @@ def _tuned(*arguments: Any) -> tuple[Plan, str]:
     return chosen
 
 
+def _avoiding(*arguments: Any) -> tuple[Any, int]:
+    found: tuple[Any, int] = importlib.import_module(f"{__name__}.operations.avoidance").plan(*arguments)
+    return found
+
+
+set_avoider(_avoiding)
 set_tuner(_tuned)  # tuning is imported when the first plan with tune=True is made
 
 

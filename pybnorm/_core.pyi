@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from pybnorm._arrays import Buffer
 from pybnorm._find import LibrarySpec
+from pybnorm.defects import Call, Defect
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 class Library(NamedTuple):
@@ -61,17 +62,25 @@ class Handle:
     device: int | None
     _caches: defaultdict[str, Cache]
     _in_place: bool
+    def _met(self, call: Call) -> tuple[Defect, ...]: ...
     def _look(
         self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]: ...
     @property
     def known_defects(self) -> str: ...
     def __init__(
-        self, backend: str, *, stream: Any = None, known_defects: Literal["warn", "error", "ignore"] | None = None
+        self,
+        backend: str,
+        *,
+        stream: Any = None,
+        known_defects: Literal["warn", "avoid", "error", "ignore"] | None = None,
     ) -> None: ...
     @staticmethod
     def from_pointer(
-        backend: str, pointer: SupportsIndex, *, known_defects: Literal["warn", "error", "ignore"] | None = None
+        backend: str,
+        pointer: SupportsIndex,
+        *,
+        known_defects: Literal["warn", "avoid", "error", "ignore"] | None = None,
     ) -> Handle: ...
     @property
     def pointer(self) -> int: ...
@@ -430,4 +439,5 @@ def relu_backward(
     dx: SupportsIndex,
 ) -> None: ...
 def current_stream(array: Any) -> int | None: ...
+def set_avoider(avoider: Callable[..., tuple[CallList, int]]) -> None: ...
 def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None: ...

@@ -140,6 +140,7 @@ __all__ = [
     "relu",
     "relu_backward",
     "search_spec",
+    "set_avoider",
     "set_tuner",
     "tensors",
 ]

@@ -116,7 +116,6 @@ cdef class CallList:
             if pd is None:
                 pd = self.descriptors[key] = derive_bn_tensor_descriptor(own, Mode(call.mode))
             call.param_desc = &pd.tensor
-            _warn_of_defects(handle, &call, "saved_mean" in arrays, _CALL_NAMES[op])
         pair = _arguments.items(workspace, "workspace", "offset and bytes", 2)
         if len(pair) != 2:
             raise errors.ArgumentError("workspace", workspace, "offset and bytes")

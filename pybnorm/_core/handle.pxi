@@ -21,7 +21,7 @@ cdef class _HandleLife:
     cdef readonly object library
     cdef readonly object device
     cdef str policy
-    cdef tuple defects  # of this library, of which calls are warned
+    cdef tuple defects  # of this library, that make results wrong or calls fail
     cdef public bint _in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
@@ -66,9 +66,7 @@ cdef class _HandleLife:
         self.borrowed = borrowed
         self.library = library
         self.policy = policy
-        self.defects = ()
-        if policy != "ignore":
-            self.defects = defects._of_library(library.backend, library.version)
+        self.defects = defects._of_library(library.backend, library.version)
         self.backend = library.backend
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:
@@ -125,9 +123,17 @@ cdef class _HandleLife:
 
     @property
     def known_defects(self):
-        """What happens to a call with a known defect: ``"warn"``, ``"error"`` or ``"ignore"``."""
+        """What an entry point does with a known defect: ``"warn"``, ``"avoid"``, ``"error"`` or ``"ignore"``."""
         self._check_open()
         return self.policy
+
+    cdef bint _avoids(self, object algorithm):
+        """Whether calls of that algorithm go another way where they have a known defect."""
+        return algorithm in ("auto", "fast") or (algorithm is None and self.policy == "avoid")
+
+    def _met(self, call):
+        """The known defects that a `defects.Call` has."""
+        return tuple([d for d in self.defects if d.predicate(call)]) if self.defects else ()
 
     @property
     def stream(self):

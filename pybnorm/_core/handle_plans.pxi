@@ -13,9 +13,12 @@ cdef class Handle(_HandleCalls):
     stream : int or object with ``__cuda_stream__``, optional
         Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
     known_defects : str, optional
-        What happens to a call that `pybnorm.known_defects` knows to give wrong results with this version of the
-        library: ``"warn"``, a KnownDefectWarning once for each kind of call; ``"error"``, an UnsupportedError;
-        ``"ignore"``. Default: the environment variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``.
+        What the vendor's entry point does with a call that `pybnorm.known_defects` knows to be wrong, or to fail, with
+        this version of the library: ``"warn"``, the call and a KnownDefectWarning once for each kind of call;
+        ``"avoid"``, other calls in its place, which take more time and workspace; ``"error"``, an UnsupportedError;
+        ``"ignore"``, the call. Default: the environment variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``. Algorithm
+        ``"auto"`` and all that is built on it avoid known defects whatever is said here; where there is no other way,
+        the UnsupportedError names the defect.
 
     Attributes
     ----------

@@ -1,7 +1,21 @@
 # Known defects: calls are looked up in the table before they are made.
 
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
-cdef tuple _POLICIES = ("warn", "error", "ignore")
+cdef tuple _POLICIES = ("warn", "avoid", "error", "ignore")
+cdef object _avoider = None
+
+
+def set_avoider(avoider):
+    """Have `avoider` find other calls where one has a known defect.
+
+    Parameters
+    ----------
+    avoider : callable
+        Takes a handle, the operation, the mode, slot and descriptor of each tensor by its name, the scalars, and the
+        defects; returns a `CallList` and the bytes of workspace that it needs.
+    """
+    global _avoider
+    _avoider = avoider
 
 
 cdef str _policy(object value):
@@ -14,31 +28,35 @@ cdef str _policy(object value):
     return value
 
 
-cdef int _warn_of_defects(Handle handle, const pbn_call *call, bint saved, str name) except -1:
-    """Warn of a batch-norm call with a known defect, or refuse it.
-
-    Called when a plan or a list of calls is made, and so once for each kind of call.
-    """
-    if not handle.defects:
-        return 0
+cdef object _asked(const pbn_call *call, bint saved):
+    """What the table's predicates are asked about."""
     cdef const pbn_tensor *x = call.x_desc
-    asked = defects.Call(
+    return defects.Call(
         Operation(call.operation), Mode(call.mode), DataType(x.dtype), tuple([x.dims[i] for i in range(x.rank)]),
         Layout(x.layout), saved, call.beta,
     )
-    for defect in handle.defects:
-        if not defect.predicate(asked):
-            continue
-        what = f"wrong {', '.join(defect.outputs)}" if defect.outputs else "the call fails"
-        text = f"known defect {defect.id}, {what}: {defect.what}"
-        if defect.links:
-            text += f" ({', '.join(defect.links)})"
-        if handle.policy == "error":
-            raise _unsupported(handle, name, f"{text}. Handle(known_defects='ignore') makes the call all the same")
-        shape = "x".join(map(str, asked.dims))
+
+
+cdef str _said(object defect):
+    what = f"wrong {', '.join(defect.outputs)}" if defect.outputs else "the call fails"
+    text = f"known defect {defect.id}, {what}: {defect.what}"
+    return text + (f" ({', '.join(defect.links)})" if defect.links else "")
+
+
+cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name) except -1:
+    """Warn of a batch-norm call with known defects, or refuse it.
+
+    Called when a plan is made, and so once for each kind of call.
+    """
+    if handle.policy == "error":
+        raise _unsupported(
+            handle, name, f"{_said(met[0])}. Handle(known_defects='avoid') goes another way, 'ignore' makes the call"
+        )
+    shape = "x".join(map(str, asked.dims))
+    for defect in met:
         _arguments.warn(
-            f"{handle.backend} {name} of {asked.dtype.short} {shape}: {text}. "
-            "Handle(known_defects='error') refuses such calls, 'ignore' is silent",
+            f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect)}. "
+            "Handle(known_defects='avoid') goes another way, 'error' refuses such calls, 'ignore' is silent",
             errors.KnownDefectWarning,
         )
     return 0

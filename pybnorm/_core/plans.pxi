@@ -27,7 +27,8 @@ cdef class Plan:
     Attributes
     ----------
     algorithm : str
-        The one that runs, for cuDNN a name of `algorithms`.
+        The one that runs, for cuDNN a name of `algorithms`; ``"composed"``: several calls, in place of one that has a
+        known defect.
     reason : str
         Why it was chosen.
     workspace_size : int
@@ -55,6 +56,7 @@ cdef class Plan:
     cdef readonly str reason
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
+    cdef CallList others  # made in this one's place where it has a known defect; else None
 
     def __cinit__(self):
         self.plan = NULL
@@ -135,8 +137,15 @@ cdef class Plan:
             | <uintptr_t>self.call.z | <uintptr_t>self.call.dz
         )
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-        if warns and _normalizes(self.call.operation):
-            _warn_of_defects(handle, &self.call, self.call.saved_mean != NULL, self.name)
+        if handle.defects and _normalizes(self.call.operation):
+            asked = _asked(&self.call, self.call.saved_mean != NULL)
+            met = handle._met(asked)
+            if met and handle._avoids(algorithm):
+                self._avoid(handle, asked, met)
+                self._clear()
+                return 0
+            if met and warns and handle.policy != "ignore":
+                _warn_of_defects(handle, met, asked, self.name)
         if table.plan_create != NULL and _normalizes(self.call.operation) and (one_way or algorithm is not None):
             name = b"plain" if algorithm is None else (<str>algorithm).encode("ascii")
             chosen = name
@@ -154,8 +163,34 @@ cdef class Plan:
                 raise _error(table, status, self.name, _shown(&self.call))
             self.algorithm = "plain"
             self.reason = "the one entry point of this backend" if one_way else "the entry point, and nothing else"
+        self._clear()
+        return 0
+
+    cdef void _clear(self) noexcept:
         self.call.x = self.call.dy = self.call.z = NULL
         self.call.y = self.call.dx = self.call.dz = NULL
+
+    cdef int _avoid(self, Handle handle, object asked, tuple met) except -1:
+        """Other calls of the library take this one's place."""
+        cdef pbn_call *call = &self.call
+        cdef int i
+        names = ", ".join([d.id for d in met])
+        if call.activation != PBN_ACTIVATION_NONE:
+            raise _unsupported(
+                handle, self.name,
+                f"known defect {names}: {met[0].what}; with an activation no other way of this library is known",
+            )
+        arrays = {
+            self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned
+        }
+        options = {"alpha": call.alpha, "beta": call.beta, "epsilon": call.epsilon}
+        if call.operation == PBN_OP_BACKWARD:
+            options |= {"alpha_param": call.alpha_param, "beta_param": call.beta_param}
+        elif call.operation == PBN_OP_FORWARD_TRAINING:
+            options["exponential_average_factor"] = call.factor
+        self.others, self.workspace_size = _avoider(handle, asked.operation, asked.mode, arrays, options, met)
+        self.algorithm = "composed"
+        self.reason = f"avoids known defect {names}: {met[0].what}"
         return 0
 
     cdef int _call(
@@ -219,10 +254,18 @@ cdef class Plan:
         try:
             if lent:
                 handle._lend(&call, self.workspace_size, self.name)
-            _run(handle, &call, self.plan, self.name, self.algorithm)
+            if self.others is not None:
+                self.others.run(handle, self._slots(&call))
+            else:
+                _run(handle, &call, self.plan, self.name, self.algorithm)
         finally:
             lock.release()
         return 0
+
+    cdef tuple _slots(self, pbn_call *call):
+        """Where the slots of `others` begin."""
+        cdef int i
+        return (<uintptr_t>call.workspace, *[_get_address(call, self.arguments[i].row) for i in range(self.count)])
 
     cdef object _not_as_planned(self, int i, object value):
         """The error of an argument that is there though it was not planned, or the other way about."""

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, CallList, Handle, capability
+from pybnorm.defects import Call
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
@@ -94,6 +95,8 @@ class _Step(NamedTuple):
 
 RECIPES: dict[str, Any] = {}
 """The operations of this package by name, each a `preparation.Recipe`."""
+AVOID: dict[str, Callable[..., None]] = {}
+"""By "calls" what puts others in place of one with known defects: of `avoidance`, which imports this module."""
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 _OPERATIONS = {
     "forward_training": Operation.FORWARD_TRAINING,
@@ -517,9 +520,20 @@ class Program:
         return self.scratch(dims, dtype, tuple(steps))
 
     def _emit(
-        self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
+        self,
+        method: str,
+        mode: Mode,
+        data: dict[str, Buffer],
+        parameters: dict[str, Buffer],
+        options: dict[str, Any],
+        raw: bool = False,
     ) -> None:
-        """One call on views that the vendors know."""
+        """One call on views that the vendors know; those that take its place where it has a known defect.
+
+        `raw`: the call itself, of which a result is used that no defect touches.
+        """
+        if not raw and self._avoided(method, mode, data, parameters, options):
+            return
         descriptors: dict[str, Any] = {
             f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
         }
@@ -535,12 +549,29 @@ class Program:
             **query,
             running="running_mean" in parameters,
             saved="saved_mean" in parameters,
+            algorithm="plain" if raw else None,
         )
         dims = _arguments.derived_dims(x.dims, mode)
         steps = _arguments.packed_strides(dims)
         shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
         text = f"{method} {mode.name} {x.dtype.short} {x.dims}"
         self._step(_OPERATIONS[method], {**data, **shaped}, {"mode": mode, **options}, inner, text)
+
+    def _avoided(
+        self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
+    ) -> bool:
+        """Whether the call has a known defect, and others have taken its place."""
+        x = data["x"]
+        layout = _arguments.layout_of(x.dims, x.strides)
+        saved = "saved_mean" in parameters
+        met = self.handle._met(Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"]))
+        if not met:
+            return False
+        outer = self.used, self._constants, self._packed
+        self._constants, self._packed = {}, {}
+        AVOID["calls"](self, method, mode, data, parameters, options, met)
+        self.used, self._constants, self._packed = outer
+        return True
 
     # -------- the end
 

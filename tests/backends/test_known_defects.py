@@ -51,7 +51,7 @@ def by_handle(handle, dims=DIMS):
 
 
 def by_plan(handle, dims=DIMS):
-    handle.plan_backward(pybnorm.TensorDescriptor("onednn", "f32", dims))
+    handle.plan_backward(pybnorm.TensorDescriptor("onednn", "f32", dims), algorithm="plain")
 
 
 def by_address(handle, dims=DIMS):
@@ -97,18 +97,31 @@ def test_ignored(way, table):
         way(handle)
 
 
-def test_lists_of_calls_and_functions_on_arrays(table, monkeypatch):
+@pytest.mark.parametrize("policy", ["warn", "avoid", "error", "ignore"])
+def test_lists_of_calls_and_functions_on_arrays_avoid_it(policy, table, monkeypatch):
     x, dy, scale = arrays()
-    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "error")
-    given = {"x": x, "dy": dy, "mean": scale} | {name: np.empty_like(scale) for name in ("sum_dy", "sum_dy_xmu")}
-    with pybnorm.Handle("onednn") as handle, pytest.raises(pybnorm.UnsupportedError, match=POINTED):
-        operations.backward_reduce(handle, **given, workspace=np.empty(1 << 20, np.uint8))
-    with pytest.raises(pybnorm.UnsupportedError, match=POINTED), pybnorm.Handle("onednn") as handle:
-        functional.batch_norm_backward(x, dy, scale, handle=handle)
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", policy)
+    sums = {name: np.empty_like(scale) for name in ("sum_dy", "sum_dy_xmu")}
+    wanted = dy.sum((0, 2, 3), dtype=float)
+    with pybnorm.Handle("onednn") as handle:
+        operations.backward_reduce(handle, x=x, dy=dy, mean=scale, **sums)
+        np.testing.assert_allclose(sums["sum_dy"], wanted, atol=1e-5)
+        np.testing.assert_allclose(functional.batch_norm_backward(x, dy, scale, handle=handle)[2], wanted, atol=1e-5)
+
+
+def test_the_caller_s_line_is_named_by_functions_too(table):
+    x, dy, scale = arrays()
     with pybnorm.Handle("onednn", known_defects="warn") as handle:
         with pytest.warns(pybnorm.KnownDefectWarning, match=POINTED) as seen:
-            functional.batch_norm_backward(x, dy, scale, handle=handle)
-        assert seen[0].filename == __file__  # the caller's line, not ours
+            functional.batch_norm_backward(x, dy, scale, handle=handle, algorithm="plain")
+        assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize("way", [by_handle, by_address])
+def test_avoided_by_entry_points(way, table):
+    with pybnorm.Handle("onednn", known_defects="avoid") as handle:
+        assert handle.known_defects == "avoid"
+        way(handle)
 
 
 def test_the_environment_decides_where_nobody_else_does(monkeypatch):
@@ -121,9 +134,9 @@ def test_the_environment_decides_where_nobody_else_does(monkeypatch):
         with pybnorm.Handle.from_pointer("onednn", handle.pointer, known_defects="ignore") as borrowed:
             assert borrowed.known_defects == "ignore"
     monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "avoid it")
-    with pytest.raises(pybnorm.ArgumentError, match="PYBNORM_KNOWN_DEFECTS: got avoid it, allowed: one of warn, error"):
+    with pytest.raises(pybnorm.ArgumentError, match="PYBNORM_KNOWN_DEFECTS: got avoid it, allowed: one of warn, avoid"):
         pybnorm.Handle("onednn")
-    with pytest.raises(pybnorm.ArgumentError, match="known_defects: got 1, allowed: one of warn, error, ignore"):
+    with pytest.raises(pybnorm.ArgumentError, match="known_defects: got 1, allowed: one of warn, avoid, error, ignore"):
         pybnorm.Handle("onednn", known_defects=1)
 
 

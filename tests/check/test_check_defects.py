@@ -66,6 +66,9 @@ def test_the_defect_still_shows(defect, need_device, record_property):
         assert not info.problem
         problem = Problem.parse(defect.case)
         result = annotated(worker.run(problem), info, problem)
+        another = worker.run(dataclasses.replace(problem, algorithm="auto"))
+    if defect.effect != Effect.WEAK:
+        assert another.status == Status.PASS, f"algorithm auto does not avoid {defect.id}: {another}"
     notice = noticed(defect, version, result)
     if notice:
         record_property("notice", notice)
