@@ -29,6 +29,7 @@ __all__ = [
     "TensorLike",
     "activation",
     "activation_bias",
+    "activation_kind",
     "activation_result",
     "algorithm",
     "axes",
@@ -247,15 +248,21 @@ def layout(value: object, argument: str = "layout") -> Layout:
     return found
 
 
+def activation_kind(value: object) -> Activation:
+    """An `Activation` from itself, its number or a word."""
+    found = _lookup(_ACTIVATIONS, value)
+    if found is None:
+        raise ArgumentError("activation", value, _words(_ACTIVATIONS, value))
+    return found
+
+
 def activation(
     value: object, low: object, high: object, dtype: DataType = DataType.FLOAT32
 ) -> tuple[Activation, float, float]:
     """An `Activation` from itself, its number or a word, and its bounds, 0 for each that it does not have."""
     if value is Activation.NONE and low is None and high is None:
         return _NO_ACTIVATION
-    found = _lookup(_ACTIVATIONS, value)
-    if found is None:
-        raise ArgumentError("activation", value, _words(_ACTIVATIONS, value))
+    found = activation_kind(value)
     bounded = found in (Activation.CLIPPED_RELU, Activation.CLAMP)
     for name, given, wanted in (
         ("activation_low", low, found == Activation.CLAMP),

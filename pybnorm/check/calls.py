@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pybnorm import _core
 from pybnorm.check.problem import Problem
-from pybnorm.enums import Operation
+from pybnorm.enums import Activation, Operation
 
 __all__ = [
     "METHODS",
     "OPTIONS",
+    "STATED",
     "TENSORS",
     "Tensor",
-    "make",
+    "activation_options",
+    "around",
     "options",
     "outputs",
     "overwritten",
@@ -50,8 +51,8 @@ _WRITTEN = {
 """Fields with what a written tensor holds before the call, where it is read then."""
 _READ = {"running_mean": "mean", "running_variance": "variance"}
 """Fields of tensors that are only read, where they have another name."""
-_WHEN = ("always", "running", "saved")
-"""Of the core's conditions, those that a problem can state."""
+_PLAIN = ("always", "running", "saved")
+"""Of the core's conditions, those of calls without an activation."""
 
 
 def _table(operation: Operation) -> tuple[Tensor, ...]:
@@ -65,12 +66,12 @@ def _table(operation: Operation) -> tuple[Tensor, ...]:
             row.when,
         )
         for row in _core.tensors(operation)
-        if row.when in _WHEN
     )
 
 
-TENSORS = {operation: _table(operation) for operation in METHODS}
-"""Tensors of each operation, in the order of the method's arguments."""
+_ALL = {operation: _table(operation) for operation in METHODS}
+TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in _ALL.items()}
+"""Tensors of each operation without an activation, in the order of the method's arguments."""
 _COMMON = {"mode": "mode", "epsilon": "eps"}
 OPTIONS = {
     Operation.FORWARD_TRAINING: _COMMON | {"alpha": "alpha", "beta": "beta", "exponential_average_factor": "factor"},
@@ -79,12 +80,32 @@ OPTIONS = {
     | {"alpha": "alpha", "beta": "beta", "alpha_param": "alpha_param", "beta_param": "beta_param"},
 }
 """Keywords of each operation's method, with the field of a problem that has the value."""
+STATED = {
+    Operation.FORWARD_TRAINING: ("running", "saved"),
+    Operation.FORWARD_INFERENCE: (),
+    Operation.BACKWARD: ("saved",),
+}
+"""Keywords of each operation's plan that say which statistics its calls have, and fields of a problem."""
 _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")
 
 
 def tensors(problem: Problem) -> list[Tensor]:
     """The tensors that the call of `problem` is given."""
-    return [t for t in TENSORS[problem.operation] if t.when == "always" or getattr(problem, t.when)]
+    has = {
+        "always": True,
+        "running": problem.running,
+        "saved": problem.saved,
+        "residual": problem.residual,
+        "activation": bool(problem.activation),
+        "mask": problem.masked,
+    }
+    return [tensor for tensor in _ALL[problem.operation] if has[tensor.when]]
+
+
+def around(problem: Problem) -> list[Tensor]:
+    """Those, and the optional ones that the call is not given and must not write to."""
+    seen = {*tensors(problem), *TENSORS[problem.operation]}
+    return [tensor for tensor in _ALL[problem.operation] if tensor in seen]
 
 
 def outputs(problem: Problem) -> list[Tensor]:
@@ -99,19 +120,22 @@ def overwritten(problem: Problem) -> dict[str, str]:
     return {"dx": "dy"} if problem.operation == Operation.BACKWARD else {"y": "x"}
 
 
-def make(handle: Any, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
-    """Make the call of `problem` on tensors by name."""
-    handle._in_place = problem.inplace
-    try:
-        getattr(handle, METHODS[problem.operation])(**buffers, **options(problem), workspace=workspace)
-    finally:
-        handle._in_place = False
-
-
 def options(problem: Problem) -> dict[str, Any]:
     """The keywords of the call of `problem`, but for tensors and workspace."""
     found = {keyword: getattr(problem, name) for keyword, name in OPTIONS[problem.operation].items()}
-    return found | _algorithm(problem)
+    return found | _algorithm(problem) | activation_options(problem)
+
+
+def activation_options(problem: Problem) -> dict[str, Any]:
+    """The activation as `pybnorm.Handle` takes it."""
+    if not problem.activation:
+        return {}
+    limits = {"activation_low": problem.low, "activation_high": problem.high}
+    had = {
+        Activation.CLIPPED_RELU: ("activation_high",),
+        Activation.CLAMP: ("activation_low", "activation_high"),
+    }.get(problem.activation, ())
+    return {"activation": problem.activation, **{name: limits[name] for name in had}}
 
 
 def workspace_options(problem: Problem) -> dict[str, Any]:

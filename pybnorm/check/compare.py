@@ -37,7 +37,7 @@ from pybnorm.check import archive
 from pybnorm.check.bounds import Expected, Status, Tier, Verdict, tiers
 from pybnorm.check.bounds.verdict import WORST_POINTS
 from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import DATA_OUTPUTS, Problem
 from pybnorm.check.results import (
     OUTPUTS,
     BackendInfo,
@@ -679,7 +679,7 @@ def compare_outputs(
         if array.size != int(np.prod(shape)):
             raise ArgumentError(output, f"shape {array.shape}", f"shape {shape}")
     first, second = (array.reshape(shape) for array in values)
-    largest = expected.precision.max_out if output in ("y", "dx") else expected.precision.max_param
+    largest = expected.precision.max_out if output in DATA_OUTPUTS else expected.precision.max_param
     pair = OutputPair(output, Outcome.EQUAL, int(np.prod(shape)), classes=(classes[0].name, classes[1].name))
     words = [np.dtype(f"u{array.dtype.itemsize}") for array in (first, second)]
     for part in expected.parts(output, None, classes):

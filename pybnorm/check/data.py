@@ -43,6 +43,9 @@ special
     (0 NaN, 1 +inf, 2 -inf), seed div 3 where: in turn x, (backward) dy, scale, (else) bias, and what there is of given
     mean and variance or 1/sigma.
 
+With an activation the bias is a small part of the scale and inference's mean is near that of x, so that about
+half of the values pass and none is at the limit 0 by design.
+
 All give inference a running variance that is far from 1 (not negative, and 0 beside a constant statistic only), and
 backward saved statistics that every second channel deviates from x's own (constant ones excepted), so that a library
 which recomputes them instead of reading them is found out.
@@ -58,6 +61,7 @@ import numpy.typing as npt
 
 from pybnorm import reference
 from pybnorm._arrays import numpy_dtype
+from pybnorm.check import activations
 from pybnorm.check.problem import Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
 
@@ -75,6 +79,7 @@ _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
 _EXACT_SCALES = np.array([1.0, -0.5, 2.0, -1.0, 0.25, -2.0, 0.5, -0.25])
 _EXACT_VARIANCE_PLUS_EPSILON = np.array([0.25, 4.0, 16.0])
+_ACTIVATED = np.array([0.25, -0.25, 0.125])
 _SIGMAS = np.array([0.5, 3.0, 0.1, 8.0])
 _CONSTANTS = np.array([1.0, 0.0, 1 / 128])
 _RANGE_CENTRES = np.array([0.0, 0.75, -0.75, 0.0])
@@ -90,7 +95,8 @@ _VARIANCE_MAX = {DataType.FLOAT64: 2.0**1000, DataType.FLOAT16: 2.0**12}
 _STREAMS = {
     name: i
     for i, name in enumerate(
-        ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special"), 1
+        ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special", "z"),
+        1,
     )
 }
 
@@ -190,6 +196,10 @@ class Inputs:
     prior: Array | None = None
     prior_scale: Array | None = None
     prior_bias: Array | None = None
+    z: Array | None = None
+    """What is added before the activation."""
+    y: Array | None = None
+    """Forward's result, which backward masks dy by."""
 
     def need(self, name: str) -> Array:
         """The array of that field, which the operation is known to have."""
@@ -253,10 +263,15 @@ def generate(problem: Problem) -> Inputs:
     values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation
     beta_prior = {}
-    if operation != Operation.BACKWARD:
+    if problem.activation:
+        share = 0.125 if operation == Operation.FORWARD_INFERENCE else 1.0  # its variance may be large
+        values["bias"] = values["scale"] * fill.cycle(_ACTIVATED) * share
+    elif operation != Operation.BACKWARD:
         values["bias"] = fill.bias()
     if operation == Operation.FORWARD_INFERENCE or (operation == Operation.FORWARD_TRAINING and problem.running):
         values["mean"], values["variance"] = fill.estimates()
+        if problem.activation and operation == Operation.FORWARD_INFERENCE:
+            values["mean"] = fill.saved()[0]
     if operation == Operation.BACKWARD:
         beta_prior = dict.fromkeys(("prior_scale", "prior_bias"), problem.beta_param)
         if problem.saved:
@@ -273,6 +288,14 @@ def generate(problem: Problem) -> Inputs:
         stored["prior"] = fill.data("prior")
     else:
         stored["prior"] = np.full(problem.dims, np.nan, numpy_dtype(problem.dtype))
+    if problem.residual and operation != Operation.BACKWARD:
+        stored["z"] = fill.data("z")
+    if problem.masked and operation == Operation.BACKWARD:
+        saved = (stored["saved_mean"], stored["saved_inv_variance"]) if problem.saved else None
+        result = activations.before(problem, stored["x"], stored["scale"], stored["bias"], saved)
+        if problem.residual:
+            result += fill.data("z").astype(np.float64)
+        stored["y"] = round_to(activations.activate(problem, result), problem.dtype)
     return Inputs(**stored)
 
 
@@ -330,7 +353,7 @@ class _Fill:
 
     def data(self, name: str) -> Array:
         """The array x, dy or prior as stored."""
-        values = {"x": self.x, "dy": self.dy, "prior": self.prior}[name]
+        values = {"x": self.x, "dy": self.dy, "prior": self.prior, "z": self.prior}[name]
         result = np.empty(self.problem.dims, numpy_dtype(self.problem.dtype))
         flat = result.reshape(-1)
         for first in range(0, flat.size, CHUNK):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pybnorm import _arguments, errors
 from pybnorm._arrays import Buffer, Memory
 from pybnorm.check import calls
+from pybnorm.check.calling import make
 from pybnorm.check.data import Inputs, numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.check.session import Session
@@ -109,7 +110,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
     workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
     arrays: dict[str, _Guarded] = {}
     overwritten = calls.overwritten(problem)
-    for tensor in calls.TENSORS[problem.operation]:  # also those that are not given: the call must not write to them
+    for tensor in calls.around(problem):  # also those that are not given: the call must not write to them
         if tensor.name in overwritten:
             arrays[tensor.name] = arrays[overwritten[tensor.name]]
             continue
@@ -122,7 +123,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
         filled = np.full(shape[0], np.nan) if values is None else values
         arrays[tensor.name] = _Guarded(filled, *shape[1:], session, POISON if read else PATTERN)
     buffers = {name: arrays[name].buffer for name in given}
-    calls.make(session.handle, problem, buffers, workspace)
+    make(session, problem, buffers, workspace)
     try:
         session.device.synchronize()
     except errors.PybnormError:
@@ -133,7 +134,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             backend=session.backend, function="synchronize", status=-1, status_name=name, text=str(error)
         ) from error
     observed = Observed({}, [])
-    for tensor in calls.TENSORS[problem.operation]:
+    for tensor in calls.around(problem):
         values, guarded, unchanged = arrays[tensor.name].read(session)
         if not guarded:
             observed.damage.append(f"wrote outside of {tensor.name}")

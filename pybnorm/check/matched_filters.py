@@ -486,6 +486,8 @@ def not_tried(problem: Problem) -> str:
     """Why no case of this problem can be asked for the bugs; empty if it can."""
     if problem.operation == Operation.FORWARD_INFERENCE:
         return "inference has no sums"
+    if problem.activation:
+        return "what an activation makes of a deviation depends on the element"
     if problem.m < SHORTEST:
         return f"sums of fewer than {SHORTEST:,} terms: the bound shows a single one"
     if problem.fill not in FILLS:

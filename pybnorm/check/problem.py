@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pybnorm import _arguments, _core, _files
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 __all__ = [
+    "DATA_OUTPUTS",
     "FILLS",
     "OPTIONS",
     "Problem",
@@ -49,6 +50,11 @@ OPERATIONS = {
 MODES = {"spatial": Mode.SPATIAL, "persistent": Mode.SPATIAL_PERSISTENT, "peract": Mode.PER_ACTIVATION}
 DATA_TYPES = {d.short: d for d in DataType}
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
+ACTIVATIONS = {activation.name.lower(): activation for activation in Activation}
+LIMITS = {"low": {Activation.CLAMP: -0.5}, "high": {Activation.CLIPPED_RELU: 1.5, Activation.CLAMP: 1.5}}
+"""Limits by default, of the activations that have them."""
+DATA_OUTPUTS = ("y", "dx", "dz")
+"""Outputs of x's shape and dtype."""
 FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special")
 """How the data are made; `pybnorm.check.data` says what each is for."""
 
@@ -56,7 +62,7 @@ _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
 _COMMON = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
-    *("repeats", "streams", "seed"),
+    *("activation", "low", "high", "residual", "repeats", "streams", "seed"),
 )
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
@@ -65,7 +71,7 @@ OPTIONS = {
 }
 """Which options each operation has."""
 
-_FLAGS = ("running", "saved", "inplace")
+_FLAGS = ("running", "saved", "inplace", "residual")
 SEED_MAX = 2**64 - 1
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
@@ -77,7 +83,7 @@ SUITE_LARGEST = 1 << 25
 """Bytes of a suite file."""
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
-    *("params", "algorithm", "inplace", "repeats", "streams", "seed"),
+    *("params", "algorithm", "inplace", "activation", "low", "high", "residual", "repeats", "streams", "seed"),
 )
 
 
@@ -169,6 +175,14 @@ class Problem:
         error; one that another backend has is refused by this one, and the case UNSUPPORTED.
     inplace : bool
         The result is written over what it is made of: y over x, or dx over dy. beta is 0 then.
+    activation : Activation
+        Applied to batch norm's result, before it is blended; in backward dy is the gradient at its output. Not with
+        the fill special: what an activation makes of NaN is not fixed.
+    low, high : float, optional
+        Limits of clipped_relu (high) and clamp; see `LIMITS`.
+    residual : bool
+        Something of x's shape is added before the activation; in backward its gradient, dz, is written, and the
+        activation's mask comes from forward's result.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -201,6 +215,10 @@ class Problem:
     params: DataType | None = None
     algorithm: str = ""
     inplace: bool = False
+    activation: Activation = Activation.NONE
+    low: float | None = None
+    high: float | None = None
+    residual: bool = False
     repeats: int = 2
     streams: int = 1
     seed: int = 0
@@ -246,7 +264,24 @@ class Problem:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         if self.inplace and self.beta:
             raise ArgumentError("inplace", 1, f"beta=0 with inplace=1, where no prior is left (beta={self.beta:g})")
+        self._check_activation(put)
         self._check_operation()
+
+    def _check_activation(self, put: Callable[[str, object], None]) -> None:
+        kind = _arguments.activation_kind(self.activation)
+        low, high = _limits(kind, self.low, self.high)
+        try:
+            _, bottom, top = _arguments.activation(kind, low, high, self.dtype)
+        except ArgumentError as error:
+            raise ArgumentError(error.argument.removeprefix("activation_"), error.value, error.allowed) from None
+        for name, value in (("activation", kind), ("low", bottom), ("high", top)):
+            put(name, value)
+        if self.residual and not kind:
+            raise ArgumentError("residual", 1, "residual=1 with an activation, which the sum is for")
+        if kind and self.inplace:
+            raise ArgumentError("inplace", 1, "inplace=0 with an activation")
+        if kind and self.fill == "special":
+            raise ArgumentError("fill", self.fill, "another fill with an activation: what it makes of NaN is not fixed")
 
     def _check_magnitude(self, put: Callable[[str, object], None]) -> None:
         default = default_magnitude(self.fill, self.dtype)
@@ -317,6 +352,11 @@ class Problem:
         return _arguments.reduced_axes(len(self.dims), self.mode)
 
     @property
+    def masked(self) -> bool:
+        """Whether a backward call is given forward's result, to mask dy by."""
+        return bool(self.activation) and (self.residual or bool(self.algorithm))
+
+    @property
     def layout(self) -> Layout:
         """How x lies in memory."""
         return _arguments.layout_of(self.dims, self.strides)
@@ -342,6 +382,7 @@ class Problem:
             "eps": self.default_epsilon,
             "magnitude": default_magnitude(self.fill, self.dtype),
             "params": self.default_params,
+            **{name: limits.get(self.activation, 0.0) for name, limits in LIMITS.items()},
         }
         for name in _ORDER:
             value = getattr(self, name)
@@ -448,6 +489,22 @@ def _data_type(text: str, argument: str) -> DataType:
     return found
 
 
+def _activation(text: str, argument: str) -> Activation:
+    found: Activation = _word(text, argument, ACTIVATIONS)
+    return found
+
+
+def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """The limits of an activation, those by default where None is given; None for one that it does not have."""
+    given = {"low": low, "high": high}
+    default = {name: limits.get(kind) for name, limits in LIMITS.items()}
+    low, high = (
+        default[name] if value is None or (default[name] is None and value == 0) else value
+        for name, value in given.items()
+    )
+    return low, high
+
+
 def _flag(text: str, argument: str) -> bool:
     if text not in ("0", "1"):
         raise ArgumentError(argument, text, "0 (absent) or 1 (given)")
@@ -463,6 +520,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     "algorithm": _text,
     **dict.fromkeys(_FLAGS, _flag),
     "params": _data_type,
+    "activation": _activation,
     **dict.fromkeys(_RANGES, _integer),
 }
 
@@ -472,6 +530,8 @@ def _format(value: object) -> str:
         return str(int(value))
     if isinstance(value, DataType):
         return value.short
+    if isinstance(value, Activation):
+        return value.name.lower()
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

@@ -58,7 +58,7 @@ OUTPUTS = {
         "running_variance": "run.var",
     },
     "infer": {"y": "y"},
-    "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
+    "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias", "dz": "dz"},
 }
 """Outputs of each operation, with their titles in tables and plots."""
 _HOST = re.compile(r"host-[0-9a-f]{8}")

@@ -10,7 +10,7 @@ from typing import Any
 from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU
 from pybnorm.check import implementations
-from pybnorm.check.calls import workspace_options
+from pybnorm.check.calls import activation_options, workspace_options
 from pybnorm.check.environment import cpu_flags, file_digest, variables
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import BackendInfo, is_implementation
@@ -58,7 +58,10 @@ class Session:
         if self.device.device_type == CPU:
             return 0
         with _core.TensorDescriptor(self.backend, problem.dtype, problem.dims, problem.strides) as x_desc:
-            return int(self.handle.workspace_size(problem.operation, x_desc, **workspace_options(problem)))
+            chosen = workspace_options(problem)
+            if problem.algorithm or Capability.ACTIVATION in self.capability(problem):
+                chosen |= activation_options(problem)
+            return int(self.handle.workspace_size(problem.operation, x_desc, **chosen))
 
 
 class _Implemented(Session):

@@ -64,7 +64,7 @@ def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
         return False
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    if problem.algorithm not in _ANY_WAY or problem.streams > 1 or problem.inplace:
+    if problem.algorithm not in _ANY_WAY or problem.streams > 1 or problem.inplace or problem.activation:
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False

@@ -93,10 +93,12 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
     """
     many = len(results) > MANY and not verbose
     for backend, own in by_label(results).items():
-        for word, columns in OUTPUTS.items():
+        for word, titles in OUTPUTS.items():
             rows = [r for r in own if r.case.startswith(word + ",")]
             if not rows:
                 continue
+            judged = {verdict.output for row in rows for verdict in row.verdicts}
+            columns = {name: title for name, title in titles.items() if name in judged or name != "dz"}
             if many:
                 _print_groups(console, f"{backend} {word}", rows, columns)
                 rows = [r for r in rows if r.status not in (Status.PASS, Status.UNSUPPORTED)]

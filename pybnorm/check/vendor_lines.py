@@ -19,7 +19,7 @@ import math
 
 from pybnorm.check import calls
 from pybnorm.check.problem import Problem, checked
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 __all__ = ["benchdnn", "cudnn_call", "miopen_driver", "of_case", "vendor_lines"]
@@ -54,6 +54,7 @@ def miopen_driver(problem: Problem) -> str | None:
         or problem.layout == Layout.STRIDED
         or problem.mode == Mode.SPATIAL_PERSISTENT
         or problem.inplace
+        or problem.activation
         or rank > 5
     ):
         return None
@@ -81,13 +82,17 @@ def benchdnn(problem: Problem) -> str | None:
     rank = len(problem.dims)
     if not _plain(problem) or problem.dtype == DataType.FLOAT64 or problem.mode != Mode.SPATIAL or rank > 5:
         return None
+    if problem.activation not in (Activation.NONE, Activation.RELU):
+        return None
     words = ["benchdnn", "--bnorm"]
+    fused = ("A" if problem.residual else "R") if problem.activation else ""
     words.append(
         {
             Operation.FORWARD_TRAINING: "--dir=FWD_D --flags=CH",
             Operation.FORWARD_INFERENCE: "--dir=FWD_I --flags=GCH",
             Operation.BACKWARD: "--dir=BWD_DW --flags=CH",
         }[problem.operation]
+        + fused
     )
     words.append(f"--dt={problem.dtype.short}")
     if problem.layout == Layout.CHANNELS_LAST:
@@ -109,6 +114,10 @@ def cudnn_call(problem: Problem) -> str | None:
     checked(problem)
     folded = _fold(problem)
     if folded is None or problem.parameter_dtype != problem.default_params:
+        return None
+    if problem.activation not in (Activation.NONE, Activation.RELU) or (
+        problem.activation and problem.operation == Operation.FORWARD_INFERENCE
+    ):
         return None
     dims, strides = folded
     kind = _CUDNN_TYPES[problem.dtype]
@@ -140,7 +149,18 @@ def cudnn_call(problem: Problem) -> str | None:
         blend += [pointer(problem.alpha_param), pointer(problem.beta_param)]
         saved = ["savedMean", "savedInvVariance"] if problem.saved else ["NULL", "NULL"]
         tail = [*data("x"), *data("dy"), *data("dx"), "bnDesc", "scale", "dscale", "dbias", epsilon, *saved]
-    of_data = ", ".join(word for word in tail if word.endswith("Desc") and word != "bnDesc")
+    if problem.activation:
+        name, mode = f"{name}Ex", f"{mode}, CUDNN_BATCHNORM_OPS_BN_{'ADD_' if problem.residual else ''}ACTIVATION"
+        added = data("z" if problem.operation == Operation.FORWARD_TRAINING else "dz")
+        added = added if problem.residual else ["NULL", "NULL"]
+        if problem.operation == Operation.FORWARD_TRAINING:
+            tail[2:2] = added
+        else:
+            tail[2:2] = data("y")
+            tail[6:6] = added
+            tail.insert(tail.index("scale") + 1, "bias")
+        tail += ["reluDesc", "workspace", "workspaceSize", "reserve", "reserveSize"]
+    of_data = ", ".join(word for word in tail if word.endswith("Desc") and word not in ("bnDesc", "reluDesc"))
     descriptors = (
         f"{of_data}: {kind} dims {_joined(dims)} strides {_joined(strides)}; "
         f"bnDesc: {parameter_kind} dims {_joined((1, dims[1], *spatial))}"

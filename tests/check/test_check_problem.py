@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pybnorm
 from pybnorm.check import problem as language
 from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite, select
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 NUMBERED = "graph, pointwise, columns, rows also with :0 to :9 behind"
@@ -62,6 +62,11 @@ def problems(draw):
     }
     if drawn["inplace"]:
         drawn["beta"] = 0.0
+    elif fill != "special":
+        drawn["activation"] = draw(st.sampled_from(list(Activation)))
+        drawn["residual"] = draw(st.booleans()) and bool(drawn["activation"])
+        if drawn["activation"] == Activation.CLAMP:
+            drawn["low"] = draw(st.floats(-4, 1, width=16))
     allowed = OPTIONS[operation]
     mode = draw(st.sampled_from(list(Mode)))
     m = dims[0] if mode == Mode.PER_ACTIVATION else math.prod(dims) // dims[1]
@@ -153,6 +158,12 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,2x3,params=f8", "f8", "f32 | f64 | f16 | bf16"),
         ("train,spatial,f32,nchw,2x3,inplace=2", "2", "0 (absent) or 1 (given)"),
         ("train,spatial,f32,nchw,2x3,inplace=1,beta=1", "1", "beta=0 with inplace=1"),
+        ("train,spatial,f32,nchw,2x3,activation=gelu", "gelu", "none | relu | clipped_relu | clamp"),
+        ("train,spatial,f32,nchw,2x3,activation=relu,high=1", "1.0", "None with activation 'relu'"),
+        ("train,spatial,f32,nchw,2x3,activation=clamp,low=2,high=1", "1.0", "above"),
+        ("train,spatial,f32,nchw,2x3,residual=1", "1", "with an activation"),
+        ("train,spatial,f32,nchw,8x3,activation=relu,inplace=1", "1", "inplace=0"),
+        ("train,spatial,f32,nchw,8x3,fill=special,activation=relu", "special", "what it makes of NaN"),
         ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=two", "two", "from 1 to 1000"),

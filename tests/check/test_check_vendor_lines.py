@@ -36,6 +36,11 @@ def test_miopen_driver(line, command):
             "backward,spatial,f32,strides=300x90x18x3,2x3x4x5,saved=0",
             "--dir=BWD_DW --flags=CH --dt=f32 --strides=300x90x18x3:300x90x18x3 mb2ic3ih4iw5",
         ),
+        ("train,spatial,f32,nchw,2x10,activation=relu", "--dir=FWD_D --flags=CHR --dt=f32 mb2ic10eps0.75"),
+        (
+            "backward,spatial,f32,nchw,8x10,activation=relu,residual=1",
+            "--dir=BWD_DW --flags=CHA --dt=f32 mb8ic10",
+        ),
         ("infer,spatial,f32,nchw,2x10,inplace=1", "--dir=FWD_I --flags=GCH --dt=f32 --inplace=true mb2ic10"),
         ("infer,spatial,f32,nhwc,2x3x4x5x6", "--dir=FWD_I --flags=GCH --dt=f32 --tag=axb mb2ic3id4ih5iw6"),
     ],
@@ -86,6 +91,9 @@ def test_cudnn_call(line, call):
         ("train,spatial,f32,nchw,2x3", {"MIOpenDriver", "benchdnn", "cuDNN"}),
         ("train,spatial,f64,nchw,2x3", {"cuDNN"}),
         ("train,spatial,f32,nchw,2x3,inplace=1", {"benchdnn", "cuDNN"}),
+        ("train,spatial,f32,nchw,2x3,activation=relu", {"benchdnn", "cuDNN"}),
+        ("infer,spatial,f32,nchw,2x3,activation=relu", {"benchdnn"}),
+        ("train,spatial,f32,nchw,2x3,activation=clamp", set()),
         ("train,spatial,f32,nchw,2x3,alpha=2", {"cuDNN"}),
         ("train,spatial,f32,nchw,2x3,beta=1", {"cuDNN"}),
         ("backward,spatial,f32,nchw,2x3,alpha_param=2", {"cuDNN"}),
@@ -100,6 +108,29 @@ def test_cudnn_call(line, call):
 )
 def test_a_tool_without_such_a_call_has_no_line(line, tools):
     assert set(vendor_lines(Problem.parse(line))) == tools
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        (
+            "train,spatial,f32,nchw,8x64x32x16,activation=relu,residual=1",
+            "cudnnBatchNormalizationForwardTrainingEx(handle, CUDNN_BATCHNORM_SPATIAL, "
+            "CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION, &(float){1.0}, &(float){0.0}, xDesc, x, zDesc, z, yDesc, y, "
+            "bnDesc, scale, bias, 0.25, runningMean, runningVariance, 0.0625, savedMean, savedInvVariance, reluDesc, "
+            "workspace, workspaceSize, reserve, reserveSize); /* xDesc, zDesc, yDesc: " + X,
+        ),
+        (
+            "backward,spatial,f32,nchw,8x64x32x16,activation=relu",
+            "cudnnBatchNormalizationBackwardEx(handle, CUDNN_BATCHNORM_SPATIAL, CUDNN_BATCHNORM_OPS_BN_ACTIVATION, "
+            "&(float){1.0}, &(float){0.0}, &(float){1.0}, &(float){0.0}, xDesc, x, yDesc, y, dyDesc, dy, NULL, NULL, "
+            "dxDesc, dx, bnDesc, scale, bias, dscale, dbias, 0.0625, savedMean, savedInvVariance, reluDesc, workspace, "
+            "workspaceSize, reserve, reserveSize); /* xDesc, yDesc, dyDesc, dxDesc: " + X,
+        ),
+    ],
+)
+def test_cudnn_call_with_an_activation(line, call):
+    assert cudnn_call(Problem.parse(line)) == call
 
 
 def test_calls_have_the_arguments_of_the_prototypes():

@@ -74,6 +74,7 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
+from pybnorm.check.bounds import activated
 from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
 from pybnorm.check.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
 from pybnorm.check.bounds.expected import Expected
@@ -94,6 +95,7 @@ __all__ = [
     "Status",
     "Tier",
     "Verdict",
+    "activated",
     "backward_error",
     "bessel_convention",
     "depth",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from pybnorm import _arguments, reference
 from pybnorm.check.bounds.classes import Tier, precision
 from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, given, stored
 from pybnorm.check.data import Inputs
-from pybnorm.check.problem import Problem, checked
+from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
 
 __all__ = ["Expected", "Part"]
@@ -73,6 +73,15 @@ class Expected:
     _normalize_unbiased = False
     """For diagnosis: what comes of the usual mistake to normalize by v m / (m - 1)."""
 
+    _kinds: ClassVar[list[tuple[Callable[[Problem], object], type[Expected]]]] = []
+    """Problems that a subclass knows more of, and which."""
+
+    def __new__(cls, problem: Problem, inputs: Inputs) -> Expected:
+        """Of the subclass that knows more of the problem, if one does."""
+        checked(problem)
+        kinds = [kind for known, kind in Expected._kinds if known(problem)] if cls is Expected else []
+        return object.__new__(kinds[0] if kinds else cls)
+
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         checked(problem)
         _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.data.generate makes them")
@@ -95,7 +104,7 @@ class Expected:
 
     def shape(self, output: str) -> tuple[int, ...]:
         """Shape of an output."""
-        return self.inputs.x.shape if output in ("y", "dx") else self._parameters[output].shape
+        return self.inputs.x.shape if output in DATA_OUTPUTS else self._parameters[output].shape
 
     def _training(self) -> None:
         problem, inputs = self.problem, self.inputs
@@ -130,6 +139,11 @@ class Expected:
             self._deviations = lambda tier: given(self._inverse, np.zeros(()), p.tiny)
         else:
             self._take_moments()
+        self._take_sums()
+
+    def _take_sums(self) -> None:
+        """dscale and dbias."""
+        inputs = self.inputs
         sums = reference.backward_reduce(
             x=inputs.x, dy=inputs.need("dy"), mean=self._mean, inv_variance=self._inverse, axis=self._axis
         )
@@ -264,7 +278,7 @@ class Expected:
     def parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         """Walk one output in blocks (all at once where it is a parameter), with the bound of each of `classes`."""
         with np.errstate(all="ignore"):
-            if output in ("y", "dx"):
+            if output in DATA_OUTPUTS:
                 yield from self._data_parts(output, got, classes)
             else:
                 yield self._parameter_part(output, got, classes)
@@ -306,7 +320,7 @@ class Expected:
             values = others.pop(0) if got is not None else None
             before = others.pop(0) if beta != 0 else None
             mean, r, scale = block.parameters[0], block.parameters[end], block.parameters[end + 1]
-            result = formula(x, *rest, *block.parameters[:end])
+            result, finish = self._finished(output, block.index, formula(x, *rest, *block.parameters[:end]))
             out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
             bounds = []
             for i, tier in enumerate(classes):
@@ -323,9 +337,13 @@ class Expected:
                     if self.problem.parameter_dtype.itemsize == 2:
                         normal = np.abs(x - mean) * r
                         error += np.abs(scale) * r * p.u_param * (np.abs(dbias) + normal * np.abs(dscale)) / m
-                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+                _, bound = stored(finish(error), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
                 bounds.append((bound, np.broadcast_to(undecided[i][block.parameter_index], bound.shape)))
             yield Part(block.index, out, values, bounds)
+
+    def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """What is made of a block of batch norm's result before it is blended, and what of its error."""
+        return result, lambda error: error
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
         p, problem, inputs, result = self.precision, self.problem, self.inputs, self._parameters[output]

@@ -13,6 +13,7 @@ from pybnorm.check.bounds.classes import Tier
 from pybnorm.check.bounds.expected import Expected, Part
 from pybnorm.check.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.data import round_to
+from pybnorm.check.problem import DATA_OUTPUTS
 
 __all__ = ["Tally", "compare"]
 
@@ -38,7 +39,7 @@ class Tally:
 def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     """Count what `classes` together do not hold; ratios and points are those of the last class."""
     tally = Tally()
-    data = output in ("y", "dx")
+    data = output in DATA_OUTPUTS
     largest = expected.precision.max_out if data else expected.precision.max_param
     dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
     for part in expected.parts(output, got, classes):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pybnorm.check import activations
 from pybnorm.check.bounds.classes import Tier, tiers
 from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.data import Inputs, round_to
@@ -97,6 +98,41 @@ _SHOW_EPSILON = ("exact", "sqrteps", "paired")
 """Fills whose epsilon is comparable with the variance."""
 
 
+def _passing(problem: Problem, inputs: Inputs) -> int:
+    """Index of an element of the last statistic that the activation changes nothing of."""
+    if inputs.y is not None:
+        return activations.passing(problem, inputs.x, inputs.y.astype(np.float64))
+    statistics = None
+    if problem.operation == Operation.FORWARD_INFERENCE:
+        variance = inputs.need("variance").astype(np.float64)
+        statistics = inputs.need("mean"), 1 / np.sqrt(variance + problem.epsilon)
+    elif not problem.recomputes:
+        statistics = inputs.need("saved_mean"), inputs.need("saved_inv_variance")
+    result = activations.before(problem, inputs.x, inputs.scale, inputs.need("bias"), statistics)
+    return activations.passing(problem, inputs.x, result if inputs.z is None else result + inputs.z.astype(np.float64))
+
+
+def _further(value: Array) -> Array:
+    return value + max(1.0, abs(value))
+
+
+def _changed(problem: Problem, inputs: Inputs, name: str, change: Callable[[Array], Array]) -> Inputs:
+    """The inputs with one element of the last statistic of one of them changed."""
+    old = getattr(inputs, name)
+    data = old.shape == inputs.x.shape
+    dtype = problem.dtype if data else problem.parameter_dtype
+    new, place = old.astype(np.float64), _passing(problem, inputs) if data and problem.activation else old.size - 1
+    before = float(new.flat[place])
+    with np.errstate(invalid="ignore", over="ignore"):
+        after = change(new.flat[place])
+        # where the type's range ends: as far the other way, else with the other sign
+        for new.flat[place] in (after, 2 * before - after, -before):
+            stored_ = round_to(new, dtype)
+            if np.isfinite(stored_.astype(np.float64).flat[place]):
+                break
+    return dataclasses.replace(inputs, **{name: stored_})
+
+
 def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
     operation, m = problem.operation, problem.m
     backward = operation == Operation.BACKWARD
@@ -104,21 +140,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
     dx_is_zero = problem.recomputes and m <= 2
 
     def array(name: str, change: Callable[[Array], Array]) -> tuple[str, Problem, Inputs]:
-        old = getattr(inputs, name)
-        dtype = problem.dtype if name in ("x", "dy", "prior") else problem.parameter_dtype
-        new, place = old.astype(np.float64), old.size - 1
-        before = float(new.flat[place])
-        with np.errstate(invalid="ignore", over="ignore"):
-            after = change(new.flat[place])
-            # where the type's range ends: as far the other way, else with the other sign
-            for new.flat[place] in (after, 2 * before - after, -before):
-                stored_ = round_to(new, dtype)
-                if np.isfinite(stored_.astype(np.float64).flat[place]):
-                    break
-        return name, problem, dataclasses.replace(inputs, **{name: stored_})
-
-    def further(value: Array) -> Array:
-        return value + max(1.0, abs(value))
+        return name, problem, _changed(problem, inputs, name, change)
 
     def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
         changes: dict[str, Any] = {name: value}
@@ -138,10 +160,13 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         yield array("scale", lambda value: 1.5 * value)
     if problem.fill in _SHOW_EPSILON and not (backward and problem.saved) and (shows_x or shows_normal):
         yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
-    if inputs.bias is not None and problem.alpha:
-        yield array("bias", further)
+    if inputs.bias is not None and problem.alpha and inputs.y is None:
+        yield array("bias", _further)
     if inputs.dy is not None and (problem.alpha or problem.alpha_param):
-        yield array("dy", further)
+        yield array("dy", _further)
+    for name in ("z", "y"):
+        if getattr(inputs, name) is not None and problem.alpha:
+            yield array(name, _further if name == "z" else lambda value: -1.0 - abs(value))
     reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha
     reads_running = updates and problem.factor != 1
     if reads_statistics or reads_running:
@@ -158,10 +183,10 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         yield option("alpha", 1.5 * problem.alpha or 0.5)
     if problem.beta:
         yield option("beta", 1.5 * problem.beta)
-        yield array("prior", further)
+        yield array("prior", _further)
     if backward:
         yield option("alpha_param", 1.5 * problem.alpha_param or 0.5)
         if problem.beta_param:
             yield option("beta_param", 1.5 * problem.beta_param)
-            yield array("prior_scale", further)
-            yield array("prior_bias", further)
+            yield array("prior_scale", _further)
+            yield array("prior_bias", _further)

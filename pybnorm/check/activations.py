@@ -1,0 +1,62 @@
+"""What an activation makes of batch norm's result, and which gradients pass it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import reference
+from pybnorm.check.problem import Problem
+from pybnorm.enums import Activation, Mode
+
+__all__ = ["activate", "before", "limits", "passes", "passing"]
+
+Array = npt.NDArray[Any]
+
+
+def limits(problem: Problem) -> tuple[float, float]:
+    """Between which values the activation of `problem` changes nothing."""
+    assert problem.low is not None
+    assert problem.high is not None
+    if problem.activation in (Activation.CLIPPED_RELU, Activation.CLAMP):
+        return problem.low, problem.high
+    return (0.0 if problem.activation else -np.inf), np.inf
+
+
+def activate(problem: Problem, values: Array) -> Array:
+    """The activation of `problem`, elementwise."""
+    low, high = limits(problem)
+    result: Array = np.minimum(np.maximum(values, low), high)
+    return result
+
+
+def passes(problem: Problem, values: Array) -> Array:
+    """Where the activation lets a gradient through that was given these values: above low, and not above high."""
+    low, high = limits(problem)
+    result: Array = (values > low) & (values <= high)
+    return result
+
+
+def before(problem: Problem, x: Array, scale: Array, bias: Array, statistics: tuple[Array, Array] | None) -> Array:
+    """Batch norm's result in float64; with the statistics of x where none are given."""
+    axis: int | tuple[int, ...] = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+    if statistics is None:
+        mean, _, inverse = reference.stats(x, epsilon=problem.epsilon, axis=axis)
+        statistics = mean, inverse
+    return reference.forward_inference_inv_variance(x, scale, bias, *statistics, axis=axis).y
+
+
+def passing(problem: Problem, x: Array, values: Array) -> int:
+    """Index of the last element of the last statistic that the activation changes nothing of, else of its last one.
+
+    `values` are those before the activation.
+    """
+    last = np.zeros(x.shape, bool)
+    if problem.mode == Mode.PER_ACTIVATION:
+        last.reshape(x.shape[0], -1)[:, -1] = True
+    else:
+        last[:, -1] = True
+    found = np.flatnonzero(last & passes(problem, values))
+    return int(found[-1]) if found.size else x.size - 1

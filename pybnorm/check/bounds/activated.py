@@ -1,0 +1,147 @@
+r"""Bounds of calls with an activation, and with something added before it.
+
+Forward
+-------
+An activation makes no error larger, and where the value before it is beyond a limit by more than its error the result
+has none: with E the error of y before it is stored (`pybnorm.check.bounds`) and a the activation,
+E' = max(a(y + E) - a(y), a(y) - a(y - E)) + u \|a(y)\|, the last for a limit that is rounded to the compute type. With
+a residual z, E is E + u_o (\|y\| + E) + t_o + 2u (\|y\| + \|z\|) first: y may be stored before z is added. Where
+the result is blended it may be stored before as well: + u_o \|a(y)\|.
+
+Backward
+--------
+With the gradient that the activation lets through in place of dy, everything is as without. Where forward's result is
+given the mask is taken from it, and certain. Where it is made again from x, it is uncertain for those elements whose
+value v is within e = E + u_o \|v\| + t_o of a limit, E of the loosest class. dy of such an element may be there or
+not: with N = sum \|dy\| and M = sum \|dy x_hat\| over them, dbias may be off by N, dscale by M, and dx there by
+\|scale\| r \|dy\|; N and M enter the bound of dx as errors of the sums do.
+
+dz is dy where the mask is, else 0, to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pybnorm import reference
+from pybnorm.check import activations
+from pybnorm.check.bounds.classes import Tier, tiers
+from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs
+from pybnorm.check.bounds.formulas import forward_error
+from pybnorm.enums import Operation
+
+__all__ = ["Activated"]
+
+
+class Activated(Expected):
+    """The right outputs of a problem with an activation."""
+
+    _near: Array | None = None
+    """Elements whose mask is uncertain; None where none is."""
+
+    def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:
+        if output != "y":
+            return result, lambda error: error
+        p, problem = self.precision, self.problem
+        before, size = result, np.abs(result)
+        if problem.residual:
+            z = self.inputs.need("z")[index].astype(np.float64)
+            before = result + z
+        right = activations.activate(problem, before)
+
+        def finish(error: Array) -> Array:
+            if problem.residual:
+                error = error + p.u_out * (size + error) + p.tiny_out + 2 * p.u * (size + np.abs(z))
+            above = activations.activate(problem, before + error) - right
+            error = np.maximum(above, right - activations.activate(problem, before - error)) + p.u * np.abs(right)
+            return error + p.u_out * np.abs(right) if (problem.alpha, problem.beta) != (1, 0) else error
+
+        return right, finish
+
+    def _whole(self, output: str) -> Array:
+        if output == "dz":
+            return self.inputs.need("dy").astype(np.float64)
+        whole = super()._whole(output)
+        if output == "y":
+            everything = tuple(slice(0, n) for n in whole.shape)
+            whole, _ = self._finished(output, everything, whole)
+        return whole
+
+    # ---------------------------------------------------------------- backward
+
+    def __init__(self, problem, inputs) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(problem, inputs)
+        if problem.residual and problem.operation == Operation.BACKWARD:
+            self.outputs = _Outputs(self._parameters, ("dx", "dz", *self._parameters), self._whole)
+
+    def _take_sums(self) -> None:
+        """Those of the gradient that passes; what else reads dy is given that too."""
+        problem, inputs = self.problem, self.inputs
+        dy = inputs.need("dy")
+        given = inputs.y if problem.residual else None
+        passing = self._mask() if given is None else activations.passes(problem, given.astype(np.float64))
+        masked = np.where(passing, dy, np.zeros((), dy.dtype))
+        if self._near is not None:
+            uncertain = np.where(self._near, np.abs(dy.astype(np.float64)), 0.0)
+
+            def sums(dy: Array, x: Array, mean: Array, r: Array) -> Iterator[Array]:
+                yield dy
+                yield dy * (np.abs(x - mean) * r)
+
+            self._added = reference.reduce_blocks(
+                sums, (uncertain, inputs.x), problem.mode, (self._mean, self._inverse)
+            )
+            self._uncertain = uncertain
+        self.inputs = dataclasses.replace(inputs, dy=masked)
+        super()._take_sums()
+
+    def _mask(self) -> Array:
+        """Where the gradient passes; sets which elements are uncertain."""
+        p, problem, inputs = self.precision, self.problem, self.inputs
+        x, scale = inputs.x.astype(np.float64), inputs.scale.astype(np.float64)
+        bias = inputs.need("bias").astype(np.float64)
+        value = (x - self._mean) * (scale * self._inverse) + bias
+        d = self._deviations(tiers(problem, "dx")[-1])
+        error = forward_error(x, self._mean, self._inverse, scale, bias, (d.mean, d.inverse), p.u)
+        error += p.u_out * (np.abs(value) + error) + p.tiny_out
+        near = np.zeros(value.shape, bool)
+        for limit in activations.limits(problem):
+            near |= ~(np.abs(value - limit) > error)  # also where nothing is known
+        self._near = near if near.any() else None
+        return activations.passes(problem, value)
+
+    def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
+        """E of dscale and of dbias."""
+        e_dscale, e_dbias = super().sum_errors(tier)
+        if self._near is None:
+            return e_dscale, e_dbias
+        d = self._deviations(tier)
+        more = 1 + (tier.h + 4) * self.precision.u + d.inverse / self._inverse
+        return e_dscale + self._added[1] * more, e_dbias + self._added[0] * more
+
+    def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        if output == "dz":
+            yield self._gradient_part(got, classes)
+            return
+        gain = np.abs(self.inputs.scale.astype(np.float64)) * self._inverse * abs(self.problem.alpha)
+        for part in super()._data_parts(output, got, classes):
+            if output != "dx" or self._near is None:
+                yield part
+                continue
+            parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
+            slack = self._uncertain[part.index] * gain[parameter] * (1 + 8 * self.precision.u_out)
+            yield dataclasses.replace(part, classes=[(bound + slack, undecided) for bound, undecided in part.classes])
+
+    def _gradient_part(self, got: Array | None, classes: tuple[Tier, ...]) -> Part:
+        right = self.inputs.need("dy").astype(np.float64)
+        index = tuple(slice(0, n) for n in right.shape)
+        flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
+        bounds = [(flushed, np.zeros(right.shape, bool)) for _ in classes]
+        values = None if got is None else got.astype(np.float64).reshape(right.shape)
+        return Part(index, right, values, bounds)
+
+
+Expected._kinds.append((lambda problem: problem.activation, Activated))

@@ -1,0 +1,172 @@
+"""Calls with an activation and a residual: oneDNN's compositions pass, and kernels that fuse them wrongly are found."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from simulated import Kernels, array_of
+
+from pybnorm import Activation, devices
+from pybnorm._arrays import as_buffer
+from pybnorm.check.activations import activate, before, passes
+from pybnorm.check.bounds import Expected, Status, judge
+from pybnorm.check.data import generate
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import Session, open_session, run_case
+
+
+class Fused(Kernels):
+    """Kernels that apply the activation themselves, with a fault if one is named."""
+
+    def __init__(self, fault=""):
+        super().__init__()
+        self.fault, self.activation, self.z = fault, Activation.NONE, None
+
+    def limits(self, activation, low=None, high=None):
+        self.activation = activation
+        self.low = 0.0 if low is None else low
+        self.high = np.inf if high is None or self.fault == "no upper limit" else high
+
+    def act(self, values):
+        if self.fault == "activation left out":
+            return values
+        return np.minimum(np.maximum(values, np.float32(self.low)), np.float32(self.high))
+
+    def normalize(self, *arguments):
+        values = super().normalize(*arguments)
+        if self.z is None:
+            return self.act(values)
+        if self.fault == "sum after the activation":
+            return self.act(values) + self.z
+        return self.act(values + self.z)
+
+    def forward(self, method, activation, z, low, high, **given):
+        self.limits(activation, low, high)
+        self.z = None if z is None else self.rows(array_of(z), given["mode"])
+        method(**given)
+
+    def forward_training(self, *, activation, z=None, activation_low=None, activation_high=None, **given):
+        self.forward(super().forward_training, activation, z, activation_low, activation_high, **given)
+
+    def forward_inference(self, *, activation, z=None, activation_low=None, activation_high=None, **given):
+        self.forward(super().forward_inference, activation, z, activation_low, activation_high, **given)
+
+    def backward(
+        self, *, dy, bias, activation, y=None, dz=None, activation_low=None, activation_high=None, saved_mean,
+        saved_inv_variance, **given,
+    ):  # fmt: skip
+        self.limits(activation, activation_low, activation_high)
+        x, mode = array_of(given["x"]), given["mode"]
+        if y is None:
+            statistics = (self.parameter(b, np.float32) for b in (saved_mean, saved_inv_variance, given["scale"], bias))
+            value = self.back(Kernels.normalize(self, self.rows(x, mode), *statistics), x.shape, mode)
+        else:
+            value = array_of(y).astype(np.float32)
+        passes = (value > self.low) & (value <= self.high)
+        if self.fault == "mask at 0":
+            passes = (value >= self.low) & (value <= self.high)
+        if self.fault == "mask of x":
+            passes = x > 0
+        masked = np.where(passes, array_of(dy), np.zeros((), x.dtype))
+        if dz is not None:
+            array_of(dz)[...] = array_of(dy) if self.fault == "dz not masked" else masked
+        statistics = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+        super().backward(dy=as_buffer(masked, "dy"), **given, **statistics)
+
+
+def result_of(kernels, line):
+    return run_case(Problem.parse(line), Session("onednn", kernels, devices.device_for(1)))
+
+
+LINES = [
+    "train/infer/backward,spatial,f32/bf16,nchw,8x6x5x7,fill=randn/exact,activation=relu,residual=0/1",
+    "train/infer/backward,spatial,f32,nhwc,8x6x5x7,fill=ramp/randn,activation=clipped_relu/clamp",
+    "train/infer/backward,peract,f32,nchw,24x2x3,fill=randn,activation=clamp,low=-1,high=0.25,alpha=2,beta=0.5",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_kernels_that_fuse_rightly_pass(line):
+    for problem in expand(line):
+        result = result_of(Fused(), str(problem))
+        assert (result.status, result.message) == (Status.PASS, ""), problem
+
+
+@pytest.mark.parametrize(
+    ("fault", "line", "outputs"),
+    [
+        ("activation left out", "train,spatial,f32,nchw,8x6x5x7,activation=relu", {"y"}),
+        ("activation left out", "infer,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp", {"y"}),
+        ("no upper limit", "train,spatial,f32,nchw,8x6x5x7,activation=clipped_relu", {"y"}),
+        (
+            "no upper limit",
+            "backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,high=0.5",
+            {"dx", "dscale", "dbias"},
+        ),
+        ("sum after the activation", "train,spatial,bf16,nchw,8x6x5x7,fill=randn,activation=relu,residual=1", {"y"}),
+        (
+            "mask at 0",
+            "backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu,residual=1",
+            {"dx", "dz", "dscale", "dbias"},
+        ),
+        (
+            "mask of x",
+            "backward,spatial,f32,nchw,8x6x5x7,fill=randn,kappa=1,activation=relu",
+            {"dx", "dscale", "dbias"},
+        ),
+        ("dz not masked", "backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu,residual=1", {"dz"}),
+    ],
+)
+def test_kernels_that_fuse_wrongly_are_found(fault, line, outputs):
+    result = result_of(Fused(fault), line)
+    assert result.status == Status.FAIL
+    assert {v.output for v in result.verdicts if v.status == Status.FAIL} == outputs
+
+
+def test_what_is_beyond_a_limit_has_no_error_and_the_right_result_is_activated():
+    problem = Problem.parse("train,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,residual=1")
+    inputs = generate(problem)
+    activated = Expected(problem, inputs)
+    plain = Expected(Problem.parse("train,spatial,f32,nchw,8x6x5x7,fill=randn"), inputs)
+    right = activate(problem, plain.outputs["y"] + inputs.z)
+    assert np.array_equal(activated.outputs["y"], right)
+    result = result_of(Fused(), str(problem))
+    (y,) = (v for v in result.verdicts if v.output == "y")
+    assert y.status == Status.PASS
+    assert np.isin(right, (-0.5, 1.5)).mean() > 0.2
+
+
+def test_onednn_has_relu_and_residual_composed_and_refuses_other_activations_by_name(load_library):
+    load_library("onednn")
+    here = open_session("onednn")
+    with here.handle:
+        for problem in expand("train/infer/backward,spatial,f32/bf16,nchw,8x6x5x7,activation=relu,residual=0/1"):
+            result = run_case(problem, here)
+            assert (result.status, result.message) == (Status.PASS, ""), problem
+        result = run_case(Problem.parse("infer,spatial,f32,nchw,8x6x5x7,activation=clamp"), here)
+        assert result.status == Status.UNSUPPORTED
+        assert "clamp needs a fused call" in result.message
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_gradient_whose_mask_rounding_decides_may_be_there_or_not(there):
+    problem = Problem.parse("backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu")
+    inputs = generate(problem)
+    channel = [a.ravel()[2] for a in (inputs.scale, inputs.bias, inputs.saved_mean, inputs.saved_inv_variance)]
+    scale, bias, mean, inverse = (np.float64(v) for v in channel)
+    inputs.x[3, 2, 1, 1] = mean - bias / scale / inverse  # batch norm's result there is 0, but for the rounding of x
+    inputs.dy[3, 2, 1, 1] = 64.0
+    expected = Expected(problem, inputs)
+    assert expected._near.sum() == 1
+    plain = Problem.parse("backward,spatial,f32,nchw,8x6x5x7,fill=randn")
+    statistics = inputs.saved_mean, inputs.saved_inv_variance
+    result = before(problem, inputs.x, inputs.scale, inputs.bias, statistics)
+    masked = np.where(passes(problem, result), inputs.dy, 0)
+    masked[3, 2, 1, 1] = 64.0 if there else 0.0
+    right = Expected(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
+    for name, values in right.outputs.items():
+        verdict = judge(expected, name, values.astype(np.float32))
+        assert verdict.status == Status.PASS, (name, verdict.note)
+    masked[3, 2, 1, 2] += 64.0  # of an element whose mask is certain
+    wrong = Expected(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
+    assert judge(expected, "dx", wrong.outputs["dx"].astype(np.float32)).status == Status.FAIL
