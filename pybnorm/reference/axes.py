@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from pybnorm.reference.mathematics import (
     _statistics,
 )
 from pybnorm.reference.rounding import Array, Float64Array, _load, _plain
+
+_P = ParamSpec("_P")
 
 
 class Folded(NamedTuple):
@@ -281,13 +284,66 @@ def elemt(
     )
 
 
-@_arguments.named_only("mean variance scale")
-def backward_frozen(
-    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
+def _gradient(
+    frozen: bool, x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
     prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
 ) -> Backward:  # fmt: skip
+    """Gradients where mean and variance are given: constants if `frozen`, else the batch's own."""
+    alpha = _arguments.scalar(_arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0), "alpha")
+    beta = _arguments.scalar(_arguments.renamed("beta", beta, "beta_data", beta_data, 0.0), "beta")
+    alpha_param, beta_param = _arguments.scalar(alpha_param, "alpha_param"), _arguments.scalar(beta_param, "beta_param")
+    case = _Case("x", x, axis)
+    if case.empty:
+        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
+    dys = case.data("dy", dy)
+    prior_dx = case.prior("prior_dx", prior_dx, "beta", beta)
+    named = {"prior_dscale": prior_dscale, "prior_dbias": prior_dbias}
+    read = {name: _prior(name, prior, "beta_param", beta_param) for name, prior in named.items()}
+    olds = [None if prior is None else case.parameter(name, prior) for name, prior in read.items()]
+    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
+    scales = case.parameter("scale", scale, 1.0)
+    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
+    walk = _Walk(case.x, case.mode, 2)
+    for kept in walk.kept_tiles():
+        i = walk.parameter_index(kept)
+        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
+        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
+            dscale[i] = inv_variances[i] * moment
+            factor = alpha * (scales[i] * inv_variances[i])
+            if frozen:
+                zero = np.zeros_like(factor)
+                _normalize(walk, kept, dys, zero, factor, zero, beta, prior_dx, dx)
+            else:
+                slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
+                _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, beta, prior_dx, dx)
+    everything = (slice(None),)
+    dscale, dbias = (
+        _blend(alpha_param, values, beta_param, old, everything).reshape(case.derived)
+        for values, old in zip((dscale, dbias), olds, strict=True)
+    )
+    return Backward(case.restore(dx), dscale, dbias)
+
+
+def _given(
+    name: str, frozen: bool, doc: str, function: Callable[Concatenate[bool, _P], Backward]
+) -> Callable[_P, Backward]:
+    """A public function: `function` with `frozen` fixed."""
+
+    def gradient(*arguments: _P.args, **options: _P.kwargs) -> Backward:
+        return function(frozen, *arguments, **options)
+
+    whole = inspect.signature(function)
+    gradient.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
+    gradient.__name__ = gradient.__qualname__ = name
+    gradient.__doc__ = doc
+    return _arguments.named_only("mean variance scale")(gradient)
+
+
+backward_frozen = _given(
+    "backward_frozen",
+    True,
     """Gradients of `forward_inference`: the statistics are constants.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dx = dy * scale * c``, ``dscale = c * sum(dy * (x - mean))``,
@@ -321,21 +377,12 @@ def backward_frozen(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
-    """
-    given = x, dy, mean, variance, scale
-    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
-    factors = alpha, beta, alpha_param, beta_param
-    return _given_gradient(given, factors, epsilon, axis, (prior_dx, prior_dscale, prior_dbias), frozen=True)
-
-
-@_arguments.named_only("mean variance scale")
-def training_grad(
-    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
-    beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
-    axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
-    prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
-) -> Backward:  # fmt: skip
+    """,
+    _gradient,
+)
+training_grad = _given(
+    "training_grad",
+    False,
     """Gradients of `forward_training` from the batch mean and biased variance.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dbias = sum(dy)``, ``dscale = c * sum(dy * (x - mean))``,
@@ -358,61 +405,9 @@ def training_grad(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
-    """
-    given = x, dy, mean, variance, scale
-    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
-    factors = alpha, beta, alpha_param, beta_param
-    return _given_gradient(given, factors, epsilon, axis, (prior_dx, prior_dscale, prior_dbias), frozen=False)
-
-
-_Factors: TypeAlias = tuple[float, float, float, float]
-_Priors: TypeAlias = tuple[Array | None, Array | None, Array | None]
-
-
-def _given_gradient(
-    given: tuple[Array, Array, Array, Array, Array | None],
-    factors: _Factors,
-    epsilon: float,
-    axis: int | Sequence[int],
-    priors: _Priors,
-    *,
-    frozen: bool,
-) -> Backward:
-    """Gradients where mean and variance are given: constants if `frozen`, else the batch's own."""
-    x, dy, mean, variance, scale = given
-    case = _Case("x", x, axis)
-    if case.empty:
-        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
-    names = ("alpha", "beta", "alpha_param", "beta_param")
-    alpha, beta, alpha_param, beta_param = (_arguments.scalar(v, n) for v, n in zip(factors, names, strict=True))
-    dys = case.data("dy", dy)
-    prior_dx = case.prior("prior_dx", priors[0], "beta", beta)
-    named = dict(zip(("prior_dscale", "prior_dbias"), priors[1:], strict=True))
-    read = {name: _prior(name, prior, "beta_param", beta_param) for name, prior in named.items()}
-    olds = [None if prior is None else case.parameter(name, prior) for name, prior in read.items()]
-    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
-    scales = case.parameter("scale", scale, 1.0)
-    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
-    walk = _Walk(case.x, case.mode, 2)
-    for kept in walk.kept_tiles():
-        i = walk.parameter_index(kept)
-        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
-            dscale[i] = inv_variances[i] * moment
-            factor = alpha * (scales[i] * inv_variances[i])
-            if frozen:
-                zero = np.zeros_like(factor)
-                _normalize(walk, kept, dys, zero, factor, zero, beta, prior_dx, dx)
-            else:
-                slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
-                _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, beta, prior_dx, dx)
-    everything = (slice(None),)
-    dscale, dbias = (
-        _blend(alpha_param, values, beta_param, old, everything).reshape(case.derived)
-        for values, old in zip((dscale, dbias), olds, strict=True)
-    )
-    return Backward(case.restore(dx), dscale, dbias)
+    """,
+    _gradient,
+)
 
 
 def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array:
