@@ -9,12 +9,15 @@ class Native:
     name, version, arrays, device, cudnn = "PyTorch", torch.__version__, "torch", "cpu", False
 
     def forward(self, x, scale, bias, mean, variance, factor, epsilon):
-        call = torch.ops.aten._batch_norm_impl_index
-        return call(x, scale, bias, mean, variance, True, factor, epsilon, self.cudnn)
+        with torch.backends.cudnn.flags(enabled=self.cudnn):
+            call = torch.ops.aten._batch_norm_impl_index
+            return call(x, scale, bias, mean, variance, True, factor, epsilon, self.cudnn)
 
     def gradients(self, forward, dy, x, scale, mean, inverse, epsilon):
         call = torch.ops.aten._batch_norm_impl_index_backward
-        every = (True, True, True)
+        order, every = torch._prims_common.suggest_memory_format(x), (True, True, True)
+        if forward[4] == 1:  # cuDNN: as PyTorch's autograd does
+            x, dy = (a.contiguous(memory_format=order) for a in (x, dy))
         return call(forward[4], x, dy, scale, None, None, mean, inverse, True, epsilon, every, forward[3])
 
     def flat(self, x, *parameters):
@@ -32,7 +35,8 @@ class Native:
 
     def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
         scale, bias, mean, variance = self.flat(x, scale, bias, running_mean, running_variance)
-        return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon, self.cudnn)
+        with torch.backends.cudnn.flags(enabled=self.cudnn):
+            return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon, self.cudnn)
 
     def backward(self, x, dy, scale, epsilon, saved_mean=None, saved_inv_variance=None):
         scale, mean, inverse = self.flat(x, scale, saved_mean, saved_inv_variance)

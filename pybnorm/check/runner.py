@@ -194,6 +194,11 @@ def opened(opener: Callable[[str], Session], backend: str) -> Session:
     return _sessions[key]
 
 
+def device_lost() -> bool:
+    """Whether a call has left the device of one of this process's sessions unusable."""
+    return any(session.lost() for session in _sessions.values())
+
+
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 

@@ -46,6 +46,14 @@ class Session:
         self.handle.set_stream(device.stream)
         return Session(self.backend, self.handle, device)
 
+    def lost(self) -> bool:
+        """Whether the device can no longer be used here, as after a kernel's fault, which all later calls report."""
+        try:
+            self.device.synchronize()
+        except Exception:
+            return True
+        return False
+
     def capability(self, problem: Problem) -> Capability:
         """What the backend says about the problem's combination."""
         bits, _ = _core.capability(

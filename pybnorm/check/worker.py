@@ -258,6 +258,10 @@ def serve(calls: int, lifeline: int) -> None:
         except (EOFError, OSError):
             return
         connection.send_bytes(answered(message))
+        if runner.device_lost():  # the next case gets a new context, which only a new program does
+            for fd in (calls, lifeline):
+                os.set_inheritable(fd, True)
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def answered(message: bytes) -> bytes:

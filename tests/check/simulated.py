@@ -7,6 +7,7 @@ import threading
 from pybnorm import devices
 from pybnorm.check.runner import Session
 from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, array_of, session
+from pybnorm.devices import cpu
 
 __all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
 
@@ -47,6 +48,29 @@ def open_aborting(backend):
 
 def open_nothing(backend):
     raise OSError("no such device")
+
+
+class _Fallible(cpu.Device):
+    """Fails for good after a kernel's fault, as a CUDA context does."""
+
+    faults = 0
+
+    def synchronize(self):
+        if _Fallible.faults:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+def _fault():
+    _Fallible.faults += 1
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+def open_faulting(backend):
+    return Session(backend, _Dying(_fault), _Fallible())
+
+
+def faults():
+    return _Fallible.faults
 
 
 def _hang():

@@ -15,7 +15,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from simulated import interruptible, open_exiting, open_hanging, open_simulated
+from simulated import faults, interruptible, open_exiting, open_faulting, open_hanging, open_simulated
 
 from pybnorm._arrays import CPU, CUDA, ROCM
 from pybnorm.check import executors
@@ -86,6 +86,16 @@ def test_one_bad_case_costs_exactly_one_case(opener, status):
     assert [r.case for r in results if r.status != Status.PASS] == [BAD]
     assert next(r for r in results if r.case == BAD).status == status
     assert len({r.host for r in results if r.host}) >= 2
+
+
+def test_a_device_that_a_case_left_unusable_costs_no_other_case():
+    with Worker("onednn", open_faulting, timeout=60) as worker:
+        assert worker.run(Problem.parse(BAD)).status == Status.ERROR
+        before = worker.pid
+        assert worker.call(faults, timeout=60) == 0  # the program has begun again
+        assert worker.run(Problem.parse("infer,spatial,f32,nchw,8x3x4x4")).status == Status.PASS
+        assert worker.run(Problem.parse("train,spatial,f32,nchw,8x3x4")).status == Status.PASS
+        assert worker.pid == before
 
 
 def test_workers_of_a_pool_work_at_the_same_time():
