@@ -25,6 +25,7 @@ from pybnorm.operations.program import Program, _Shape, unsupported
 
 Arrays: TypeAlias = "dict[str, Buffer]"
 _PART = 65536  # elements: a chain of so many float32 additions is still far inside every bound
+_MOST_COPIES = 256
 _SPLIT = 1.0 + 2.0**-16  # Veltkamp's factor for 8 of 24 bits, scaled by 2**-16 so that nothing overflows
 
 
@@ -154,12 +155,12 @@ class _Parts:
         self.shape = _Shape(x._replace(dims=(c,), strides=(1,)), 0)
         right = (
             (n // k, k, h, w)
-            for most in (_PART, self.m)
+            for most, copies in ((_PART, 0), (self.m, 0), (self.m, _MOST_COPIES))
             for k, _ in _factors(n)
             for h, w in _factors(plane)
             if n // k * w <= most
             and _right(p, Operation.BACKWARD, (n // k, k * c * h, 1, w))
-            and self._summed(k, c, h) is not None
+            and (self._summed(k, h) is not None or (k * c <= copies and self._lengthened(k, h)))
         )
         self.found: tuple[int, int, int, int] | None = next(right, None)
 
@@ -169,12 +170,20 @@ class _Parts:
         assert self.found is not None
         return self.found
 
-    def _summed(self, k: int, c: int, h: int) -> Operation | None:
+    def _summed(self, k: int, h: int) -> Operation | None:
         """What sums the parts' results."""
-        dims = (k, c, 1, h)
+        dims = (k, self.c, 1, h)
         if _right(self.p, Operation.BACKWARD, dims):
             return Operation.BACKWARD
         return Operation.FORWARD_TRAINING if _right(self.p, Operation.FORWARD_TRAINING, dims) else None
+
+    def _lengthened(self, k: int, h: int) -> bool:
+        """Whether rows of zeros and parts' results can be summed, at once or in parts themselves."""
+        blocks = -(-h // _PART)
+        whole, parts = (k, self.c, 1, blocks * _PART), (k, self.c * blocks, 1, _PART)
+        return _right(self.p, Operation.BACKWARD, whole) or (
+            _right(self.p, Operation.BACKWARD, parts) and _right(self.p, Operation.BACKWARD, (k, self.c, 1, blocks))
+        )
 
     def _of_parts(self, vector: Buffer) -> Buffer:
         """A vector of parameters, repeated for each part."""
@@ -192,13 +201,26 @@ class _Parts:
         parts = _view(parts, k, self.c, 1, h)
         zeros, ones = p.constant(0.0, self.shape), p.constant(1.0, self.shape)
         unused = p.vector(self.shape)
-        if self._summed(k, self.c, h) == Operation.BACKWARD:
+        if self._summed(k, h) is None:  # a prime number of them, too large
+            parts, h = self._longer(parts), -(-h // _PART) * _PART
+        if self._summed(k, h) != Operation.FORWARD_TRAINING:
             p.gradient((1,), parts, parts, ones, None, unused, total, saved=(zeros, ones))
         else:
             p.training((1,), parts, ones, zeros, None, epsilon=1.0, saved=(total, unused))
             p.axpby(float(k * h), total, 0.0, unused)
             p.axpby(1.0, unused, 0.0, total)
         p.used = mark
+
+    def _longer(self, parts: Buffer) -> Buffer:
+        """The same rows with zeros behind, of a length that can be summed."""
+        p, (k, c, _, h) = self.p, parts.dims
+        length = -(-h // _PART) * _PART
+        longer = p.scratch((k, c, 1, length), DataType.FLOAT32)
+        p.fill(0.0, longer)
+        for row in range(k * c):
+            source, target = (b._replace(pointer=b.pointer + row * n * 4) for b, n in ((parts, h), (longer, length)))
+            p.axpby(1.0, _view(source, h), 0.0, _view(target, h))
+        return longer
 
     def sums(
         self, x: Buffer, dy: Buffer, mean: Buffer | None, inv: Buffer | None, moment: Buffer | None, total: Buffer
