@@ -6,8 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.selftest import detection, power
+from pybnorm.check.results import CaseResult
+from pybnorm.check.selftest import detection, faults, power
 from pybnorm.check.selftest.rows import BUGS as BUGS_OF_ROWS
+from pybnorm.check.selftest.rows import STYLES as STYLES_OF_ROWS
 from pybnorm.check.selftest.simulated import BUGS, STYLES
 from pybnorm.cli import main
 
@@ -103,27 +105,90 @@ def test_the_command(monkeypatch, tmp_path, honest):
 
 def test_bugs_are_seen_in_every_output_that_they_reach():
     """The shortest sums, in a few seconds; `pybnorm selftest` has longer ones, with --whole up to 10**6 terms."""
-    report = power.run(power.QUICK[:6])
+    shortest = [s for s in power.QUICK if s.m == 64]
+    report = power.run(shortest)
     assert report.good, power.render(report)
     assert len(BUGS_OF_ROWS) >= 80
     assert set(report.found) == set(BUGS_OF_ROWS)
-    assert len(report.found["last element dropped"]) == 4
-    assert report.judged == 22 * 2 * (5 + 3 + 1)
+    assert len(report.found["last element dropped"]) == 3 * 2 * 2
+    assert len(shortest) == 3 * 2 * 3
+    assert report.judged == len(STYLES_OF_ROWS) * 3 * 2 * (5 + 3 + 1)
+    assert len(STYLES_OF_ROWS) >= 20
     text = power.render(report)
     assert "rsqrt off by 2e-6: train m=64 f32 exact: y: no more than roundings of the result" in text
     assert "as required" in text
 
 
 def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypatch):
-    monkeypatch.setattr(power, "judge_call", lambda expected, outputs: {n: verdict(Status.PASS) for n in outputs})
+    monkeypatch.setattr(
+        power, "judge_call", lambda expected, outputs, record=None: {n: verdict(Status.PASS) for n in outputs}
+    )
     blind = power.run(power.QUICK[1:2])
     assert not blind.good
     assert not blind.found
     assert "MISSED last element dropped: backward m=64 f32 exact: dx: PASS, dscale: PASS, dbias: PASS" in power.render(
         blind
     )
-    monkeypatch.setattr(power, "judge_call", lambda expected, outputs: {n: verdict(Status.FAIL) for n in outputs})
+    monkeypatch.setattr(
+        power, "judge_call", lambda expected, outputs, record=None: {n: verdict(Status.FAIL) for n in outputs}
+    )
     loud = power.run(power.QUICK[2:3])
     assert not loud.missed
-    assert len(loud.alarms) == 22
+    assert len(loud.alarms) == len(STYLES_OF_ROWS)
     assert "FALSE ALARM infer m=64 f32 exact: 16 lanes: y FAIL" in power.render(loud)
+
+
+def test_settings_that_were_kept_are_not_run_again(monkeypatch, tmp_path):
+    two, file = power.QUICK[1:3], tmp_path / "kept"
+    once = power.run(two[:1], keep=str(file))
+    with file.open("a") as stream:
+        stream.write('{"cut off')
+    assert power.run(two[:1], keep=str(file)).found == once.found
+    file.write_text(file.read_text().partition("\n")[0] + "\n")
+    ran = []
+    one = power._one
+    monkeypatch.setattr(power, "_one", lambda setting: ran.append(setting) or one(setting))
+    both = power.run(two, keep=str(file))
+    assert ran == [two[1]]
+    monkeypatch.undo()
+    whole = power.run(two)
+    for name in ("settings", "found", "missed", "hidden", "alarms", "judged"):
+        assert getattr(both, name) == getattr(whole, name)
+
+
+@pytest.mark.parametrize("text", ["no JSON\n", '{"schema": 1}\n', "[]\n"])
+def test_a_file_that_is_not_of_kept_settings_is_refused(tmp_path, text):
+    file = tmp_path / "kept"
+    file.write_text(text)
+    done = CliRunner().invoke(main, ["selftest", "--keep", str(file)])
+    assert done.exit_code == 2
+    assert "a file that --keep has made" in done.output
+    assert file.read_text() == text
+
+
+def test_one_chain_is_honest_as_long_as_it_is_short():
+    """What class C is for: the styles of one chain are left out where their sums are longer, and run before."""
+    assert power.LONGEST_CHAIN in power.SHAPES
+    assert set(STYLES_OF_ROWS) > power.rows.ONE_CHAIN
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_faults_of_calls_are_found_and_the_right_kernel_passes():
+    report = faults.run()
+    assert all(seen.good for seen in report), faults.render(report)
+    assert {seen.fault for seen in report} == set(faults.FAULTS)
+    assert all(seen.found for seen in report)
+
+
+def test_a_fault_that_is_missed_and_a_right_kernel_that_is_accused_are_told(monkeypatch):
+    some = dict(list(faults.FAULTS.items())[:2])
+    monkeypatch.setattr(faults, "FAULTS", some)
+    for status, missed, alarms in ((Status.PASS, 9, 0), (Status.FAIL, 0, 9)):
+        made = CaseResult("onednn", "", status)
+        monkeypatch.setattr(faults, "run_case", lambda *_, made=made: made)
+        report = faults.run()
+        assert [(len(s.missed), len(s.alarms)) for s in report] == [(missed, alarms)] * 2
+        assert not any(seen.good for seen in report)
+        assert ("MISSED" if missed else "FALSE ALARM") in faults.render(report)

@@ -23,6 +23,7 @@ __all__ = ["BUGS", "STYLES", "Kernel", "Rows", "outputs"]
 
 Array = npt.NDArray[Any]
 Change = Callable[[Any, "Rows"], Any]
+Store = Callable[[Array, "np.dtype[Any]"], Array]
 f32 = np.float32
 bf16 = ml_dtypes.bfloat16
 
@@ -51,11 +52,12 @@ class Rows:
     def _parameter(self, array: Array | None) -> Array:
         return np.zeros((self.channels, 1), f32) if array is None else array.reshape(-1, 1).astype(f32)
 
-    def data(self, rows: Array) -> Array:
+    def data(self, rows: Array, store: Store) -> Array:
         """Rows as stored in the tensor's dtype and logical order."""
         n, c, *rest = self.shape
-        dtype = self.inputs.x.dtype
-        return np.moveaxis(rows.astype(dtype).reshape(c, n, *rest), 0, 1)
+        stored = store(rows, self.inputs.x.dtype)
+        assert stored.dtype == self.inputs.x.dtype
+        return np.moveaxis(stored.reshape(c, n, *rest), 0, 1)
 
 
 # ---------------------------------------------------------------- sums
@@ -143,6 +145,74 @@ def _merge(one: tuple[Array, Array, int], two: tuple[Array, Array, int]) -> tupl
     return a + delta * share, s + t + delta * delta * (f32(n) * share), n + k
 
 
+# ---------------------------------------------------------------- stores
+
+
+def nearest(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Rounded to nearest, ties to even."""
+    return values.astype(dtype)
+
+
+def _neighbours(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """The nearest 16-bit number, and the next one on the other side of the value, or itself where it is exact."""
+    near = values.astype(dtype)
+    wide = near.astype(f32)
+    bits = near.view(np.uint16)
+    further = np.where(np.abs(wide) > np.abs(values), bits - np.uint16(1), bits + np.uint16(1))
+    exact = (wide == values) | ~np.isfinite(wide) | (wide == 0)
+    return near, np.where(exact, bits, further).astype(np.uint16).view(dtype)
+
+
+def _chosen(choose: Callable[[Array, Array, Array], Array]) -> Store:
+    """Between the two neighbours of a value, by their values; of 32-bit data nothing is changed."""
+
+    def store(values: Array, dtype: np.dtype[Any]) -> Array:
+        if dtype.itemsize != 2:
+            return values.astype(dtype)
+        near, other = _neighbours(values, dtype)
+        with np.errstate(all="ignore"):
+            takes = choose(values, near.astype(f32), other.astype(f32))
+        return np.where(takes, other.view(np.uint16), near.view(np.uint16)).view(dtype)
+
+    return store
+
+
+ties_away = _chosen(lambda v, near, other: (np.abs(v - near) == np.abs(v - other)) & (np.abs(other) > np.abs(near)))
+ties_to_zero = _chosen(lambda v, near, other: (np.abs(v - near) == np.abs(v - other)) & (np.abs(other) < np.abs(near)))
+toward_zero = _chosen(lambda v, near, other: np.abs(other) < np.abs(near))
+away_from_zero = _chosen(lambda v, near, other: np.abs(other) > np.abs(near))
+upward = _chosen(lambda v, near, other: other > near)
+
+
+def without_denormals(values: Array, dtype: np.dtype[Any]) -> Array:
+    """To nearest; 16-bit results below the smallest normal number are 0."""
+    stored = values.astype(dtype)
+    tiny = f32(2.0**-14 if dtype == np.float16 else 2.0**-126)
+    return np.where(np.abs(stored.astype(f32)) < tiny, dtype.type(0), stored)
+
+
+def _through_other(values: Array, dtype: np.dtype[Any]) -> Array:
+    """16-bit results through the other 16-bit type."""
+    if dtype.itemsize != 2:
+        return values.astype(dtype)
+    return values.astype(np.float16 if dtype == bf16 else bf16).astype(dtype)
+
+
+def _low_half(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The last bit of each 16-bit result is lost."""
+    stored = values.astype(dtype)
+    return (stored.view(np.uint16) & np.uint16(0xFFFE)).view(dtype) if dtype.itemsize == 2 else stored
+
+
+def _every_other(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Pairs of 16-bit results change places."""
+    stored = values.astype(dtype)
+    if dtype.itemsize == 2:
+        whole = stored.shape[1] // 2 * 2
+        stored[:, :whole] = stored[:, :whole].reshape(len(stored), -1, 2)[:, :, ::-1].reshape(len(stored), -1)
+    return stored
+
+
 # ---------------------------------------------------------------- kernels
 
 
@@ -154,6 +224,8 @@ class Kernel:
     """What is done to the terms of a sum before they are added: "mean", "variance", "dscale", "dbias", or "" of all."""
     after: Mapping[str, Change] = {}
     """What is done to a value: mean, variance, inverse, y, dscale, dbias, dx, and what is stored, "stored y"."""
+    store: Store = staticmethod(nearest)
+    """How y and dx are rounded to the tensor's type."""
     chains: int = 0
     """Of Welford's recurrence, if it is used; negative: merged one by one."""
     folded = one_pass = shifted = reciprocal = fused = False
@@ -230,7 +302,7 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
 
     def keep(name: str, values: Array) -> None:
         values = kernel.hook(f"stored {name}", values, rows)
-        found[name] = rows.data(values) if name in ("y", "dx") else values.astype(f32).reshape(shape)
+        found[name] = rows.data(values, kernel.store) if name in ("y", "dx") else values.astype(f32).reshape(shape)
 
     with np.errstate(all="ignore"):
         if problem.operation == Operation.FORWARD_INFERENCE:
@@ -307,9 +379,14 @@ STYLES: dict[str, Kernel] = {
     "rsqrt within 1 ulp": Kernel(after={"inverse": _ulps(1)}),
     "rsqrt within 2 ulp": Kernel(after={"inverse": _ulps(2)}),
     "flushes to zero": Kernel(after={n: _flushed for n in ("y", "dx", "dscale", "dbias", "mean", "variance")}),
+    "16-bit stores, ties away from zero": Kernel(store=ties_away),
+    "16-bit stores, ties to zero": Kernel(store=ties_to_zero),
+    "16-bit stores without denormals": Kernel(store=without_denormals),
     "one pass": Kernel(one_pass=True, total=lanes(64)),
 }
 """Right ways to compute; the last is right as far as its cancellation lets it be, and may be WARN."""
+ONE_CHAIN = frozenset({"two-pass, sequential", "Welford, one chain"})
+"""Right as long as a sum is short: every term of one chain is rounded to the size of the whole sum."""
 
 
 # ---------------------------------------------------------------- bugs
@@ -533,6 +610,13 @@ BUGS: dict[str, Kernel] = {
         stored__saved_mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
         stored__running_variance=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
     ),
+    # 16-bit stores
+    "16-bit results truncated": Kernel(store=toward_zero),
+    "16-bit results rounded away from zero": Kernel(store=away_from_zero),
+    "16-bit results rounded upward": Kernel(store=upward),
+    "16-bit results through the other 16-bit type": Kernel(store=_through_other),
+    "last bit of 16-bit results lost": Kernel(store=_low_half),
+    "halves of packed 16-bit results swapped": Kernel(store=_every_other),
     # blending
     "alpha ignored": _after(alpha=lambda a, r: f32(1)),
     "beta ignored": _after(beta=lambda a, r: f32(0)),

@@ -1,0 +1,331 @@
+"""Faults that only a whole call shows: of memory, of a second call, of values that are not finite.
+
+Each is put into the simulated two-pass kernel (`pybnorm.check.selftest.simulated`) and must be FAIL in every case that
+is listed for it; the kernel without it must pass the same case, or be WARN where an infinity is open to formulas.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm import _arguments, devices
+from pybnorm._arrays import Buffer
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import run_case
+from pybnorm.check.selftest.simulated import Kernels, array_of
+from pybnorm.check.session import Session
+
+__all__ = ["FAULTS", "UNSEEN", "Fault", "Seen", "render", "run"]
+
+Array = npt.NDArray[Any]
+Call = Callable[[], None]
+Change = Callable[[dict[str, Buffer], Call, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What goes wrong, and the cases that must show it."""
+
+    change: Change
+    """Gets the call's buffers by name, the right call, and how many calls came before."""
+    cases: tuple[str, ...]
+
+
+class _Faulty(Kernels):
+    """Kernels whose calls go through a fault."""
+
+    def __init__(self, change: Change | None) -> None:
+        super().__init__()
+        self.change, self.calls = change, 0
+
+    def _through(self, call: Callable[..., None], named: dict[str, Buffer], options: dict[str, Any]) -> None:
+        def right() -> None:
+            call(**named, **options)
+
+        buffers = named | {n: b for n, b in options.items() if isinstance(b, Buffer)}
+        with np.errstate(all="ignore"):
+            if self.change is None:
+                right()
+            else:
+                self.change(buffers, right, self.calls)
+        self.calls += 1
+
+    def forward_training(self, x: Buffer, scale: Buffer, bias: Buffer, y: Buffer, **options: Any) -> None:
+        self._through(super().forward_training, {"x": x, "scale": scale, "bias": bias, "y": y}, options)
+
+    def forward_inference(self, *buffers: Buffer, **options: Any) -> None:
+        names = ("x", "scale", "bias", "running_mean", "running_variance", "y")
+        self._through(super().forward_inference, dict(zip(names, buffers, strict=False)), options)
+
+    def backward(self, *buffers: Buffer, **options: Any) -> None:
+        names = ("x", "dy", "scale", "dx", "dscale", "dbias")
+        self._through(super().backward, dict(zip(names, buffers, strict=False)), options)
+
+
+def _beside(buffer: Buffer, elements: int) -> Array:
+    """The element so many behind the last of a buffer; negative: before its first."""
+    values = array_of(buffer)
+    span = _arguments.span(buffer.dims, buffer.strides)
+    offset = (span - 1 + elements if elements > 0 else elements) * values.dtype.itemsize
+    memory: Any = (ctypes.c_char * values.dtype.itemsize).from_address(buffer.pointer + offset)
+    return np.ndarray((1,), values.dtype, buffer=memory)
+
+
+def _result(buffers: dict[str, Buffer]) -> Array:
+    return array_of(buffers["y"] if "y" in buffers else buffers["dx"])
+
+
+def _reads(name: str, elements: int) -> Change:
+    """Adds what lies beside an input to one element of the result."""
+
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        right()
+        out, stray = _result(buffers), _beside(buffers[name], elements)
+        out.flat[0] = out.flat[0] + stray[0] * out.dtype.type(2.0**-10)
+
+    return change
+
+
+def _reads_gap(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    right()
+    x, out = buffers["x"], _result(buffers)
+    span = _arguments.span(x.dims, x.strides)
+    memory: Any = (ctypes.c_char * (span * out.dtype.itemsize)).from_address(x.pointer)
+    out.flat[0] = out.flat[0] + np.ndarray(span, out.dtype, buffer=memory)[x.strides[0] - 1]
+
+
+def _writes(name: str, elements: int) -> Change:
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        right()
+        _beside(buffers[name], elements)[0] = 0
+
+    return change
+
+
+def _changes(name: str) -> Change:
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        right()
+        values = array_of(buffers[name])
+        values.flat[0] = values.flat[0] + 1
+
+    return change
+
+
+def _not_written(*names: str) -> Change:
+    """Leaves results as they were before the call."""
+
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        old = {name: array_of(buffers[name]).copy() for name in names if name in buffers}
+        right()
+        for name, values in old.items():
+            array_of(buffers[name])[...] = values
+
+    return change
+
+
+def _block_not_written(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    old = _result(buffers).copy()
+    right()
+    _result(buffers)[-1, -1, -1] = old[-1, -1, -1]
+
+
+def _second_call(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    right()
+    if before % 2:
+        out = _result(buffers)
+        out[...] = out * out.dtype.type(1.25)
+
+
+def _first_call(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    right()
+    if not before:
+        out = _result(buffers)
+        out[...] = out * out.dtype.type(1.25)
+
+
+def _in_place(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    """Reads its input once more when the first image of the result is written."""
+    source, result = array_of(buffers["x"] if "y" in buffers else buffers["dy"]), _result(buffers)
+    kept = source.copy()
+    right()
+    if source.ctypes.data == result.ctypes.data:
+        first = result[:1].copy()
+        source[1:] = kept[1:]
+        right()
+        result[:1] = first
+
+
+def _input(name: str, change: Callable[[Array], Array]) -> Change:
+    """The call sees a changed input, which is put back."""
+
+    def through(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        values = array_of(buffers[name])
+        kept = values.copy()
+        values[...] = change(values.astype(np.float64)).astype(values.dtype)
+        right()
+        array_of(buffers[name])[...] = kept
+
+    return through
+
+
+def _output(change: Callable[[Array], Array], *names: str) -> Change:
+    """What is written is changed."""
+
+    def through(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        right()
+        for name in names:
+            if name in buffers:
+                values = array_of(buffers[name])
+                values[...] = change(values)
+
+    return through
+
+
+def _spread(values: Array) -> Array:
+    """A NaN of one channel in all of them."""
+    return values + values.sum(axis=1, keepdims=True) * values.dtype.type(0)
+
+
+def _saturated(values: Array) -> Array:
+    """The largest finite number for infinity."""
+    kind = values.dtype.type
+    largest = np.nextafter(kind(np.inf), kind(0))
+    result: Array = np.where(np.isinf(values), np.copysign(largest, values), values)
+    return result
+
+
+_ALL = ("y", "dx", "saved_mean", "saved_inv_variance", "running_mean", "running_variance", "dscale", "dbias")
+_TRAIN = "train,spatial,f32,nchw,4x6x3x5,fill=randn"
+_BACKWARD = "backward,spatial,f32,nchw,4x6x3x5,fill=randn"
+_INFER = "infer,spatial,f32,nchw,4x6x3x5,fill=randn"
+_SHORT = tuple(
+    f"{operation},spatial,{dtype},nchw,4x6x3x5,fill=randn"
+    for operation in ("train", "infer", "backward")
+    for dtype in ("f16", "bf16")
+)
+_GAPS = "strides=360x60x18x3,2x4x3x5,fill=randn"
+_NAN = tuple(f"{o},spatial,f32,nchw,4x6x3x5,fill=special" for o in ("train", "infer", "backward"))
+
+FAULTS: dict[str, Fault] = {
+    "reads one element behind x": Fault(_reads("x", 1), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
+    "reads three elements behind x": Fault(_reads("x", 3), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
+    "reads one element before x": Fault(_reads("x", -1), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
+    "reads one element behind dy": Fault(_reads("dy", 1), (_BACKWARD,)),
+    "reads one element before dy": Fault(_reads("dy", -1), (_BACKWARD,)),
+    "reads one element behind the scale": Fault(_reads("scale", 1), (_TRAIN, _BACKWARD, _INFER)),
+    "reads the gaps of a strided tensor": Fault(
+        _reads_gap, tuple(f"{o},spatial,f32,{_GAPS}" for o in ("train", "infer", "backward"))
+    ),
+    "writes one element behind y": Fault(_writes("y", 1), (_TRAIN, _INFER)),
+    "writes one element before y": Fault(_writes("y", -1), (_TRAIN, _INFER)),
+    "writes one element behind dx": Fault(_writes("dx", 1), (_BACKWARD,)),
+    "writes one element behind dbias": Fault(_writes("dbias", 1), (_BACKWARD,)),
+    "writes one element behind the saved mean": Fault(_writes("saved_mean", 1), (_TRAIN,)),
+    "writes into x": Fault(_changes("x"), (_TRAIN, _BACKWARD, _INFER)),
+    "writes into dy": Fault(_changes("dy"), (_BACKWARD,)),
+    "writes into the scale": Fault(_changes("scale"), (_TRAIN, _BACKWARD, _INFER)),
+    "writes into the running mean of inference": Fault(_changes("running_mean"), (_INFER,)),
+    "result not written": Fault(_not_written("y", "dx"), (_TRAIN, _BACKWARD, _INFER)),
+    "saved statistics not written": Fault(_not_written("saved_mean", "saved_inv_variance"), (_TRAIN,)),
+    "running statistics not written": Fault(_not_written("running_mean", "running_variance"), (_TRAIN,)),
+    "dscale not written": Fault(_not_written("dscale"), (_BACKWARD,)),
+    "last row of the result not written": Fault(_block_not_written, (_TRAIN, _BACKWARD, _INFER)),
+    "second call is wrong": Fault(_second_call, tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER))),
+    "first call is wrong": Fault(_first_call, tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER))),
+    "reads its input after it was overwritten": Fault(
+        _in_place, tuple(f"{line},inplace=1" for line in (_TRAIN, _BACKWARD))
+    ),
+    "NaN in x taken for 0": Fault(_input("x", lambda a: np.where(np.isnan(a), 0, a)), _NAN),
+    "values of x that are not finite taken for 0": Fault(_input("x", lambda a: np.where(np.isfinite(a), a, 0)), _NAN),
+    "x clamped to the range of float16": Fault(
+        _input("x", lambda a: np.clip(a, -65504, 65504)), tuple(f"{line},seed=2" for line in _NAN)
+    ),
+    "results that are not finite 0": Fault(_output(lambda a: np.where(np.isfinite(a), a, 0), *_ALL), _NAN),
+    "infinite results saturated": Fault(
+        _output(_saturated, "y", "dx"),
+        (
+            "infer,spatial,f16,nchw,4x6x5x3,fill=randn,alpha=60000",
+            *(
+                f"{operation},spatial,{dtype},nchw,4x6x5x3,fill=randn,alpha=2e+38"
+                for operation in ("train", "backward")
+                for dtype in ("f32", "bf16")
+            ),
+        ),
+    ),
+    "NaN of one channel in all": Fault(_output(_spread, "y", "dx"), _NAN),
+    "results by maximum with 0, which drops NaN": Fault(
+        _output(lambda a: np.fmax(a, a.dtype.type(-1e30)), *_ALL), _NAN
+    ),
+    "small statistics flushed to 0": Fault(
+        _output(lambda a: np.where(np.abs(a) < 1e-12, 0, a), "saved_mean"),
+        ("train,spatial,f32,nchw,4x6x3x5,fill=range,magnitude=1e-15",),
+    ),
+}
+"""What goes wrong in a call."""
+
+UNSEEN = {
+    "-0 where +0 is right": "the two are equal in IEEE 754, and no output of batch norm tells them apart",
+    "results that differ from call to call within the bound": "noted beside the verdict; both calls are right",
+    "float32 denormals flushed to 0": "the bound allows it: libraries run in that mode",
+    "a call on memory of another kind": "the simulated kernels run in host memory; each library's own cases have it",
+}
+"""What cannot be seen, with the reason."""
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the judge made of one fault."""
+
+    fault: str
+    found: list[str]
+    missed: list[str]
+    """Cases in which it was not FAIL."""
+    alarms: list[str]
+    """Cases that the right kernel did not pass."""
+
+    @property
+    def good(self) -> bool:
+        """Found wherever it must be, and nothing else objected to."""
+        return not self.missed and not self.alarms
+
+
+def run() -> list[Seen]:
+    """Judge every fault in every case listed for it, and the right kernel in the same cases."""
+    passed: dict[str, Status] = {}
+    report = []
+    for name, fault in FAULTS.items():
+        seen = Seen(name, [], [], [])
+        for line in fault.cases:
+            problem = Problem.parse(line)
+            if line not in passed:
+                passed[line] = run_case(problem, _session(None)).status
+            if passed[line] not in (Status.PASS, Status.WARN):
+                seen.alarms.append(f"{line}: {passed[line].value}")
+            status = run_case(problem, _session(fault.change)).status
+            (seen.found if status == Status.FAIL else seen.missed).append(line)
+        report.append(seen)
+    return report
+
+
+def _session(change: Change | None) -> Session:
+    return Session("onednn", _Faulty(change), devices.device_for(1))
+
+
+def render(report: list[Seen]) -> str:
+    """As a table."""
+    lines = [f"{'fault of a call':<58}{'cases found':>14}{'missed':>8}"]
+    for seen in report:
+        lines.append(f"{seen.fault:<58}{len(seen.found):>14}{len(seen.missed):>8}")
+    for seen in report:
+        lines += [f"MISSED {seen.fault}: {line}" for line in seen.missed]
+        lines += [f"FALSE ALARM right kernel: {line}" for line in seen.alarms]
+    lines += ["", "cannot be seen in a call:"]
+    lines += [f"    {name}: {reason}" for name, reason in UNSEEN.items()]
+    return "\n".join(lines)
