@@ -62,6 +62,7 @@ __all__ = [
     "OutputPair",
     "Pair",
     "Run",
+    "bits_text",
     "compare",
     "compare_outputs",
     "contents",
@@ -338,6 +339,10 @@ class Pair:
     """Worst difference / sum of both bounds."""
     only_first: list[str]
     only_second: list[str]
+    same_bits: int = 0
+    """Cases of which both kept outputs that are equal in every bit."""
+    other_bits: int = 0
+    """Cases of which both kept outputs that differ in a bit."""
 
 
 @dataclasses.dataclass
@@ -375,9 +380,12 @@ class Comparison:
         """0, 1 or 2.
 
         0: all that was compared is equal, within the sum of both bounds, or agrees in its status. 1: something is
-        beyond, differs in its status, is undecided, is a regression or is lost. 2: there was nothing to compare.
+        beyond, differs in its status, is undecided, is a regression or is lost, or the reference stands alone. 2: there
+        was nothing to compare.
         """
         if self.lost or self.regressions or any(not c.outcome.good for c in self.cases):
+            return 1
+        if any(item.alone == REFERENCE for item in self.alone):
             return 1
         return 0 if any(c.outcome != Outcome.REFUSED for c in self.cases) else 2
 
@@ -637,6 +645,8 @@ def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
         ratio=max((o.ratio for o in outputs), default=0.0),
         only_first=[case for case in lines[0] if case not in both],
         only_second=[case for case in lines[1] if case not in both],
+        same_bits=sum(bool(c.outputs) and not any(o.different for o in c.outputs) for c in own),
+        other_bits=sum(any(o.different for o in c.outputs) for c in own),
     )
 
 
@@ -792,6 +802,15 @@ def _outputs(case: CasePair) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- texts
+
+
+def bits_text(pair: Pair) -> str:
+    """In how many cases both sides have the same bits."""
+    cases = pair.same_bits + pair.other_bits
+    if not pair.other_bits:
+        return f"the same bits in all {cases} cases"
+    return f"the same bits in {pair.same_bits} of {cases} cases, different bits in {pair.other_bits}"
+
 
 REFERENCE_ALONE = "Where the reference stands alone, it is wrong or all libraries share a convention that it does not."
 

@@ -21,6 +21,7 @@ from pybnorm.check.compare import (
     Outcome,
     OutputPair,
     Pair,
+    bits_text,
     lost_text,
     nearer_text,
     output_text,
@@ -89,6 +90,8 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
     own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
     title = f"{pair.first} to {pair.second} ({pair.kind})"
     counts = ", ".join(f"{number} {name}" for name, number in pair.changes.items()) or "no case changed"
+    if pair.same_bits or pair.other_bits:
+        counts += f"; {bits_text(pair)}"
     accuracy = f"nearer to the reference by a factor of {ACCURACY}: {pair.better} cases, farther: {pair.worse}"
     console.print(Text.assemble((f"{title}: ", "bold"), f"{counts}; {accuracy}"))
     for change in Change:

@@ -37,8 +37,9 @@ def compare(
       1  a difference is beyond the bounds or undecided, one side passes where
          the other fails, or a later run fails or refuses what an earlier one
          of the same backend did not, could not run that backend any more, or
-         is not complete and lacks its cases. (Of a backend that a machine of
-         another kind does not have, there is a notice only.)
+         is not complete and lacks its cases (of a backend that a machine of
+         another kind does not have, there is a notice only); or all libraries
+         agree with one another and not with the reference
       2  there is nothing to compare; bad arguments; or the result could not
          be written
     130  interrupted

@@ -346,6 +346,19 @@ def test_each_side_is_held_to_the_class_that_held_it(tmp_path):
     assert case.outcome == Outcome.WITHIN
 
 
+def test_a_comparison_says_whether_bits_are_the_same(tmp_path):
+    def otherwise(line, name, array):
+        return nudged(array) if line == LINES[1] and name in ("y", "dx") else None
+
+    for name, version, change in (("a", (9, 1, 0), None), ("b", (9, 2, 0), None), ("c", (9, 3, 0), otherwise)):
+        make_run(tmp_path / name, "cudnn", LINES[:2], version, change=change)
+    (same,) = compare.compare(compare.read([tmp_path / "a", tmp_path / "b"])).pairs
+    assert compare.bits_text(same) == "the same bits in all 2 cases"
+    (other,) = compare.compare(compare.read([tmp_path / "a", tmp_path / "c"])).pairs
+    assert compare.bits_text(other) == "the same bits in 1 of 2 cases, different bits in 1"
+    assert "different bits in 1" in run("compare", tmp_path / "a", tmp_path / "c").stdout
+
+
 # ---------------------------------------------------------------- majority
 
 
@@ -371,8 +384,9 @@ def test_a_reference_that_all_libraries_contradict_alike_is_named(tmp_path):
     found = compare.compare(compare.read([tmp_path / name for name in "abc"]))
     (item,) = found.alone
     assert (item.alone, item.output) == ("reference", "running_variance")
-    assert found.exit_status == 0  # they are equal to one another
+    assert found.exit_status == 1  # though they are equal to one another
     done = run("compare", *(tmp_path / name for name in "abc"))
+    assert done.returncode == 1
     assert "Where the reference stands alone, it is wrong or all libraries share a convention" in done.stdout
 
 
