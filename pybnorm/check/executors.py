@@ -525,7 +525,7 @@ def run_cases(
 
 def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseResult:
     """`result` with `known`. A known defect never explains damage, a failed check of trust or lost support."""
-    explained = not (result.verdicts and result.message) and result.claim != support.NEWLY_UNSUPPORTED
+    explained = not (result.verdicts and result.message) and result.claim not in support.LOST
     if explained and not is_implementation(info.backend):
         known = defects.explain(info.backend, info.version, problem, result.verdicts, result.status, result.message)
         result.known = ", ".join(d.id for d in known)

@@ -53,6 +53,7 @@ COLOURS = {
     "RAISED": "#96301c",
     "CRASHED": "#8c1c1c",
     "TIMEOUT": "#6d2048",
+    "NONDETERMINISTIC": "#b0487a",
     "FAIL": "#e03131",
     "refused": "#6f8aa8",
     "agree": "#2f9e5f",

@@ -29,6 +29,7 @@ _ELEMENTS = {
     Status.RAISED: "error",
     Status.CRASHED: "error",
     Status.TIMEOUT: "error",
+    Status.NONDETERMINISTIC: "failure",
     Status.FAIL: "failure",
 }
 """PASS and WARN have none."""

@@ -62,7 +62,7 @@ _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special")
 _COMMON = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
-    *("activation", "low", "high", "residual", "repeats", "streams", "seed"),
+    *("activation", "low", "high", "residual", "bitwise", "repeats", "streams", "seed"),
 )
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
@@ -71,7 +71,7 @@ OPTIONS = {
 }
 """Which options each operation has."""
 
-_FLAGS = ("running", "saved", "inplace", "residual")
+_FLAGS = ("running", "saved", "inplace", "residual", "bitwise")
 SEED_MAX = 2**64 - 1
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
@@ -83,7 +83,8 @@ SUITE_LARGEST = 1 << 25
 """Bytes of a suite file."""
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
-    *("params", "algorithm", "inplace", "activation", "low", "high", "residual", "repeats", "streams", "seed"),
+    *("params", "algorithm", "inplace", "activation", "low", "high", "residual"),
+    *("bitwise", "repeats", "streams", "seed"),
 )
 
 
@@ -183,6 +184,8 @@ class Problem:
     residual : bool
         Something of x's shape is added before the activation; in backward its gradient, dz, is written, and the
         activation's mask comes from forward's result.
+    bitwise : bool
+        All calls must give the same bits; `repeats` is at least 2 then.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -219,6 +222,7 @@ class Problem:
     low: float | None = None
     high: float | None = None
     residual: bool = False
+    bitwise: bool = False
     repeats: int = 2
     streams: int = 1
     seed: int = 0
@@ -260,6 +264,8 @@ class Problem:
             put(name, _in_range(getattr(self, name), name))
         if self.algorithm:  # what no backend has; one refuses another's as it refuses what it does not support
             _arguments.algorithm(self.algorithm, *_algorithms())
+        if self.bitwise and self.repeats < 2:
+            raise ArgumentError("bitwise", 1, f"at least two calls with bitwise=1 (repeats={self.repeats})")
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         if self.inplace and self.beta:

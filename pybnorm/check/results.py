@@ -117,8 +117,8 @@ class CaseResult:
     known: str = ""
     """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
     claim: str = ""
-    """"claimed", "not claimed", "newly unsupported" (status FAIL), or "" if nothing is recorded
-    (`pybnorm.check.support`)."""
+    """"claimed", "not claimed", "newly unsupported" (status FAIL), "no longer repeatable" (status NONDETERMINISTIC), or
+    "" if nothing is recorded (`pybnorm.check.support`)."""
     saved: str = ""
     """File with the outputs, relative to the archive's folder."""
     host: str = ""

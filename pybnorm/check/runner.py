@@ -109,6 +109,9 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
             if blind:
                 result.status = Status.MISTRUSTED
                 result.message = "a change would not be noticed of: " + ", ".join(blind)
+            elif problem.bitwise and calls.different:
+                result.status = Status.NONDETERMINISTIC
+                result.message = f"other bits at another equal call: {result.repeat}"
         if keep is not None:
             _keep(result, keep, problem, calls.first)
     except Exception as error:
@@ -203,7 +206,7 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
     Recorded support is checked here, on the node, because it may depend on the processor. A case that is recorded as
-    supported and is refused is FAIL.
+    supported and is refused is FAIL; one that is recorded as repeatable and is not, NONDETERMINISTIC.
 
     Raises
     ------
@@ -215,10 +218,13 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     result = run_case(problem, session, keep)
     library = getattr(session.handle, "library", None)  # simulated kernels have none
     if library is not None:
-        result.claim = support.check(backend, library.version, problem, result.status)
+        result.claim = support.check(backend, library.version, problem, result.status, result.repeat)
     if result.claim == support.NEWLY_UNSUPPORTED:
         result.status = Status.FAIL
         result.message = f"{result.claim}, but recorded as running in this version: {result.message}"
+    elif result.claim == support.NO_LONGER_REPEATABLE and result.status.good:
+        result.status = Status.NONDETERMINISTIC
+        result.message = f"{result.claim}, but recorded as giving the same bits at every call: {result.repeat} differ"
     return result
 
 

@@ -10,7 +10,12 @@ are added by hand::
 
 A record holds for the entry point and for the algorithms that every backend has, auto, fast and plain.
 ``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
-counts. ``blends``: alpha and beta may be other than 1 and 0.
+counts. ``blends``: alpha and beta may be other than 1 and 0. ``repeatable``, which a record may have, lists what gives
+the same bits at every equal call, by algorithm, whether there are saved statistics, and for x of up to so many
+elements::
+
+    {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
+     "saved": [true, false], "elements": 32768}
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import functools
 import importlib.resources
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,29 +33,46 @@ from pybnorm.check.bounds import Status
 from pybnorm.check.problem import MODES, Problem
 from pybnorm.enums import Layout
 
-__all__ = ["CLAIMED", "NEWLY_UNSUPPORTED", "NOT_CLAIMED", "check", "claimed", "record_of", "recorded"]
+__all__ = [
+    "CLAIMED",
+    "LOST",
+    "NEWLY_UNSUPPORTED",
+    "NOT_CLAIMED",
+    "NO_LONGER_REPEATABLE",
+    "check",
+    "claimed",
+    "record_of",
+    "recorded",
+    "repeatable",
+]
 
 CLAIMED = "claimed"
 NOT_CLAIMED = "not claimed"
 NEWLY_UNSUPPORTED = "newly unsupported"
+NO_LONGER_REPEATABLE = "no longer repeatable"
+LOST = (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE)
+"""What is a failure, whatever defects are known."""
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
 _ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
-def check(backend: str, version: Sequence[int], problem: Problem, status: Status) -> str:
-    """What is recorded about a case that ended with `status`.
+def check(backend: str, version: Sequence[int], problem: Problem, status: Status, repeat: str = "") -> str:
+    """What is recorded about a case that ended with `status`; `repeat` is as in `CaseResult`.
 
     Returns
     -------
     str
-        `CLAIMED`, `NOT_CLAIMED`, `NEWLY_UNSUPPORTED` for a claimed case that is UNSUPPORTED, or "" if there is no
-        record for the version.
+        `CLAIMED`, `NOT_CLAIMED`, `NEWLY_UNSUPPORTED` for a claimed case that is UNSUPPORTED, `NO_LONGER_REPEATABLE` for
+        one that is recorded as giving the same bits at every call and did not, or "" if there is no record for the
+        version.
     """
     record = record_of(backend, tuple(version))
     if record is None:
         return ""
+    if repeat not in ("", "equal") and repeatable(record, problem):
+        return NO_LONGER_REPEATABLE
     if not claimed(record, problem):
         return NOT_CLAIMED
     return NEWLY_UNSUPPORTED if status == Status.UNSUPPORTED else CLAIMED
@@ -82,6 +105,29 @@ def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
         and (c["blends"] or not blends)
         for c in record["combinations"]
     )
+
+
+def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
+    """Whether a record says that equal calls of `problem` give the same bits."""
+    if problem.inplace or problem.activation:
+        return False
+    kind = _kind(problem)
+    return any(
+        math.prod(problem.dims) <= row["elements"] and all(value in row[name] for name, value in kind.items())
+        for row in record.get("repeatable", ())
+    )
+
+
+def _kind(problem: Problem) -> dict[str, Any]:
+    """What repeatability is recorded by, in the names of a record."""
+    return {
+        "operations": problem.word,
+        "modes": next(word for word, value in MODES.items() if value == problem.mode),
+        "dtypes": problem.dtype.short,
+        "layouts": _LAYOUTS[problem.layout],
+        "algorithms": problem.algorithm,
+        "saved": problem.saved,
+    }
 
 
 def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from pybnorm.check.results import (
     version_text,
     worst_ratios,
 )
-from pybnorm.check.support import NEWLY_UNSUPPORTED
+from pybnorm.check.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 __all__ = ["WIDTH", "print_attempts", "print_backends", "print_details", "print_results", "print_totals", "shown"]
 
@@ -44,6 +44,7 @@ STYLES = {
     Status.RAISED: "red",
     Status.CRASHED: "bold red",
     Status.TIMEOUT: "bold red",
+    Status.NONDETERMINISTIC: "bold red",
     Status.FAIL: "bold red",
 }
 MANY = 200
@@ -179,7 +180,7 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
         console.print(Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}"))
         if result.known:
             console.print(Text(f"  known defect: {result.known}", "yellow"))
-        if result.claim == NEWLY_UNSUPPORTED:
+        if result.claim in (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE):
             console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
             console.print(f"  {result.message}", markup=False, highlight=False)

@@ -416,7 +416,7 @@ def test_every_status_has_its_junit_element():
         "PASS": [],
         "WARN": ["system-out"],
         "UNSUPPORTED": ["skipped"],
-        **{name: ["failure"] for name in ("INCONCLUSIVE", "MISTRUSTED", "FAIL")},
+        **{name: ["failure"] for name in ("INCONCLUSIVE", "MISTRUSTED", "NONDETERMINISTIC", "FAIL")},
         **{name: ["error"] for name in ("ERROR", "RESOURCE", "BUILD_FAILED", "RAISED", "CRASHED", "TIMEOUT")},
     }
     assert {r.status.value: found[r.case] for r in EVERY} == expected

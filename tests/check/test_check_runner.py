@@ -131,6 +131,16 @@ def test_repeats_are_compared_by_bit_and_a_harmless_difference_is_recorded():
     assert (result.status, result.repeat) == (Status.PASS, "y")
 
 
+def test_other_bits_where_the_same_are_asked_for_are_nondeterministic():
+    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4,fill=randn,bitwise=1")
+    assert run_case(problem, session()).status == Status.PASS
+    result = run_case(problem, Session("onednn", Alternating(1e-6), devices.device_for(1)))
+    assert (result.status, result.message) == (Status.NONDETERMINISTIC, "other bits at another equal call: y")
+    assert exit_status([result], []) == 1
+    wrong = run_case(problem, Session("onednn", Alternating(0.5), devices.device_for(1)))
+    assert wrong.status == Status.FAIL
+
+
 def test_a_wrong_second_call_fails_the_case():
     result = run_case(CASE, Session("onednn", Alternating(0.5), devices.device_for(1)))
     assert (result.status, result.repeat) == (Status.FAIL, "y")

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from simulated import Kernels
+from simulated import Kernels, array_of
 
 import pybnorm
 from pybnorm import _core, devices, errors
@@ -161,6 +162,40 @@ def test_newly_unsupported_is_a_failure_that_no_known_defect_excuses(load_librar
     assert (kept.status, kept.claim) == (Status.PASS, "claimed")
     never = run_line(open_lost, "onednn", "train,spatial,f64,nhwc,2x3x4x5")
     assert (never.status, never.claim) == (Status.UNSUPPORTED, "not claimed")
+
+
+class Wavers(Kernels):
+    """Gives another y at every second call, in the last bit."""
+
+    library = Lost.library
+    calls = 0
+
+    def forward_inference(self, x, scale, bias, running_mean, running_variance, y, **options):
+        super().forward_inference(x, scale, bias, running_mean, running_variance, y, **options)
+        self.calls += 1
+        if self.calls % 2:
+            out = array_of(y)
+            out.flat[0] = np.nextafter(out.flat[0], np.float32(9))
+
+
+def open_wavering(backend):
+    return Session("onednn", Wavers(), devices.device_for(1))
+
+
+def test_what_was_recorded_as_repeatable_and_is_no_longer_is_a_failure(monkeypatch, load_library):
+    load_library("onednn")
+    record = support.record_of("onednn", (3, 2, 0))
+    row = {"operations": ["infer"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"]}
+    row |= {"algorithms": [""], "saved": [True], "elements": 1000}
+    monkeypatch.setattr(support, "record_of", lambda *_: record | {"repeatable": [row]})
+    line = "infer,spatial,f32,nchw,2x3x4x5,fill=randn"
+    result = run_line(open_wavering, "onednn", line)
+    assert (result.status, result.claim) == (Status.NONDETERMINISTIC, "no longer repeatable")
+    assert "recorded as giving the same bits at every call: y differ" in result.message
+    info = BackendInfo("onednn", version=(3, 2, 0))
+    assert executors.annotated(result, info, parsed(line)).known == ""
+    for other in ("infer,spatial,f32,nhwc,2x3x4x5,fill=randn", "infer,spatial,f32,nchw,9x30x4x5,fill=randn"):
+        assert run_line(open_wavering, "onednn", other).status == Status.PASS
 
 
 def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library):

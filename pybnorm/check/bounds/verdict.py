@@ -36,6 +36,8 @@ class Status(enum.Enum):
     """The process of the library died."""
     TIMEOUT = "TIMEOUT"
     """The case did not end in the time it had, and its process was ended."""
+    NONDETERMINISTIC = "NONDETERMINISTIC"
+    """Right, but with other bits at another equal call, where the case or a record asks for the same (`bitwise=1`)."""
     FAIL = "FAIL"
     """Wrong."""
 
