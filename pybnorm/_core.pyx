@@ -9,6 +9,7 @@ status is not 0. Nothing on that path prints, synchronises or allocates device m
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.math cimport copysign
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -164,6 +165,7 @@ include "_core/descriptors.pxi"
 include "_core/calls.pxi"
 include "_core/exchange.pxi"
 include "_core/cache.pxi"
+include "_core/lock.pxi"
 include "_core/handle.pxi"
 include "_core/handle_arrays.pxi"
 include "_core/known_defects.pxi"

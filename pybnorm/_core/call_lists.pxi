@@ -209,11 +209,14 @@ cdef class CallList:
         cdef uintptr_t begins[_MAX_SLOTS]
         cdef pbn_call call  # a copy: other threads run this list too
         cdef _Place *place
+        cdef _Lock lock
         cdef int i, j = 0
         if handle.table != self.table:
             self._not_ours(handle)
         self._begins(addresses, begins)
-        with handle.lock:
+        lock = handle.lock
+        lock.acquire()
+        try:
             for i in range(self.count):
                 call = self.calls[i]
                 while j < self.ends[i]:
@@ -225,3 +228,5 @@ cdef class CallList:
                 else:
                     call.workspace = NULL
                 _run(handle, &call, NULL, _CALL_NAMES[call.operation], None)
+        finally:
+            lock.release()

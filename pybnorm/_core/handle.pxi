@@ -11,7 +11,7 @@ cdef class _HandleLife:
     # Held for a call of the vendor's, and while plans and descriptors are made or kept. Arrays are read before it is
     # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken
     # under it.
-    cdef object lock
+    cdef _Lock lock
     cdef Cache descriptors
     cdef Cache plans
     cdef readonly object _caches  # of modules that make calls ready for this handle, by owner: emptied when it closes
@@ -31,7 +31,7 @@ cdef class _HandleLife:
         self.scratch_size = 0
         self.forked = False
         self.device_id = -1
-        self.lock = threading.RLock()
+        self.lock = _Lock()
         self.descriptors = Cache()
         self.plans = Cache()
         self._caches = collections.defaultdict(Cache)
@@ -271,7 +271,7 @@ cdef class _HandleLife:
         return 0
 
     cdef int _after_fork(self) except -1:
-        self.lock = threading.RLock()  # its owner may not exist in this process
+        self.lock = _Lock()  # the old one's owner may not exist in this process
         self.forked = True
         return 0
 

@@ -207,7 +207,8 @@ cdef class Plan:
         cdef uintptr_t address
         cdef uintptr_t nowhere = 0
         cdef bint lent = False
-        cdef list kept = []  # memory of arrays, until the call has returned
+        cdef list kept = None  # memory of arrays, until the call has returned; calls on addresses need none
+        cdef _Lock lock
         cdef int i, n = 0
         handle._check()
         for i in range(self.count):
@@ -223,6 +224,7 @@ cdef class Plan:
             elif type(value) is int and self.takes & _ADDRESSES:
                 address = _bare_address(handle, value, self.names, i)
             elif self.takes & _ARRAYS:
+                kept = [] if kept is None else kept
                 address = self._array_address(handle, value, i, kept)
             else:
                 address = handle._pointer(value, self.names[i])
@@ -230,8 +232,10 @@ cdef class Plan:
             extents[n] = _Extent(0, address, address + argument.span, argument.element, argument.row.written)
             n += 1
         if workspace is not None:
+            kept = [] if kept is None else kept
             self._space(handle, workspace, "workspace", kept, &call.workspace, &call.workspace_size)
         if reserve is not None:
+            kept = [] if kept is None else kept
             self._space(handle, reserve, "reserve", kept, &call.reserve, &call.reserve_size)
         if self.reserve_size and _short(call.reserve, call.reserve_size, self.reserve_size):
             raise _space_error("reserve", call.reserve, call.reserve_size, self.reserve_size)
@@ -249,8 +253,8 @@ cdef class Plan:
             self._overlap(handle, &call)
         if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
             call.workspace, call.workspace_size = NULL, 0
-        lock = handle.lock
-        lock.acquire()  # `with` would take twice as long
+        lock = handle.lock  # the one that is taken, whichever the handle has after a fork
+        lock.acquire()
         try:
             if lent:
                 handle._lend(&call, self.workspace_size, self.name)

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm._core import Cache
+from pybnorm._core import Cache, _Lock
 
 THREADS = 6
 DIMS = [(2, 3, 4, 4), (4, 8, 5, 5), (3, 16, 3, 3)]
@@ -381,3 +382,68 @@ def test_arrays_and_signal_handlers_that_use_the_other_handle(need_device, tmp_p
         env=environment,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+WAITING = """
+import signal, threading
+from pybnorm._core import _Lock
+
+lock, taken, enough = _Lock(), threading.Event(), threading.Event()
+
+
+def other():
+    with lock, lock:  # twice, as a signal handler in the midst of a call does
+        taken.set()
+        enough.wait(100)
+
+
+def handler(*_):
+    told.append("handled")
+    if len(told) == 1:
+        raise KeyboardInterrupt
+    enough.set()
+
+
+told = []
+signal.signal(signal.SIGALRM, handler)
+thread = threading.Thread(target=other)
+thread.start()
+taken.wait(100)
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.3)
+    with lock:
+        told.append("taken from its owner")
+except KeyboardInterrupt:
+    told.append("interrupted")
+with lock:
+    told.append("thread alive" if not enough.is_set() else "taken")
+signal.setitimer(signal.ITIMER_REAL, 0)
+thread.join(100)
+for _ in range(3):  # whoever gave it back has given it back for good
+    free = threading.Thread(target=lambda: [lock.__enter__(), lock.__exit__(), told.append("free")])
+    free.start()
+    free.join(100)
+print(*[word for word in told if word != "handled"], sep=", ")
+"""
+
+
+def test_who_waits_for_a_handle_can_be_interrupted(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "interrupted, taken, free, free, free\n"), done.stderr
+
+
+def test_a_lock_keeps_threads_apart():
+    lock, total = _Lock(), [0]
+
+    def work(_):
+        for _ in range(2000):
+            with lock:
+                before = total[0]
+                if before % 50 == 0:
+                    time.sleep(0)  # another thread's turn, which it must not use
+                total[0] = before + 1
+
+    at_once(work)
+    assert total[0] == 2000 * THREADS
