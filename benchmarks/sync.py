@@ -1,7 +1,7 @@
 """Throughput of `pybnorm.sync` against ``torch.nn.SyncBatchNorm``, and whether both are right, in one run.
 
 ``python -m benchmarks.sync --out DIR`` starts one process for each GPU; under ``torchrun`` it is one of them. Both
-sides work on the same tensors, over the same NCCL process group, on the same stream, turn by turn. Three of ours:
+sides use the same tensors, NCCL process group and stream, and take turns. Ours is measured in three settings:
 
 reads
     The counts of the ranks are part of each message and read on the host, as PyTorch reads them.
@@ -10,8 +10,8 @@ promised
 fixed
     As ``promised``, and backward adds the ranks' sums in a fixed order.
 
-With ``--backend onednn`` the ranks are CPU processes over gloo. PyTorch has no synchronized batch norm there, so that
-shows that the script works and nothing more.
+With ``--backend onednn`` the ranks are CPU processes over gloo. PyTorch has no synchronized batch norm on the CPU, so
+this only shows that the script works.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KINDS = {
     "sync-bench.json": _files.Kind("an earlier sync-bench.json", r'\{\s*"ranks": \d'),
     "sync-bench.txt": _files.Kind("an earlier sync-bench.txt", r"\d+ ranks, .*, PyTorch "),
 }
-"""What alone is replaced."""
+"""The only files that are replaced."""
 
 
 class _Rank:
@@ -80,7 +80,7 @@ class _Rank:
 
     def close(self) -> None:
         self.handle.close()
-        gc.collect()  # layers in tracebacks would keep the group's threads, with which a process cannot end
+        gc.collect()  # a layer in a traceback would keep the group's threads alive, and the process could not end
         self.group.barrier()
         self.group.destroy_process_group()
 
@@ -145,7 +145,7 @@ def verify(rank: _Rank, dtype: str, layout: str) -> list[dict[str, Any]]:
     generator = np.random.default_rng(0)
     shape = (rows, channels, 14, 14)
     offset = generator.normal(0, 3, (1, channels, 1, 1))
-    # Quantised first: both sides and the reference start from the same values.
+    # Rounded to the dtype first, so that both sides and the reference start from the same values.
     whole_x, whole_dy = (
         torch.from_numpy(generator.standard_normal(shape) + shift).to(element) for shift in (offset, 0.0)
     )
@@ -212,7 +212,7 @@ def _element(torch: Any, dtype: str) -> Any:
 
 
 def _pytorch(rank: _Rank, x: Any, dy: Any, vectors: list[Any], whole_x: Any, whole_dy: Any, part: slice) -> Any:
-    """What PyTorch makes of it: its SyncBatchNorm, or on the CPU its batch norm of the whole."""
+    """PyTorch's results: its SyncBatchNorm, or on the CPU its batch norm of the whole batch."""
     torch = rank.torch
     scale, bias, mean, variance = vectors
     if rank.gpu:
@@ -358,7 +358,7 @@ def _work(options: argparse.Namespace) -> int:
     speed, left_out = [], []
     for shape in shapes:
         for dtype, layout in kinds:
-            # One rank's clock decides for all, or they would part ways.
+            # One rank's clock decides, so that all ranks measure the same cases.
             late = rank.torch.tensor([time.monotonic() - start], device=rank.device)
             rank.group.broadcast(late, 0)
             if late.item() > options.seconds:
@@ -443,7 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Exit codes; when one process fails or time is up, the others are ended, which would wait for it."""
+    """Exit codes. If a process fails or time is up, the others are ended: they would wait for it."""
     end = time.monotonic() + seconds
     while any(process.poll() is None for process in started):
         if time.monotonic() > end or any(process.poll() for process in started):

@@ -1,6 +1,6 @@
-"""Graphs of batch norm in the shape of hipDNN and the cuDNN frontend, on every backend.
+"""Graphs of batch norm with the API of hipDNN and of the cuDNN frontend, on every backend.
 
-Tensors and nodes are described first; then the graph goes through hipDNN's stages and is executed::
+Describe tensors and nodes, go through hipDNN's stages, then execute::
 
     graph = Graph().set_io_data_type("bfloat16").set_intermediate_data_type("float")
     x = graph.tensor(name="x", dim=(16, 16, 16, 16), stride=(4096, 256, 16, 1))
@@ -15,33 +15,32 @@ Tensors and nodes are described first; then the graph goes through hipDNN's stag
     workspace = numpy.empty(graph.get_workspace_size(), numpy.uint8)
     graph.execute(handle, {x.get_uid(): x_array, ...}, workspace)
 
-`Graph.build` does the five stages at once. Names are those of hipDNN's frontend (``hipdnn_frontend::graph``); failures
-are exceptions instead of error objects. Nodes run one after the other through `pybnorm.operations`, on the handle's
-stream, without synchronisation and without a branch on the vendor.
+`Graph.build` does all five stages. Names are those of hipDNN's frontend (``hipdnn_frontend::graph``); failures are
+exceptions instead of error objects. Nodes run in order through `pybnorm.operations`, on the handle's stream, without
+synchronisation and without a branch on the vendor.
 
-Where hipDNN is silent or wrong, or this module differs:
+This module differs from hipDNN, or decides what hipDNN leaves open:
 
-* Running variance takes the unbiased batch variance, as hipDNN's reference does; its README says plain variance.
-  next may be the same memory as prev: it is updated in place then. Otherwise prev is copied to next first.
-* Parameters and statistics whose data type is not set are float32. hipDNN would give them the io data type, which its
-  MIOpen provider refuses.
-* Training with running statistics and inference from an inverse standard deviation run on every backend.
-* batchnorm_backward without saved statistics takes them from x with an epsilon that must be given
-  (`BatchnormBackwardAttributes.set_epsilon`); hipDNN has no such attribute and a constant of 1e-5.
+* The running variance takes the unbiased batch variance, as in hipDNN's reference; hipDNN's README says plain variance.
+  If next is the same memory as prev, it is updated in place. Otherwise prev is copied to next first.
+* Parameters and statistics without a data type are float32. hipDNN would give them the io data type, which its MIOpen
+  provider refuses.
+* Training with running statistics, and inference from an inverse standard deviation, run on every backend.
+* batchnorm_backward without saved statistics computes them from x. It needs an epsilon
+  (`BatchnormBackwardAttributes.set_epsilon`); hipDNN has no such attribute and uses 1e-5.
 * ``RELU_BWD``: hipDNN's reference and samples take (x, dy), its porting guide and cuDNN (dy, x). `Graph.pointwise`
   takes (x, dy); `Graph.relu_backward` takes cuDNN's names.
-* execute takes a workspace with its size, an array or (address, bytes), and checks it.
-* One data type for all data tensors that nodes connect, float32, float16 or bfloat16; float32 accumulation.
+* execute takes a workspace with its size, as an array or (address, bytes), and checks it.
+* All data tensors that nodes connect have one data type: float32, float16 or bfloat16. Accumulation is float32.
 
-Intermediate data type. A virtual tensor lies in the workspace in the io data type, also where its own is float32:
-only where that makes no difference, and create_execution_plans refuses everything else. It makes none before a ReLU
-(rounding and ReLU commute), for the mask of a ReLU gradient (the sign survives rounding, except that a float16 value
-below 2**-25 becomes 0), and behind a ReLU of io data. Batch norm followed by an addition is one call that adds
-before it rounds. Setting the virtual tensor's data type to the io data type asks for the rounding and is always
-served.
+Intermediate data type. A virtual tensor is stored in the workspace in the io data type, even if its own data type is
+float32. That is allowed only where it does not change results; create_execution_plans refuses the other cases. Results
+do not change before a ReLU (rounding and ReLU commute), in the mask of a ReLU gradient (rounding keeps the sign, except
+that a float16 value below 2**-25 becomes 0), and after a ReLU of io data. Batch norm followed by an addition is one
+call, which adds before it rounds. To ask for the rounding, set the virtual tensor's data type to the io data type.
 
-``PYBNORM_LOG_LEVEL=off|info|warn|error`` sends the messages of the loggers ``pybnorm.*`` of that level to standard
-error, as ``HIPDNN_LOG_LEVEL`` does; unset, they go wherever the application's logging sends them.
+``PYBNORM_LOG_LEVEL=off|info|warn|error`` sends messages of the loggers ``pybnorm.*`` from this level on to standard
+error, as ``HIPDNN_LOG_LEVEL`` does. Without it they go where the application's logging sends them.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Graph(_Description):
 
     @_logged
     def validate(self) -> None:
-        """Check the graph by itself and fill in what follows from it: shapes, strides and data types of outputs.
+        """Check the graph, and infer the shapes, strides and data types of outputs.
 
         Raises
         ------
@@ -142,12 +141,12 @@ class Graph(_Description):
 
     @_logged
     def build_operation_graph(self, handle: Handle) -> None:
-        """Fix the graph for a backend: uids are given, and later changes of its tensors have no effect.
+        """Fix the graph for a backend: assign uids, and ignore later changes of its tensors.
 
         Parameters
         ----------
         handle : Handle
-            Of the backend that will execute it.
+            Any handle of the backend that will execute the graph.
 
         Raises
         ------
@@ -174,7 +173,7 @@ class Graph(_Description):
 
     @_logged
     def create_execution_plans(self, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
-        """Decide the calls. There is one plan, whatever the modes.
+        """Choose the calls. There is one plan, whatever the modes.
 
         Parameters
         ----------
@@ -213,14 +212,14 @@ class Graph(_Description):
 
     @_logged
     def check_support(self) -> None:
-        """Ask the backend about every call of the plan.
+        """Check every call of the plan with the backend.
 
         Raises
         ------
         ArgumentError
             No plan has been created.
         UnsupportedError
-            The backend has no right path for one of the calls; the error names it.
+            The backend does not support one of the calls; the error names it.
         """
         self._require(3, "check_support")
         handle = self._handle
@@ -260,7 +259,7 @@ class Graph(_Description):
             used += _rounded(record.nbytes)
         inner = max((program.nbytes for program in self._programs), default=0)
         self._inner = used
-        # The caller's memory may start anywhere; everything in it starts at a multiple of 64.
+        # 63 bytes more: the caller's memory may start anywhere, and everything in it is aligned to 64.
         self._workspace_size = used + inner + ALIGNMENT - 1 if used + inner else 0
         self._stage = 5
         _log.info("%s: built, %d bytes of workspace", self._label(), self._workspace_size)
@@ -306,9 +305,9 @@ class Graph(_Description):
         handle : Handle
             Of the backend that the graph was built for.
         variant_pack : mapping
-            From uid, or tensor, to memory: an array of any framework, or an address. Every tensor that is neither
-            virtual nor passed by value, and no other. An array must have the tensor's data type, shape and strides;
-            parameters may leave out axes of length 1. Of an address nothing can be checked.
+            From uid, or tensor, to memory: an array of any framework, or an address. It has every tensor that is
+            neither virtual nor passed by value, and no other. An array must have the tensor's data type, shape and
+            strides; parameters may leave out axes of length 1. An address is trusted.
         workspace : array or (int, int), optional
             At least `get_workspace_size` bytes on the handle's device: an array, or address and bytes.
 
@@ -348,7 +347,7 @@ class Graph(_Description):
         for index, (step, program) in enumerate(zip(self._steps, self._programs, strict=True)):
             if index in same:
                 continue
-            # Never None where something is needed: it would be memory of the handle's.
+            # Never None if memory is needed: with None a CPU backend would use the handle's.
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
             addresses = [0 if record is None else places[record] for record in self._places[index]]
             program.execute(handle, step.function, (0, *addresses), scratch)

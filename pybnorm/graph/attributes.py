@@ -1,4 +1,4 @@
-"""Tensors and attributes of nodes."""
+"""The attributes of tensors and nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PointwiseMode(enum.IntEnum):
 
 
 class HeuristicMode(enum.IntEnum):
-    """What create_execution_plans is given; there is one plan whatever the mode."""
+    """Modes of create_execution_plans. There is one plan, whatever the mode."""
 
     FALLBACK = 0
     A = 1
@@ -57,9 +57,9 @@ class _Named:
 
 
 class TensorAttributes(_Named):
-    """A tensor of a graph: what it looks like, not where it is.
+    """The description of a tensor of a graph, without its memory.
 
-    Attributes are set and read by methods, as in hipDNN; setters return the tensor, so that they chain.
+    Methods set and read the attributes, as in hipDNN. Setters return the tensor, so that they chain.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class TensorAttributes(_Named):
         return tensor.set_stride(_arguments.packed_strides(tuple(tensor.get_dim())))
 
     def set_uid(self, uid: int) -> TensorAttributes:
-        """The key of this tensor in the variant pack: any 64-bit integer that no other tensor of the graph has."""
+        """The tensor's key in the variant pack: a 64-bit integer, unique in the graph."""
         if issubclass(type(uid), bool) or not issubclass(type(uid), int):
             raise ArgumentTypeError("uid", uid, "an integer")
         if not -(2**63) <= uid < 2**63:
@@ -94,11 +94,11 @@ class TensorAttributes(_Named):
         return self
 
     def get_uid(self) -> int:
-        """The uid; without `set_uid` build_operation_graph gives one, and it is 0 until then."""
+        """The uid. Without `set_uid` build_operation_graph assigns one; before that it is 0."""
         return 0 if self._uid is None else self._uid
 
     def has_uid(self) -> bool:
-        """Whether it has been set or given."""
+        """Whether the tensor has a uid."""
         return self._uid is not None
 
     def clear_uid(self) -> TensorAttributes:
@@ -107,12 +107,12 @@ class TensorAttributes(_Named):
         return self
 
     def set_data_type(self, data_type: object) -> TensorAttributes:
-        """float32, float16 or bfloat16; also by hipDNN's names, "float" and "half"."""
+        """float32, float16 or bfloat16; hipDNN's names "float" and "half" are taken too."""
         self._data_type = _data_type(data_type, "data_type")
         return self
 
     def get_data_type(self) -> DataType | None:
-        """The data type; None if it has not been set, nor filled in by validate."""
+        """The data type; None until it is set, or inferred by validate."""
         return self._data_type
 
     def set_dim(self, dim: Sequence[int]) -> TensorAttributes:
@@ -125,7 +125,7 @@ class TensorAttributes(_Named):
         return list(self._dim)
 
     def set_stride(self, stride: Sequence[int]) -> TensorAttributes:
-        """Strides in elements; they are checked against the shape by validate."""
+        """Strides in elements; validate checks them against the shape."""
         self._stride = tuple(_arguments.dims(stride, "stride", low=1))
         return self
 
@@ -138,20 +138,20 @@ class TensorAttributes(_Named):
         return math.prod(self._dim)
 
     def set_is_virtual(self, is_virtual: bool) -> TensorAttributes:
-        """Whether it exists inside the graph only."""
+        """Whether the tensor exists only inside the graph."""
         self._virtual = _arguments.boolean(is_virtual, "is_virtual")
         return self
 
     def get_is_virtual(self) -> bool:
-        """Whether it exists inside the graph only, as outputs of nodes do unless `set_output` says otherwise."""
+        """Whether the tensor exists only inside the graph, the default of nodes' outputs."""
         return self._virtual
 
     def set_output(self, output: bool) -> TensorAttributes:
-        """Whether the caller gives memory for it: the opposite of virtual."""
+        """Whether the caller provides the memory: the opposite of virtual."""
         return self.set_is_virtual(not _arguments.boolean(output, "output"))
 
     def set_value(self, value: float) -> TensorAttributes:
-        """Make it a scalar of one element that is passed by value."""
+        """Make the tensor a scalar, passed by value."""
         self._value = _arguments.scalar(value, "value")
         self._data_type = DataType.FLOAT64
         self._dim = self._stride = (1,)
@@ -162,12 +162,12 @@ class TensorAttributes(_Named):
         return self._value
 
     def clear_value(self) -> TensorAttributes:
-        """Make it a tensor with memory again."""
+        """Undo `set_value`: the tensor has memory again."""
         self._value = None
         return self
 
     def get_pass_by_value(self) -> bool:
-        """Whether it is a scalar that is passed by value."""
+        """Whether the tensor is a scalar, passed by value."""
         return self._value is not None
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ class _Attributes(_Named):
         return self
 
     def get_compute_data_type(self) -> DataType | None:
-        """None where the graph's holds."""
+        """None if the graph's is used."""
         return self._compute
 
 
@@ -261,17 +261,17 @@ class BatchnormAttributes(_StatisticsAttributes):
         return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
 
     def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
-        """The first of the three that go together."""
+        """Set together with the previous variance and the momentum."""
         self._prev_running_mean = _tensor(mean, "prev_running_mean")
         return self
 
     def set_prev_running_variance(self, variance: TensorAttributes) -> BatchnormAttributes:
-        """The second of the three that go together."""
+        """Set together with the previous mean and the momentum."""
         self._prev_running_variance = _tensor(variance, "prev_running_variance")
         return self
 
     def set_momentum(self, momentum: TensorAttributes | float) -> BatchnormAttributes:
-        """The third of the three that go together; from 0 to 1."""
+        """From 0 to 1; set together with the previous mean and variance."""
         self._momentum = _scalar(momentum, "momentum")
         return self
 
@@ -307,25 +307,25 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
     def set_saved_mean_and_inv_variance(
         self, mean: TensorAttributes, inv_variance: TensorAttributes
     ) -> BatchnormBackwardAttributes:
-        """The statistics that batchnorm saved, 1 / sqrt(biased variance + epsilon) the second."""
+        """The statistics that batchnorm saved; inv_variance is 1 / sqrt(biased variance + epsilon)."""
         return self.set_mean(mean).set_inv_variance(inv_variance)
 
     def set_mean(self, mean: TensorAttributes) -> BatchnormBackwardAttributes:
-        """One of the pair."""
+        """The saved mean; set together with the inverse standard deviation."""
         self._mean = _tensor(mean, "mean")
         return self
 
     def set_inv_variance(self, inv_variance: TensorAttributes) -> BatchnormBackwardAttributes:
-        """The other of the pair."""
+        """The saved inverse standard deviation; set together with the mean."""
         self._inv_variance = _tensor(inv_variance, "inv_variance")
         return self
 
     def get_mean(self) -> TensorAttributes | None:
-        """None where statistics are taken from x."""
+        """None if statistics are computed from x."""
         return self._mean
 
     def get_inv_variance(self) -> TensorAttributes | None:
-        """None where statistics are taken from x."""
+        """None if statistics are computed from x."""
         return self._inv_variance
 
 
@@ -351,7 +351,7 @@ class PointwiseAttributes(_Attributes):
         return self._mode
 
     def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
-        """0, the only one that validate accepts."""
+        """Must be 0: validate accepts no other."""
         self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
         return self
 
@@ -361,6 +361,6 @@ class PointwiseAttributes(_Attributes):
         return self
 
     def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
-        """0, the only one that validate accepts."""
+        """Must be 0: validate accepts no other."""
         self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
         return self

@@ -1,4 +1,4 @@
-"""How a graph is described: its data types, tensors and nodes."""
+"""The description of a graph: its data types, tensors and nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Description(_Named):
     # -------- attributes of the graph
 
     def set_io_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Data type of data tensors that are not virtual and have none: float32, float16 or bfloat16."""
+        """Default data type of data tensors that are not virtual: float32, float16 or bfloat16."""
         self._io = _data_type(data_type, "io_data_type")
         self._stage = 0
         return self
@@ -51,7 +51,7 @@ class _Description(_Named):
         return self._io
 
     def set_intermediate_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Data type of virtual data tensors that have none."""
+        """Default data type of virtual data tensors."""
         self._intermediate = _data_type(data_type, "intermediate_data_type")
         self._stage = 0
         return self
@@ -249,7 +249,7 @@ class _Description(_Named):
             More than one element for each channel.
         scale : TensorAttributes, dim (1, C, 1...)
         attributes : BatchnormBackwardAttributes
-            Saved mean and inverse standard deviation, or an epsilon to take them from x with.
+            Saved mean and inverse standard deviation, or an epsilon to compute them from x.
 
         Returns
         -------
@@ -326,7 +326,7 @@ class _Description(_Named):
     ) -> list[TensorAttributes]:
         name = attributes.get_name()
         for role, tensor in {**inputs, **(scalars or {})}.items():
-            if tensor is not None:  # absent ones are what validate is for
+            if tensor is not None:  # validate reports missing ones
                 _tensor(tensor, role)
         for role, tensor in inputs.items():
             if tensor is not None and not tensor.get_name():

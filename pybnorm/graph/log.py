@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pybnorm.errors import ArgumentError, PybnormError
 
 _log = logging.getLogger("pybnorm.graph")
-logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent unless somebody asks
+logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent by default
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
@@ -41,7 +41,7 @@ def _configure_logging() -> None:
     logger = logging.getLogger("pybnorm")
     logger.setLevel(level)
     listening = [*logger.handlers, *logging.getLogger().handlers]
-    if all(isinstance(h, logging.NullHandler) for h in listening):  # else the application has said where messages go
+    if all(isinstance(h, logging.NullHandler) for h in listening):  # else the application configured logging
         stream = logging.StreamHandler()
         stream.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
         logger.addHandler(stream)

@@ -1,4 +1,4 @@
-"""From nodes to the calls of a program."""
+"""Lowering: from the nodes of a graph to calls of operations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pybnorm.operations.program import RECIPES, Prepared
 
 
 class _Vector(NamedTuple):
-    """A parameter tensor, given to an operation without its axes of length 1."""
+    """A parameter tensor, passed to an operation as a flat vector."""
 
     record: _Record
 
 
 class _Step(NamedTuple):
-    """One call of `pybnorm.operations`; records stand for arrays."""
+    """One call of `pybnorm.operations`, with records in place of arrays."""
 
     node: str
     function: str
@@ -31,12 +31,12 @@ class _Step(NamedTuple):
     options: dict[str, Any]
 
     def places(self) -> list[_Record | None]:
-        """The tensors that the call reads or writes, one for each array of its operation."""
+        """The tensor of each array argument; None for one that is not given."""
         values, arrays = self._values(lambda record: record), RECIPES[self.function].arrays
         return [value for value, name in zip(values, arrays, strict=True) if name is not None]
 
     def checked(self, handle: Handle) -> Prepared:
-        """The operation for tensors that may lie anywhere."""
+        """The operation, checked and ready to run at any addresses."""
         kind = handle.library.device_type
 
         def described(record: _Record) -> Buffer:
@@ -64,7 +64,7 @@ def _rounded(nbytes: int) -> int:
 
 
 class _Lowering:
-    """Which calls the nodes become, and whether the data types of virtual tensors are honoured by them."""
+    """Chooses the calls of a graph, and checks that they honour the data types of virtual tensors."""
 
     def __init__(self, nodes: Sequence[_Node], records: Mapping[int, _Record]) -> None:
         self.nodes = nodes
@@ -81,13 +81,13 @@ class _Lowering:
         return self.records[id(tensor)]
 
     def wanted(self, tensor: TensorAttributes) -> bool:
-        """Whether anybody sees it."""
+        """Whether the caller or another node uses the tensor."""
         return not self.record(tensor).virtual or id(tensor) in self.consumers
 
-    # -------- additions that the batch norm before them does
+    # -------- additions that are fused into the batch norm before them
 
     def _find_fused(self) -> dict[int, tuple[TensorAttributes, TensorAttributes]]:
-        """For a batch norm (by index) whose y goes into one addition only: the other summand, and the sum."""
+        """Batch norms (by index) whose y only one addition uses, with the other summand and the sum."""
         fused: dict[int, tuple[TensorAttributes, TensorAttributes]] = {}
         for index, node in enumerate(self.nodes):
             if "y" not in node.outputs or not self.record(node.outputs["y"]).virtual:
@@ -106,7 +106,7 @@ class _Lowering:
     # -------- data types
 
     def unfaithful(self) -> Iterator[TensorAttributes]:
-        """Virtual tensors whose storage changes results against their data type."""
+        """Virtual tensors whose storage type changes results."""
         for node in self.nodes:
             for tensor in node.outputs.values():
                 record = self.record(tensor)
@@ -115,7 +115,7 @@ class _Lowering:
                     yield tensor
 
     def _exact(self, tensor: TensorAttributes) -> bool:
-        """Whether its values are values of the storage type anyway."""
+        """Whether the storage type holds all values of the tensor exactly."""
         index = self.producer.get(id(tensor))
         if index is None or not self.record(tensor).virtual:
             return True
@@ -127,7 +127,7 @@ class _Lowering:
         return False
 
     def _late(self, tensor: TensorAttributes) -> bool:
-        """Whether rounding now gives what rounding after its consumers would."""
+        """Whether rounding before the tensor's consumers gives the same as rounding after them."""
         if id(tensor) in {id(self.nodes[i].outputs["y"]) for i in self.fused}:
             return True  # never stored
         for node, role in self.consumers.get(id(tensor), []):
@@ -144,7 +144,7 @@ class _Lowering:
     # -------- calls
 
     def steps(self) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
-        """The calls, and those that copy previous to next running statistics, with the two."""
+        """The calls; and which of them copy previous to next running statistics, with the two records."""
         steps: list[_Step] = []
         copies: list[tuple[int, _Record, _Record]] = []
         sums = {id(total) for _, total in self.fused.values()}
@@ -235,7 +235,7 @@ class _Lowering:
                 _Step(node.name, "axpby", (1.0, inputs[1], 1.0, out), {}),
             ]
         steps = []
-        for i, record in enumerate(inputs):  # not every vendor's activation takes tensors of different layouts
+        for i, record in enumerate(inputs):  # not all vendors' activations take tensors of different layouts
             if any(d > 1 and s != o for d, s, o in zip(out.dims, record.strides, out.strides, strict=True)):
                 _log.warning("%s copies %r into the memory order of %r", node.name, record.name, out.name)
                 inputs[i] = record.copied_like(out)

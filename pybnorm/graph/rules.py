@@ -1,4 +1,4 @@
-"""What each node asks of its tensors."""
+"""Nodes, and the rules for their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pybnorm.graph.attributes import _DATA_ROLES, PointwiseMode, TensorAttribute
 
 
 class _Node(NamedTuple):
-    """One operation, as it was asked for."""
+    """One operation as the caller described it."""
 
     kind: str
     attributes: Any
@@ -40,7 +40,7 @@ class _Node(NamedTuple):
 
 
 class _Record:
-    """A tensor as build_operation_graph found it: later changes of the attributes do not reach the plan."""
+    """A tensor as build_operation_graph saw it. Later changes of its attributes do not reach the plan."""
 
     def __init__(self, tensor: TensorAttributes, storage: DataType, parameter: bool, output: bool) -> None:
         self.uid = tensor.get_uid()
@@ -51,14 +51,14 @@ class _Record:
         self.virtual = tensor.get_is_virtual()
         self.parameter = parameter
         self.output = output
-        self.offset: int | None = None  # in the workspace, where a virtual tensor is needed
+        self.offset: int | None = None  # in the workspace, if the tensor is virtual and used
 
     @property
     def nbytes(self) -> int:
         return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
 
     def copied_like(self, other: _Record) -> _Record:
-        """A tensor in the workspace with these values in the memory order of another."""
+        """A copy in the workspace, in the memory order of another tensor."""
         made = copy.copy(self)
         made.strides, made.virtual = other.strides, True
         return made
@@ -85,7 +85,7 @@ _MISSING = {
 
 
 def _data_rules(node: _Node, role: str, low: int = 2) -> tuple[int, ...]:
-    """Dims and strides of a data tensor that must be known."""
+    """Check the dims and strides of an input; returns the dims."""
     tensor, where = node.inputs[role], f"{role} of {node.name}"
     dims = tuple(tensor.get_dim())
     if not low <= len(dims) <= 8:
@@ -103,7 +103,7 @@ def _same_dims(node: _Node, role: str, dims: tuple[int, ...], other: str) -> Non
 
 
 def _inferred(node: _Node, role: str, dims: tuple[int, ...], strides: Sequence[int], other: str) -> None:
-    """An output: what is not set follows from `other`, what is set must agree."""
+    """Infer what an output does not set; what it sets must agree with `other`."""
     tensor = node.outputs[role]
     if not tensor.get_dim():
         tensor.set_dim(dims)
@@ -114,7 +114,7 @@ def _inferred(node: _Node, role: str, dims: tuple[int, ...], strides: Sequence[i
 
 
 def _parameter_rules(node: _Node, channels: int, rank: int) -> None:
-    """Inputs and outputs of one element for each channel."""
+    """Check parameters and statistics, which have one element for each channel."""
     for role, tensor in node.tensors():
         if role in _DATA_ROLES:
             continue

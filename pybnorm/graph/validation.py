@@ -1,4 +1,4 @@
-"""Whether a graph is whole, and what its nodes say of tensors that say nothing themselves."""
+"""Validation of a graph: its nodes, uids and data types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node
 def _validated(
     nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None, compute: DataType | None
 ) -> dict[int, DataType]:
-    """Check nodes and fill in their outputs; the data types that tensors are stored in, by id."""
+    """Check nodes and infer their outputs; returns the data type that each tensor is stored in, by id."""
     if not nodes:
         raise ArgumentError("graph", "no nodes", "at least one")
     produced: set[int] = set()
@@ -71,7 +71,7 @@ def _check_uids(nodes: Sequence[_Node]) -> None:
 
 
 def _fill_data_types(nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None) -> dict[int, DataType]:
-    """Give every tensor a data type; those that tensors are stored in, by id."""
+    """Infer missing data types; returns the data type that each tensor is stored in, by id."""
     parameters = {id(t) for n in nodes for role, t in n.tensors() if role not in _DATA_ROLES}
     data = {id(t) for node in nodes for t in node.data()}
     for tensor in _tensors(nodes):
@@ -104,7 +104,7 @@ def _fill_data_types(nodes: Sequence[_Node], io: DataType | None, intermediate: 
 
 
 def _connected(nodes: Sequence[_Node]) -> list[list[TensorAttributes]]:
-    """Data tensors in groups that nodes connect."""
+    """Groups of data tensors that nodes connect, directly or through others."""
     groups: list[list[TensorAttributes]] = []
     for node in nodes:
         joined = list(node.data())

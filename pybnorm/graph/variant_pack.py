@@ -20,7 +20,7 @@ def _bound(
     records: Mapping[int, _Record],
     by_uid: Mapping[int, _Record | None],
 ) -> dict[_Record, Buffer]:
-    """The memory of every tensor that has its own."""
+    """The memory of every tensor that is neither virtual nor passed by value."""
     _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
     own = [r for r in by_uid.values() if r is not None and not r.virtual]
     buffers: dict[_Record, Buffer] = {}
@@ -55,7 +55,7 @@ def _listed(records: list[_Record]) -> str:
 
 
 def _check_overlaps(buffers: dict[_Record, Buffer], shared: set[_Record], workspace: tuple[int, int]) -> None:
-    """Refuse outputs that overlap anything; `shared` are updated in place."""
+    """Refuse outputs that overlap anything else. Tensors in `shared` are updated in place."""
     outputs: list[_arguments.Region] = []
     inputs: list[_arguments.Region] = []
     for record, buffer in buffers.items():
@@ -69,7 +69,7 @@ def _check_overlaps(buffers: dict[_Record, Buffer], shared: set[_Record], worksp
 
 
 def _memory_of(handle: Handle, record: _Record, value: Any, where: str) -> Buffer:
-    """An entry of the variant pack as the tensor that it stands for."""
+    """Check an entry of the variant pack; a view of it with the tensor's dims and strides."""
     if isinstance(value, int) and not isinstance(value, bool):
         pointer = _arguments.pointer(value, where)
         if pointer % record.dtype.itemsize:

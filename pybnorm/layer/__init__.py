@@ -1,19 +1,20 @@
 """A batch-norm layer that keeps its statistics, modelled on gocudnn's ``batchnorm`` package, for every backend.
 
-Construct a layer, stage it with the first x, then train, infer and differentiate. `BatchNorm.info` returns the whole
-state as plain data, which can be stored as JSON; `BatchNorm.restore` makes a layer from it on any backend or machine.
+Make a layer, stage it with the first x, then call forward training, inference and backward. `BatchNorm.info` returns
+the whole state as plain data, which can be stored as JSON. `BatchNorm.restore` makes a layer from it, on any backend
+and machine.
 
 Differences from gocudnn:
 
 * The running variance starts at 1, so that inference before training leaves x unchanged but for epsilon. gocudnn's
   buffers are zero-filled, which divides by sqrt(epsilon): ``initial_running_variance=0.0`` gives that. The running mean
   starts at 0 in both.
-* Use before stage is an error that says "not staged", where gocudnn dereferences nil. Backward needs a forward
-  training before it (gocudnn's zero-filled saved statistics give dx = 0). Staging twice is refused: it would throw
-  trained statistics away.
-* `Info` has every field filled, also epsilon, factor and NaN policy, which gocudnn declares and leaves empty; and it
-  can be restored. The factor is a float; gocudnn's is an unsigned integer.
-* y = alpha * result + beta * y, as the library blends; a comment of gocudnn swaps the two. Backward uses the statistics
+* A call before `stage` raises an error that says "not staged"; gocudnn dereferences nil. Backward needs a forward
+  training first; gocudnn's zero-filled saved statistics give dx = 0. Staging twice is refused, because it would discard
+  trained statistics.
+* `Info` can be restored and has every field filled. gocudnn declares epsilon, factor and NaN policy and leaves them
+  empty. The factor is a float; gocudnn's is an unsigned integer.
+* y = alpha * result + beta * y, as in the library; a comment in gocudnn swaps the two. Backward uses the statistics
   that the last forward training saved.
 * All dtypes of the backend, bfloat16 too.
 """

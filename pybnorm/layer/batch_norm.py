@@ -1,4 +1,4 @@
-"""The layer's construction and its calls."""
+"""The layer: its constructors and its calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pybnorm.layer.staged import StagedLayer
 
 
 class BatchNorm(StagedLayer):
-    """A batch-norm layer: a mode, and from `stage` on running and saved statistics in the device's memory.
+    """A batch-norm layer with running and saved statistics in the device's memory.
 
-    Made by `per_activation`, `spatial`, `spatial_persistent` or `restore`. The layer owns its four statistics from
+    `per_activation`, `spatial`, `spatial_persistent` and `restore` make layers. A layer owns its four statistics from
     `stage` or `restore` to `close`. It borrows the handle, which must stay open as long as the layer is used. Scale
-    and bias are the caller's. Calls neither allocate nor synchronise; `info`, `stage` and `restore` do both. Use
+    and bias belong to the caller. Calls neither allocate nor synchronise; `info`, `stage` and `restore` do both. Use
     a layer from one thread at a time.
 
     Examples
@@ -48,8 +48,8 @@ class BatchNorm(StagedLayer):
         initial_running_variance : float
             Initial value of the running variance. Default 1; gocudnn's is 0.
         device : Device, optional
-            The device that holds the statistics. Default: the CPU. Required on a GPU, where the handle must use its
-            stream (``handle.set_stream(device.stream)``), so that copies are ordered after calls.
+            The device that holds the statistics. Default: the CPU. Required on a GPU. There the handle must use its
+            stream (``handle.set_stream(device.stream)``), so that copies come after calls.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class BatchNorm(StagedLayer):
 
     @classmethod
     def restore(cls, handle: Handle, info: Info, *, mode: object = None, device: Device | None = None) -> BatchNorm:
-        """A staged layer with the state of another one, which may come from another backend or machine.
+        """A staged layer with the state of another layer, also one of another backend or machine.
 
         Parameters
         ----------
@@ -104,8 +104,8 @@ class BatchNorm(StagedLayer):
             Of any backend; borrowed.
         info : Info
         mode : Mode, optional
-            Default: that of `info`. SPATIAL and SPATIAL_PERSISTENT, which only cuDNN has, may replace each other: they
-            compute the same.
+            Default: that of `info`. SPATIAL and cuDNN's SPATIAL_PERSISTENT may replace each other: they compute the
+            same.
         device : Device, optional
             As in `per_activation`.
 
@@ -134,10 +134,10 @@ class BatchNorm(StagedLayer):
             exponential_average_factor=info.exponential_average_factor,
             device=device,
         )
-        # Derived from a tensor of the derived shape itself, so that the backend's rules for mode and dtype apply.
+        # Deriving from the derived shape gives it back, and applies the backend's rules for mode and dtype.
         derived = derive_bn_tensor_descriptor(TensorDescriptor(handle.backend, info.data_type, info.dims), chosen)
         layer._allocate(derived, {name: getattr(info, name) for name in STATISTICS})
-        # An inverse standard deviation is never 0 but for an infinite variance, so zeros say that nothing was saved.
+        # An inverse standard deviation is 0 only for an infinite variance: all zeros mean that nothing was saved.
         layer._has_saved = bool(np.any(info.saved_inv_variance != 0))
         return layer
 

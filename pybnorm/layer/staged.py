@@ -19,7 +19,7 @@ _Self = TypeVar("_Self", bound="StagedLayer")
 
 
 class StagedLayer:
-    """What a layer owns, and what it says of itself."""
+    """A layer without its calls: its statistics and their properties."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class StagedLayer:
         self._closed = False
 
     def stage(self, x: Any) -> None:
-        """Derive the shape of the statistics from x, allocate them and fill them with their initial values.
+        """Derive the shape of the statistics from x, allocate them, and write their initial values.
 
         Parameters
         ----------
         x : array or TensorDescriptor
-            Like those of later calls, which may differ in N. The array's memory is not read.
+            Later calls may differ from it in N. The array's memory is not read.
 
         Raises
         ------
@@ -65,8 +65,8 @@ class StagedLayer:
 
         Notes
         -----
-        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Statistics start at 0, but for the running variance,
-        which starts at `initial_running_variance`. Waits for the copies of these.
+        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Statistics start at 0, the running variance at
+        `initial_running_variance`. Waits until they are copied.
         """
         if self._closed:
             raise ClosedError("layer")
@@ -107,7 +107,7 @@ class StagedLayer:
         self._device, self._derived = device, derived
 
     def _ordered(self, device: Device) -> None:
-        """Check that the device's copies and the handle's calls use one stream, which orders them."""
+        """Check that the device and the handle use one stream, which orders copies and calls."""
         if device.stream and device.stream != self._handle.stream:
             raise ArgumentError(
                 "device",
@@ -179,7 +179,7 @@ class StagedLayer:
         return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
 
     def info(self) -> Info:
-        """The whole state, copied to the host after all earlier calls.
+        """The whole state, copied to the host after all earlier calls have ended.
 
         Returns
         -------
@@ -214,7 +214,7 @@ class StagedLayer:
         return self._derived
 
     def _data(self, x: Any) -> Buffer:
-        """Check that x fits the layer's statistics, so that an error names x and not the statistics."""
+        """Check that x fits the layer's statistics; the handle's own error would name a statistic."""
         derived = self._need_staged()
         buffer = self._handle.buffer(x, "x")
         dims = _arguments.derived_dims(_arguments.dims(buffer.dims, "x"), self._mode)
@@ -231,8 +231,8 @@ class StagedLayer:
     def close(self) -> None:
         """Release the statistics; closing twice does nothing. The handle stays open.
 
-        Their memory is freed when no `Buffer` from the layer is left; on a GPU in the order of the device's stream,
-        after the calls that use it.
+        Their memory is freed when no `Buffer` from the layer is left. On a GPU that happens in the order of the
+        device's stream, after the calls that use the memory.
         """
         self._closed = True
         self._state = {}

@@ -1,4 +1,4 @@
-"""The program: what will be called, before anything is."""
+"""Programs: an operation's primitive calls, checked before the first is made."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _derived(dims: Dims, kept: Dims) -> Dims:
 
 
 class _Shape:
-    """What an axis choice makes of x."""
+    """The statistics of x for a choice of axes: their shape, number and dtype."""
 
     def __init__(self, x: Buffer, axis: Axis) -> None:
         self.kept = kept_axes(axis, len(x.dims))
@@ -89,7 +89,7 @@ class _Step(NamedTuple):
     arrays: dict[str, Buffer]
     values: dict[str, Any]
     inner: int
-    """Bytes of workspace of its own."""
+    """Bytes of workspace that the vendor's call asks for."""
     text: str
 
 
@@ -106,11 +106,11 @@ _OPERATIONS = {
 
 
 class Program:
-    """Checks an operation's arguments and collects its primitive calls and the scratch memory they need.
+    """Checks an operation's arguments, and collects its primitive calls and the scratch memory that they need.
 
-    Collecting executes nothing, so a refusal by any of the calls comes before the first, and the workspace query and
-    the execution are the same code. Where arrays lie does not count: they have made-up addresses as in `CallList`
-    (slot 0 is the workspace, slot i + 1 the array argument i), and what `finish` makes runs wherever they are.
+    Collecting executes nothing: if a backend refuses any call, no call was made. The workspace query and the execution
+    are the same code. Arrays have addresses of a slot and an offset, as in `CallList`: slot 0 is the workspace, slot
+    i + 1 the array argument i. `finish` makes a `Prepared`, which runs at any addresses.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -126,10 +126,10 @@ class Program:
         self._constants: dict[tuple[float, int, DataType], Buffer] = {}
         self._packed: dict[tuple[int, Dims], Buffer] = {}
         self._pending: list[tuple[Buffer, Buffer]] = []
-        self._inside = False  # of another operation, which has looked at overlaps
+        self._inside = False  # part of another operation, which has noted the arrays
 
     def then(self, operation: str, *arguments: Any, **options: Any) -> None:
-        """Another operation as a part of this one, on arrays that have been checked; its scratch ends with it."""
+        """Add another operation's calls. The caller has noted the arrays; scratch memory is free again afterwards."""
         recipe = RECIPES[operation]
         outer = self.used, self._constants, self._packed, self._pending, self._inside
         self._constants, self._packed, self._pending, self._inside = {}, {}, [], True
@@ -149,7 +149,7 @@ class Program:
         output: bool = False,
         empty: bool = False,
     ) -> Buffer:
-        """Check an array of x's kind."""
+        """Check a data array: x, y, dy or dx. `empty`: axes may have length 0."""
         buffer = self.handle.buffer(array, name, output=output)
         if like is not None:
             if buffer.dims != like.dims:
@@ -175,7 +175,7 @@ class Program:
         return buffer
 
     def flat(self, name: str, array: Any, dims: Dims, output: bool = False) -> Buffer:
-        """Check a contiguous array of these dims; a view of it with one axis."""
+        """Check a contiguous array of these dims; returns a view with one axis."""
         buffer = self.handle.buffer(array, name, output=output)
         _arguments.parameter_dims(name, buffer.dims, buffer.strides, dims)
         buffer = buffer._replace(dims=(math.prod(dims),), strides=(1,))
@@ -193,9 +193,9 @@ class Program:
         return buffer if buffer.dtype == shape.dtype else self.widen(buffer)
 
     def result(self, name: str, array: Any, shape: _Shape, *, prior: bool = False) -> Buffer:
-        """A vector in the vendors' dtype that ends up in `array`; scratch if that is None.
+        """A vector in the vendors' dtype for a result; scratch if `array` is None.
 
-        `prior`: its value is read too.
+        A 16-bit `array` gets the rounded values at the end. `prior`: its value is read first.
         """
         if array is None:
             return self.vector(shape)
@@ -212,7 +212,7 @@ class Program:
         return [_arguments.scalar(value, name, shape.dtype) for name, value in values.items()]
 
     def note(self, name: str, buffer: Buffer, output: bool) -> None:
-        """Memory that is read or, an output's, written: the latter shares none with any other."""
+        """Note memory that is read, or written if `output`; written memory may overlap no other."""
         if self._inside or 0 in buffer.dims:
             return
         (self.outputs if output else self.inputs).append(region(name, buffer))
@@ -247,7 +247,7 @@ class Program:
         return vector
 
     def constant(self, value: float, shape: _Shape, dtype: DataType | None = None) -> Buffer:
-        """The same, only to be read: one for all who ask."""
+        """A parameter vector of one value that is only read; calls share it."""
         key = value, shape.count, dtype or shape.dtype
         if key not in self._constants:
             vector = self.scratch((shape.count,), key[2])
@@ -390,7 +390,7 @@ class Program:
             self._step(Operation.RELU, {"x": xs, "y": ys}, {}, 0, f"relu {xs.dtype.short} {xs.dims}")
 
     def relu_backward(self, x: Buffer, dy: Buffer, dx: Buffer) -> None:
-        """``dx = dy where x > 0, else 0``; cuDNN wants one memory order, so others are copied, whatever the backend."""
+        """``dx = dy where x > 0, else 0``. cuDNN needs one memory order, so others are copied on every backend."""
         target = dx
         if any(b.strides != dx.strides for b in (x, dy)):
             if math.prod(dx.dims) != _arguments.span(dx.dims, dx.strides):
@@ -406,7 +406,7 @@ class Program:
             self.axpby(1.0, dx, 0.0, target)
 
     def _in_order(self, array: Buffer, like: Buffer, name: str) -> Buffer:
-        """The array, or a copy that lies as the dense `like` does."""
+        """The array, or a copy in the memory order of the dense `like`."""
         if array.strides == like.strides:
             return array
         self.copies.append(f"{name} of relu_backward: its memory order is not that of dx")
@@ -415,7 +415,7 @@ class Program:
         return copy
 
     def _require(self, operation: Operation, method: str, name: str, array: Buffer) -> None:
-        """Refuse before the first call what a call without a workspace query would refuse later."""
+        """Check the capability of a call that has no workspace query, which would check it."""
         layout = _arguments.layout_of(array.dims, array.strides)
         backend = self.handle.backend
         bits, why = capability(backend, operation, Mode.SPATIAL, array.dtype, layout, len(array.dims))
@@ -438,9 +438,9 @@ class Program:
         parameters: dict[str, Buffer],
         options: dict[str, Any],
     ) -> None:
-        """A batch-norm call on the first view that the backend takes, or on packed copies.
+        """Add a batch-norm call on the first view that the backend supports, or on packed copies.
 
-        `data` starts with x; None stands for a scratch array. `written` has the beta of the output.
+        `data` starts with x; a scratch array replaces None. `written` has the beta of the output.
         """
         refusal = None
         present = [b for b in data.values() if b is not None]
@@ -481,7 +481,7 @@ class Program:
         reason: str,
     ) -> None:
         x = next(b for b in data.values() if b is not None)
-        # One order for the calls of a program: they share the copies.
+        # All calls of a program use one order, so that they share the copies.
         order = [*kept, *(a for a in range(len(x.dims)) if a not in kept)]
         dims = tuple(x.dims[a] for a in order)
         count = math.prod(x.dims[a] for a in kept)
@@ -510,7 +510,7 @@ class Program:
             self.axpby(1.0, source, 0.0, target)
 
     def _unused(self, dtype: DataType, axes: list[_Axis]) -> Buffer:
-        """Scratch for an output nobody wants, in the memory order of the first array."""
+        """Scratch for an output that the caller did not ask for, in the memory order of the first array."""
         dims = tuple(size for size, _ in axes)
         steps = [0] * len(dims)
         step = 1
@@ -581,19 +581,19 @@ class Program:
         return Prepared(self, least)
 
     def _round(self) -> None:
-        """Round the results that were asked for in 16 bits."""
+        """Round results to their 16-bit arrays."""
         for wide, target in self._pending:
             self.narrow(wide, target)
         self._pending.clear()
 
 
 class Prepared:
-    """An operation, checked and ready to run any number of times, on arrays that lie anywhere.
+    """An operation, checked and ready to run any number of times, on arrays at any addresses.
 
     Attributes
     ----------
     nbytes : int
-        Bytes of workspace: the scratch arrays, then what the greediest call asks for.
+        Bytes of workspace: the scratch arrays, then the largest workspace of a call.
     calls, copies : tuple of str
         As in `Plan`.
     """
@@ -612,14 +612,14 @@ class Prepared:
                 self._list.reach(region.pointer, region.end - region.pointer, region.itemsize, written)
 
     def check(self, addresses: tuple[int, ...], workspace: int = 0) -> None:
-        """Refuse arrays that overlap where they must not.
+        """Refuse arrays with an output that overlaps another.
 
         Parameters
         ----------
         addresses : tuple of int
             Of the workspace, then those of the array arguments.
         workspace : int
-            Bytes of it that are held against the arrays too.
+            Bytes of the workspace that must not overlap the arrays; 0: it is not checked.
         """
         if self._list.apart(addresses, workspace):
             return
@@ -637,9 +637,9 @@ class Prepared:
         Parameters
         ----------
         handle : Handle
-            The one that it was prepared for.
+            The handle that it was prepared for.
         operation : str
-            Its name in errors and messages.
+            The operation's name in errors and messages.
         addresses : tuple of int
             As in `check`.
         workspace : array, (address, bytes) or None
@@ -670,7 +670,7 @@ def _moved(region: _arguments.Region, addresses: tuple[int, ...]) -> _arguments.
 
 
 class _Kept:
-    """Workspace that is kept for a handle of a CPU backend."""
+    """The workspace that a handle of a CPU backend keeps."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -680,7 +680,7 @@ class _Kept:
 
     @contextlib.contextmanager
     def lent(self, nbytes: int) -> Iterator[int]:
-        """Address of so many bytes; of other ones for a signal handler's call during a call of its thread."""
+        """The address of so many bytes. A signal handler's call inside a call of its thread gets other memory."""
         with self.lock:
             if self._in_use:
                 other = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -690,7 +690,7 @@ class _Kept:
             try:
                 if self._usable < nbytes:
                     self._usable = 0
-                    self.memory = np.empty(0, np.uint8)  # before the next: both need not exist at once
+                    self.memory = np.empty(0, np.uint8)  # freed first, so that both never exist at once
                     self.memory = np.empty(nbytes + ALIGNMENT, np.uint8)
                     self._address = _aligned(self.memory)
                     self._usable = nbytes
@@ -707,7 +707,7 @@ _kept: weakref.WeakKeyDictionary[Handle, _Kept] = weakref.WeakKeyDictionary()
 
 
 def _kept_of(handle: Handle) -> _Kept:
-    return _kept.get(handle) or _kept.setdefault(handle, _Kept())  # without a lock, which a fork could leave taken
+    return _kept.get(handle) or _kept.setdefault(handle, _Kept())  # no lock: a fork could leave it taken
 
 
 def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
@@ -717,13 +717,13 @@ def _parameter_dtype(name: str, dtype: DataType, expected: DataType) -> None:
 
 
 def region(name: str, buffer: Buffer) -> _arguments.Region:
-    """The memory of an array, by the name that errors give it."""
+    """The memory of an array, with its name in errors."""
     size = buffer.dtype.itemsize
     return _arguments.Region(name, buffer.pointer, buffer.dims, tuple([s * size for s in buffer.strides]), size)
 
 
 def unsupported(handle: Handle, function: str, text: str, descriptors: tuple[str, ...] = ()) -> UnsupportedError:
-    """What is raised where the backend of a handle cannot do something, before it is called."""
+    """The error for a call that a handle's backend cannot make."""
     return UnsupportedError(
         backend=handle.backend,
         function=function,

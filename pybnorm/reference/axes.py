@@ -1,4 +1,4 @@
-"""Statistics, gradients and gathered statistics over any subset of the axes."""
+"""Operations with `axis`: statistics and gradients over any subset of the axes."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def _gradient(
 def _given(
     name: str, frozen: bool, doc: str, function: Callable[Concatenate[bool, _P], Backward]
 ) -> Callable[_P, Backward]:
-    """A public function: `function` with `frozen` fixed."""
+    """A public function: `function` with `frozen` given."""
 
     def gradient(*arguments: _P.args, **options: _P.kwargs) -> Backward:
         return function(frozen, *arguments, **options)
@@ -538,8 +538,8 @@ def backward_elemt(
 ) -> Array:  # fmt: skip
     """The elementwise half of a synchronized backward.
 
-    ``dx = alpha * scale * iv * (dy - sum_dy / count - (x - mean) * iv**2 * sum_dy_xmu / count) + beta * prior``
-    (PyTorch's ``batch_norm_backward_elemt``).
+    ``dx = alpha * scale * inv_variance * (dy - sum_dy / count - (x - mean) * inv_variance**2 * sum_dy_xmu / count)
+    + beta * prior`` (PyTorch's ``batch_norm_backward_elemt``).
 
     Parameters
     ----------

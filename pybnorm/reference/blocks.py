@@ -1,4 +1,4 @@
-"""Iteration over arrays in float64 blocks, and sums over them, without a copy of the whole data."""
+"""Iteration over arrays in blocks of float64, and sums over blocks, without a copy of the whole data."""
 
 from __future__ import annotations
 
@@ -159,8 +159,9 @@ _Read: TypeAlias = tuple[Float64Array, Float64Array]
 class _Walk:
     """Divides arrays of one shape into tiles: axes in memory order, kept axes, and extents of a block.
 
-    In each mode one axis differs from all others: C in the spatial modes, N in per-activation. A block in memory order
-    is therefore a contiguous array of three axes (outer, alone, inner); sums run over `alone` or the other two.
+    In each mode one axis stands alone: C is the only kept one in the spatial modes, N the only reduced one in
+    per-activation. So a block in memory order is a contiguous array of three axes (outer, alone, inner), and sums run
+    over `alone` or over the other two.
     """
 
     def __init__(self, x: Array, mode: Mode, slots: int) -> None:

@@ -1,4 +1,4 @@
-"""Arguments, results and formulas of the reference, for the statistics of one tile."""
+"""The reference's results, checks of its arguments, and its formulas for one tile."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _ParameterResult:
 
 
 def _disjoint(outputs: Mapping[str, Array], inputs: Mapping[str, Array | None], own: Mapping[str, str]) -> None:
-    """No output overlaps an input or another output, except that an output may be its own prior value (`own`)."""
+    """Refuse outputs that overlap an input or another output. An output may be its own prior value (`own`)."""
     regions = []
     for name, array in inputs.items():
         output = outputs.get(own.get(name, ""))
@@ -142,7 +142,7 @@ def _not_negative(argument: str, walk: _Walk, variance: Array) -> None:
 def _statistics(walk: _Walk, kept: Index, x: Array) -> tuple[Float64Array, Float64Array]:
     """Mean, and sum of squared deviations from it."""
     first = _load(x[tuple(s if a in walk.kept_axes else slice(0, 1) for a, s in enumerate(kept))])
-    # With a pivot of inf an infinite mean would become NaN; a pivot near the largest float64 would overflow.
+    # A pivot of inf would turn an infinite mean into NaN, and one near the largest float64 would overflow.
     pivot = np.where(np.abs(first) < 1e300, first, 0.0)
     (total,) = walk.reduce(kept, _deviation, (x,), (pivot,), walk.read)
     mean = pivot + total / walk.count

@@ -1,4 +1,4 @@
-"""Conversion of arrays to float64, and rounding from float64 to any dtype, once."""
+"""Conversion of arrays to float64, and rounding from float64 to any dtype in one step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Batch normalization over the data of all ranks of a communicator that exists already.
+"""Synchronized batch normalization: the statistics are those of the data of all ranks.
 
-The vendors' libraries compute on one device. Here their split operations (`pybnorm.operations`) are joined over
-mpi4py, ``torch.distributed``, or NCCL and RCCL through CuPy or nccl4py:
+The vendors' libraries compute on one device. This module joins their split operations (`pybnorm.operations`) over a
+communicator that the caller has: mpi4py, ``torch.distributed``, or NCCL and RCCL through CuPy or nccl4py.
 
 ========  ==========================================================  =======================================
 forward   `stats` of the local x                                      all_gather of [mean, M2, count]
@@ -10,16 +10,15 @@ backward  `backward_reduce` with the mean of all ranks                all_reduce
           `backward_elemt`                                            (``deterministic``: all_gather and a sum)
 ========  ==========================================================  =======================================
 
-One collective for each call. Forward always gathers: the differences of the ranks' means are taken before they are
-squared, which sums over ranks could do only in a second collective.
+Each call makes one collective. Forward always gathers, because the merge squares the differences of the ranks' means:
+with sums over ranks it would need a second collective.
 
-Agreement. The constructor is a collective: all ranks exchange a header and compare it, so that ranks that disagree on
-channels, dtype, backend, `deterministic` or `counts`, or that have been given a bad argument, end in an error on every
-rank. What was agreed there fixes the size of every later message, so calls need no header of their own: each message
-carries the call's name, the rank's count and whether the rank failed. A rank whose call fails before the collective
-(a wrong shape, a workspace that is too small, ...) joins it nevertheless and says so: it raises its own error and the
-others raise `RankError`. A rank that never calls at all cannot be told from a slow one; the communicator's own
-time-out, if it has one, is what ends that.
+Agreement. The constructor is a collective. All ranks exchange a header and compare it. If ranks disagree on channels,
+dtype, backend, `deterministic` or `counts`, or if one got a bad argument, every rank raises an error. The agreement
+fixes the size of all later messages. Each message carries the call's name, the rank's count and whether the rank
+failed. A rank whose call fails before the collective (a wrong shape, a workspace that is too small, ...) still joins
+it: this rank raises its own error, and the others raise `RankError`. A rank that never calls looks like a slow one;
+only the time-out of the communicator, if it has one, ends the wait.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
 class SyncBatchNorm:
     """Training-mode batch norm whose statistics are those of all ranks' data.
 
-    Holds all memory that calls need beside the caller's workspace: two messages, what is received, and the merged
-    statistics. One object serves one call at a time, on one stream; calls are collectives, in the same order on all
-    ranks.
+    The object owns all memory that calls need beside the caller's workspace: the messages, what is received, and the
+    merged statistics. It serves one call at a time, on one stream. Calls are collectives: all ranks make them in the
+    same order.
 
     Parameters
     ----------
@@ -64,20 +63,19 @@ class SyncBatchNorm:
     axis : int or tuple of int
         The axes that parameters keep.
     deterministic : bool
-        Backward gathers the sums of the ranks and adds them in one call, on every rank in the same order, so that
-        results are equal bit for bit between runs, wherever the ranks run. False: all_reduce, whose order is the
-        communicator's. Forward is always of the first kind.
+        True: backward gathers the sums of the ranks, and each rank adds them in the same order. Results are then equal
+        bit for bit between runs, wherever the ranks run. False: all_reduce, which adds in the communicator's order.
+        Forward always gathers.
     counts : sequence of int, optional
-        Elements per statistic of each rank in every call, by promise. Without it they are part of each message and
-        read on the host, which for device memory waits for the stream once a call. With it nothing waits, and the
-        failure of another rank is not seen on devices: results are NaN then, and `check` raises.
+        Promised elements per statistic of each rank, for every call. Without it each message carries the count, and
+        the host reads it, which for device memory waits for the stream once a call. With it nothing waits. Then a
+        device does not see the failure of another rank: results are NaN, and `check` raises.
 
     Raises
     ------
     ArgumentError
-        On all ranks: one rank got a bad argument, or they disagree. On this rank alone: not a communicator.
-    ArgumentError
-        A communicator of one rank: most often a launcher that was forgotten. Batch norm of one rank is
+        On all ranks: one rank got a bad argument, or they disagree. On this rank alone: `communicator` is none, or
+        has one rank, most often because the launcher was forgotten. Batch norm of one rank is
         `operations.forward_training` and `operations.backward`.
     RankError
         Another rank got a bad argument.
@@ -85,8 +83,8 @@ class SyncBatchNorm:
     Notes
     -----
     dscale and dbias stay sums over the local data, as in ``torch.nn.SyncBatchNorm``: data-parallel training averages
-    or adds all gradients of parameters afterwards, and these with them.
-    Ranks may bring batches of different sizes, also empty ones.
+    or adds the gradients of all parameters afterwards.
+    The batches of ranks may differ in size, and may be empty.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class SyncBatchNorm:
         mine = _Agreed()
         try:
             mine = self._prepare(handle, channels, dtype, axis, deterministic, counts)
-        except Exception as error:  # whatever it is, the others wait in the exchange
+        except Exception as error:  # any error: the other ranks wait in the exchange
             failure = error
         _agree(adapter, mine, failure)
 
@@ -127,27 +125,27 @@ class SyncBatchNorm:
                 f"one for memory of type {self._device}, which {handle.backend} computes on",
             )
         given = (channels,) if hasattr(type(channels), "__index__") else channels
-        self._channels = _arguments.dims(given, "channels", low=0)
-        self._dtype = _arguments.data_type(dtype)
-        kept = operations.kept_axes(axis, 8)  # the rank is x's, and negative axes count from its end
-        if len(kept) != len(self._channels):
-            raise ArgumentError("channels", self._channels, f"a size for each of the {len(kept)} axes {axis}")
+        sizes = _arguments.dims(given, "channels", low=0)
+        kind = _arguments.data_type(dtype)
+        kept = operations.kept_axes(axis, 8)  # only their number counts here: the rank of x is not known yet
+        if len(kept) != len(sizes):
+            raise ArgumentError("channels", sizes, f"a size for each of the {len(kept)} axes {axis}")
         self._deterministic = _arguments.boolean(deterministic, "deterministic")
         promised = None if counts is None else self._check_counts(counts)
         self._promised = promised
         # On the CPU the counts are read in any case: they are in host memory already.
         self._reads = promised is None or self._device == CPU
-        # What is expected of the next call: what the last one had.
+        # The next call is expected to have the counts of the last one; its programs are made before the collective.
         self._counts = promised or (2,) * adapter.size
         self._total = sum(self._counts)
         self._last: tuple[int, bool] | None = None
         self._plans = Cache()
         own = None if promised is None else promised[adapter.rank]
-        self._terms = _Terms(self._channels, self._dtype, axis, own)
-        self._memory = _Memory(handle, adapter, self._channels, _arguments.derived_data_type(self._dtype))
-        told = 0 if promised is None else 1 + zlib.crc32(repr(list(promised)).encode())
+        self._terms = _Terms(sizes, kind, axis, own)
+        self._memory = _Memory(handle, adapter, sizes, _arguments.derived_data_type(kind))
+        told = 0 if promised is None else 1 + zlib.crc32(repr(promised).encode())
         backend = backends().index(handle.backend)
-        return _Agreed(0, int(self._dtype), backend, int(self._deterministic), told, self._channels)
+        return _Agreed(0, int(kind), backend, int(self._deterministic), told, sizes)
 
     def _check_counts(self, counts: Any) -> tuple[int, ...]:
         given = _arguments.items(counts, "counts", "a sequence of integers", 1 << 20)
@@ -162,7 +160,7 @@ class SyncBatchNorm:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the object holds."""
+        """Bytes of memory that the object owns."""
         return self._memory.nbytes
 
     # -------- calls
@@ -193,7 +191,7 @@ class SyncBatchNorm:
         Parameters
         ----------
         x : array
-            The local batch; its axes that are reduced may be empty.
+            The local batch; reduced axes may be empty.
         scale, bias : array, derived shape, or None
             None: 1 and 0.
         y : array, shape and dtype of x
@@ -222,7 +220,7 @@ class SyncBatchNorm:
         Notes
         -----
         Calls: those of `operations.stats`, axpby, `operations.gather_stats` and `operations.elemt`.
-        Workspace: the larger one of `operations.stats` and `operations.elemt`.
+        Workspace: the larger of `operations.stats` and `operations.elemt`.
         """
         arrays = {
             "x": x,
@@ -245,7 +243,7 @@ class SyncBatchNorm:
             plan, addresses, _held = self._plan(_ForwardPlan, arrays, scalars, self._counts)
             merge = plan.after(self._counts)
             plan.start("forward", addresses, workspace)
-        except Exception as error:  # whatever it is, the others wait in the collective
+        except Exception as error:  # any error: the other ranks wait in the collective
             failure = error
         row = FAILED if plan is None or failure else FORWARD if plan.elements else "empty"
         self._communicator.all_gather(memory.vectors[row], memory.vectors["received"], self._handle.stream)
@@ -256,7 +254,8 @@ class SyncBatchNorm:
             if total == 1 and running_mean is not None:
                 raise ArgumentError("x", "1 element on all ranks", "more of them where running statistics are updated")
             merge = plan.after(counts)
-            self._counts = counts if total > 1 else self._counts  # 1 is refused, if only sometimes
+            # Never expect a total of 1, which the merge refuses where running statistics are updated.
+            self._counts = counts if total > 1 else self._counts
         memory.run(merge, "forward", addresses)
         plan.elemt.execute(self._handle, "forward", addresses, workspace)
         return total
@@ -286,7 +285,7 @@ class SyncBatchNorm:
         Parameters
         ----------
         x, dy : array, one shape and dtype
-            The local batch; the axes that are reduced may be empty.
+            The local batch; reduced axes may be empty.
         scale : array, derived shape, or None
             None: 1.
         dx : array, shape and dtype of x
@@ -311,13 +310,13 @@ class SyncBatchNorm:
         ArgumentError, UnsupportedError, VendorError
             This rank failed. No rank has any element.
         RankError
-            Another rank failed; with `deterministic` also if it called `forward`. Without it the two calls are
-            different collectives, and what happens then is the communicator's matter.
+            Another rank failed; with `deterministic` also if it called `forward`. Without `deterministic` the two
+            calls make different collectives, and the communicator decides what happens.
 
         Notes
         -----
         Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
-        Workspace: the larger one of the two.
+        Workspace: the larger of the two.
         """
         if alpha_data is not None or beta_data is not None:
             alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
@@ -338,7 +337,7 @@ class SyncBatchNorm:
             plan, addresses, _held = self._plan(_BackwardPlan, arrays, scalars, self._total)
             elemt = plan.after(self._total)
             plan.start("backward", addresses, workspace)
-        except Exception as error:  # whatever it is, the others wait in the collective
+        except Exception as error:  # any error: the other ranks wait in the collective
             failure = error
         row = memory.vectors[FAILED if failure else BACKWARD]
         if self._deterministic:
@@ -384,9 +383,9 @@ class SyncBatchNorm:
         return nbytes
 
     def check(self) -> None:
-        """Wait for the last call and raise if a rank had failed in it. Not a collective.
+        """Wait for the last call, and raise if a rank failed in it. Not a collective.
 
-        Only where `counts` was given and memory is a device's do calls not see that themselves.
+        Needed only if `counts` was given and the memory is a device's: other calls check that themselves.
 
         Raises
         ------
@@ -395,14 +394,14 @@ class SyncBatchNorm:
         if self._last is not None:
             self._memory.heads(*self._last)
 
-    # -------- before the collective
+    # -------- planning
 
     def _plan(
         self, kind: type[Any], arrays: dict[str, Any], scalars: dict[str, Any], expected: Any
     ) -> tuple[Any, tuple[int, ...], list[Any]]:
         """The plan of a call, the addresses of its slots, and what must live as long as they are used.
 
-        Everything that may be refused is refused here. The plan is kept for the next call with such arrays.
+        The first call with a given signature is validated and planned; later ones reuse the plan.
         """
         names = (*arrays, *[None] * len(scalars))
         key, addresses, held = self._handle._look(names, (*arrays.values(), *scalars.values()))
@@ -419,10 +418,8 @@ class SyncBatchNorm:
                 self._plans.keep((kind, key), plan, _MOST)
         return plan, (*self._memory.addresses, *addresses[1:]), held
 
-    # -------- after it
-
     def _outcome(self, code: int, gathered: bool, failure: Exception | None) -> tuple[int, ...]:
-        """Counts of the ranks, or of all together; raises on every rank if one failed."""
+        """The counts of the ranks, or only their sum; raises on every rank if one failed."""
         self._last = code, gathered
         if failure is not None:
             raise failure

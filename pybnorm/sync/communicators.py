@@ -1,4 +1,4 @@
-"""Communicators: one allreduce, whoever makes it."""
+"""Communicators: what `SyncBatchNorm` needs of one, and adapters for those that it knows."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What `SyncBatchNorm` needs of a communicator; an object that has it is used as it is.
+    """What `SyncBatchNorm` needs of a communicator. An object with these members is used directly.
 
-    Vectors are one-dimensional and contiguous, float32 or float64, made by `vector`. Streams are addresses; 0 on the
+    `vector` makes all vectors: contiguous, one-dimensional, of float32 or float64. A stream is an address, 0 on the
     CPU.
     """
 
     rank: int
     size: int
     devices: tuple[int, ...]
-    """Memory that its collectives move, by DLPack device type; the first is the one that `vector` gets while ranks
-    still have to agree."""
+    """DLPack device types of the memory that its collectives move. The constructor exchanges its headers in memory of
+    the first."""
 
     def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        """A copy of a NumPy vector in memory of that kind, on the current device; ready when this returns."""
+        """A copy of a NumPy vector in memory of this type on the current device, complete on return."""
 
     def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        """Put the vectors of all ranks into `received`, in the order of the ranks."""
+        """Write the vectors of all ranks to `received`, in the order of the ranks."""
 
     def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        """Put the sum over all ranks into `received`."""
+        """Write the sum over all ranks to `received`."""
 
     def read(self, vector: Any, out: Array, stream: int) -> None:
-        """Copy a vector to a NumPy vector, after what is on the stream, and wait for it."""
+        """Copy a vector to a NumPy vector in the order of the stream, and wait for the copy."""
 
 
 class _Mpi:
@@ -68,10 +68,10 @@ class _Mpi:
 
 
 class _Torch:
-    """``torch.distributed``: all_gather of one tensor and all_reduce of any of its backends.
+    """``torch.distributed``: all_gather of one tensor, and all_reduce, on any of its backends.
 
-    The handle's stream is made PyTorch's current one around each call, so that its collectives are ordered with the
-    vendor's kernels without a wait on the host.
+    Each call runs with the handle's stream as PyTorch's current one. That orders collectives and the vendor's kernels
+    without a wait on the host.
     """
 
     def __init__(self, communicator: Any) -> None:
@@ -114,7 +114,7 @@ class _Torch:
         if device == "cpu":
             return contextlib.nullcontext()
         cuda = self._torch.cuda
-        # ExternalStream(0) is not the default stream but a new one of PyTorch's pool.
+        # ExternalStream(0) would be a new stream of PyTorch's pool, not the default stream.
         return cuda.stream(cuda.ExternalStream(stream) if stream else cuda.default_stream())
 
 
@@ -149,10 +149,10 @@ class _Cupy:
 
 
 class _CudaVector:
-    """A vector in device memory that speaks ``__cuda_array_interface__``."""
+    """A vector in device memory with ``__cuda_array_interface__``."""
 
     def __init__(self, memory: Any, values: Array) -> None:
-        self.memory = memory  # keeps it alive
+        self.memory = memory  # to keep it alive
         self.nbytes = values.nbytes
         self.__cuda_array_interface__ = {
             "shape": values.shape,
@@ -164,7 +164,7 @@ class _CudaVector:
 
 
 class _Nccl4py:
-    """nccl4py's ``nccl.core.Communicator``, with memory of ``cuda.core``, which it needs itself."""
+    """nccl4py's ``nccl.core.Communicator``, with memory from ``cuda.core``, which nccl4py requires."""
 
     devices = (CUDA,)
 
@@ -201,7 +201,7 @@ _ADAPTERS: dict[str, Any] = {
     "mpi4py": _Mpi,
     "torch": _Torch,
     "cupy": _Cupy,
-    "cupy_backends": _Cupy,  # where NcclCommunicator lives
+    "cupy_backends": _Cupy,  # the package of the class NcclCommunicator
     "nccl": _Nccl4py,
 }
 _METHODS = {
@@ -213,13 +213,13 @@ _METHODS = {
 
 
 def _connect(communicator: Any) -> Communicator:
-    """The adapter of a communicator, by the package that its class comes from."""
+    """Choose the adapter by the package of the communicator's class."""
     for cls in type(communicator).__mro__:
         adapter = _ADAPTERS.get(cls.__module__.partition(".")[0])
         if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
             connected: Communicator = adapter(communicator)
             return connected
-    with contextlib.suppress(Exception):  # the object's own
+    with contextlib.suppress(Exception):  # raised by the object's attributes
         if isinstance(communicator, Communicator) and issubclass(type(communicator.size), int):
             return communicator
     raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""The memory of a `SyncBatchNorm`: its messages, what it receives, and the merged statistics."""
+"""The memory that a `SyncBatchNorm` owns: its messages, what it receives, and the merged statistics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Memory:
         self.length = length = 2 * section + _HEADER
         self.nbytes = 0
         self.carried = {FORWARD: 0, BACKWARD: 0}
-        """The count in each row's header."""
+        """The count that each message's header holds now."""
         number, rank, size = np.dtype(dtype.name.lower()), communicator.rank, communicator.size
 
         def message(code: int, fill: float = 0.0) -> Array:
@@ -67,7 +67,7 @@ class _Memory:
             return values
 
         contents: dict[int | str, Array] = {
-            # A rank that failed sends NaN: results look wrong also where the others do not read the header.
+            # A failed rank sends NaN, so that results are NaN where the other ranks do not read the header.
             FAILED: message(FAILED, math.nan),
             FORWARD: message(FORWARD),
             BACKWARD: message(BACKWARD),
@@ -133,9 +133,9 @@ class _Memory:
         self.run(self._add, "backward_reduce")
 
     def run(self, program: Prepared, name: str, addresses: tuple[int, ...] = ()) -> None:
-        """Run a program in this object's own workspace, on the CPU in the handle's.
+        """Run a program in this object's workspace; on the CPU in the handle's.
 
-        Such a program depends on nothing but channels, ranks and which of them are empty.
+        The counts decide what the merge needs, and they are known only after the collective: too late for the caller.
         """
         room = None
         if self.device != CPU and program.nbytes:

@@ -1,4 +1,7 @@
-"""What travels between ranks: headers, failures, integers as floats."""
+"""The messages between ranks: headers, failures, and integers as floats.
+
+Communicators add floats only, so a header carries a count as digits whose sums over ranks stay exact.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, RankError
 from pybnorm.sync.communicators import Array, Communicator
 
-FORWARD, BACKWARD, FAILED = 1, 2, 0  # what a message says its sender does
+FORWARD, BACKWARD, FAILED = 1, 2, 0  # the code in a header: the sender's call
 _ALIGN = 16  # elements; sections of a message start at multiples of 64 bytes
 _HEADER = 16
-_CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a message's header; the count takes three
-_BASE = 4096  # of the digits that carry an integer: their sums over 4096 ranks are exact in float32
+_CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a header; the count takes _DIGITS
+_BASE = 4096  # of the digits of a count: sums over 4096 ranks are exact in float32
 _DIGITS = 3
 
 
@@ -30,24 +33,24 @@ def _number(digits: Array) -> int:
 
 
 class _Agreed(NamedTuple):
-    """The header of the constructor, of one rank."""
+    """The constructor's header of one rank."""
 
     failed: int = 1
     dtype: int = 0
     backend: int = 0
     deterministic: int = 0
     counts: int = 0
-    """0 for None, else a hash."""
+    """0 without counts, else a hash of them."""
     channels: tuple[int, ...] = ()
 
     def message(self) -> Array:
-        """Digits of all fields; of channels their number and 8 sizes."""
+        """The digits of all fields; channels are sent as their number and 8 sizes."""
         sizes = (*self.channels, *[0] * (8 - len(self.channels)))
         return np.array([d for n in (*self[:5], len(self.channels), *sizes) for d in _digits(n)], np.float32)
 
     @classmethod
     def of(cls, message: Array) -> _Agreed:
-        """What `message` made."""
+        """Read what `message` wrote."""
         numbers = [_number(digits) for digits in message.reshape(-1, _DIGITS)]
         failed, dtype, backend, deterministic, counts, rank, *sizes = numbers
         return cls(failed, dtype, backend, deterministic, counts, tuple(sizes[:rank]))

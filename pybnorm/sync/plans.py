@@ -19,7 +19,7 @@ _MOST = 64
 
 
 class _Terms(NamedTuple):
-    """What the ranks agreed on about their data."""
+    """What the ranks agreed on."""
 
     channels: tuple[int, ...]
     dtype: DataType
@@ -48,14 +48,14 @@ class _Terms(NamedTuple):
 
 
 class _Plan:
-    """A call for arrays of one description: everything that may be refused is refused here.
+    """A call for arrays of one description.
 
-    The caller's arrays have the slots after those of `Memory`.
+    All checks are made here, before the collective. The caller's arrays have the slots after those of the memory.
     """
 
     code: int
     before: Prepared
-    """Keeps all arrays apart, and needs as much workspace as the whole call."""
+    """The part before the collective. It checks overlaps and the workspace for the whole call."""
 
     def __init__(
         self, memory: _Memory, terms: _Terms, arrays: dict[str, Any], scalars: dict[str, Any], expected: Any
@@ -94,7 +94,7 @@ class _Plan:
         raise NotImplementedError
 
     def start(self, name: str, addresses: tuple[int, ...], workspace: Any) -> None:
-        """Compute this rank's message."""
+        """Compute this rank's message. The header is written only if its count changes."""
         memory = self.memory
         if self.elements != memory.carried[self.code]:
             memory.carried[self.code] = -1
