@@ -57,8 +57,8 @@ def avoid(
 
 
 def _right(p: Program, operation: Operation, dims: tuple[int, ...], layout: Layout = Layout.CHANNELS_FIRST) -> bool:
-    """Whether a spatial float32 call without a blend, of backward with saved statistics, meets no defect."""
-    return not p.handle._met(Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, layout))
+    """Whether a spatial float32 call without a blend meets no defect; backward's sums may be of one sign."""
+    return not p.handle._met(Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, layout, saved=False))
 
 
 def _view(buffer: Buffer, *dims: int) -> Buffer:
@@ -178,11 +178,10 @@ class _Parts:
         return Operation.FORWARD_TRAINING if _right(self.p, Operation.FORWARD_TRAINING, dims) else None
 
     def _lengthened(self, k: int, h: int) -> bool:
-        """Whether rows of zeros and parts' results can be summed, at once or in parts themselves."""
+        """Whether the parts' results with zeros behind them can be summed, in parts themselves."""
         blocks = -(-h // _PART)
-        whole, parts = (k, self.c, 1, blocks * _PART), (k, self.c * blocks, 1, _PART)
-        return _right(self.p, Operation.BACKWARD, whole) or (
-            _right(self.p, Operation.BACKWARD, parts) and _right(self.p, Operation.BACKWARD, (k, self.c, 1, blocks))
+        return all(
+            _right(self.p, Operation.BACKWARD, d) for d in ((1, k * self.c * blocks, 1, _PART), (k, self.c, 1, blocks))
         )
 
     def _of_parts(self, vector: Buffer) -> Buffer:
@@ -201,9 +200,11 @@ class _Parts:
         parts = _view(parts, k, self.c, 1, h)
         zeros, ones = p.constant(0.0, self.shape), p.constant(1.0, self.shape)
         unused = p.vector(self.shape)
-        if self._summed(k, h) is None:  # a prime number of them, too large
-            parts, h = self._longer(parts), -(-h // _PART) * _PART
-        if self._summed(k, h) != Operation.FORWARD_TRAINING:
+        how = self._summed(k, h)
+        if how is None:  # a prime number of them, too large
+            longer = self._longer(parts)
+            _Parts(p, longer).sums(longer, longer, None, None, None, total)
+        elif how == Operation.BACKWARD:
             p.gradient((1,), parts, parts, ones, None, unused, total, saved=(zeros, ones))
         else:
             p.training((1,), parts, ones, zeros, None, epsilon=1.0, saved=(total, unused))

@@ -11,6 +11,7 @@ from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import run_case
 from pybnorm.check.session import open_session
+from pybnorm.check.worker import Worker
 from pybnorm.enums import Mode, Operation
 
 MIOPEN = """\
@@ -97,6 +98,22 @@ def test_calls_in_place_of_one_with_a_defect(line, session):
     assert many(problem)
     result = run_case(problem, session)
     assert result.status == Status.PASS, result
+
+
+@pytest.mark.parametrize(
+    "line", ["backward,spatial,f32,nchw,1x2x1x400009,saved=0", "train,spatial,f32,nchw,1x1x701x599"]
+)
+def test_long_sums_of_onednn_are_of_parts(line, load_library):
+    """The table's own entry; the first has a prime number of elements."""
+    library = load_library("onednn")
+    with open_session("onednn").handle as handle:
+        found = handle._met(Problem.parse(line))
+    assert bool(found) == defects.named("onednn-long-sums").in_version(library.version)
+    with Worker("onednn", timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
+        result = worker.run(Problem.parse(f"{line},fill=randn,algorithm=auto"))
+    assert result.status == Status.PASS, result
+    if found:
+        assert max(v.ratios["A"] for v in result.verdicts) < 0.2, "as if it were one sum"
 
 
 def sums(*dims):
