@@ -45,6 +45,14 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 @click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
 @click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
 @click.option("--explain", "explained", metavar="CASE", help="Run one case and show how each output was judged.")
+@click.option(
+    "--from",
+    "foreign",
+    nargs=2,
+    multiple=True,
+    metavar="TOOL LINE",
+    help="A command of benchdnn or miopendriver, as a case. May be repeated.",
+)
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
 @output.json_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
@@ -76,6 +84,7 @@ def check(
     cases: tuple[str, ...],
     suites: tuple[str, ...],
     explained: str | None,
+    foreign: tuple[tuple[str, str], ...],
     only_list: bool,
     json_target: str | None,
     junit_target: str | None,
@@ -120,7 +129,7 @@ def check(
         _explain_case(context, explained, (backends, implementations), json_target, timeout)
         return
     with output.usage_errors():
-        problems = select(cases, suites)
+        problems = select((*cases, *_read(foreign)), suites)
         if only_list:
             _list(problems, verbose)
             return
@@ -229,6 +238,19 @@ def _explain_case(
         document = output.document(explain.SCHEMA, {"cases": found})
         targets["--json"].put(functools.partial(output.write_json, document))
     context.exit(exit_status(results, missing))
+
+
+def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:
+    """Other tools' lines as cases; what is not as the tool would do it is said on standard error."""
+    from pybnorm.check import vendor_lines_read
+
+    cases = []
+    for tool, line in foreign:
+        found = vendor_lines_read.read(tool, line)
+        cases.append(str(found.problem))
+        for note in found.notes:
+            click.echo(f"{one_line(line)}: {note}", err=True)
+    return cases
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:
