@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pybnorm import reference
+from pybnorm import devices, reference
 from pybnorm.check import runner
 from pybnorm.check.bounds import (
     TRUNCATED,
@@ -21,11 +21,12 @@ from pybnorm.check.bounds import (
     tiers,
     untrusted,
 )
-from pybnorm.check.bounds.causes import truncate
+from pybnorm.check.bounds.causes import UNEXPLAINED, truncate
 from pybnorm.check.data import Inputs, generate, round_to
 from pybnorm.check.problem import FILLS, Problem, expand, read_suite
 from pybnorm.check.runner import execute, run_case
-from pybnorm.check.selftest.simulated import BUGS, STYLES, session
+from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, session
+from pybnorm.check.session import Session
 from pybnorm.enums import DataType, Mode
 
 SMOKE = read_suite((importlib.resources.files("pybnorm.check") / "suites" / "smoke.txt").read_text(), "smoke")
@@ -827,3 +828,67 @@ def test_trust_looks_at_the_last_statistic():
     inputs = generate(problem)
     inputs.scale.flat[-1] = 0
     assert "x" in untrusted(problem, inputs)
+
+
+# ---------------------------------------------------------------- what a note says
+
+
+def noted(line, change, output):
+    """The verdict on the right outputs with one of them changed."""
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    outputs = execute(problem, inputs, session()).outputs
+    expected = Expected(problem, inputs)
+    return judge(expected, output, change(outputs[output].astype(np.float64), expected).astype(outputs[output].dtype))
+
+
+def test_no_order_of_summation_explains_what_exact_sums_cannot_have():
+    verdict = noted("train,spatial,f32,nchw,32x4x56x56", lambda a, e: a + 0.5 / e.problem.m, "saved_mean")
+    assert (verdict.status, verdict.note) == (Status.FAIL, UNEXPLAINED)
+    verdict = noted("train,spatial,f32,nchw,32x4x56x56,fill=randn", lambda a, e: a + 1, "saved_mean")
+    assert (verdict.status, verdict.note) == (Status.FAIL, UNEXPLAINED)
+
+
+def test_one_pass_is_no_explanation_where_nothing_cancels():
+    line = "train,spatial,f32,nchw,4x3x4x4,fill=randn,kappa={}"
+
+    def between(array, expected):
+        (part,) = expected.parts("saved_inv_variance", None, tiers(expected.problem, "saved_inv_variance"))
+        (stable, _), (one_pass, _) = part.classes
+        return part.reference + (stable + one_pass) / 2
+
+    for kappa, text in (("0.5", "though little cancels at kappa=0."), ("30", "single-pass cancellation, kappa=")):
+        verdict = noted(line.format(kappa), between, "saved_inv_variance")
+        assert verdict.status == Status.WARN
+        assert text in verdict.note
+
+
+def test_a_long_chain_s_error_is_not_called_a_convention():
+    """Its variance is too small by as much as the unbiased one is too large: only where both lie apart is one named."""
+
+    def wrong(array, expected):
+        (part,) = expected.parts("running_variance", None, tiers(expected.problem, "running_variance")[-1:])
+        return expected.biased_running_variance - 0.9 * part.classes[0][0]
+
+    verdict = noted("train,spatial,f32,nchw,32x4x56x56,fill=randn", wrong, "running_variance")
+    assert "variance convention: cannot tell" in verdict.note
+    verdict = noted(
+        "train,spatial,f32,nchw,8x3x4x4,fill=randn", lambda a, e: e.biased_running_variance, "running_variance"
+    )
+    assert "variance convention: biased" in verdict.note
+
+
+class Flushing(Kernels):
+    """Inputs below the smallest normal number are read as 0."""
+
+    def rows(self, array, mode):
+        values = super().rows(array, mode)
+        return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
+
+
+def test_inputs_that_are_flushed_are_no_failure():
+    """Each x for itself: what they add up to depends on sum(|dy|), not on |sum(dy)|."""
+    session_ = Session("onednn", Flushing(), devices.device_for(1))
+    for line in ("8x3x6x5,fill=range,magnitude=1e-38,seed=2", "16x4x14x14,fill=range,magnitude=1e-36,seed=1"):
+        result = run_case(Problem.parse(f"backward,spatial,f32,nchw,{line}"), session_)
+        assert {v.status for v in result.verdicts if v.output == "dscale"} <= {Status.PASS, Status.WARN}, result

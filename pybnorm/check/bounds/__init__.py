@@ -56,12 +56,16 @@ beta = 0 the prior is poison and a finite result is required.
 Range
 -----
 A library may flush what is below the smallest normal ``t`` of the compute type: dmu + t, dv + t (2 + 4 sqrt(v)); given
-statistics have dmu = t. Where a sum or product that a correct kernel may form is beyond half the largest number of the
-compute type (m A, m v, the terms of y, m times those of dx), the right result may be lost on the way to it, and what
-follows from it is not judged; the same where v and epsilon may both be flushed to 0.
+statistics have dmu = t; and E_s + r t S, because each x may be flushed whatever the sign of its dy. Where a sum or
+product that a correct kernel may form is beyond half the largest number of the compute type (m A, m v, the terms of y,
+m times those of dx), the right result may be lost on the way to it, and what follows from it is not judged; the same
+where v and epsilon may both be flushed to 0.
 
 Verdicts
 --------
+A FAIL that none of these classes, truncation, an unbiased variance or a value spread from elsewhere explains says so:
+no known error model explains it. Class C is not asked about data whose sums do not round.
+
 A NaN or infinity where the reference is finite and \|reference\| + bound is in range is FAIL. What must come out where
 the reference is not finite, or certainly out of the output's range, says `pybnorm.check.bounds.not_finite`; elements of
 which it says nothing are not judged. Where dr/r > 1/4 the first-order terms above mean

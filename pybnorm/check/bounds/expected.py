@@ -254,6 +254,7 @@ class Expected:
             else:
                 e_dscale = terms * u * weighted + r * d.mean * dbias + dscale * d.inverse / r
             e_dbias = 4 * u * dbias if tier.exact else tier.h * u * total
+            e_dscale = e_dscale + r * self.precision.tiny * total  # each x may be flushed, whatever dy's sign
             # the same sum before the multiplication by r counts as well
             lost = self._absolute_sums(False)[1] * np.maximum(1, 1 / r) > reach
         return np.where(lost, np.inf, e_dscale), np.where(total > reach, np.inf, e_dbias)

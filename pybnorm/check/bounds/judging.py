@@ -10,11 +10,19 @@ import numpy.typing as npt
 
 from pybnorm import _arguments
 from pybnorm.check.bounds import not_finite
-from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention, is_truncated, normalized_by_unbiased
+from pybnorm.check.bounds.causes import (
+    TRUNCATED,
+    UNBIASED,
+    UNEXPLAINED,
+    bessel_convention,
+    is_truncated,
+    normalized_by_unbiased,
+)
 from pybnorm.check.bounds.classes import Tier, tiers
 from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.bounds.tally import Tally, compare
 from pybnorm.check.bounds.verdict import WORST_POINTS, Point, Status, Verdict
+from pybnorm.check.data import sums_are_exact
 from pybnorm.errors import ArgumentError
 
 __all__ = ["judge", "judge_by"]
@@ -60,7 +68,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     if tally.over:
         status = Status.FAIL
         chain = Tier("C", True, float(expected.problem.m))
-        if compare(expected, output, got, (chain,)).ratio <= 1:
+        if not sums_are_exact(expected.problem) and compare(expected, output, got, (chain,)).ratio <= 1:
             notes.append("as one sequential chain of sums would err (class C)")
         if (
             output in ("y", "dx")
@@ -68,6 +76,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
             and is_truncated(expected, output, got, classes)
         ):
             notes.append(TRUNCATED)
+        notes = notes or [UNEXPLAINED]
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE
         notes.append(
@@ -76,7 +85,9 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
             else "no element's right value is in range"
         )
     elif status == Status.WARN:
-        notes.append(f"single-pass cancellation, kappa={expected.kappa(tally.worst[0].index):.3g}")
+        kappa = expected.kappa(tally.worst[0].index)
+        cause = "single-pass cancellation," if kappa >= 1 else "within the one-pass bound, though little cancels at"
+        notes.append(f"{cause} kappa={kappa:.3g}")
     elif count > 1 and normalized_by_unbiased(expected, output, got, classes[0]):
         # within what Welford's rounding excuses, but no rounding: every element says the same
         tier = classes[0]

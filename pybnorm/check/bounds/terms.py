@@ -122,19 +122,19 @@ class _Element:
 
     def dscale_terms(self) -> list[Term]:
         """E of dscale."""
-        tier, u = self.tier, self.p.u
+        tier = self.tier
         whole = self.at(self.expected.sum_errors(tier)[0])
         dscale, dbias = (abs(self.at(self.expected.outputs[n])) for n in ("dscale", "dbias"))
         if math.isinf(whole):
             return [Term("a product or sum may be out of range", whole)]
         if tier.exact and not self.expected.problem.recomputes:
-            return [Term("E_s = 6 u |dscale|", 6 * u * dscale)]
+            return [Term("E_s = 6 u |dscale| + r t S", whole)]
         moved = [
             Term("r dmu |dbias|", self.r * self.d_mean * dbias),
             Term("|dscale| dr/r", dscale * self.d_inverse / self.r),
         ]
         depth = "16" if tier.recurrence else f"(h+4), h = {tier.h:.4g},"
-        return [Term(f"{depth} u W", whole - sum(term.size for term in moved)), *moved]
+        return [Term(f"{depth} u W + r t S", whole - sum(term.size for term in moved)), *moved]
 
     # ---------------------------------------------------------------- elements
 
