@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
@@ -131,47 +131,24 @@ def _parameter_rules(node: _Node, channels: int, rank: int) -> None:
             raise ArgumentError(where, f"stride {strides}", "1 between channels")
 
 
-def _peer_rules(node: _Node) -> None:
-    if node.attributes.get_peer_stats():
-        raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none: pybnorm.sync joins devices")
-
-
-def _several(node: _Node, dims: tuple[int, ...]) -> None:
-    if math.prod(dims) == dims[1]:
-        raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
-
-
 def _scalar_of(node: _Node, role: str) -> float:
     value = node.scalars[role].get_value()
     return _arguments.epsilon(value) if role == "epsilon" else _arguments.factor(value, role)
 
 
 def _batchnorm_rules(node: _Node) -> None:
+    """Training, inference and backward."""
     dims = _data_rules(node, "x")
-    _inferred(node, "y", dims, node.inputs["x"].get_stride(), "x")
+    if "dy" in node.inputs:
+        _data_rules(node, "dy")
+        _same_dims(node, "dy", dims, "x")
+    _inferred(node, "dx" if "dx" in node.outputs else "y", dims, node.inputs["x"].get_stride(), "x")
     _parameter_rules(node, dims[1], len(dims))
-    _several(node, dims)
-    _peer_rules(node)
-    for role in node.scalars:
-        _scalar_of(node, role)
-
-
-def _inference_rules(node: _Node) -> None:
-    dims = _data_rules(node, "x")
-    _inferred(node, "y", dims, node.inputs["x"].get_stride(), "x")
-    _parameter_rules(node, dims[1], len(dims))
-    for role in node.scalars:
-        _scalar_of(node, role)
-
-
-def _backward_rules(node: _Node) -> None:
-    dims = _data_rules(node, "x")
-    _data_rules(node, "dy")
-    _same_dims(node, "dy", dims, "x")
-    _inferred(node, "dx", dims, node.inputs["x"].get_stride(), "x")
-    _parameter_rules(node, dims[1], len(dims))
-    _several(node, dims)
-    _peer_rules(node)
+    if node.kind in ("batchnorm", "batchnorm_backward"):
+        if math.prod(dims) == dims[1]:
+            raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
+        if node.attributes.get_peer_stats():
+            raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none: pybnorm.sync joins devices")
     for role in node.scalars:
         _scalar_of(node, role)
 
@@ -192,12 +169,3 @@ def _pointwise_rules(node: _Node) -> None:
         _data_rules(node, role)
         _same_dims(node, role, dims, "in_0; nothing is broadcast")
     _inferred(node, "out_0", dims, node.inputs["in_0"].get_stride(), "in_0")
-
-
-_RULES: dict[str, Callable[[_Node], None]] = {
-    "batchnorm": _batchnorm_rules,
-    "batchnorm_inference": _inference_rules,
-    "batchnorm_inference_variance_ext": _inference_rules,
-    "batchnorm_backward": _backward_rules,
-    "pointwise": _pointwise_rules,
-}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.graph.attributes import _DATA_ROLES, TensorAttributes
-from pybnorm.graph.rules import _MISSING, _RULES, _dtype_of, _Node
+from pybnorm.graph.rules import _MISSING, _batchnorm_rules, _dtype_of, _Node, _pointwise_rules
 
 
 def _validated(
@@ -19,7 +19,7 @@ def _validated(
     produced: set[int] = set()
     for node in nodes:
         _check_inputs(node, produced)
-        _RULES[node.kind](node)
+        (_pointwise_rules if node.kind == "pointwise" else _batchnorm_rules)(node)
         _check_compute(node, compute)
         produced |= {id(t) for t in node.outputs.values()}
     _check_uids(nodes)

@@ -313,7 +313,7 @@ class Program:
         if saved is not None:
             parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
         options = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor}
-        self._call("forward_training", kept, {"x": x, "y": y}, {"y": beta}, parameters, options)
+        self._call("forward_training", kept, {"x": x, "y": y}, parameters, options)
 
     def inference(
         self,
@@ -334,7 +334,7 @@ class Program:
             return
         parameters = {"scale": scale, "bias": bias, "running_mean": mean, "running_variance": variance}
         options = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
-        self._call("forward_inference", kept, {"x": x, "y": y}, {"y": beta}, parameters, options)
+        self._call("forward_inference", kept, {"x": x, "y": y}, parameters, options)
 
     def gradient(
         self,
@@ -364,7 +364,7 @@ class Program:
             "beta_param": beta_param,
             "epsilon": epsilon,
         }
-        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, {"dx": beta}, parameters, options)
+        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, parameters, options)
 
     def axpby(self, a: float, x: Buffer, b: float, y: Buffer) -> None:
         """``y = a * x + b * y``."""
@@ -434,13 +434,12 @@ class Program:
         method: str,
         kept: Dims,
         data: dict[str, Buffer | None],
-        written: dict[str, float],
         parameters: dict[str, Buffer],
         options: dict[str, Any],
     ) -> None:
         """Add a batch-norm call on the first view that the backend supports, or on packed copies.
 
-        `data` starts with x; a scratch array replaces None. `written` has the beta of the output.
+        `data` starts with x; a scratch array replaces None.
         """
         refusal = None
         present = [b for b in data.values() if b is not None]
@@ -466,7 +465,7 @@ class Program:
         if refusal is not None:
             reason = f"the backend has no path for a view: {refusal.text}"
         try:
-            self._on_copies(method, kept, data, written, parameters, options, reason)
+            self._on_copies(method, kept, data, parameters, options, reason)
         except UnsupportedError as error:
             raise (refusal or error) from None
 
@@ -475,12 +474,12 @@ class Program:
         method: str,
         kept: Dims,
         data: dict[str, Buffer | None],
-        written: dict[str, float],
         parameters: dict[str, Buffer],
         options: dict[str, Any],
         reason: str,
     ) -> None:
         x = next(b for b in data.values() if b is not None)
+        output = "dx" if method == "backward" else "y"
         # All calls of a program use one order, so that they share the copies.
         order = [*kept, *(a for a in range(len(x.dims)) if a not in kept)]
         dims = tuple(x.dims[a] for a in order)
@@ -491,18 +490,18 @@ class Program:
                 packed[name] = self.scratch(dims, x.dtype)
                 continue
             key = buffer.pointer, buffer.dims
-            if name not in written and key in self._packed:
+            if name != output and key in self._packed:
                 packed[name] = self._packed[key]
                 continue
             packed[name] = self.scratch(dims, x.dtype)
             original = buffer._replace(dims=dims, strides=tuple(buffer.strides[a] for a in order))
             self.copies.append(f"{name} of {method}: {reason}")
-            if name not in written:
-                self._packed[key] = packed[name]
-            if written.get(name) != 0.0:
-                self.axpby(1.0, original, 0.0, packed[name])
-            if name in written:
+            if name == output:
                 back.append((packed[name], original))
+            else:
+                self._packed[key] = packed[name]
+            if name != output or options["beta"] != 0.0:
+                self.axpby(1.0, original, 0.0, packed[name])
         m = math.prod(dims) // count
         viewed = {n: b._replace(dims=(1, count, m), strides=(count * m, m, 1)) for n, b in packed.items()}
         self._emit(method, Mode.SPATIAL, viewed, parameters, options)
