@@ -24,7 +24,8 @@ cdef class CallList:
     Parameters
     ----------
     handle : Handle
-        Later runs are given it again: the list does not keep it.
+        Later runs are given it again: the list does not keep it. Runs with another handle are slower where the backend
+        has plans of its own, which belong to a handle.
     """
 
     cdef const pbn_backend *table
@@ -36,13 +37,26 @@ cdef class CallList:
     cdef int extent_count
     cdef int slots
     cdef dict descriptors
+    # By call, NULL until it has run. Made, used and replaced under the lock of the handle that they belong to.
+    cdef pbn_plan **plans
+    cdef bint planned  # whether the backend makes such plans
+    cdef uint64_t serial  # of that handle
+    cdef int forks  # as `_forks` was
 
     def __cinit__(self, Handle handle not None):
         handle._check()
         self.table = handle.table
         self.descriptors = {}
+        self.serial, self.forks = handle.serial, _forks
+        self.planned = self.table.plan_create != NULL and self.table.algorithms == NULL
 
     def __dealloc__(self):
+        cdef int i
+        if self.forks == _forks and not _exiting:  # as for a Plan
+            for i in range(self.count):
+                if self.plans[i] != NULL:
+                    self.table.plan_destroy(self.plans[i])
+        free(self.plans)
         free(self.calls)
         free(self.ends)
         free(self.places)
@@ -130,6 +144,11 @@ cdef class CallList:
         if grown == NULL:
             raise MemoryError
         self.ends = <int *>grown
+        grown = realloc(self.plans, (self.count + 1) * sizeof(pbn_plan *))
+        if grown == NULL:
+            raise MemoryError
+        self.plans = <pbn_plan **>grown
+        self.plans[self.count] = NULL
         grown = realloc(self.places, (place + <int>len(arrays)) * sizeof(_Place))
         if grown == NULL:
             raise MemoryError
@@ -211,6 +230,7 @@ cdef class CallList:
         cdef _Place *place
         cdef _Lock lock
         cdef int i, j = 0
+        cdef bint mine = self.planned and handle.serial == self.serial
         if handle.table != self.table:
             self._not_ours(handle)
         self._begins(addresses, begins)
@@ -227,6 +247,21 @@ cdef class CallList:
                     call.workspace = <void *>(begins[0] + <uintptr_t>call.workspace)
                 else:
                     call.workspace = NULL
-                _run(handle, &call, NULL, _CALL_NAMES[call.operation], None)
+                if mine and _normalizes(call.operation):
+                    if self.plans[i] == NULL:
+                        self._plan(handle, &call, i)
+                    _run(handle, &call, self.plans[i], _CALL_NAMES[call.operation], None)
+                else:
+                    _run(handle, &call, NULL, _CALL_NAMES[call.operation], None)
         finally:
             lock.release()
+
+    cdef int _plan(self, Handle handle, const pbn_call *call, int i) except -1:
+        """Plans a call of the list, under the handle's lock: what does not depend on addresses is then done once."""
+        cdef int status
+        handle._check()
+        with nogil:
+            status = self.table.plan_create(handle.handle, call, b"plain", &self.plans[i])
+        if status != 0:
+            raise _error(self.table, status, _CALL_NAMES[call.operation], _shown(call))
+        return 0

@@ -1,5 +1,8 @@
 # A handle's life: opened, borrowed, forked, closed.
 
+cdef uint64_t _handles_made = 0
+
+
 cdef class _HandleLife:
     """What a handle owns, from opening to closing."""
     cdef const pbn_backend *table
@@ -7,6 +10,7 @@ cdef class _HandleLife:
     cdef bint borrowed
     cdef bint forked
     cdef int device_id  # -1 where it is not known
+    cdef uint64_t serial  # which of this process's handles it is: an address may come again
     cdef bint several  # whether there are other devices, whose memory may be given
     # Held for a call of the vendor's, and while plans and descriptors are made or kept. Arrays are read before it is
     # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken
@@ -61,6 +65,9 @@ cdef class _HandleLife:
 
     cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed,
                     str policy) except -1:
+        global _handles_made
+        _handles_made += 1
+        self.serial = _handles_made
         self.table = table
         self.handle = handle
         self.borrowed = borrowed

@@ -90,6 +90,43 @@ def test_a_list_of_calls_has_its_workspace_or_is_refused(handle):
     np.testing.assert_allclose(y, scale * hat + bias, rtol=1e-4, atol=1e-5)
 
 
+def test_a_list_of_calls_runs_with_any_handle(load_library):
+    """Its plans belong to the handle that it was made for, of which the next one may have the address."""
+    load_library("onednn")
+    rng = np.random.default_rng(8)
+    scale, bias, mean, variance = rng.uniform(1, 2, (4, 3)).astype("f4")
+    arrays = {"x": rng.normal(size=(4, 3, 5)).astype("f4"), "scale": scale, "bias": bias}
+    arrays |= {"running_mean": mean, "running_variance": variance, "y": np.empty((4, 3, 5), "f4")}
+    values = {"mode": Mode.SPATIAL, "alpha": 1.0, "beta": 0.0, "epsilon": 1e-5}
+    wide = {name: array.astype("f8").reshape(-1, 1)[:3] for name, array in arrays.items() if array.ndim == 1}
+    hat = (arrays["x"] - wide["running_mean"]) / np.sqrt(wide["running_variance"] + 1e-5)
+    right = wide["scale"] * hat + wide["bias"]
+
+    def run(handle, calls):
+        for _ in range(3):
+            arrays["y"].fill(7)
+            calls.run(handle, (0, *(v.ctypes.data for v in arrays.values())))
+            np.testing.assert_allclose(arrays["y"], right, rtol=1e-4, atol=1e-5)
+
+    with pybnorm.Handle("onednn") as first, pybnorm.Handle("onednn") as second:
+        calls = _core.CallList(first)
+        shaped = {n: v if v.ndim > 1 else v.reshape(1, 3, 1) for n, v in arrays.items()}
+        slots = {
+            n: first.buffer(v, n)._replace(pointer=i << _core.SLOT_BITS) for i, (n, v) in enumerate(shaped.items(), 1)
+        }
+        calls.append(first, pybnorm.Operation.FORWARD_INFERENCE, slots, (0, 0), **values)
+        for handle in (second, first, second, first):
+            run(handle, calls)
+        for channels in range(4, 140):  # primitives that take the first one's place
+            x, one = np.ones((2, channels, 2), "f4"), np.ones(channels, "f4")
+            first.forward_inference(x, one, one, one, one, np.empty_like(x))
+        run(first, calls)
+    for _ in range(8):  # some of them at the address of the first one
+        with pybnorm.Handle("onednn") as later:
+            later.forward_inference(x, one, one, one, one, np.empty_like(x))
+            run(later, calls)
+
+
 @np.errstate(invalid="ignore")  # NumPy's conversion of NaN
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("a", [1.5, -1 / 3, 1 + 2.0**-40, 0.5 - 2.0**-40, 2.0**-12 + 2.0**-60, 2.0**-126])
