@@ -99,18 +99,17 @@ class _Description(_Named):
         TensorAttributes
         """
         tensor = TensorAttributes() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
-        if name is not None:
-            tensor.set_name(name)
-        if dim is not None:
-            tensor.set_dim(dim)
-        if stride is not None:
-            tensor.set_stride(stride)
-        if data_type is not None:
-            tensor.set_data_type(data_type)
-        if uid is not None:
-            tensor.set_uid(uid)
-        if is_virtual is not None:
-            tensor.set_is_virtual(is_virtual)
+        given = {
+            "name": name,
+            "dim": dim,
+            "stride": stride,
+            "data_type": data_type,
+            "uid": uid,
+            "is_virtual": is_virtual,
+        }
+        for attribute, value in given.items():
+            if value is not None:
+                getattr(tensor, f"set_{attribute}")(value)
         return tensor
 
     @staticmethod

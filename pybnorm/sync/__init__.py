@@ -36,7 +36,7 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError
 from pybnorm.sync.communicators import Communicator, _connect
 from pybnorm.sync.memory import _Memory
-from pybnorm.sync.messages import BACKWARD, FAILED, FORWARD, _agree, _Agreed
+from pybnorm.sync.messages import FAILED, FORWARD, _agree, _Agreed
 from pybnorm.sync.plans import _MOST, _BackwardPlan, _ForwardPlan, _Terms
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
@@ -133,8 +133,7 @@ class SyncBatchNorm:
         self._deterministic = _arguments.boolean(deterministic, "deterministic")
         promised = None if counts is None else self._check_counts(counts)
         self._promised = promised
-        # On the CPU the counts are read in any case: they are in host memory already.
-        self._reads = promised is None or self._device == CPU
+        self._reads = self._device == CPU  # also promised counts: they are in host memory already
         # The next call is expected to have the counts of the last one; its programs are made before the collective.
         self._counts = promised or (2,) * adapter.size
         self._total = sum(self._counts)
@@ -213,7 +212,7 @@ class SyncBatchNorm:
         Raises
         ------
         ArgumentError, UnsupportedError, VendorError
-            This rank failed. No rank has any element; one has, and running statistics are to be updated.
+            This rank failed; or no rank has any element; or all together have one, and running statistics are given.
         RankError
             Another rank failed, or called `backward`.
 
@@ -238,25 +237,15 @@ class SyncBatchNorm:
             "epsilon": epsilon,
             "exponential_average_factor": exponential_average_factor,
         }
-        memory, failure, plan = self._memory, None, None
-        try:
-            plan, addresses, _held = self._plan(_ForwardPlan, arrays, scalars, self._counts)
-            merge = plan.after(self._counts)
-            plan.start("forward", addresses, workspace)
-        except Exception as error:  # any error: the other ranks wait in the collective
-            failure = error
-        row = FAILED if plan is None or failure else FORWARD if plan.elements else "empty"
-        self._communicator.all_gather(memory.vectors[row], memory.vectors["received"], self._handle.stream)
-        counts = self._outcome(FORWARD, True, failure)
+        counts, plan, merge, addresses, _held = self._exchange(_ForwardPlan, arrays, scalars, self._counts, workspace)
         total = sum(counts)
-        assert plan is not None
         if counts != self._counts:
             if total == 1 and running_mean is not None:
                 raise ArgumentError("x", "1 element on all ranks", "more of them where running statistics are updated")
             merge = plan.after(counts)
             # Never expect a total of 1, which the merge refuses where running statistics are updated.
             self._counts = counts if total > 1 else self._counts
-        memory.run(merge, "forward", addresses)
+        self._memory.run(merge, "forward", addresses)
         plan.elemt.execute(self._handle, "forward", addresses, workspace)
         return total
 
@@ -279,8 +268,9 @@ class SyncBatchNorm:
     ) -> int:
         """Gradients of `forward`.
 
-        ``dx = scale * inv * (dy - sum(dy) / n - (x - mean) * inv**2 * sum(dy * (x - mean)) / n)`` with sums and n of
-        all ranks, blended by the data pair; dscale and dbias are the sums of this rank's data.
+        ``dx = scale * r * (dy - sum(dy) / n - (x - mean) * r**2 * sum(dy * (x - mean)) / n)`` with r the
+        `saved_inv_variance`, and sums and n of all ranks; blended by alpha and beta. dscale and dbias are the sums of
+        this rank's data.
 
         Parameters
         ----------
@@ -308,7 +298,7 @@ class SyncBatchNorm:
         Raises
         ------
         ArgumentError, UnsupportedError, VendorError
-            This rank failed. No rank has any element.
+            This rank failed; or no rank has any element.
         RankError
             Another rank failed; with `deterministic` also if it called `forward`. Without `deterministic` the two
             calls make different collectives, and the communicator decides what happens.
@@ -332,22 +322,10 @@ class SyncBatchNorm:
             "saved_inv_variance": saved_inv_variance,
         }
         scalars = {"alpha": alpha, "beta": beta}
-        memory, failure, plan = self._memory, None, None
-        try:
-            plan, addresses, _held = self._plan(_BackwardPlan, arrays, scalars, self._total)
-            elemt = plan.after(self._total)
-            plan.start("backward", addresses, workspace)
-        except Exception as error:  # any error: the other ranks wait in the collective
-            failure = error
-        row = memory.vectors[FAILED if failure else BACKWARD]
+        counts, plan, elemt, addresses, _held = self._exchange(_BackwardPlan, arrays, scalars, self._total, workspace)
+        total = sum(counts)
         if self._deterministic:
-            self._communicator.all_gather(row, memory.vectors["received"], self._handle.stream)
-        else:
-            self._communicator.all_reduce(row, memory.vectors["sums"], self._handle.stream)
-        total = sum(self._outcome(BACKWARD, self._deterministic, failure))
-        assert plan is not None
-        if self._deterministic:
-            memory.add_rows()
+            self._memory.add_rows()
         if total != self._total:
             elemt, self._total = plan.after(total), total
         elemt.execute(self._handle, "backward", addresses, workspace)
@@ -418,18 +396,34 @@ class SyncBatchNorm:
                 self._plans.keep((kind, key), plan, _MOST)
         return plan, (*self._memory.addresses, *addresses[1:]), held
 
-    def _outcome(self, code: int, gathered: bool, failure: Exception | None) -> tuple[int, ...]:
-        """The counts of the ranks, or only their sum; raises on every rank if one failed."""
+    def _exchange(
+        self, kind: type[Any], arrays: dict[str, Any], scalars: dict[str, Any], expected: Any, workspace: Any
+    ) -> tuple[tuple[int, ...], Any, Any, tuple[int, ...], list[Any]]:
+        """Plan a call, compute this rank's message and exchange it; raises on every rank if one failed.
+
+        Returns the counts of the ranks, or only their sum; the plan; its program for what was expected; and what
+        `_plan` returns beside it.
+        """
+        memory, code, row, failure = self._memory, kind.code, FAILED, None
+        try:
+            plan, addresses, held = self._plan(kind, arrays, scalars, expected)
+            after = plan.after(expected)
+            plan.start(addresses, workspace)
+            row = plan.row
+        except Exception as error:  # any error: the other ranks wait in the collective
+            failure = error
+        gathered = code == FORWARD or self._deterministic
+        if gathered:
+            self._communicator.all_gather(memory.vectors[row], memory.vectors["received"], self._handle.stream)
+        else:
+            self._communicator.all_reduce(memory.vectors[row], memory.vectors["sums"], self._handle.stream)
         self._last = code, gathered
         if failure is not None:
             raise failure
-        if not self._reads:
-            assert self._promised is not None
-            return self._promised
-        counts = self._memory.heads(code, gathered)
+        counts = memory.heads(code, gathered) if self._promised is None or self._reads else self._promised
         if not any(counts):
             raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
-        return counts
+        return counts, plan, after, addresses, held
 
 
 _SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor")

@@ -54,6 +54,8 @@ class _Plan:
     """
 
     code: int
+    """That of its messages."""
+    name: str
     before: Prepared
     """The part before the collective. It checks overlaps and the workspace for the whole call."""
 
@@ -63,6 +65,8 @@ class _Plan:
         self.memory, self.axis, self.arrays, self.scalars = memory, terms.axis, arrays, scalars
         self.expected = expected
         self.elements, self.derived = terms.examine(arrays["x"])
+        self.row: int | str = self.code if self.elements or self.code == BACKWARD else "empty"
+        """The vector with this rank's message. That of an empty forward never changes."""
         self._first = Program(memory.handle)
         self._known = Cache()
         header = Program(memory.handle)
@@ -93,20 +97,20 @@ class _Plan:
     def _after(self, outcome: Any) -> Prepared:
         raise NotImplementedError
 
-    def start(self, name: str, addresses: tuple[int, ...], workspace: Any) -> None:
+    def start(self, addresses: tuple[int, ...], workspace: Any) -> None:
         """Compute this rank's message. The header is written only if its count changes."""
         memory = self.memory
-        if self.elements != memory.carried[self.code]:
+        if self.row == self.code and self.elements != memory.carried[self.code]:
             memory.carried[self.code] = -1
-            memory.run(self._header, name)
+            memory.run(self._header, self.name)
             memory.carried[self.code] = self.elements
-        self.before.execute(memory.handle, name, addresses, workspace)
+        self.before.execute(memory.handle, self.name, addresses, workspace)
 
 
 class _ForwardPlan(_Plan):
     """`SyncBatchNorm.forward` for arrays of one description."""
 
-    code = FORWARD
+    code, name = FORWARD, "forward"
 
     def _prepare(self) -> None:
         memory, arrays, scalars = self.memory, self.arrays, self.scalars
@@ -140,7 +144,7 @@ class _ForwardPlan(_Plan):
 class _BackwardPlan(_Plan):
     """`SyncBatchNorm.backward` for arrays of one description."""
 
-    code = BACKWARD
+    code, name = BACKWARD, "backward"
 
     def _prepare(self) -> None:
         arrays = self.arrays
