@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import onnxruntime
 
-TYPES = {"float32": 1, "float16": 10, "float64": 11, "bfloat16": 16}  # of ONNX
+TYPES = {"float32": 1, "float16": 10, "float64": 11, "bfloat16": 16}
 INPUTS, OUTPUTS = ("x", "scale", "bias", "mean", "variance"), ("y", "new_mean", "new_variance")
 
 
@@ -26,7 +26,7 @@ class OnnxRuntime:
 
 
 def run(x, parameters, epsilon, momentum, training):
-    try:
+    try:  # what it has no kernel for
         made = session(x.dtype.name, parameters[0].dtype.name, epsilon, momentum, training)
     except Exception as error:
         raise NotImplementedError(str(error).partition(". Op with name")[0]) from None
@@ -41,11 +41,10 @@ def session(dtype, parameter, epsilon, momentum, training):
         node.append(field(5, field(1, name) + b"\x15" + np.float32(number).tobytes() + field(20, 1)))
     node.append(field(5, field(1, "training_mode") + field(3, training) + field(20, 2)))
     graph = field(1, b"".join(node)) + field(2, "graph")
-    for number, names in ((11, INPUTS), (12, outputs)):
-        for name in names:
-            kind = TYPES[dtype if name in "xy" else parameter]
-            graph += field(number, field(1, name) + field(2, field(1, field(1, kind))))
-    model = field(1, 8) + field(7, graph) + field(8, field(2, 15))  # of version 15
+    for number, name in [*((11, name) for name in INPUTS), *((12, name) for name in outputs)]:
+        kind = TYPES[dtype if name in "xy" else parameter]
+        graph += field(number, field(1, name) + field(2, field(1, field(1, kind))))
+    model = field(1, 8) + field(7, graph) + field(8, field(2, 15))
     return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
@@ -54,7 +53,7 @@ def varint(n):
 
 
 def field(number, value):
+    data = value.encode() if isinstance(value, str) else value
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
     return varint(number << 3 | 2) + varint(len(data)) + data

@@ -1,25 +1,33 @@
-"""What torch.compile makes of batch norm: pybnorm check --implementation torch_compiled.py:Compiled, or CompiledCuda"""
+"""What torch.compile makes of batch norm on the CPU: pybnorm check --implementation torch_compiled.py:Compiled
+
+It needs a C++ compiler. The gradient is PyTorch's own, so it takes no saved statistics.
+"""
 
 import torch
-from torch_batch_norm import Native
 
-forward = torch.compile(torch.ops.aten.native_batch_norm.default, dynamic=True)
-backward = torch.compile(torch.ops.aten.native_batch_norm_backward.default, dynamic=True)
+compiled = torch.compile(torch.nn.functional.batch_norm, dynamic=True)
 
 
-class Compiled(Native):
-    """On the CPU, which needs a C++ compiler."""
+class Compiled:
+    """torch.nn.functional.batch_norm, compiled once for each rank and dtype."""
 
-    name = "torch.compile"
+    name, version, arrays = "torch.compile", torch.__version__, "torch"
 
-    def forward(self, x, scale, bias, mean, variance, factor, epsilon):
-        return forward(x, scale, bias, mean, variance, True, factor, epsilon)
+    def forward_training(
+        self, x, scale, bias, epsilon, exponential_average_factor=0.0, running_mean=None, running_variance=None,
+        saved_mean=None,
+    ):  # fmt: skip
+        if saved_mean is not None:
+            raise NotImplementedError("torch.nn.functional.batch_norm returns no statistics")
+        flat = [a if a is None else a.flatten() for a in (running_mean, running_variance, scale, bias)]
+        y = compiled(x, *flat, training=True, momentum=exponential_average_factor, eps=epsilon)
+        return {"y": y, "running_mean": flat[0], "running_variance": flat[1]}
 
-    def gradients(self, _, dy, x, scale, mean, inverse, epsilon):
-        return backward(dy, x, scale, None, None, mean, inverse, True, epsilon, [True, True, True])
+    def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
+        flat = [a.flatten() for a in (running_mean, running_variance, scale, bias)]
+        return compiled(x, *flat, training=False, eps=epsilon)
 
-
-class CompiledCuda(Compiled):
-    """For CUDA, in Triton."""
-
-    name, device = "torch.compile CUDA", "cuda"
+    def backward(self, x, dy, scale, epsilon):
+        given = [x.detach().requires_grad_(), scale.flatten().requires_grad_(), torch.zeros_like(scale.flatten())]
+        y = compiled(given[0], None, None, given[1], given[2].requires_grad_(), training=True, eps=epsilon)
+        return torch.autograd.grad(y, given, dy)

@@ -29,8 +29,7 @@ def training(
         i = start + tl.arange(0, BLOCK)
         place = i // inner * sn + c * sc + i % inner * si
         value = tl.load(x + place, i < m, 0.0).to(tl.float32)
-        value = (value - mu) * r * tl.load(scale + c) + tl.load(bias + c)
-        tl.store(y + place, value.to(y.dtype.element_ty), i < m)
+        tl.store(y + place, ((value - mu) * r * tl.load(scale + c) + tl.load(bias + c)).to(y.dtype.element_ty), i < m)
     tl.store(mean + c, mu)
     tl.store(inverse + c, r)
     if RUNNING:

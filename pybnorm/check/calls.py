@@ -9,6 +9,7 @@ from pybnorm.check.problem import Problem
 from pybnorm.enums import Activation, Operation
 
 __all__ = [
+    "EVERY",
     "METHODS",
     "OPTIONS",
     "STATED",
@@ -69,8 +70,9 @@ def _table(operation: Operation) -> tuple[Tensor, ...]:
     )
 
 
-_ALL = {operation: _table(operation) for operation in METHODS}
-TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in _ALL.items()}
+EVERY = {operation: _table(operation) for operation in METHODS}
+"""Tensors of each operation."""
+TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in EVERY.items()}
 """Tensors of each operation without an activation, in the order of the method's arguments."""
 _COMMON = {"mode": "mode", "epsilon": "eps"}
 OPTIONS = {
@@ -99,13 +101,13 @@ def tensors(problem: Problem) -> list[Tensor]:
         "activation": bool(problem.activation),
         "mask": problem.masked,
     }
-    return [tensor for tensor in _ALL[problem.operation] if has[tensor.when]]
+    return [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]
 
 
 def around(problem: Problem) -> list[Tensor]:
     """Those, and the optional ones that the call is not given and must not write to."""
     seen = {*tensors(problem), *TENSORS[problem.operation]}
-    return [tensor for tensor in _ALL[problem.operation] if tensor in seen]
+    return [tensor for tensor in EVERY[problem.operation] if tensor in seen]
 
 
 def outputs(problem: Problem) -> list[Tensor]:

@@ -26,6 +26,7 @@ that the method does not take, lacks one that the method needs, or if the method
   reduced. A case with ``running=0`` or ``saved=0`` does not pass those statistics.
 * ``epsilon``, and ``exponential_average_factor`` in training.
 * ``y``, or ``dx``, is the memory of ``x``, or ``dy``, in a case with ``inplace=1``.
+* ``activation``, its limits, ``z`` and other tensors of `pybnorm.Handle` where the case has them.
 * ``alpha``, ``beta``, ``alpha_param``, ``beta_param`` and ``mode`` (``"spatial"``, ``"persistent"`` or ``"peract"``): a
   method that does not take them gets the cases where they are 1, 0, 1, 0 and ``"spatial"``.
 
@@ -64,7 +65,7 @@ from pybnorm import _arguments
 from pybnorm._arrays import CPU, CUDA, Buffer, numpy_dtype
 from pybnorm.check import calls
 from pybnorm.check.bounds import Status
-from pybnorm.check.problem import MODES
+from pybnorm.check.judging import mismatch, words
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
@@ -75,8 +76,7 @@ ARRAYS = ("numpy", "torch", "cupy", "jax")
 DEVICES = {"cpu": CPU, "cuda": CUDA}
 """Values of an object's attribute ``device``, with their DLPack device types."""
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "mode": "spatial"}
-_WORDS = {mode: word for word, mode in MODES.items()}
-_TENSORS = {calls.METHODS[operation]: tensors for operation, tensors in calls.TENSORS.items()}
+_TENSORS = {calls.METHODS[operation]: tensors for operation, tensors in calls.EVERY.items()}
 
 
 class CallError(Exception):
@@ -228,8 +228,7 @@ class Implementation:
         function = getattr(self.target, method, None)
         if not callable(function):
             raise CallError(Status.UNSUPPORTED, f"{self.name} has no {method}")
-        if "mode" in arguments:
-            arguments["mode"] = _WORDS[arguments["mode"]]
+        arguments = words(arguments)
         given = self._taken(function, method, arguments)
         outputs = [t.name for t in _TENSORS[method] if t.written and t.name in arguments]
         writable = set(given) if self.framework.writes else set()
@@ -295,23 +294,13 @@ class Implementation:
 
     def _store(self, tensor: calls.Tensor, buffer: Buffer, value: Any) -> None:
         """Write a returned array to where the results are read."""
-        name, right = tensor.name, buffer.dtype.name.lower()
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        if shape is None or dtype is None:
-            raise CallError(Status.FAIL, f"{name} is of type {type(value).__name__}, not an array")
-        if (word := str(dtype).removeprefix("torch.")) != right:
-            raise CallError(Status.FAIL, f"{name} is of dtype {word}, not {right}")
-        dims = tuple(shape)
-        if dims != buffer.dims:
-            if tensor.data or [d for d in dims if d != 1] != [d for d in buffer.dims if d != 1]:
-                got, needed = ("x".join(map(str, d)) or "()" for d in (dims, buffer.dims))
-                raise CallError(Status.FAIL, f"{name} has the shape {got}, not {needed}")
-            value = value.reshape(buffer.dims)
+        if wrong := mismatch(tensor, buffer.dims, buffer.dtype.name.lower(), value):
+            raise CallError(Status.FAIL, f"{tensor.name} {wrong}")
         try:
-            self.framework.write(buffer, value)
+            self.framework.write(buffer, value.reshape(buffer.dims))
         except Exception as error:
             kind = type(value).__module__.partition(".")[0]
-            text = f"{name} is an array of {kind}, not of {self.arrays}: {type(error).__name__}: {error}"
+            text = f"{tensor.name} is an array of {kind}, not of {self.arrays}: {type(error).__name__}: {error}"
             raise CallError(Status.FAIL, text) from None
 
 

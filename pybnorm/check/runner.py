@@ -22,11 +22,12 @@ import numpy.typing as npt
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU
 from pybnorm.check import archive, support
-from pybnorm.check.bounds import Expected, Status, judge, untrusted
+from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.environment import visible
 from pybnorm.check.guarded import Observed, execute
 from pybnorm.check.implementations import CallError
+from pybnorm.check.judging import settle
 from pybnorm.check.problem import Problem, checked
 from pybnorm.check.results import BackendInfo, CaseResult, is_implementation
 from pybnorm.check.session import (
@@ -100,18 +101,12 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
             if again.status.severity > verdicts[name].status.severity:
                 again.note = "; ".join(filter(None, [again.note, f"in call {number} of {problem.repeats} equal ones"]))
                 verdicts[name] = again
-        result.verdicts = list(verdicts.values())
-        result.status = max((v.status for v in result.verdicts), key=lambda s: s.severity)
+        settle(result, problem, inputs, verdicts)
         if calls.damage:
             result.status, result.message = Status.FAIL, "; ".join(calls.damage)
-        elif result.status in (Status.PASS, Status.WARN):
-            blind = untrusted(problem, inputs, one_pass=result.status == Status.WARN)
-            if blind:
-                result.status = Status.MISTRUSTED
-                result.message = "a change would not be noticed of: " + ", ".join(blind)
-            elif problem.bitwise and calls.different:
-                result.status = Status.NONDETERMINISTIC
-                result.message = f"other bits at another equal call: {result.repeat}"
+        elif result.status in (Status.PASS, Status.WARN) and problem.bitwise and calls.different:
+            result.status = Status.NONDETERMINISTIC
+            result.message = f"other bits at another equal call: {result.repeat}"
         if keep is not None:
             _keep(result, keep, problem, calls.first)
     except Exception as error:

@@ -27,7 +27,7 @@ def test_a_new_line_of_the_core_is_a_new_tensor_of_the_call(monkeypatch):
     row = _core.Tensor("dy", False, False, "always")
     listed = _core.tensors
     monkeypatch.setattr(_core, "tensors", lambda operation: (*listed(operation), row))
-    for operation, before in calls._ALL.items():
+    for operation, before in calls.EVERY.items():
         assert calls._table(operation) == (*before, calls.Tensor("dy", True, False, "dy", "always"))
 
 

@@ -1,19 +1,30 @@
 """Any Python object under the judge: what it may be, and what each way to be wrong is called."""
 
+import doctest
 import json
 import sys
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import pybnorm
+import pybnorm.check
+from pybnorm.check import implementations
 from pybnorm.check.bounds import Status
 from pybnorm.check.executors import Pool, run_cases
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import Problem, expand
 from pybnorm.check.results import BackendInfo
 from pybnorm.check.runner import run_case
 from pybnorm.check.session import describe, open_session
 from pybnorm.check.worker import Worker
 from pybnorm.cli import main
+from pybnorm.errors import ArgumentError
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "implementations"
+sys.path.append(str(EXAMPLES))
+from numpy_one_liner import OneLiner  # noqa: E402
 
 KERNELS = Path(__file__).with_name("wrong_kernels.py")
 LINE = "train,spatial,f32,nchw,8x3x4x4"
@@ -215,3 +226,125 @@ def test_it_is_run_reported_kept_and_compared_as_a_library_is(tmp_path, capsys):
     assert status == 1
     assert f"{spec('Nowhere')} was asked for and could not run" in out
     assert command("check", "--implementation", "wrong_kernels")[0] == 2
+
+
+# ---------------------------------------------------------------- the judge alone
+
+
+def inference(given):
+    return OneLiner().forward_inference(**{n: given[n] for n in given if n not in ("y", "alpha", "beta")})
+
+
+@pytest.mark.parametrize("line", ["infer,spatial,f32,nchw,8x3x4x4,fill=randn", "infer,spatial,bf16,nhwc,8x3x4x4"])
+def test_the_judge_says_of_arrays_what_it_says_of_a_run(line):
+    given = pybnorm.check.arguments(line)
+    kept = {name: np.copy(value).tobytes() for name, value in given.items()}
+    y = inference(given)
+    judged = pybnorm.check.judge(line, {"y": y})
+    ran = run_case(Problem.parse(line), open_session(f"{EXAMPLES / 'numpy_one_liner.py'}:OneLiner"))
+    assert (judged.status, judged.verdicts) == (ran.status, ran.verdicts)
+    assert judged.status == Status.PASS
+    y[-1, -1, -1, -1] += 1
+    judged = pybnorm.check.judge(Problem.parse(line), {"y": y})
+    assert judged.status == Status.FAIL
+    assert judged.verdicts[0].worst[0].index == (7, 2, 3, 3)
+    assert {name: np.copy(value).tobytes() for name, value in given.items()} == kept
+    assert np.isnan(given["y"].astype(float)).all()
+    assert given["x"].strides == given["y"].strides
+
+
+def test_arguments_are_those_of_the_case():
+    given = pybnorm.check.arguments("train,peract,f64,strides=200x40x9x2,3x4x4x4,inplace=1,running=0")
+    assert list(given)[:6] == ["x", "scale", "bias", "y", "saved_mean", "saved_inv_variance"]
+    assert given["x"] is given["y"]
+    assert given["x"].strides == (1600, 320, 72, 16)
+    assert given["mode"] == "peract"
+    given = pybnorm.check.arguments("backward,spatial,f16,nchw,3x4x5x6,activation=relu")
+    assert given["activation"] == "relu"
+    assert given["scale"].dtype == np.float32
+
+
+def test_a_case_that_could_not_have_failed_is_mistrusted():
+    line = "infer,spatial,f32,nchw,4x3x4x4,eps=1e-09"
+    result = pybnorm.check.judge(line, {"y": inference(pybnorm.check.arguments(line))})
+    assert (result.status, result.message) == (Status.MISTRUSTED, "a change would not be noticed of: eps")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ({}, "outputs: got none named y, allowed: all of y"),
+        ({"y": 0, "z": 1}, "outputs: got z, allowed: y, and no others"),
+        (7, "outputs: got int, allowed: a mapping of names to arrays"),
+        ({"y": [1.0]}, "outputs['y']: got what is of type list, not an array, allowed: float32, 2x3x4"),
+        (
+            {"y": np.zeros((2, 3, 4))},
+            "outputs['y']: got what is of dtype float64, not float32, allowed: float32, 2x3x4",
+        ),
+        (
+            {"y": np.zeros((2, 12), "f4")},
+            "outputs['y']: got what has the shape 2x12, not 2x3x4, allowed: float32, 2x3x4",
+        ),
+    ],
+)
+def test_outputs_that_are_not_the_case_are_named(outputs, text):
+    with pytest.raises(ArgumentError) as refused:
+        pybnorm.check.judge("infer,spatial,f32,nchw,2x3x4", outputs)
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("name", ["arguments", "judge"])
+def test_the_examples_of_the_documentation_run(name):
+    found = doctest.DocTestFinder().find(
+        getattr(pybnorm.check, name), globs={"pybnorm": pybnorm, "np": np, "__name__": "x"}
+    )
+    assert sum(len(test.examples) for test in found)
+    for test in found:
+        assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def test_the_example_of_the_protocol_runs(tmp_path):
+    """The class in the module's documentation, as it stands there."""
+    text = textwrap.dedent(implementations.__doc__.partition("::\n\n")[2].partition("\n\nThe four")[0])
+    (tmp_path / "my_kernel.py").write_text("import numpy as np\n\n" + text)
+    session = open_session(f"{tmp_path / 'my_kernel.py'}:OneLiner")
+    assert run_case(Problem.parse("infer,spatial,f64,nhwc,2x3x4,fill=randn"), session).status == Status.PASS
+    assert describe(session.backend).label == "my kernel"
+
+
+# ---------------------------------------------------------------- the examples
+
+
+PACKAGES = {"cupy_one_liner": "cupy", "jax_batch_norm": "jax", "numpy_one_liner": "numpy"} | {
+    "onnxruntime_batch_norm": "onnxruntime",
+    "torch_batch_norm": "torch",
+    "torch_compiled": "torch",
+    "triton_batch_norm": "triton",
+}
+ENTRIES = [
+    (
+        "numpy_one_liner.py:OneLiner",
+        "train/infer/backward,spatial/peract,f64/f32/f16/bf16,nhwc,4x3x5x5,fill=randn",
+    ),
+    ("torch_batch_norm.py:Native", "train/infer/backward,spatial,f64/f32/f16/bf16,nchw,4x3x5x5,fill=randn"),
+    ("torch_compiled.py:Compiled", "train,spatial,f32,nchw,4x3x5x5,fill=randn,saved=0"),
+    ("jax_batch_norm.py:Jax", "train/infer/backward,spatial,f64/f32/bf16,nchw,4x3x5x5,fill=randn"),
+    ("jax_batch_norm.py:Standardize", "infer,spatial,f32,nchw,4x3x5x5,fill=randn"),
+    ("onnxruntime_batch_norm.py:OnnxRuntime", "infer,spatial,f32,nchw,4x3x5x5,fill=randn"),
+]
+
+
+@pytest.mark.parametrize(("name", "line"), ENTRIES)
+def test_an_example_that_is_right_passes(name, line):
+    pytest.importorskip(PACKAGES[name.partition(".")[0]], reason="only where the package that it judges is installed")
+    session = open_session(f"{EXAMPLES}/{name}")
+    results = [run_case(problem, session) for problem in expand(line)]
+    assert {r.status for r in results} == {Status.PASS}, [(r.case, r.message) for r in results]
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_an_example_is_short_and_says_how_to_run_it(file):
+    text = file.read_text()
+    assert file.stem in PACKAGES
+    assert len(text.splitlines()) < 60
+    assert f"pybnorm check --implementation {file.name}:" in text

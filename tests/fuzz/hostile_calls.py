@@ -137,6 +137,13 @@ def inputs(w: World) -> Any:
     return made.generate(problem(w))
 
 
+def made_outputs(w: World) -> Any:
+    from pybnorm.check import arguments
+    from pybnorm.check.calls import outputs
+
+    return {tensor.name: arguments(problem(w))[tensor.name] for tensor in outputs(problem(w))}
+
+
 def executor(name: str) -> Callable[[World], Any]:
     """The first phase of a call of CANN's."""
 
@@ -498,6 +505,7 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"m": is_(8), "fill": is_("exact"), "case": is_("train,spatial,f32,nchw,2x3x2x2")},
     },
     "pybnorm.check.run_case": {"session": lambda w: w.session()},
+    "pybnorm.check.judge": {"outputs": made_outputs},
     "pybnorm.check.archive": {"path": is_("nothing-here")},
     "pybnorm.check.compare": {"runs": is_([]), "path": is_("nothing-here"), "paths": is_(["nothing-here"])},
     "pybnorm.check.bounds": {"inputs": lambda w: inputs(w), "expected": expected, "output": is_("y"), "got": data},
