@@ -22,6 +22,7 @@ from pybnorm.check.bounds import (
     untrusted,
 )
 from pybnorm.check.bounds.causes import UNEXPLAINED, truncate
+from pybnorm.check.bounds.trust import _changes
 from pybnorm.check.data import Inputs, generate, round_to
 from pybnorm.check.problem import FILLS, Problem, expand, read_suite
 from pybnorm.check.runner import execute, run_case
@@ -892,3 +893,19 @@ def test_inputs_that_are_flushed_are_no_failure():
     for line in ("8x3x6x5,fill=range,magnitude=1e-38,seed=2", "16x4x14x14,fill=range,magnitude=1e-36,seed=1"):
         result = run_case(Problem.parse(f"backward,spatial,f32,nchw,{line}"), session_)
         assert {v.status for v in result.verdicts if v.output == "dscale"} <= {Status.PASS, Status.WARN}, result
+
+
+@pytest.mark.parametrize("problem", SMOKE[::23], ids=str)
+def test_what_is_shared_between_variants_is_what_each_would_compute(problem):
+    inputs = generate(problem)
+    with np.errstate(all="ignore"):
+        baseline = Expected(problem, inputs)
+        for _, changed, other in _changes(problem, inputs):
+            varied, fresh = baseline.varied(changed, other), Expected(changed, other)
+            for name in fresh.outputs:
+                classes = tiers(changed, name)
+                for one, two in zip(varied.parts(name, None, classes), fresh.parts(name, None, classes), strict=True):
+                    np.testing.assert_array_equal(one.reference, two.reference)
+                    for (bound, undecided), (same, too) in zip(one.classes, two.classes, strict=True):
+                        np.testing.assert_array_equal(bound, same)
+                        np.testing.assert_array_equal(undecided, too)

@@ -76,6 +76,10 @@ class Expected:
     _kinds: ClassVar[list[tuple[Callable[[Problem], object], type[Expected]]]] = []
     """Problems that a subclass knows more of, and which."""
 
+    _moments: Moments
+    _like: Expected | None = None
+    """Another one, whose statistics and sums are this one's where they are made of the same arrays."""
+
     def __new__(cls, problem: Problem, inputs: Inputs) -> Expected:
         """Of the subclass that knows more of the problem, if one does."""
         checked(problem)
@@ -101,6 +105,22 @@ class Expected:
                 self._backward()
         data = "dx" if operation == Operation.BACKWARD else "y"
         self.outputs: Mapping[str, Array] = _Outputs(self._parameters, (data, *self._parameters), self._whole)
+
+    def varied(self, problem: Problem, inputs: Inputs) -> Expected:
+        """`Expected` of a problem and inputs that differ from these in a few arrays or options.
+
+        What depends on none of them is not computed again; arrays are told apart by identity.
+        """
+        other = object.__new__(type(self))
+        other._like = self
+        other.__init__(problem, inputs)  # type: ignore[misc]
+        other._like = None
+        return other
+
+    def _has(self, *names: str) -> bool:
+        """Whether these inputs are those of the one that this varies."""
+        like = self._like
+        return like is not None and all(getattr(like.inputs, n) is getattr(self.inputs, n) for n in names)
 
     def shape(self, output: str) -> tuple[int, ...]:
         """Shape of an output."""
@@ -143,7 +163,12 @@ class Expected:
 
     def _take_sums(self) -> None:
         """dscale and dbias."""
-        inputs = self.inputs
+        inputs, like = self.inputs, self._like
+        if like is not None and self._has("x", "dy", "saved_mean", "saved_inv_variance"):
+            given_ = self.problem.saved and like.problem.saved
+            if given_ or (self._mean is like._mean and self._inverse is like._inverse):
+                self._parameters |= {name: like._parameters[name] for name in ("dscale", "dbias")}
+                return
         sums = reference.backward_reduce(
             x=inputs.x, dy=inputs.need("dy"), mean=self._mean, inv_variance=self._inverse, axis=self._axis
         )
@@ -158,7 +183,11 @@ class Expected:
             x *= x
             yield x
 
-        p, problem = self.precision, self.problem
+        p, problem, like = self.precision, self.problem, self._like
+        if like is not None and self._has("x") and like.problem.epsilon == problem.epsilon:
+            self._mean, self._inverse, self._moments = like._mean, like._inverse, like._moments
+            self._deviations = like._deviations
+            return
         mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
         absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), problem.mode)
         m = problem.m

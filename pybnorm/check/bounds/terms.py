@@ -37,10 +37,19 @@ def terms(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -
         Of an element of it.
     tier : Tier
     """
+    if type(expected) is not Expected:  # with formulas of its own
+        return [Term("bound", _bound(expected, output, index, tier))]
     element = _Element(expected, index, tier)
     with np.errstate(all="ignore"):
         found: list[Term] = getattr(element, output)()
     return found
+
+
+def _bound(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> float:
+    for part in expected.parts(output, None, (tier,)):
+        if all(s.start <= i < s.stop for i, s in zip(index, part.index, strict=True)):
+            return float(part.classes[0][0][tuple(i - s.start for i, s in zip(index, part.index, strict=True))])
+    return math.nan
 
 
 class _Element:
