@@ -140,6 +140,7 @@ cdef class _HandleLife:
 
     def _met(self, call):
         """The known defects that a `defects.Call` has."""
+        self._check_open()
         return tuple([d for d in self.defects if d.predicate(call)]) if self.defects else ()
 
     @property

@@ -60,8 +60,8 @@ def members(kind, made):
         "forward_training": (x, v, v, y), "forward_inference": (x, v, v, v, v, y), "backward": (x, x, v, y, v, v),
         "axpby": (1.0, x, 0.0, y), "fill": (1.0, y), "relu": (x, y), "relu_backward": (x, x, y),
         "workspace_size": (0, handle.descriptor(x)), "plan_forward_training": (x,), "plan_forward_inference": (x,),
-        "plan_backward": (x,), "_look": (("x",), (x,)), "_candidates": (False,), "__exit__": (None, None, None),
-        "__call__": (x, v, v, y, v, v),
+        "plan_backward": (x,), "_look": (("x",), (x,)), "_candidates": (False,), "_met": (None,),
+        "__exit__": (None, None, None), "__call__": (x, v, v, y, v, v),
     }  # fmt: skip
     own = [n for n in dir(kind) if n not in dir(object)] + ["__repr__", "__hash__"]
     for name in own:
