@@ -10,12 +10,16 @@ are added by hand::
 
 A record holds for the entry point and for the algorithms that every backend has, auto, fast and plain.
 ``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
-counts. ``blends``: alpha and beta may be other than 1 and 0. ``repeatable``, which a record may have, lists what gives
-the same bits at every equal call, by algorithm, whether there are saved statistics, and for x of up to so many
-elements::
+counts. ``blends``: alpha and beta may be other than 1 and 0.
+
+``pybnorm claims record RUN`` makes a record of what a run of `pybnorm check` found, for the one version that ran; it
+holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call, by algorithm, whether
+there are saved statistics, and for x of up to so many elements::
 
     {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
      "saved": [true, false], "elements": 32768}
+
+The variable ``PYBNORM_CLAIMS`` names a folder with more records, in files of the same names.
 """
 
 from __future__ import annotations
@@ -25,13 +29,18 @@ import importlib.resources
 import itertools
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pybnorm import _arguments
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import MODES, Problem
+from pybnorm.check.results import CaseResult
 from pybnorm.enums import Layout
+from pybnorm.errors import ArgumentError
 
 __all__ = [
     "CLAIMED",
@@ -39,11 +48,15 @@ __all__ = [
     "NEWLY_UNSUPPORTED",
     "NOT_CLAIMED",
     "NO_LONGER_REPEATABLE",
+    "VARIABLE",
     "check",
     "claimed",
+    "of_run",
     "record_of",
     "recorded",
     "repeatable",
+    "run_of",
+    "with_record",
 ]
 
 CLAIMED = "claimed"
@@ -55,6 +68,9 @@ LOST = (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE)
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
 _ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
+_KINDS = ("operations", "modes", "dtypes", "layouts", "algorithms", "saved")
+VARIABLE = "PYBNORM_CLAIMS"
+"""Names a folder with records of the user's own."""
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
@@ -68,12 +84,12 @@ def check(backend: str, version: Sequence[int], problem: Problem, status: Status
         one that is recorded as giving the same bits at every call and did not, or "" if there is no record for the
         version.
     """
-    record = record_of(backend, tuple(version))
-    if record is None:
+    records = [record for record in (record_of(backend, version), run_of(backend, version)) if record is not None]
+    if not records:
         return ""
-    if repeat not in ("", "equal") and repeatable(record, problem):
+    if repeat not in ("", "equal") and any(repeatable(record, problem) for record in records):
         return NO_LONGER_REPEATABLE
-    if not claimed(record, problem):
+    if not any(claimed(record, problem) for record in records):
         return NOT_CLAIMED
     return NEWLY_UNSUPPORTED if status == Status.UNSUPPORTED else CLAIMED
 
@@ -83,18 +99,9 @@ def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
     batch, elements = record["below"]["batch"], record["below"]["elements"]
     if batch is not None and problem.dims[0] >= batch:
         return False
-    if _arguments.span(problem.dims, problem.strides) >= elements:
+    if _arguments.span(problem.dims, problem.strides) >= elements or not _ordinary(problem):
         return False
-    if problem.fill in ("range", "special"):
-        return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    if problem.algorithm not in _ANY_WAY or problem.streams > 1 or problem.inplace or problem.activation:
-        return False
-    if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
-        return False
-    factors = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
-    blends = factors != (1, 0, 1, 0)
-    if any(f and not _FACTORS[0] <= abs(f) <= _FACTORS[1] for f in factors):
-        return False
+    blends = _factors(problem) != (1, 0, 1, 0)
     mode = next(word for word, value in MODES.items() if value == problem.mode)
     return any(
         problem.word in c["operations"]
@@ -105,6 +112,21 @@ def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
         and (c["blends"] or not blends)
         for c in record["combinations"]
     )
+
+
+def _factors(problem: Problem) -> tuple[float, float, float, float]:
+    return problem.alpha, problem.beta, problem.alpha_param, problem.beta_param
+
+
+def _ordinary(problem: Problem) -> bool:
+    """Whether it is of the calls that combinations are recorded of."""
+    if problem.fill in ("range", "special"):
+        return False  # an adapter may refuse the values: statistics that another form of them cannot hold
+    if problem.algorithm not in _ANY_WAY or problem.streams > 1 or problem.inplace or problem.activation:
+        return False
+    if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
+        return False
+    return all(not f or _FACTORS[0] <= abs(f) <= _FACTORS[1] for f in _factors(problem))
 
 
 def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
@@ -136,18 +158,90 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
     found = [
         record
         for record in _records(backend)
-        if numbers[: len(record["first"])] >= record["first"]
+        if "repeatable" not in record
+        and numbers[: len(record["first"])] >= record["first"]
         and (record["last"] is None or numbers[: len(record["last"])] <= record["last"])
     ]
     return max(found, key=lambda record: list(record["first"]), default=None)
 
 
+def run_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
+    """The record that a run of this very version made."""
+    own = (r for r in _records(backend) if "repeatable" in r and r["first"] == list(version))
+    return next(own, None)
+
+
 @functools.cache
 def _records(backend: str) -> tuple[dict[str, Any], ...]:
-    file = importlib.resources.files("pybnorm.check") / "support" / f"{backend}.json"
-    if not file.is_file():
-        return ()
-    return tuple(json.loads(file.read_text(encoding="utf-8")))
+    folders = [importlib.resources.files("pybnorm.check") / "support"]
+    if os.environ.get(VARIABLE):
+        folders.insert(0, Path(os.environ[VARIABLE]))
+    files = [folder / f"{backend}.json" for folder in folders]
+    return tuple(record for file in files if file.is_file() for record in json.loads(file.read_text(encoding="utf-8")))
+
+
+def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -> dict[str, Any]:
+    """A record of what one version of a library did in a run.
+
+    A combination is recorded if no case of it was refused; one that the run did not try is not.
+
+    Parameters
+    ----------
+    results : iterable of CaseResult
+        Of one library. Cases of another version's language are left out.
+    version : sequence of int
+    source : str
+        Where the run was made.
+    """
+    ran: dict[tuple[Any, ...], bool] = {}
+    equal: dict[tuple[Any, ...], bool] = {}
+    largest: dict[tuple[Any, ...], int] = {}
+    reach = 0
+    for result in results:
+        try:
+            problem = Problem.parse(result.case)
+        except ArgumentError:
+            continue
+        kind = _kind(problem)
+        if _ordinary(problem):
+            blends = _factors(problem) != (1, 0, 1, 0)
+            key = *(kind[name] for name in ("operations", "modes", "dtypes", "layouts")), len(problem.dims), blends
+            ran[key] = ran.get(key, True) and result.status != Status.UNSUPPORTED
+            reach = max(reach, _arguments.span(problem.dims, problem.strides))
+        if result.repeat and result.status.good and not problem.inplace and not problem.activation:
+            key = tuple(kind.values())
+            equal[key] = equal.get(key, True) and result.repeat == "equal"
+            largest[key] = max(largest.get(key, 0), math.prod(problem.dims))
+    single: dict[tuple[Any, ...], list[int]] = {}
+    for (*combination, rank, blends), runs in ran.items():
+        other = ran.get((*combination, rank, not blends), False)
+        if runs and blends <= ran.get((*combination, rank, False), True) and (blends or not other):
+            single.setdefault((*combination, blends), []).append(rank)
+    groups = [(*((part,) for part in key[:4]), tuple(sorted(ranks)), key[4]) for key, ranks in single.items()]
+    same = [tuple((part,) for part in key) for key, always in equal.items() if always]
+    for axis in (3, 2, 0, 1):
+        groups = _joined(groups, axis)
+    for axis in (5, 3, 2, 1, 0, 4):
+        same = _joined(same, axis)
+    common = min((largest[key] for key, always in equal.items() if always), default=0)
+    return {
+        "first": list(version),
+        "last": list(version),
+        "source": source,
+        "below": {"batch": None, "elements": reach + 1},
+        "combinations": [_combination(group) for group in groups],
+        "repeatable": [
+            {name: list(part) for name, part in zip(_KINDS, group, strict=True)} | {"elements": common}
+            for group in same
+        ],
+    }
+
+
+def with_record(records: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
+    """The text of a file of records with one more, in place of that of a run of the same version."""
+    kept = [r for r in records if not ("repeatable" in r and r["first"] == record["first"])]
+    text = json.dumps([*kept, record], indent=1)
+    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text) + "\n"
 
 
 def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: str) -> dict[str, Any]:
@@ -178,16 +272,18 @@ def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: 
     ]
     for axis in (3, 2, 0, 1):
         groups = _joined(groups, axis)
-    names = ("operations", "modes", "dtypes", "layouts", "ranks")
     return {
         "first": list(version),
         "last": None,
         "source": source,
         "below": {"batch": None, "elements": 2**31 - 1},
-        "combinations": [
-            {name: list(group[i]) for i, name in enumerate(names)} | {"blends": group[5]} for group in groups
-        ],
+        "combinations": [_combination(group) for group in groups],
     }
+
+
+def _combination(group: tuple[Any, ...]) -> dict[str, Any]:
+    names = ("operations", "modes", "dtypes", "layouts", "ranks")
+    return {name: list(group[i]) for i, name in enumerate(names)} | {"blends": group[5]}
 
 
 def _joined(groups: Sequence[tuple[Any, ...]], axis: int) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from pybnorm._text import visible
 __all__ = ["main"]
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
-_COMMANDS = ("bench", "check", "compare", "info", "selftest", "tune")
+_COMMANDS = ("bench", "check", "claims", "compare", "info", "selftest", "tune")
 
 
 class _Commands(click.Group):

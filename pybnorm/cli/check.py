@@ -19,7 +19,7 @@ from pybnorm.check import executors, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.problem import Problem, select
-from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run
+from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run, version_text
 from pybnorm.check.session import open_session
 from pybnorm.check.whole_run import WholeRun
 from pybnorm.cli import INTERRUPTED, output
@@ -75,6 +75,7 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
+@click.option("--require-claims", is_flag=True, help="A library without a record of its version exits with 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
 def check(
@@ -99,6 +100,7 @@ def check(
     fail_fast: bool,
     allow_known: bool,
     needed: tuple[str, ...],
+    require_claims: bool,
     verbose: bool,
 ) -> None:
     """Run cases on the vendor libraries and judge every output by its error bound.
@@ -108,7 +110,8 @@ def check(
       0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
       1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
          PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
-         others, or a file that PYBNORM_LIB_<BACKEND> names cannot be used
+         others, a file that PYBNORM_LIB_<BACKEND> names cannot be used, or with
+         --require-claims there is no record of a library's version
       2  nothing could be judged: no library, no supported case, bad arguments;
          a case is ERROR, which is no verdict: the library could not be used on
          any node that tried, or pybnorm itself failed; nodes differ that must
@@ -170,7 +173,7 @@ def check(
                 problems,
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
-    document = _document(run, farm, required, asked, allow_known)
+    document = _document(run, farm, required, asked, allow_known, require_claims)
     failed = _write_reports(document, targets)
     trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
     if journal is not None:
@@ -316,8 +319,22 @@ def _judged(result: CaseResult, allow_known: bool) -> CaseResult:
     return dataclasses.replace(result, status=Status.WARN) if allow_known and result.known else result
 
 
+def _without_record(run: WholeRun) -> list[str]:
+    """Libraries of which no run of their version is recorded, such as "onednn 3.2.0"."""
+    from pybnorm.check import support
+
+    usable = [i for i in run.found if not i.problem and not is_implementation(i.backend)]
+    bare = [f"{i.backend} {version_text(i)}" for i in usable if support.run_of(i.backend, i.version) is None]
+    return list(dict.fromkeys(bare))
+
+
 def _document(
-    run: WholeRun, farm: executors.Farm, required: dict[str, tuple[str, ...]], backends: tuple[str, ...], known: bool
+    run: WholeRun,
+    farm: executors.Farm,
+    required: dict[str, tuple[str, ...]],
+    backends: tuple[str, ...],
+    known: bool,
+    claims: bool,
 ) -> dict[str, Any]:
     """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
     missing = [
@@ -328,7 +345,9 @@ def _document(
         or (i.backend in backends and i.problem and run.results)
     ]
     overrides = [i.override for i in run.found if i.override]
-    status = exit_status([_judged(r, known) for r in run.results], missing + overrides)
+    bare = _without_record(run)
+    absent = missing + overrides + (bare if claims else [])
+    status = exit_status([_judged(r, known) for r in run.results], absent)
     if run.interrupted:
         status = INTERRUPTED
     if run.not_saved:
@@ -341,6 +360,7 @@ def _document(
             "required_but_absent": missing,
             "unusable_overrides": overrides,
             "lost_nodes": farm.lost,
+            "without_record": bare,
             "complete": not (_ended(run) or not_run(run.results)),
             "exit_status": status,
         },
@@ -366,6 +386,16 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
         console.print(Text(_ended(run), "bold red"))
     else:
         _explain_absence(console, run, document)
+    for name in document["without_record"]:
+        backend = name.partition(" ")[0]
+        console.print(
+            f"{name}: no record of a run of this version, so nothing that it no longer does would show. To make one: "
+            f"pybnorm claims record RUN --backend {backend} --into DIR, with PYBNORM_CLAIMS=DIR from then on",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if text := not_run(run.results):
         console.print(Text(text, "bold red"))
 

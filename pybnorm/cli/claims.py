@@ -1,0 +1,66 @@
+"""``pybnorm claims``: records of what a version of a library does, made of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+import pybnorm
+from pybnorm.check import archive, support
+from pybnorm.check.results import by_label, label, version_text
+from pybnorm.cli import output
+from pybnorm.errors import ArgumentError
+
+__all__ = ["claims"]
+
+
+@click.group()
+def claims() -> None:
+    """Records of what a version of a library runs, and what of it gives the same bits at every call.
+
+    pybnorm check holds a library against the records of its version: what was recorded and is refused, or no longer
+    repeatable, is a failure. check --require-claims demands that there is a record.
+    """
+
+
+@claims.command()
+@click.argument("run", metavar="RUN")
+@click.option("--backend", required=True, help="Whose record to make.")
+@click.option("--into", "folder", metavar="DIR", help="Write it into DIR/BACKEND.json, for PYBNORM_CLAIMS=DIR.")
+def record(run: str, backend: str, folder: str | None) -> None:
+    """Record what RUN, a folder of check --save or a file of check --json, found of one backend.
+
+    The record is printed, or put into the file of a folder in place of an earlier one of the same version.
+    """
+    with output.usage_errors():
+        if backend not in pybnorm.backends():
+            raise ArgumentError("--backend", backend, " | ".join(pybnorm.backends()))
+        document = archive.read_run(run)
+        infos = [info for info in document["backends"] if info.backend == backend and not info.problem]
+        if len(infos) != 1:
+            allowed = f"a run with one library of {backend}"
+            raise ArgumentError("RUN", f"{run}, which has {len(infos)}", allowed)
+        (info,) = infos
+        if not document.get("complete", True):
+            raise ArgumentError("RUN", f"{run}, which is not complete", "a finished run: check --save DIR --resume")
+        results = by_label(document["cases"]).get(label(info, document["backends"]), [])
+        source = f"pybnorm {pybnorm.__version__} check, {info.label} {version_text(info)} on {info.device}"
+        made = support.of_run(results, info.version, source)
+        if not made["combinations"]:
+            raise ArgumentError("RUN", run, "a run in which this backend computed something")
+        known = []
+        if folder is not None and (file := Path(folder) / f"{backend}.json").is_file():
+            known = json.loads(file.read_text(encoding="utf-8"))
+        text = support.with_record(known, made)
+    if folder is None:
+        stream = output.standard_output()
+        stream.write(text)
+        stream.flush()
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{backend}.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise output.WriteError(f"--into {folder}", error) from None

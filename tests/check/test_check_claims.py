@@ -1,0 +1,115 @@
+"""Records made of runs, by version: what they hold, what losing it is, and how a runner demands one."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from pybnorm.check import support
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import Problem
+from pybnorm.check.results import CaseResult
+from pybnorm.cli import main
+
+VERSION = (3, 2, 7)
+
+
+def result(line, status=Status.PASS, repeat="equal"):
+    return CaseResult("onednn", line, status, repeat="" if status == Status.UNSUPPORTED else repeat)
+
+
+RESULTS = [
+    result("train,spatial,f32,nchw,2x3x4x5"),
+    result("train,spatial,f32,nhwc,2x3x4x5"),
+    result("train,spatial,f32,nchw,2x3x4x5,beta=1"),
+    result("train,spatial,f32,nhwc,2x3x4x5,beta=1", Status.UNSUPPORTED),
+    result("train,spatial,bf16,nchw,4x3x4x5"),
+    result("train,spatial,bf16,nchw,2x3", Status.UNSUPPORTED),
+    result("backward,spatial,f32,nchw,2x3x4x5", repeat="dx"),
+    result("backward,spatial,f32,nchw,2x3x4x6"),
+    result("backward,spatial,f32,nchw,2x3x4x6,saved=0"),
+    result("infer,spatial,f32,nchw,2x3x4x5,algorithm=auto"),
+    result("infer,spatial,f32,nchw,2x3x4x5,fill=range", Status.UNSUPPORTED),
+    result("a line of another version"),
+]
+
+
+def test_a_record_holds_what_ran_and_what_repeated():
+    record = support.of_run(RESULTS, VERSION, "here")
+    assert (record["first"], record["last"], record["source"]) == ([3, 2, 7], [3, 2, 7], "here")
+    claimed = {
+        "train,spatial,f32,nchw,2x3x4x5": True,
+        "train,spatial,f32,nchw,2x3x4x5,alpha=2": True,
+        "train,spatial,f32,nhwc,2x3x4x5": True,
+        "train,spatial,f32,nhwc,2x3x4x5,alpha=2": False,
+        "train,spatial,bf16,nchw,2x3x4x5": True,
+        "train,spatial,bf16,nchw,2x3": False,
+        "train,spatial,f32,nchw,2x3x4": False,
+        "train,spatial,f32,nchw,9x3x40x50": False,
+        "backward,spatial,f32,nchw,2x3x4x5": True,
+        "infer,spatial,f32,nchw,2x3x4x5": True,
+        "infer,peract,f32,nchw,2x3x4x5": False,
+    }
+    assert {line: support.claimed(record, Problem.parse(line)) for line in claimed} == claimed
+    repeatable = {
+        "train,spatial,f32,nchw,2x3x4x5,fill=randn": True,
+        "train,spatial,f32,nchw,9x3x4x5": False,
+        "backward,spatial,f32,nchw,2x3x4x5": False,
+        "backward,spatial,f32,nchw,2x3x4x5,saved=0": True,
+        "infer,spatial,f32,nchw,2x3x4x5": False,
+        "infer,spatial,f32,nchw,2x3x4x5,algorithm=auto": True,
+    }
+    assert {line: support.repeatable(record, Problem.parse(line)) for line in repeatable} == repeatable
+
+
+@pytest.fixture
+def own_records(tmp_path, monkeypatch):
+    monkeypatch.setenv(support.VARIABLE, str(tmp_path))
+    support._records.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    support._records.cache_clear()
+
+
+def test_a_record_of_this_version_holds_beside_the_other_and_can_be_lost(own_records):
+    text = support.with_record([], support.of_run(RESULTS, VERSION, "here"))
+    (own_records / "onednn.json").write_text(text)
+    assert support.run_of("onednn", VERSION)["source"] == "here"
+    assert support.run_of("onednn", (3, 2, 8)) is None
+    assert support.record_of("onednn", VERSION)["first"] == [3, 0]
+    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
+    assert support.check("onednn", VERSION, problem, Status.PASS, "equal") == support.CLAIMED
+    assert support.check("onednn", VERSION, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
+    assert support.check("onednn", (3, 2, 8), problem, Status.PASS, "y") == support.CLAIMED
+    again = support.with_record(json.loads(text), support.of_run(RESULTS[:2], VERSION, "later"))
+    assert [r["source"] for r in json.loads(again)] == ["later"]
+    assert max(map(len, again.splitlines())) < 200
+
+
+def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
+    version = ".".join(map(str, load_library("onednn").version))
+    call = CliRunner().invoke
+    run = tmp_path / "run.json"
+    check = [
+        "check",
+        "--require-claims",
+        "--jobs",
+        "1",
+        "--backend",
+        "onednn",
+        "--case",
+        "infer,spatial,f32,nchw,2x3x4x5",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(support, "run_of", lambda *_: None)  # as of a version that the package has none of
+        done = call(main, [*check, f"--json={run}"])
+        assert (done.exit_code, json.loads(run.read_text())["without_record"]) == (1, [f"onednn {version}"])
+        assert f"onednn {version}: no record of a run of this version" in done.stdout
+    done = call(main, ["claims", "record", str(run), "--backend", "onednn", "--into", str(own_records)])
+    assert done.exit_code == 0, done.output
+    support._records.cache_clear()
+    done = call(main, check)
+    assert (done.exit_code, "no record" in done.stdout) == (0, False)
+    for arguments in (["--backend", "miopen"], ["--backend", "mkl"]):
+        done = call(main, ["claims", "record", str(run), *arguments])
+        assert (done.exit_code, "Error: " in done.stderr) == (2, True)
