@@ -99,15 +99,8 @@ class _Description(_Named):
         TensorAttributes
         """
         tensor = TensorAttributes() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
-        given = {
-            "name": name,
-            "dim": dim,
-            "stride": stride,
-            "data_type": data_type,
-            "uid": uid,
-            "is_virtual": is_virtual,
-        }
-        for attribute, value in given.items():
+        names = "name", "dim", "stride", "data_type", "uid", "is_virtual"
+        for attribute, value in zip(names, (name, dim, stride, data_type, uid, is_virtual), strict=True):
             if value is not None:
                 getattr(tensor, f"set_{attribute}")(value)
         return tensor

@@ -221,23 +221,9 @@ class SyncBatchNorm:
         Calls: those of `operations.stats`, axpby, `operations.gather_stats` and `operations.elemt`.
         Workspace: the larger of `operations.stats` and `operations.elemt`.
         """
-        arrays = {
-            "x": x,
-            "scale": scale,
-            "bias": bias,
-            "y": y,
-            "running_mean": running_mean,
-            "running_variance": running_variance,
-            "saved_mean": saved_mean,
-            "saved_inv_variance": saved_inv_variance,
-        }
-        scalars = {
-            "alpha": alpha,
-            "beta": beta,
-            "epsilon": epsilon,
-            "exponential_average_factor": exponential_average_factor,
-        }
-        counts, plan, merge, addresses, _held = self._exchange(_ForwardPlan, arrays, scalars, self._counts, workspace)
+        arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
+        values = *arrays, alpha, beta, epsilon, exponential_average_factor
+        counts, plan, merge, addresses, _held = self._exchange(_ForwardPlan, values, self._counts, workspace)
         total = sum(counts)
         if counts != self._counts:
             if total == 1 and running_mean is not None:
@@ -311,18 +297,8 @@ class SyncBatchNorm:
         if alpha_data is not None or beta_data is not None:
             alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
             beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
-        arrays = {
-            "x": x,
-            "dy": dy,
-            "scale": scale,
-            "dx": dx,
-            "dscale": dscale,
-            "dbias": dbias,
-            "saved_mean": saved_mean,
-            "saved_inv_variance": saved_inv_variance,
-        }
-        scalars = {"alpha": alpha, "beta": beta}
-        counts, plan, elemt, addresses, _held = self._exchange(_BackwardPlan, arrays, scalars, self._total, workspace)
+        values = x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, alpha, beta
+        counts, plan, elemt, addresses, _held = self._exchange(_BackwardPlan, values, self._total, workspace)
         total = sum(counts)
         if self._deterministic:
             self._memory.add_rows()
@@ -354,10 +330,9 @@ class SyncBatchNorm:
             raise ArgumentError("call", call, "forward or backward")
         bound = inspect.signature(getattr(self, call)).bind(*arguments, **options)
         bound.apply_defaults()
-        bound.arguments.pop("workspace")
-        scalars = {name: bound.arguments.pop(name) for name in _SCALARS if name in bound.arguments}
         kind, expected = (_ForwardPlan, self._counts) if call == "forward" else (_BackwardPlan, self._total)
-        nbytes: int = self._plan(kind, bound.arguments, scalars, expected)[0].before.nbytes
+        values = tuple([bound.arguments[name] for name in (*kind.array_names, *kind.scalar_names)])
+        nbytes: int = self._plan(kind, values, expected)[0].before.nbytes
         return nbytes
 
     def check(self) -> None:
@@ -374,30 +349,26 @@ class SyncBatchNorm:
 
     # -------- planning
 
-    def _plan(
-        self, kind: type[Any], arrays: dict[str, Any], scalars: dict[str, Any], expected: Any
-    ) -> tuple[Any, tuple[int, ...], list[Any]]:
+    def _plan(self, kind: type[Any], values: tuple[Any, ...], expected: Any) -> tuple[Any, tuple[int, ...], list[Any]]:
         """The plan of a call, the addresses of its slots, and what must live as long as they are used.
 
         The first call with a given signature is validated and planned; later ones reuse the plan.
         """
-        names = (*arrays, *[None] * len(scalars))
-        key, addresses, held = self._handle._look(names, (*arrays.values(), *scalars.values()))
+        key, addresses, held = self._handle._look(kind.roles, values)
         plan = None if key is None else self._plans.get((kind, key))
         if plan is None:
-            slots = len(self._memory.addresses)
-            buffers = {
-                n: None if a is None else self._handle.buffer(a, n)._replace(pointer=slot << SLOT_BITS, owner=None)
-                for slot, (n, a) in enumerate(zip(arrays, held, strict=False), slots)
-            }
-            scalars = dict(zip(scalars, held[len(arrays) :], strict=True))
-            plan = kind(self._memory, self._terms, buffers, scalars, expected)
+            arrays: dict[str, Any] = dict(zip(kind.array_names, held, strict=False))
+            for slot, (name, array) in enumerate(arrays.items(), len(self._memory.addresses)):
+                if array is not None:
+                    arrays[name] = self._handle.buffer(array, name)._replace(pointer=slot << SLOT_BITS, owner=None)
+            scalars = dict(zip(kind.scalar_names, held[len(arrays) :], strict=True))
+            plan = kind(self._memory, self._terms, arrays, scalars, expected)
             if key is not None:
                 self._plans.keep((kind, key), plan, _MOST)
         return plan, (*self._memory.addresses, *addresses[1:]), held
 
     def _exchange(
-        self, kind: type[Any], arrays: dict[str, Any], scalars: dict[str, Any], expected: Any, workspace: Any
+        self, kind: type[Any], values: tuple[Any, ...], expected: Any, workspace: Any
     ) -> tuple[tuple[int, ...], Any, Any, tuple[int, ...], list[Any]]:
         """Plan a call, compute this rank's message and exchange it; raises on every rank if one failed.
 
@@ -406,7 +377,7 @@ class SyncBatchNorm:
         """
         memory, code, row, failure = self._memory, kind.code, FAILED, None
         try:
-            plan, addresses, held = self._plan(kind, arrays, scalars, expected)
+            plan, addresses, held = self._plan(kind, values, expected)
             after = plan.after(expected)
             plan.start(addresses, workspace)
             row = plan.row
@@ -424,6 +395,3 @@ class SyncBatchNorm:
         if not any(counts):
             raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
         return counts, plan, after, addresses, held
-
-
-_SCALARS = ("alpha", "beta", "epsilon", "exponential_average_factor")

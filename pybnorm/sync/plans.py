@@ -56,6 +56,10 @@ class _Plan:
     code: int
     """That of its messages."""
     name: str
+    array_names: tuple[str, ...]
+    scalar_names: tuple[str, ...]
+    roles: tuple[str | None, ...]
+    """The names of arrays, then None for each scalar."""
     before: Prepared
     """The part before the collective. It checks overlaps and the workspace for the whole call."""
 
@@ -111,6 +115,9 @@ class _ForwardPlan(_Plan):
     """`SyncBatchNorm.forward` for arrays of one description."""
 
     code, name = FORWARD, "forward"
+    array_names = "x", "scale", "bias", "y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"
+    scalar_names = "alpha", "beta", "epsilon", "exponential_average_factor"
+    roles = *array_names, None, None, None, None
 
     def _prepare(self) -> None:
         memory, arrays, scalars = self.memory, self.arrays, self.scalars
@@ -145,6 +152,9 @@ class _BackwardPlan(_Plan):
     """`SyncBatchNorm.backward` for arrays of one description."""
 
     code, name = BACKWARD, "backward"
+    array_names = "x", "dy", "scale", "dx", "dscale", "dbias", "saved_mean", "saved_inv_variance"
+    scalar_names = "alpha", "beta"
+    roles = *array_names, None, None
 
     def _prepare(self) -> None:
         arrays = self.arrays
