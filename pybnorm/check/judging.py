@@ -80,14 +80,14 @@ def words(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def judge(problem: Problem | str, outputs: Mapping[str, Any]) -> CaseResult:
+def judge(problem: Problem | str, outputs: dict[str, Any]) -> CaseResult:
     """The verdict on what a kernel made of `arguments`, wherever it ran.
 
     Parameters
     ----------
     problem : Problem or str
         A case, or its line.
-    outputs : mapping of str to array
+    outputs : dict of str to array
         All results of the case by name: NumPy, PyTorch, CuPy or JAX arrays on any device, of the case's dtype and dims;
         statistics may be without the axes of length 1.
 
@@ -116,10 +116,9 @@ def judge(problem: Problem | str, outputs: Mapping[str, Any]) -> CaseResult:
     'FAIL'
     """
     case = _problem(problem)
-    try:
-        given = dict(outputs)
-    except Exception:
-        raise ArgumentTypeError("outputs", type(outputs).__name__, "a mapping of names to arrays") from None
+    if not issubclass(type(outputs), dict):
+        raise ArgumentTypeError("outputs", type(outputs).__name__, "a dict of names and arrays")
+    given = dict(dict.items(outputs))
     needed = {tensor.name: tensor for tensor in calls.outputs(case)}
     if wrong := [name for name in given if not isinstance(name, str) or name not in needed]:
         raise ArgumentError("outputs", wrong[0], f"{', '.join(needed)}, and no others")

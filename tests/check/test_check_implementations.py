@@ -275,7 +275,7 @@ def test_a_case_that_could_not_have_failed_is_mistrusted():
     [
         ({}, "outputs: got none named y, allowed: all of y"),
         ({"y": 0, "z": 1}, "outputs: got z, allowed: y, and no others"),
-        (7, "outputs: got int, allowed: a mapping of names to arrays"),
+        (7, "outputs: got int, allowed: a dict of names and arrays"),
         ({"y": [1.0]}, "outputs['y']: got what is of type list, not an array, allowed: float32, 2x3x4"),
         (
             {"y": np.zeros((2, 3, 4))},
