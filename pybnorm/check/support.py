@@ -218,12 +218,11 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
         if runs and blends <= ran.get((*combination, rank, False), True) and (blends or not other):
             single.setdefault((*combination, blends), []).append(rank)
     groups = [(*((part,) for part in key[:4]), tuple(sorted(ranks)), key[4]) for key, ranks in single.items()]
-    same = [tuple((part,) for part in key) for key, always in equal.items() if always]
+    same = [(*((part,) for part in key), largest[key]) for key, always in equal.items() if always]
     for axis in (3, 2, 0, 1):
         groups = _joined(groups, axis)
     for axis in (5, 3, 2, 1, 0, 4):
         same = _joined(same, axis)
-    common = min((largest[key] for key, always in equal.items() if always), default=0)
     return {
         "first": list(version),
         "last": list(version),
@@ -231,7 +230,7 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
         "below": {"batch": None, "elements": reach + 1},
         "combinations": [_combination(group) for group in groups],
         "repeatable": [
-            {name: list(part) for name, part in zip(_KINDS, group, strict=True)} | {"elements": common}
+            {name: list(part) for name, part in zip(_KINDS, group, strict=False)} | {"elements": group[6]}
             for group in same
         ],
     }

@@ -189,7 +189,8 @@ def test_what_was_recorded_as_repeatable_and_is_no_longer_is_a_failure(monkeypat
     record = support.record_of("onednn", (3, 2, 0))
     row = {"operations": ["infer"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"]}
     row |= {"algorithms": [""], "saved": [True], "elements": 1000}
-    monkeypatch.setattr(support, "record_of", lambda *_: record | {"repeatable": [row]})
+    monkeypatch.setattr(support, "record_of", lambda *_: record)
+    monkeypatch.setattr(support, "run_of", lambda *_: record | {"combinations": [], "repeatable": [row]})
     line = "infer,spatial,f32,nchw,2x3x4x5,fill=randn"
     result = run_line(open_wavering, "onednn", line)
     assert (result.status, result.claim) == (Status.NONDETERMINISTIC, "no longer repeatable")
