@@ -21,7 +21,7 @@ class Native:
         return call(forward[4], x, dy, scale, None, None, mean, inverse, True, epsilon, every, forward[3])
 
     def flat(self, x, *parameters):
-        if parameters[0].dtype not in (x.dtype, torch.float32) or (x.dtype == torch.float64 != parameters[0].dtype):
+        if parameters[0].dtype != (torch.float64 if x.dtype == torch.float64 else torch.float32):
             raise NotImplementedError(f"parameters of {parameters[0].dtype} beside data of {x.dtype}")
         return [p if p is None else p.flatten() for p in parameters]
 
