@@ -218,7 +218,9 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
         if runs and blends <= ran.get((*combination, rank, False), True) and (blends or not other):
             single.setdefault((*combination, blends), []).append(rank)
     groups = [(*((part,) for part in key[:4]), tuple(sorted(ranks)), key[4]) for key, ranks in single.items()]
-    same = [(*((part,) for part in key), largest[key]) for key, always in equal.items() if always]
+    same: list[tuple[Any, ...]] = [
+        (*((part,) for part in key), largest[key]) for key, always in equal.items() if always
+    ]
     for axis in (3, 2, 0, 1):
         groups = _joined(groups, axis)
     for axis in (5, 3, 2, 1, 0, 4):
