@@ -36,43 +36,15 @@ __all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "SHAPES", "run"]
 BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
 """Backends with a device that can be timed here."""
 SHAPES: Mapping[str, tuple[tuple[int, ...], ...]] = {
-    "h200": (
-        (256, 64, 112, 112),
-        (256, 256, 56, 56),
-        (256, 512, 28, 28),
-        (256, 1024, 14, 14),
-        (256, 2048, 7, 7),
-        (8, 64, 32, 32),
-        (8, 64, 16, 64, 64),
-    ),
-    "resnet50": (
-        (64, 64, 112, 112),
-        (64, 64, 56, 56),
-        (64, 256, 56, 56),
-        (64, 128, 28, 28),
-        (64, 512, 28, 28),
-        (64, 256, 14, 14),
-        (64, 1024, 14, 14),
-        (64, 512, 7, 7),
-        (64, 2048, 7, 7),
-    ),
-    "mobilenetv2": (
-        (64, 32, 112, 112),
-        (64, 96, 112, 112),
-        (64, 144, 56, 56),
-        (64, 192, 28, 28),
-        (64, 384, 14, 14),
-        (64, 960, 7, 7),
-        (64, 1280, 7, 7),
-    ),
-    "unet3d": (
-        (2, 32, 128, 128, 128),
-        (2, 64, 64, 64, 64),
-        (2, 128, 32, 32, 32),
-        (2, 256, 16, 16, 16),
-        (2, 320, 8, 8, 8),
-    ),
-    "small": ((32, 64, 56, 56), (32, 256, 14, 14), (32, 512, 7, 7)),
+    name: tuple(tuple(map(int, shape.split("x"))) for shape in shapes.split())
+    for name, shapes in {
+        "h200": "256x64x112x112 256x256x56x56 256x512x28x28 256x1024x14x14 256x2048x7x7 8x64x32x32 8x64x16x64x64",
+        "resnet50": "64x64x112x112 64x64x56x56 64x256x56x56 64x128x28x28 64x512x28x28 64x256x14x14 64x1024x14x14 "
+        "64x512x7x7 64x2048x7x7",
+        "mobilenetv2": "64x32x112x112 64x96x112x112 64x144x56x56 64x192x28x28 64x384x14x14 64x960x7x7 64x1280x7x7",
+        "unet3d": "2x32x128x128x128 2x64x64x64x64 2x128x32x32x32 2x256x16x16x16 2x320x8x8x8",
+        "small": "32x64x56x56 32x256x14x14 32x512x7x7",
+    }.items()
 }
 """Named sets of shapes of x: those of the measurements on an H200, networks' layers at usual batches, and for a CPU."""
 DTYPES = ("f32", "f16", "bf16")

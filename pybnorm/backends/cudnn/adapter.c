@@ -928,7 +928,7 @@ static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t
 }
 
 static int is_channels_last(const pbn_tensor *t) {
-    return t->layout == PBN_CHANNELS_LAST;
+    return t != NULL && t->layout == PBN_CHANNELS_LAST;
 }
 
 static int check_pair(const void *first, const void *second) {
@@ -937,98 +937,93 @@ static int check_pair(const void *first, const void *second) {
     return PBN_OK;
 }
 
-static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
+/* What cuDNN's batch-norm calls take from one of ours; the other data tensors are the call's own. */
+typedef struct batch_norm {
+    void *x_desc, *param_desc;
+    int mode;
     scalar alpha, beta;
-    void *x_desc, *y_desc, *param_desc;
-    int mode, status;
-    if (handle == NULL || call == NULL)
+} batch_norm;
+
+/* Checks what the three have in common. `there`: whether every pointer that may not be NULL is given; `any_element`:
+ * whether every tensor is channels-last; `data` and `params` as for check_alignment. */
+static int to_batch_norm(const pbn_handle *handle, const pbn_call *call, int there, int any_element, uintptr_t data,
+                         uintptr_t params, batch_norm *out) {
+    int status;
+    if (handle == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_handle);
-    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
+    if (!there)
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
-    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
-        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
-        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
-        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
-        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
-        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
+    if ((status = to_vendor_mode(call->mode, &out->mode)) != PBN_OK ||
+        (status = to_compute(call->x_desc, &out->x_desc)) != PBN_OK ||
+        (status = to_compute(call->param_desc, &out->param_desc)) != PBN_OK ||
+        (status = to_scalar(call->alpha, call->x_desc->dtype, &out->alpha)) != PBN_OK ||
+        (status = to_scalar(call->beta, call->x_desc->dtype, &out->beta)) != PBN_OK ||
         (status = check_pair(call->running_mean, call->running_variance)) != PBN_OK ||
-        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
-        (status = check_alignment(call->x_desc->dtype, is_channels_last(call->x_desc) && is_channels_last(call->y_desc),
-                                  bits(call->x) | bits(call->y),
-                                  bits(call->scale) | bits(call->bias) | bits(call->running_mean) |
-                                      bits(call->running_variance) | bits(call->saved_mean) |
-                                      bits(call->saved_inv_variance))) != PBN_OK)
+        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK)
+        return status;
+    return check_alignment(call->x_desc->dtype, any_element, data, params);
+}
+
+static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
+    batch_norm n;
+    void *y_desc;
+    int status = to_batch_norm(
+        handle, call, call->x != NULL && call->y != NULL && call->scale != NULL && call->bias != NULL,
+        is_channels_last(call->x_desc) && is_channels_last(call->y_desc), bits(call->x) | bits(call->y),
+        bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance) |
+            bits(call->saved_mean) | bits(call->saved_inv_variance),
+        &n);
+    if (status != PBN_OK || (status = to_compute(call->y_desc, &y_desc)) != PBN_OK)
         return status;
     forget_vendor_text();
     return api.cudnnBatchNormalizationForwardTraining(
-        handle->vendor, mode, &alpha, &beta, x_desc, call->x, y_desc, call->y, param_desc, call->scale, call->bias,
-        call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
+        handle->vendor, n.mode, &n.alpha, &n.beta, n.x_desc, call->x, y_desc, call->y, n.param_desc, call->scale,
+        call->bias, call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
         call->saved_inv_variance);
 }
 
 static int cudnn_forward_inference(pbn_handle *handle, const pbn_call *call) {
-    scalar alpha, beta;
-    void *x_desc, *y_desc, *param_desc;
-    int mode, status;
-    if (handle == NULL || call == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
-    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
-        call->running_mean == NULL || call->running_variance == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (fuses(call))
-        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
-    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
-        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
-        (status = to_compute(call->y_desc, &y_desc)) != PBN_OK ||
-        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
-        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
-        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
-        (status = check_alignment(call->x_desc->dtype, is_channels_last(call->x_desc) && is_channels_last(call->y_desc),
-                                  bits(call->x) | bits(call->y),
-                                  bits(call->scale) | bits(call->bias) | bits(call->running_mean) |
-                                      bits(call->running_variance))) != PBN_OK)
+    batch_norm n;
+    void *y_desc;
+    int status = to_batch_norm(
+        handle, call,
+        call->x != NULL && call->y != NULL && call->scale != NULL && call->bias != NULL &&
+            call->running_mean != NULL && call->running_variance != NULL,
+        is_channels_last(call->x_desc) && is_channels_last(call->y_desc), bits(call->x) | bits(call->y),
+        bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance), &n);
+    if (status != PBN_OK || (status = to_compute(call->y_desc, &y_desc)) != PBN_OK)
         return status;
     forget_vendor_text();
-    return api.cudnnBatchNormalizationForwardInference(handle->vendor, mode, &alpha, &beta, x_desc, call->x, y_desc,
-                                                       call->y, param_desc, call->scale, call->bias,
-                                                       call->running_mean, call->running_variance, call->epsilon);
+    return api.cudnnBatchNormalizationForwardInference(
+        handle->vendor, n.mode, &n.alpha, &n.beta, n.x_desc, call->x, y_desc, call->y, n.param_desc, call->scale,
+        call->bias, call->running_mean, call->running_variance, call->epsilon);
 }
 
 static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
-    scalar alpha, beta, alpha_param, beta_param;
-    void *x_desc, *dy_desc, *dx_desc, *param_desc;
-    int mode, status;
-    if (handle == NULL || call == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
-    if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
-        call->dbias == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (fuses(call))
-        return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
-    if ((status = to_vendor_mode(call->mode, &mode)) != PBN_OK ||
-        (status = to_compute(call->x_desc, &x_desc)) != PBN_OK ||
-        (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||
+    batch_norm n;
+    scalar alpha_param, beta_param;
+    void *dy_desc, *dx_desc;
+    int status = to_batch_norm(
+        handle, call,
+        call->x != NULL && call->dy != NULL && call->dx != NULL && call->scale != NULL && call->dscale != NULL &&
+            call->dbias != NULL,
+        is_channels_last(call->x_desc) && is_channels_last(call->dy_desc) && is_channels_last(call->dx_desc),
+        bits(call->x) | bits(call->dy) | bits(call->dx),
+        bits(call->scale) | bits(call->dscale) | bits(call->dbias) | bits(call->saved_mean) |
+            bits(call->saved_inv_variance),
+        &n);
+    if (status != PBN_OK || (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||
         (status = to_compute(call->dx_desc, &dx_desc)) != PBN_OK ||
-        (status = to_compute(call->param_desc, &param_desc)) != PBN_OK ||
-        (status = to_scalar(call->alpha, call->x_desc->dtype, &alpha)) != PBN_OK ||
-        (status = to_scalar(call->beta, call->x_desc->dtype, &beta)) != PBN_OK ||
         (status = to_scalar(call->alpha_param, call->x_desc->dtype, &alpha_param)) != PBN_OK ||
-        (status = to_scalar(call->beta_param, call->x_desc->dtype, &beta_param)) != PBN_OK ||
-        (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
-        (status = check_alignment(call->x_desc->dtype,
-                                  is_channels_last(call->x_desc) && is_channels_last(call->dy_desc) &&
-                                      is_channels_last(call->dx_desc),
-                                  bits(call->x) | bits(call->dy) | bits(call->dx),
-                                  bits(call->scale) | bits(call->dscale) | bits(call->dbias) |
-                                      bits(call->saved_mean) | bits(call->saved_inv_variance))) != PBN_OK)
+        (status = to_scalar(call->beta_param, call->x_desc->dtype, &beta_param)) != PBN_OK)
         return status;
     forget_vendor_text();
-    return api.cudnnBatchNormalizationBackward(handle->vendor, mode, &alpha, &beta, &alpha_param, &beta_param, x_desc,
-                                               call->x, dy_desc, call->dy, dx_desc, call->dx, param_desc, call->scale,
-                                               call->dscale, call->dbias, call->epsilon, call->saved_mean,
-                                               call->saved_inv_variance);
+    return api.cudnnBatchNormalizationBackward(
+        handle->vendor, n.mode, &n.alpha, &n.beta, &alpha_param, &beta_param, n.x_desc, call->x, dy_desc, call->dy,
+        dx_desc, call->dx, n.param_desc, call->scale, call->dscale, call->dbias, call->epsilon, call->saved_mean,
+        call->saved_inv_variance);
 }
 
 static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
