@@ -8,17 +8,13 @@ or raises `ArgumentError` or `ArgumentTypeError`, which name the argument, its v
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import itertools
 import math
 import numbers
 import operator
 import os
 import struct
-import sys
-import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
@@ -36,7 +32,6 @@ __all__ = [
     "axpby",
     "backward",
     "boolean",
-    "by_name",
     "byte_count",
     "data_type",
     "derived_data_type",
@@ -59,7 +54,6 @@ __all__ = [
     "layout",
     "layout_of",
     "mode",
-    "named_only",
     "numel",
     "operation",
     "optional_pointer",
@@ -73,7 +67,6 @@ __all__ = [
     "reduced_count",
     "relu",
     "relu_backward",
-    "renamed",
     "residual",
     "runtime_query",
     "scalar",
@@ -83,7 +76,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 ALIGNMENT = 64  # bytes: of a workspace, as backends ask for, and of what lies in it
 INT32_MAX = 2**31 - 1  # dims and strides are C int in cuDNN's and MIOpen's descriptors
@@ -142,83 +134,6 @@ class Region(NamedTuple):
         for d, s in zip(self.dims, self.byte_strides, strict=True):
             end += (d - 1) * s
         return end
-
-
-def renamed(argument: str, value: _T, old: str, given: _T | None, default: object = None) -> _T:
-    """The value of an argument that had another name until this version; the old name warns.
-
-    Public functions take the old name as their last keyword, None by default. Where host time counts they call this
-    only if it is not None.
-    """
-    if given is None:
-        return value
-    if not (value is default or (type(value) is float and value == default)):
-        raise ArgumentTypeError(old, given, f"{argument} alone, which is its new name")
-    warn(f"{old} is deprecated; its new name is {argument}", DeprecationWarning)
-    return given
-
-
-def by_name(
-    function: str, order: str, positional: Collection[Any], given: dict[str, Any], required: Collection[str] = ()
-) -> dict[str, Any]:
-    """The arguments of a call, all by name, where some were given by position as in the last version; warns.
-
-    Parameters
-    ----------
-    function : str
-    order : str
-        What positions meant until this version, where they have no meaning now.
-    positional : tuple
-    given : dict
-        The arguments that were given by name.
-    required : sequence of str
-
-    Raises
-    ------
-    TypeError
-        Too many, one twice, or a required one is missing.
-    """
-    names = order.split()
-    if len(positional) > len(names):
-        raise TypeError(f"{function}() takes its arguments by name, and at most {', '.join(names)} by position")
-    names = names[: len(positional)]
-    for name in names:
-        if name in given:
-            raise TypeError(f"{function}() got multiple values for argument {name!r}")
-    if names:
-        text = f"{function} takes {', '.join(names)} by name: by position, which is deprecated, they were read as "
-        warn(text + ", ".join(f"{name}=..." for name in names), DeprecationWarning)
-    given = given | dict(zip(names, positional, strict=True))
-    missing = [repr(name) for name in required if name not in given]
-    if missing:
-        raise TypeError(f"{function}() missing required keyword-only arguments: {', '.join(missing)}")
-    return given
-
-
-def named_only(order: str) -> Callable[[_Function], _Function]:
-    """A function whose keyword-only arguments could be given by position until this version, in this order."""
-
-    def decorate(function: _Function) -> _Function:
-        kinds = [p.kind for p in inspect.signature(function).parameters.values()]
-        most = kinds.index(inspect.Parameter.KEYWORD_ONLY)
-
-        @functools.wraps(function)
-        def called(*arguments: Any, **options: Any) -> Any:
-            if len(arguments) > most:
-                options = by_name(function.__name__, order, arguments[most:], options)
-            return function(*arguments[:most], **options)
-
-        return called  # type: ignore[return-value]
-
-    return decorate
-
-
-def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the line outside of pybnorm that made the call, by which Python decides whether to show it."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and (frame.f_globals.get("__package__") or "").partition(".")[0] == "pybnorm":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
 
 
 # ---------------------------------------------------------------- scalars and words

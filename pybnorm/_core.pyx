@@ -89,7 +89,7 @@ import threading
 import warnings
 import weakref
 
-from pybnorm import _arguments, _arrays, _find, defects, errors
+from pybnorm import _arguments, _arrays, _find, _names, defects, errors
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 cdef extern from *:

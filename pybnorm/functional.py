@@ -37,12 +37,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import array_api_compat
 import numpy as np
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm._arrays import CPU, Buffer, as_buffer
 from pybnorm._core import Cache, Handle, backends, current_stream, describe, device_types
 from pybnorm.enums import DataType, Mode
@@ -70,6 +70,7 @@ def batch_norm_training(
     algorithm: str = "auto",
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
+    **unknown: NoReturn,
 ) -> tuple[Any, Any, Any]:
     """Normalize by the statistics of the batch.
 
@@ -110,6 +111,8 @@ def batch_norm_training(
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_forward_training`, or those of the plan's algorithm.
     """
+    if unknown:
+        raise _names.unexpected(batch_norm_training, unknown)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "training", type(x), describe(x, "x")[0], type(scale), bias is None,
@@ -145,6 +148,7 @@ def batch_norm_inference(
     out: Any = None,
     mean: Any = None,
     variance: Any = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Normalize by given statistics: ``y = scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias``.
 
@@ -173,9 +177,11 @@ def batch_norm_inference(
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_forward_inference`, or those of the plan's algorithm.
     """
+    if unknown:
+        raise _names.unexpected(batch_norm_inference, unknown)
     if mean is not None or variance is not None:
-        running_mean = _arguments.renamed("running_mean", running_mean, "mean", mean)
-        running_variance = _arguments.renamed("running_variance", running_variance, "variance", variance)
+        running_mean = _names.renamed("running_mean", running_mean, "mean", mean)
+        running_variance = _names.renamed("running_variance", running_variance, "variance", variance)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "inference", type(x), describe(x, "x")[0], scale is None, bias is None,
@@ -207,6 +213,7 @@ def batch_norm_backward(
     algorithm: str = "auto",
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
+    **unknown: NoReturn,
 ) -> tuple[Any, Any, Any]:
     """Gradients of `batch_norm_training`; the formulas are in `Handle.backward`.
 
@@ -237,6 +244,8 @@ def batch_norm_backward(
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_backward`, or those of the plan's algorithm.
     """
+    if unknown:
+        raise _names.unexpected(batch_norm_backward, unknown)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "backward", type(x), describe(x, "x")[0], describe(dy, "dy")[0], type(scale),
@@ -774,7 +783,7 @@ def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any
 
     def call(*arguments: Any) -> Any:
         *arrays, out = arguments
-        found: Any = function(*map(read, arrays), handle=handle, out=out, **options)  # type: ignore[operator]
+        found: Any = function(*map(read, arrays), handle=handle, out=out, **options)
         if operation == "inference":
             return give(found, out)
         return tuple(map(give, found, out or (None, None, None)))

@@ -13,7 +13,7 @@ def algorithms(backend):
         ``"auto"``, ``"fast"`` and ``"plain"``, the vendor's entry point for the mode, on every backend.
     """
     cdef const pbn_backend *table = _table(backend)
-    return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _names(table.algorithms)))
+    return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _decoded(table.algorithms)))
 
 
 def numbered_algorithms(backend):
@@ -28,10 +28,10 @@ def numbered_algorithms(backend):
     tuple of str
     """
     cdef const pbn_backend *table = _table(backend)
-    return () if table.numbered == NULL else _names(table.numbered)
+    return () if table.numbered == NULL else _decoded(table.numbered)
 
 
-cdef tuple _names(const char *const *texts):
+cdef tuple _decoded(const char *const *texts):
     names = []
     while texts[len(names)] != NULL:
         names.append(texts[len(names)].decode())

@@ -70,6 +70,7 @@ def batch_normalization_forward_training(
     activation_high=None,
     workspace=0,
     workspace_size=0,
+    **unknown,
 ):
     """The vendor's forward training call on addresses, in the vendors' argument order.
 
@@ -106,6 +107,8 @@ def batch_normalization_forward_training(
     where it is missing, ``miopenBatchNormalizationForwardTraining``, with an activation
     ``miopenBatchNormForwardTrainingActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive.
     """
+    if unknown:
+        raise _names.unexpected(batch_normalization_forward_training, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
@@ -160,6 +163,7 @@ def batch_normalization_forward_inference(
     activation_high=None,
     workspace=0,
     workspace_size=0,
+    **unknown,
 ):
     """The vendor's forward inference call on addresses, in the vendors' argument order.
 
@@ -183,6 +187,8 @@ activation_high, workspace, workspace_size
     ``miopenBatchNormForwardInferenceActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive
     with global statistics.
     """
+    if unknown:
+        raise _names.unexpected(batch_normalization_forward_inference, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
@@ -237,6 +243,7 @@ def batch_normalization_backward(
     workspace_size=0,
     alpha_data=None,
     beta_data=None,
+    **unknown,
 ):
     """The vendor's backward call on addresses, in the vendors' argument order.
 
@@ -269,6 +276,8 @@ def batch_normalization_backward(
     missing, ``miopenBatchNormalizationBackward``, with an activation ``miopenBatchNormBackwardActivation``;
     ``dnnl_primitive_execute`` of a batch normalization backward primitive.
     """
+    if unknown:
+        raise _names.unexpected(batch_normalization_backward, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
@@ -277,8 +286,8 @@ def batch_normalization_backward(
     cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     cdef Plan plan
     if alpha_data is not None or beta_data is not None:
-        alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data)
-        beta = _arguments.renamed("beta", beta, "beta_data", beta_data)
+        alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data)
+        beta = _names.renamed("beta", beta, "beta_data", beta_data)
     mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
     alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
     epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)

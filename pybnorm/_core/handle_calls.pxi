@@ -24,6 +24,7 @@ cdef class _HandleCalls(_HandleArrays):
         activation_high=None,
         algorithm=None,
         workspace=None,
+        **unknown,
     ):
         """Batch norm with the statistics of the batch, on arrays.
 
@@ -73,6 +74,8 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_forward_training`.
         """
+        if unknown:
+            raise _names.unexpected(self.forward_training, unknown)
         cdef Plan plan
         cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
@@ -130,6 +133,7 @@ cdef class _HandleCalls(_HandleArrays):
         activation_high=None,
         algorithm=None,
         workspace=None,
+        **unknown,
     ):
         """Batch norm with given statistics, on arrays.
 
@@ -155,6 +159,8 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
+        if unknown:
+            raise _names.unexpected(self.forward_inference, unknown)
         cdef Plan plan
         cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
@@ -212,6 +218,7 @@ cdef class _HandleCalls(_HandleArrays):
         workspace=None,
         alpha_data=None,
         beta_data=None,
+        **unknown,
     ):
         """Gradients of `forward_training`, on arrays.
 
@@ -255,13 +262,15 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_backward`.
         """
+        if unknown:
+            raise _names.unexpected(self.backward, unknown)
         cdef Plan plan
         cdef uintptr_t known[PBN_MOST_TENSORS]
         self._check()
         memset(known, 0, sizeof(known))
         if alpha_data is not None or beta_data is not None:
-            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
+            alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+            beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
         x_kind, x = self._kind(x, "x", False, &known[0])
         dy_kind, dy = self._kind(dy, "dy", False, &known[1])

@@ -67,6 +67,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
+        **unknown,
     ):
         """Bytes of workspace that a call needs.
 
@@ -95,6 +96,8 @@ cdef class Handle(_HandleCalls):
         int
             0 where the vendor needs none.
         """
+        if unknown:
+            raise _names.unexpected(self.workspace_size, unknown)
         self._check()
         op = _arguments.operation(operation)
         if op not in (
@@ -148,6 +151,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         tune=False,
+        **unknown,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
 
@@ -204,6 +208,8 @@ cdef class Handle(_HandleCalls):
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
         ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
         """
+        if unknown:
+            raise _names.unexpected(self.plan_forward_training, unknown)
         self._check()
         if _arguments.boolean(tune, "tune"):
             return _tuned(
@@ -226,6 +232,7 @@ cdef class Handle(_HandleCalls):
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
         activation=Activation.NONE, z=None, tune=False,
+        **unknown,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
 
@@ -237,6 +244,8 @@ cdef class Handle(_HandleCalls):
         ForwardInferencePlan
             Its calls take `z` if planned.
         """
+        if unknown:
+            raise _names.unexpected(self.plan_forward_inference, unknown)
         self._check()
         if _arguments.boolean(tune, "tune"):
             return _tuned(
@@ -270,6 +279,7 @@ cdef class Handle(_HandleCalls):
         tune=False,
         alpha_data=None,
         beta_data=None,
+        **unknown,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
 
@@ -291,9 +301,11 @@ cdef class Handle(_HandleCalls):
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
         """
+        if unknown:
+            raise _names.unexpected(self.plan_backward, unknown)
         self._check()
-        alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-        beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
+        alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+        beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_BACKWARD, x, algorithm,

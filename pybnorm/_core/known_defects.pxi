@@ -54,7 +54,7 @@ cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name) exce
         )
     shape = "x".join(map(str, asked.dims))
     for defect in met:
-        _arguments.warn(
+        _names.warn(
             f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect)}. "
             "Handle(known_defects='avoid') goes another way, 'error' refuses such calls, 'ignore' is silent",
             errors.KnownDefectWarning,

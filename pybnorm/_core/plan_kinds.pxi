@@ -190,7 +190,7 @@ cdef list _by_name(object plan, str order, tuple positional, tuple given):
     """Arguments that could be given by position until this version, in their order."""
     names = order.split()
     named = {name: value for name, value in zip(names, given) if value is not None}
-    found = _arguments.by_name(type(plan).__name__, order, positional, named)
+    found = _names.by_name(type(plan).__name__, order, positional, named)
     return [found.get(name) for name in names]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm.devices import Device
 from pybnorm.enums import Mode
@@ -156,6 +156,7 @@ class BatchNorm(StagedLayer):
         epsilon: float | None = None,
         workspace: Any = None,
         averaging_factor: float | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
 
@@ -189,9 +190,11 @@ class BatchNorm(StagedLayer):
         Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
         Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
         """
+        if unknown:
+            raise _names.unexpected(self.forward_training, unknown)
         data = self._data(x)
         if averaging_factor is not None:
-            exponential_average_factor = _arguments.renamed(
+            exponential_average_factor = _names.renamed(
                 "exponential_average_factor", exponential_average_factor, "averaging_factor", averaging_factor
             )
         factor = self._factor
@@ -224,6 +227,7 @@ class BatchNorm(StagedLayer):
         beta: float = 0.0,
         epsilon: float | None = None,
         workspace: Any = None,
+        **unknown: NoReturn,
     ) -> None:
         """Normalize by the running statistics.
 
@@ -252,6 +256,8 @@ class BatchNorm(StagedLayer):
         Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
         Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`.
         """
+        if unknown:
+            raise _names.unexpected(self.forward_inference, unknown)
         self._handle.forward_inference(
             self._data(x),
             scale,
@@ -283,6 +289,7 @@ class BatchNorm(StagedLayer):
         workspace: Any = None,
         alpha_data: float | None = None,
         beta_data: float | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """Gradients of the last `forward_training`, from the statistics it saved.
 
@@ -323,9 +330,11 @@ class BatchNorm(StagedLayer):
         Vendor symbols: see `pybnorm.batch_normalization_backward`.
         Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
         """
+        if unknown:
+            raise _names.unexpected(self.backward, unknown)
         if alpha_data is not None or beta_data is not None:
-            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
+            alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
+            beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
         data = self._data(x)
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")

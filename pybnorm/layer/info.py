@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm.enums import DataType, Layout, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -114,7 +114,7 @@ class Info:
     def exponential_factor(self) -> float:
         """Deprecated name of `exponential_average_factor`."""
         value = self.exponential_average_factor
-        return _arguments.renamed("exponential_average_factor", 0.0, "exponential_factor", value, 0.0)
+        return _names.renamed("exponential_average_factor", 0.0, "exponential_factor", value, 0.0)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Info):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, devices
+from pybnorm import _arguments, _names, devices
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm.devices import Device
@@ -21,6 +21,7 @@ _Self = TypeVar("_Self", bound="StagedLayer")
 class StagedLayer:
     """A layer without its calls: its statistics and their properties."""
 
+    @_names.own()
     def __init__(
         self,
         handle: Handle,
@@ -33,7 +34,7 @@ class StagedLayer:
         averaging_factor: float | None = None,
     ) -> None:
         factor = exponential_average_factor
-        factor = _arguments.renamed("exponential_average_factor", factor, "averaging_factor", averaging_factor, 0.1)
+        factor = _names.renamed("exponential_average_factor", factor, "averaging_factor", averaging_factor, 0.1)
         _arguments.instance(handle, Handle, "handle", "a Handle")
         if handle.closed:
             raise ClosedError("handle")

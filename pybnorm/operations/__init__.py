@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
 from pybnorm.operations import avoidance, preparation, program
@@ -199,7 +199,7 @@ _OLD_NAMES = {"inverse_deviation": "inverse_standard_deviation"}
 def _new_name(operation: str) -> str:
     if operation not in _OLD_NAMES:
         return operation
-    _arguments.warn(f"{operation} is deprecated; its new name is {_OLD_NAMES[operation]}", DeprecationWarning)
+    _names.warn(f"{operation} is deprecated; its new name is {_OLD_NAMES[operation]}", DeprecationWarning)
     return _OLD_NAMES[operation]
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm._core import SLOT_BITS, Handle
 from pybnorm.operations.program import RECIPES, Prepared, Program
 
@@ -68,15 +68,17 @@ class Recipe:
         # whoever gives the old name leaves out the new one: it and those that follow are checked by the recipe
         first = next((i for i, p in enumerate(given) if p.name in self.old.values()), len(given))
         given[first:] = [p.replace(default=None) if p.default is p.empty else p for p in given[first:]]
-        use = {**self.make.__globals__, "Handle": Handle, "renamed": _arguments.renamed, **use}
+        use = {**self.make.__globals__, "Handle": Handle, "renamed": _names.renamed, **use}
+        use["unexpected"] = _names.unexpected
         name = name or self.name
-        lines = []
+        lines = [f" if unknown: raise unexpected({name}, unknown)"]
         for n, new in self.old.items():  # a look at None is what the new name pays
             lines.append(f" if {n} is not None: {new} = renamed({new!r}, {new}, {n!r}, {n}, defaults[{new!r}])")
         if self.order:
             lines += self._by_position(name, given, use)
         use["defaults"] = {p.name: p.default for p in given}
         shown = [p if p.default is p.empty else p.replace(default=_Default(p.name)) for p in given]
+        shown.append(inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD))
         bare = inspect.Signature([p.replace(annotation=p.empty) for p in shown])
         values = "".join([f"{n}, " for n in self.names])
         lines.append(f" return {body.replace('values', f'({values})')}")
@@ -95,7 +97,7 @@ class Recipe:
         given[first:] = [p.replace(default=_MISSING) if p.name in required else p for p in given[first:]]
         pairs = ", ".join([f"{p.name!r}: {p.name}" for p in given[first:]])
         given.insert(first, inspect.Parameter("positional", inspect.Parameter.VAR_POSITIONAL))
-        use |= {"by_name": _arguments.by_name, "missing": _MISSING}
+        use |= {"by_name": _names.by_name, "missing": _MISSING}
         return [
             f" if {' or '.join(['positional', *[f'{n} is missing' for n in required]])}:",
             f"  named = {{n: v for n, v in {{{pairs}}}.items() if v is not defaults[n]}}",

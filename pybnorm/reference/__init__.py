@@ -36,7 +36,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm.enums import Mode
 from pybnorm.reference.axes import (
     BackwardReduce,
@@ -107,6 +107,7 @@ __all__ = [
 ]
 
 
+@_names.own()
 def forward_training(
     x: Array, scale: Array, bias: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
     beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1,
@@ -208,6 +209,7 @@ def forward_training(
     )
 
 
+@_names.own()
 def forward_inference(
     x: Array, scale: Array, bias: Array, running_mean: Array, running_variance: Array, *,
     mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5,
@@ -263,12 +265,12 @@ def forward_inference(
     return ForwardInference(y)
 
 
+@_names.own()
 def backward(
     x: Array, dy: Array, scale: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     saved_mean: Array | None = None, saved_inv_variance: Array | None = None, prior_dx: Array | None = None,
     prior_dscale: Array | None = None, prior_dbias: Array | None = None, out: Mapping[str, Array] | None = None,
-    alpha_data: float | None = None, beta_data: float | None = None,
 ) -> Backward:  # fmt: skip
     """Gradients of `forward_training` with alpha 1 and beta 0.
 
@@ -294,8 +296,6 @@ def backward(
         Prior values of the outputs; required if the beta is not 0.
     out : mapping of str to ndarray, optional
         dx, dscale, dbias; see `forward_training`. Each may be its own prior.
-    alpha_data, beta_data : float, optional
-        Deprecated names of `alpha` and `beta`.
 
     Returns
     -------
@@ -308,8 +308,6 @@ def backward(
         Names the argument, its value and what is allowed; nothing has been written then.
     """
     tensor, gradient = _data("x", x), _data("dy", dy)
-    alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-    beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
     bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.backward(
         mode, alpha, beta, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon
     )
@@ -354,6 +352,7 @@ def backward(
     return Backward(dx, dscales.array, dbiases.array)
 
 
+@_names.own()
 def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | None = None) -> Array:
     """``a * x + b * y``.
 

@@ -9,7 +9,7 @@ from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
-from pybnorm import _arguments
+from pybnorm import _arguments, _names
 from pybnorm.enums import Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference.blocks import _data, _parameter, _Walk
@@ -173,6 +173,7 @@ def _rank(name: str, x: Array) -> int:
     return x.ndim
 
 
+@_names.own()
 def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> Stats:
     """Mean, biased variance and inverse standard deviation of the batch.
 
@@ -209,6 +210,7 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
 
 
+@_names.own()
 def forward_inference_inv_variance(
     x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
     beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
@@ -258,6 +260,7 @@ def forward_inference_inv_variance(
     return ForwardInference(case.restore(y))
 
 
+@_names.own()
 def elemt(
     x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
     beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
@@ -288,11 +291,10 @@ def _gradient(
     frozen: bool, x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
-    prior_dbias: Array | None = None, alpha_data: float | None = None, beta_data: float | None = None,
+    prior_dbias: Array | None = None,
 ) -> Backward:  # fmt: skip
     """Gradients where mean and variance are given: constants if `frozen`, else the batch's own."""
-    alpha = _arguments.scalar(_arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0), "alpha")
-    beta = _arguments.scalar(_arguments.renamed("beta", beta, "beta_data", beta_data, 0.0), "beta")
+    alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
     alpha_param, beta_param = _arguments.scalar(alpha_param, "alpha_param"), _arguments.scalar(beta_param, "beta_param")
     case = _Case("x", x, axis)
     if case.empty:
@@ -338,7 +340,7 @@ def _given(
     gradient.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
     gradient.__name__ = gradient.__qualname__ = name
     gradient.__doc__ = doc
-    return _arguments.named_only("mean variance scale")(gradient)
+    return _names.own("mean variance scale")(gradient)
 
 
 backward_frozen = _given(
@@ -365,8 +367,6 @@ backward_frozen = _given(
         The axes that parameters keep; any subset, see `fold`.
     prior_dx, prior_dscale, prior_dbias : ndarray, optional
         Prior values of the outputs; required if the beta is not 0.
-    alpha_data, beta_data : float, optional
-        Deprecated names of `alpha` and `beta`.
 
     Returns
     -------
@@ -393,7 +393,7 @@ training_grad = _given(
     ----------
     x, dy, scale, mean, variance, alpha, beta, alpha_param, beta_param, epsilon, axis
         As for `backward_frozen`.
-    prior_dx, prior_dscale, prior_dbias, alpha_data, beta_data
+    prior_dx, prior_dscale, prior_dbias
         As for `backward_frozen`.
 
     Returns
@@ -418,7 +418,7 @@ def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array
     return _inverse(values, epsilon)
 
 
-@_arguments.named_only("dy x mean inv_variance")
+@_names.own("dy x mean inv_variance")
 def backward_reduce(
     *, x: Array, dy: Array, mean: Array, inv_variance: Array | None = None, axis: int | Sequence[int] = 1
 ) -> BackwardReduce:
@@ -463,6 +463,7 @@ def backward_reduce(
     return BackwardReduce(total, moment, dscale, total.copy())
 
 
+@_names.own()
 def gather_stats(
     means: Array, m2s: Array | None, counts: Sequence[int], *, variances: Array | None = None,
     running_mean: Array | None = None, running_variance: Array | None = None,
@@ -530,7 +531,7 @@ def gather_stats(
     return GatherStats(mean, variance, _inverse(variance, epsilon), running[0], running[1])
 
 
-@_arguments.named_only("dy x mean inv_variance scale sum_dy sum_dy_xmu count")
+@_names.own("dy x mean inv_variance scale sum_dy sum_dy_xmu count")
 def backward_elemt(
     *, x: Array, dy: Array, scale: Array | None, mean: Array, inv_variance: Array, sum_dy: Array,
     sum_dy_xmu: Array, count: int, alpha: float = 1.0, beta: float = 0.0, axis: int | Sequence[int] = 1,

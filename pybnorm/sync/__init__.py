@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments, _names, operations
 from pybnorm._arrays import CPU
 from pybnorm._core import SLOT_BITS, Cache, Handle, backends
 from pybnorm.enums import DataType
@@ -87,6 +87,7 @@ class SyncBatchNorm:
     The batches of ranks may differ in size, and may be empty.
     """
 
+    @_names.own()
     def __init__(
         self,
         handle: Handle,
@@ -164,6 +165,7 @@ class SyncBatchNorm:
 
     # -------- calls
 
+    @_names.own()
     def forward(
         self,
         x: Any,
@@ -235,6 +237,7 @@ class SyncBatchNorm:
         plan.elemt.execute(self._handle, "forward", addresses, workspace)
         return total
 
+    @_names.own()
     def backward(
         self,
         x: Any,
@@ -249,8 +252,6 @@ class SyncBatchNorm:
         alpha: float = 1.0,
         beta: float = 0.0,
         workspace: Any = None,
-        alpha_data: float | None = None,
-        beta_data: float | None = None,
     ) -> int:
         """Gradients of `forward`.
 
@@ -273,8 +274,6 @@ class SyncBatchNorm:
         alpha, beta : float
         workspace : array or (address, bytes), optional
             As in `forward`.
-        alpha_data, beta_data : float, optional
-            Deprecated names of `alpha` and `beta`.
 
         Returns
         -------
@@ -294,9 +293,6 @@ class SyncBatchNorm:
         Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
         Workspace: the larger of the two.
         """
-        if alpha_data is not None or beta_data is not None:
-            alpha = _arguments.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-            beta = _arguments.renamed("beta", beta, "beta_data", beta_data, 0.0)
         values = x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, alpha, beta
         counts, plan, elemt, addresses, _held = self._exchange(_BackwardPlan, values, self._total, workspace)
         total = sum(counts)

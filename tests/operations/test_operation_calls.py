@@ -722,7 +722,7 @@ def test_an_operation_is_a_plain_function_with_its_recipe_s_arguments(operation)
     assert doc.count("Parameters\n---") == doc.count("Raises\n---") == 1
     assert "workspace" in doc
     with pytest.raises(TypeError, match=rf"{operation}\(\) got an unexpected keyword argument 'bogus'"):
-        function(None, bogus=1)
+        function(None, **dict.fromkeys(recipe.names), bogus=1)
 
 
 def _do_nothing(program, x):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pybnorm
-from pybnorm import ArgumentError, ArgumentTypeError, functional, operations, reference
+from pybnorm import ArgumentError, ArgumentTypeError, _names, functional, operations, reference, sync
 from pybnorm.layer import BatchNorm, Info
 
 RNG = np.random.default_rng(7)
@@ -239,3 +239,54 @@ def test_what_follows_the_workspace_of_a_plan_warns_by_position(handle, make, fr
         assert named.value.argument == name
     with pytest.raises(TypeError, match="multiple values for argument"):
         plan(*front, SCALE, **{later[0]: SCALE})
+
+
+V = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda h: h.forward_training(X, V, V, X, eps=1e-3), r"Handle.forward_training\(\) .* 'eps' .*'epsilon'"),
+        (lambda h: h.forward_inference(X, V, V, V, V, X, axis=1), "'axis' .*'mode'"),
+        (lambda h: h.backward(X, X, V, X, V, V, saved_invstd=V), "'saved_invstd' .*'saved_inv_variance'"),
+        (lambda h: h.workspace_size(2, X, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: h.plan_forward_training(X, momentum=0.1), "'momentum' .*'exponential_average_factor'"),
+        (lambda h: h.plan_forward_inference(X, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: h.plan_backward(X, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: pybnorm.batch_normalization_forward_training(*[h] * 17, eps=1), "'eps' .*'epsilon'"),
+        (lambda h: pybnorm.batch_normalization_forward_inference(*[h] * 14, bn_bias=1), "'bn_bias' .*'bias'"),
+        (lambda h: pybnorm.batch_normalization_backward(h, 0, eps=1), "'eps' .*'epsilon'"),
+        (
+            lambda h: operations.forward_training(h, X, V, V, X, momentum=0.1),
+            "'momentum' .*'exponential_average_factor'",
+        ),
+        (lambda h: operations.backward_frozen(h, X, X, gamma=V, mean=V, variance=V), "'gamma' .*'scale'"),
+        (lambda h: operations.plan(h, "stats", X, mode=1), "'mode' .*'axis'"),
+        (lambda h: functional.batch_norm_training(X, V, V, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: functional.batch_norm_inference(X, V, V, V, running_var=V), "'running_var' .*'running_variance'"),
+        (lambda h: functional.batch_norm_backward(X, X, V, invstd=V), "'invstd' .*'saved_inv_variance'"),
+        (lambda h: reference.forward_training(X, gamma=V, bias=V), "'gamma' .*'scale'"),
+        (lambda h: reference.stats(X, epsilom=1e-3), "'epsilom' .*'epsilon'"),
+        (lambda h: BatchNorm.spatial(h, momentum=0.1), "'momentum' .*'exponential_average_factor'"),
+        (
+            lambda h: BatchNorm.spatial(h).forward_training(X, V, V, X, eps=1e-3),
+            "BatchNorm.forward_training.* 'eps'",
+        ),
+        (lambda h: BatchNorm.spatial(h).forward_inference(X, V, V, X, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: BatchNorm.spatial(h).backward(X, X, V, X, V, V, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: sync.SyncBatchNorm(h, None, 3, dim=1), "'dim' .*'axis'"),
+        (lambda h: sync.SyncBatchNorm.forward(None, X, V, V, X, eps=1e-3), "'eps' .*'epsilon'"),
+        (lambda h: sync.SyncBatchNorm.backward(None, X, X, V, X, grad_bias=V), "'grad_bias' .*'dbias'"),
+    ],
+)
+def test_an_unknown_name_says_which_one_was_meant(handle, call, text):
+    with pytest.raises(TypeError, match=f"got an unexpected keyword argument {text}" if text[0] == "'" else text):
+        call(handle)
+
+
+def test_a_name_like_none_is_an_error_without_a_guess(handle):
+    for call in (handle.forward_training, functional.batch_norm_training, BatchNorm.spatial(handle).forward_training):
+        with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'qqqqqqqq'$"):
+            call(X, V, V, X, qqqqqqqq=1)
+    assert all(name not in names for name, names in _names.HINTS.items())

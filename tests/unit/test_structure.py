@@ -33,6 +33,7 @@ STOREYS = [
     {"_core"},
     {"defects"},
     {"_arguments", "_arrays", "_files", "_find", "diagnostics"},
+    {"_names"},
     {"enums", "errors"},
     {"_text"},
 ]
@@ -289,9 +290,12 @@ def test_stub_signatures_agree():
         a = node.args
         return [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
 
+    def actual(function):  # a type checker tells of unknown names by itself
+        return [p.name for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            assert names(node) == list(inspect.signature(getattr(pybnorm._core, node.name)).parameters), node.name
+            assert names(node) == actual(getattr(pybnorm._core, node.name)), node.name
     handle = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Handle")
     for node in handle.body:
         if isinstance(node, ast.FunctionDef) and node.name in (
@@ -301,7 +305,7 @@ def test_stub_signatures_agree():
             "axpby",
             "workspace_size",
         ):
-            assert names(node) == list(inspect.signature(getattr(pybnorm.Handle, node.name)).parameters), node.name
+            assert names(node) == actual(getattr(pybnorm.Handle, node.name)), node.name
 
 
 def test_the_version_is_written_once():
