@@ -49,7 +49,18 @@ def test_submodules_are_imported_when_they_are_used():
     loaded = set(child(code).split())
     assert loaded == {
         f"pybnorm.{n}"
-        for n in ("_arguments", "_arrays", "_core", "_find", "_text", "defects", "diagnostics", "enums", "errors")
+        for n in (
+            "_arguments",
+            "_arrays",
+            "_core",
+            "_find",
+            "_names",
+            "_text",
+            "defects",
+            "diagnostics",
+            "enums",
+            "errors",
+        )
     }
 
 
