@@ -294,9 +294,10 @@ typedef struct pbn_backend {
 
     /* Plans of the batch-norm calls; NULL where the backend prepares none.
      * `algorithms`: the names plan_create takes beside "auto" and "fast", NULL-terminated. NULL where the backend has one
-     *   way for every call: every plan then is of that way, those of its entry points too.
+     *   way for every call: every plan then is of that way.
      * `numbered`: those of them that also take ":" and a digit, the number of a plan; likewise, or NULL.
-     * plan_create: `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
+     * plan_create: `algorithm` NULL is the entry point; no plan (*plan NULL, status 0) where planning saves it nothing.
+     *   `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
      * plan_info: bytes of workspace and of reserve; what "auto" chose and why, in storage of the plan.
      * plan_run: `call` as at creation, with pointers and workspace.

@@ -48,7 +48,7 @@ cdef class CallList:
         self.table = handle.table
         self.descriptors = {}
         self.serial, self.forks = handle.serial, _forks
-        self.planned = self.table.plan_create != NULL and self.table.algorithms == NULL
+        self.planned = self.table.plan_create != NULL
 
     def __dealloc__(self):
         cdef int i
@@ -261,7 +261,8 @@ cdef class CallList:
         cdef int status
         handle._check()
         with nogil:
-            status = self.table.plan_create(handle.handle, call, b"plain", &self.plans[i])
+            status = self.table.plan_create(handle.handle, call, NULL, &self.plans[i])
         if status != 0:
             raise _error(self.table, status, _CALL_NAMES[call.operation], _shown(call))
+        self.planned = self.plans[i] != NULL
         return 0

@@ -146,14 +146,16 @@ cdef class Plan:
                 return 0
             if met and warns and handle.policy != "ignore":
                 _warn_of_defects(handle, met, asked, self.name)
-        if table.plan_create != NULL and _normalizes(self.call.operation) and (one_way or algorithm is not None):
-            name = b"plain" if algorithm is None else (<str>algorithm).encode("ascii")
-            chosen = name
+        if table.plan_create != NULL and _normalizes(self.call.operation):
+            if algorithm is not None:
+                name = (<str>algorithm).encode("ascii")
+                chosen = name
             with nogil:
                 status = table.plan_create(handle.handle, &self.call, chosen, &self.plan)
             if status != 0:
                 shown = _shown(&self.call)
                 raise _error(table, status, self.name, shown if one_way else (*shown, f"algorithm={algorithm}"))
+        if self.plan != NULL:
             table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
         else:

@@ -51,7 +51,12 @@
     C(DNNL_RUNTIME_NONE, 0)              \
     C(DNNL_RUNTIME_OMP, 2)               \
     C(DNNL_RUNTIME_SYCL, 512)            \
+    C(dnnl_binary_add, 131056)           \
+    C(dnnl_binary_mul, 131057)           \
+    C(dnnl_binary_sub, 131061)           \
+    C(dnnl_reduction_sum, 196596)        \
     C(DNNL_ARG_SRC, 1)                   \
+    C(DNNL_ARG_SRC_1, 2)                 \
     C(DNNL_ARG_DST, 17)                  \
     C(DNNL_ARG_MEAN, 49)                 \
     C(DNNL_ARG_VARIANCE, 50)             \
@@ -61,7 +66,8 @@
     C(DNNL_ARG_DIFF_SRC, 129)            \
     C(DNNL_ARG_DIFF_DST, 145)            \
     C(DNNL_ARG_DIFF_SCALE, 255)          \
-    C(DNNL_ARG_DIFF_SHIFT, 256)
+    C(DNNL_ARG_DIFF_SHIFT, 256)          \
+    C(DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE, 32768)
 
 typedef struct pbn_dnnl_version { /* dnnl_version_t */
     int major, minor, patch;
@@ -107,7 +113,20 @@ typedef struct pbn_dnnl_exec_arg { /* dnnl_exec_arg_t */
     REQUIRED(int, dnnl_primitive_execute,                                                                           \
              (const void *primitive, void *stream, int count, const pbn_dnnl_exec_arg *args))                       \
     REQUIRED(int, dnnl_primitive_destroy, (void *primitive))                                                        \
-    OPTIONAL(const char *, dnnl_status2str, (int status))
+    OPTIONAL(const char *, dnnl_status2str, (int status))                                                           \
+    OPTIONAL(int, dnnl_layer_normalization_forward_primitive_desc_create,                                           \
+             (void **primitive_desc, void *engine, int prop_kind, const void *src, const void *dst,                 \
+              const void *statistics, float epsilon, unsigned flags, const void *attr))                             \
+    OPTIONAL(int, dnnl_reduction_primitive_desc_create,                                                             \
+             (void **primitive_desc, void *engine, int algorithm, const void *src, const void *dst, float p,        \
+              float epsilon, const void *attr))                                                                     \
+    OPTIONAL(int, dnnl_binary_primitive_desc_create,                                                                \
+             (void **primitive_desc, void *engine, int algorithm, const void *src0, const void *src1,               \
+              const void *dst, const void *attr))                                                                   \
+    OPTIONAL(int, dnnl_post_ops_create, (void **post_ops))                                                          \
+    OPTIONAL(int, dnnl_post_ops_append_binary, (void *post_ops, int algorithm, const void *src1))                   \
+    OPTIONAL(int, dnnl_post_ops_destroy, (void *post_ops))                                                          \
+    OPTIONAL(int, dnnl_primitive_attr_set_post_ops, (void *attr, const void *post_ops))
 
 #define PBN_DNNL_TYPEDEF(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
 PBN_DNNL_SYMBOLS(PBN_DNNL_TYPEDEF, PBN_DNNL_TYPEDEF)
@@ -354,25 +373,59 @@ static int has_symbol(const char *name) {
 #define VIEW_RANK 5 /* oneDNN 3.2 accepts rank 6 and above, then reads and writes out of bounds */
 #define CACHE_SIZE 64
 #define MAX_ARGS 9
+#define MAX_POST_OPS 4
 
-typedef enum kind { TRAINING, STATISTICS, INFERENCE, BACKWARD } kind;
+typedef enum kind {
+    TRAINING,
+    STATISTICS,
+    INFERENCE,
+    BACKWARD,
+    ROW_STATISTICS,
+    ROW_SUMS,
+    APPLY,
+    PRODUCT,
+    GRADIENT,
+    KINDS
+} kind;
+typedef enum family { BATCH_NORMALIZATION, LAYER_NORMALIZATION, REDUCTION, BINARY } family;
+
+/* The second operand of a binary post-operation. */
+#define POST_OP(i) (DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE * ((i) + 1) | DNNL_ARG_SRC_1)
 
 /* What the arguments are, in the order the calls below pass pointers; `tensors` come before the vectors. */
 static const struct {
-    int prop;
+    family family;
+    int prop; /* or the algorithm */
     unsigned flags;
     int tensors, count;
     int args[MAX_ARGS - 1];
+    int post_ops[MAX_POST_OPS + 1]; /* algorithms, 0 after the last; negative where the operand is a tensor */
 } recipes[] = {
-    [TRAINING] = {dnnl_forward_training, dnnl_use_scale | dnnl_use_shift, 2, 6,
-                  {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}},
-    [STATISTICS] = {dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
-                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}},
-    [INFERENCE] = {dnnl_forward_inference, dnnl_use_global_stats | dnnl_use_scale | dnnl_use_shift, 2, 6,
-                   {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}},
-    [BACKWARD] = {dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
+    [TRAINING] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_use_scale | dnnl_use_shift, 2, 6,
+                  {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}, {0}},
+    [STATISTICS] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
+                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}},
+    [INFERENCE] = {BATCH_NORMALIZATION, dnnl_forward_inference,
+                   dnnl_use_global_stats | dnnl_use_scale | dnnl_use_shift, 2, 6,
+                   {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}, {0}},
+    [BACKWARD] = {BATCH_NORMALIZATION, dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
                   {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,
-                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}},
+                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}},
+    /* Mean and biased variance of each row; the rows normalized, too. */
+    [ROW_STATISTICS] = {LAYER_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
+                        {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}},
+    [ROW_SUMS] = {REDUCTION, dnnl_reduction_sum, 0, 1, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}},
+    /* (x - u)*v + w, with a vector element for each channel */
+    [APPLY] = {BINARY, dnnl_binary_sub, 0, 2, 5,
+               {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1, POST_OP(0), POST_OP(1)},
+               {dnnl_binary_mul, dnnl_binary_add}},
+    /* (x - u)*dy */
+    [PRODUCT] = {BINARY, dnnl_binary_sub, 0, 3, 4, {DNNL_ARG_SRC, POST_OP(0), DNNL_ARG_DST, DNNL_ARG_SRC_1},
+                 {-dnnl_binary_mul}},
+    /* (((x - u)*v + w) + dy)*t */
+    [GRADIENT] = {BINARY, dnnl_binary_sub, 0, 3, 7,
+                  {DNNL_ARG_SRC, POST_OP(2), DNNL_ARG_DST, DNNL_ARG_SRC_1, POST_OP(0), POST_OP(1), POST_OP(3)},
+                  {dnnl_binary_mul, dnnl_binary_add, -dnnl_binary_add, dnnl_binary_mul}},
 };
 
 /* The memory a primitive computes on. All tensors of one primitive share it: oneDNN has no kernel for
@@ -422,24 +475,68 @@ static void cache_clear(pbn_handle *h) {
 
 /* What creation needs for its own duration only. */
 typedef struct temporaries {
-    void *tensor, *vector, *attr, *forward, *backward;
+    void *tensor, *vector, *attr, *post_ops, *forward, *backward;
 } temporaries;
+
+/* A vector of `params` elements as the primitive takes it. */
+static int vector_desc(const primitive *p, int64_t params, void **desc) {
+    const int64_t channel[] = {1, params, 1}, row[] = {params, 1}, steps[] = {params, 1, 1};
+    switch (recipes[p->key.kind].family) {
+    case BINARY:
+        TRY(dnnl_memory_desc_create_with_strides, (desc, 3, channel, dnnl_f32, steps));
+        return PBN_OK;
+    case REDUCTION:
+        TRY(dnnl_memory_desc_create_with_strides, (desc, 2, row, dnnl_f32, steps + 1));
+        return PBN_OK;
+    default:
+        TRY(dnnl_memory_desc_create_with_strides, (desc, 1, &params, dnnl_f32, steps + 1));
+        return PBN_OK;
+    }
+}
+
+static int post_ops_fill(const int *algorithms, temporaries *t) {
+    TRY(dnnl_post_ops_create, (&t->post_ops));
+    for (; *algorithms != 0; algorithms++)
+        TRY(dnnl_post_ops_append_binary,
+            (t->post_ops, abs(*algorithms), *algorithms < 0 ? t->tensor : t->vector));
+    TRY(dnnl_primitive_attr_set_post_ops, (t->attr, t->post_ops));
+    return PBN_OK;
+}
 
 static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporaries *t) {
     const view *m = &p->key.memory;
-    const int k = p->key.kind, backward = k == BACKWARD;
-    const int64_t one = 1;
+    const int k = p->key.kind, backward = k == BACKWARD, what = recipes[k].prop;
+    const float epsilon = p->key.epsilon;
+    int code = PBN_OK;
     TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, dtypes[m->dtype], m->strides));
-    TRY(dnnl_memory_desc_create_with_strides, (&t->vector, 1, &params, dnnl_f32, &one));
+    if ((code = vector_desc(p, params, &t->vector)) != PBN_OK)
+        return code;
     TRY(dnnl_primitive_attr_create, (&t->attr));
     TRY(dnnl_primitive_attr_set_scratchpad_mode, (t->attr, dnnl_scratchpad_mode_user));
-    TRY(dnnl_batch_normalization_forward_primitive_desc_create,
-        (&t->forward, h->engine, backward ? dnnl_forward_training : recipes[k].prop, t->tensor, t->tensor,
-         p->key.epsilon, recipes[k].flags, t->attr));
-    if (backward)
-        TRY(dnnl_batch_normalization_backward_primitive_desc_create,
-            (&t->backward, h->engine, recipes[k].prop, t->tensor, t->tensor, t->tensor, p->key.epsilon,
-             recipes[k].flags, t->forward, t->attr));
+    switch (recipes[k].family) {
+    case LAYER_NORMALIZATION:
+        TRY(dnnl_layer_normalization_forward_primitive_desc_create,
+            (&t->forward, h->engine, what, t->tensor, t->tensor, t->vector, epsilon, recipes[k].flags, t->attr));
+        break;
+    case REDUCTION:
+        TRY(dnnl_reduction_primitive_desc_create,
+            (&t->forward, h->engine, what, t->tensor, t->vector, 0, 0, t->attr));
+        break;
+    case BINARY:
+        if ((code = post_ops_fill(recipes[k].post_ops, t)) != PBN_OK)
+            return code;
+        TRY(dnnl_binary_primitive_desc_create,
+            (&t->forward, h->engine, what, t->tensor, t->vector, t->tensor, t->attr));
+        break;
+    case BATCH_NORMALIZATION:
+        TRY(dnnl_batch_normalization_forward_primitive_desc_create,
+            (&t->forward, h->engine, backward ? dnnl_forward_training : what, t->tensor, t->tensor, epsilon,
+             recipes[k].flags, t->attr));
+        if (backward)
+            TRY(dnnl_batch_normalization_backward_primitive_desc_create,
+                (&t->backward, h->engine, what, t->tensor, t->tensor, t->tensor, epsilon, recipes[k].flags,
+                 t->forward, t->attr));
+    }
     const void *desc = backward ? t->backward : t->forward;
     const void *scratchpad = api.dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
     p->scratchpad = scratchpad != NULL ? api.dnnl_memory_desc_get_size(scratchpad) : 0;
@@ -456,8 +553,9 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
 
 /* Where one thread takes as long as two, in elements: measured on an EPYC with oneDNN 3.2. The kernel for channels-first
  * memory is its plain one, eight times slower than the one for channels that lie side by side. */
-static int is_small(const view *memory) {
-    const int64_t most = memory->strides[1] == 1 ? 1 << 15 : 1 << 11;
+static int is_small(kind k, const view *memory) {
+    const int plain = recipes[k].family == BATCH_NORMALIZATION && memory->strides[1] != 1;
+    const int64_t most = plain ? 1 << 11 : 1 << 15;
     return pbn_numel(memory->rank, memory->dims) <= most;
 }
 
@@ -481,7 +579,7 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
     if (p == NULL) {
         temporaries t = {0};
         creating++;
-        wanted.small = is_small(memory);
+        wanted.small = is_small(k, memory);
         const int threads = one_thread(wanted.small);
         int status = primitive_fill(h, &wanted, params, &t);
         all_threads(threads);
@@ -490,6 +588,8 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
             api.dnnl_primitive_desc_destroy(t.backward);
         if (t.forward != NULL)
             api.dnnl_primitive_desc_destroy(t.forward);
+        if (t.post_ops != NULL)
+            api.dnnl_post_ops_destroy(t.post_ops);
         if (t.attr != NULL)
             api.dnnl_primitive_attr_destroy(t.attr);
         if (t.vector != NULL)
@@ -1012,13 +1112,16 @@ typedef struct part {
     int recompute;               /* backward without saved statistics */
     size_t x, dy, result, statistics_y;
     size_t scale, bias, mean, variance, dscale, dbias;
+    int rows;                    /* by rows, where no tensor is written over one that is still to be read */
+    size_t row_mean, row_variance, factor, offset;
     size_t scratchpad, total;
-    primitive *main, *statistics;
-    uint64_t main_made, statistics_made; /* others may have taken their places since */
+    primitive *steps[KINDS]; /* NULL where none is needed */
+    uint64_t made[KINDS];    /* others may have taken their places since */
 } part;
 
 /* A call, in blocks of channels where copies in float32 of all its data would be large. */
 typedef struct plan {
+    int rows;      /* as its parts */
     int64_t block; /* channels of all blocks but the last, which may have fewer */
     int last;      /* index of the last block's part */
     part parts[2];
@@ -1085,12 +1188,65 @@ static int is_blended(const pbn_call *call) {
 }
 
 /* Whether 16-bit data are computed in float32. */
-static int widened(const pbn_call *call) {
+static int widened(const pbn_call *call, int rows) {
     const int dtype = call->x_desc->dtype;
-    return dtype != PBN_FLOAT32 && (is_blended(call) || !api.runs[dtype][call->operation]);
+    return dtype != PBN_FLOAT32 && (rows || is_blended(call) || !api.runs[dtype][call->operation]);
 }
 
-static int plan_part(pbn_handle *h, const pbn_call *call, part *p) {
+/* Why a call cannot be computed by rows, the channels of each image: oneDNN's batch normalization has vector kernels for
+ * channels that lie side by side, and a plain one for channels-first memory. Its layer normalization, reduction and
+ * binary primitives have vector kernels for that memory too. */
+static const char *no_rows(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    if (api.dnnl_layer_normalization_forward_primitive_desc_create == NULL ||
+        api.dnnl_reduction_primitive_desc_create == NULL || api.dnnl_binary_primitive_desc_create == NULL ||
+        api.dnnl_post_ops_create == NULL || api.dnnl_post_ops_append_binary == NULL ||
+        api.dnnl_post_ops_destroy == NULL || api.dnnl_primitive_attr_set_post_ops == NULL)
+        return "this oneDNN lacks its layer normalization, reduction or binary primitive";
+    if (call->mode != PBN_SPATIAL)
+        return "rows are of the spatial mode";
+    if (x->layout != PBN_CHANNELS_FIRST || x->rank == 2)
+        return "rows are of packed channels-first memory";
+    return NULL;
+}
+
+/* Measured on an EPYC with oneDNN 3.2. By rows 16-bit data are converted by the calling thread alone: four times faster
+ * than the plain kernel on one thread, and so not on many. */
+static int faster_by_rows(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    if (x->dtype != PBN_FLOAT32 && !widened(call, 0) && (api.omp_get_max_threads == NULL || api.omp_get_max_threads() > 4))
+        return 0;
+    return pbn_numel(x->rank - 2, x->dims + 2) >= (call->operation == PBN_OP_BACKWARD ? 32 : 16);
+}
+
+static int step(pbn_handle *h, part *p, kind k, float epsilon, const view *memory, int64_t params) {
+    int code = primitive_get(h, k, epsilon, memory, params, &p->steps[k]);
+    if (code != PBN_OK)
+        return code;
+    p->made[k] = p->steps[k]->made;
+    if (p->steps[k]->scratchpad > p->scratchpad)
+        p->scratchpad = p->steps[k]->scratchpad;
+    return PBN_OK;
+}
+
+/* The primitives of a call by rows. */
+static int row_steps(pbn_handle *h, const pbn_call *call, part *p) {
+    const int64_t images = call->x_desc->dims[0], rows = images * p->params, s = p->count / rows;
+    const view row = {PBN_FLOAT32, 2, {rows, s}, {s, 1}};
+    const view image = {PBN_FLOAT32, 3, {images, p->params, s}, {p->params * s, s, 1}};
+    int code = PBN_OK;
+    if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
+        code = step(h, p, ROW_STATISTICS, 0, &row, rows);
+    if (call->operation != PBN_OP_BACKWARD)
+        return code == PBN_OK ? step(h, p, APPLY, 0, &image, p->params) : code;
+    if (code == PBN_OK)
+        code = step(h, p, PRODUCT, 0, &image, p->params);
+    if (code == PBN_OK)
+        code = step(h, p, ROW_SUMS, 0, &row, rows);
+    return code == PBN_OK ? step(h, p, GRADIENT, 0, &image, p->params) : code;
+}
+
+static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
     const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
     const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
     int code = check_support(call->operation, call->mode, x->dtype);
@@ -1111,7 +1267,9 @@ static int plan_part(pbn_handle *h, const pbn_call *call, part *p) {
     p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
     p->count = pbn_numel(x->rank, x->dims);
     p->recompute = backward && call->saved_mean == NULL;
-    const int widen = widened(call), copied = widen || is_blended(call);
+    p->rows = rows;
+    p->row_mean = p->row_variance = p->factor = p->offset = NOWHERE;
+    const int widen = widened(call, rows), copied = widen || is_blended(call);
     const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));
     choose_memory(p, call, one_order, widen);
@@ -1127,7 +1285,7 @@ static int plan_part(pbn_handle *h, const pbn_call *call, part *p) {
     if (backward && (widen || !matches(call->dy_desc, p->order)))
         p->dy = reserve(p, tensor);
     if (!direct) {
-        p->result = backward ? p->dy : p->x;
+        p->result = rows && !inference ? NOWHERE : backward ? p->dy : p->x; /* rows need x and dy to the end */
         if (p->result == NOWHERE) {
             p->result = reserve(p, tensor);
             p->statistics_y = p->result;
@@ -1151,25 +1309,24 @@ static int plan_part(pbn_handle *h, const pbn_call *call, part *p) {
         p->dbias = reserve(p, vector);
     }
 
+    if (rows) {
+        const size_t row_vector = vector * (size_t)x->dims[0];
+        p->factor = reserve(p, vector);
+        p->offset = reserve(p, vector);
+        p->row_mean = reserve(p, row_vector);
+        p->row_variance = reserve(p, row_vector);
+    }
+
     /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
-    code = primitive_get(h, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params,
-                         &p->main);
-    if (code != PBN_OK)
-        return code;
-    size_t scratchpad = p->main->scratchpad;
-    if (p->recompute) {
-        code = primitive_get(h, STATISTICS, 0.0f, &p->memory, p->params, &p->statistics);
-        if (code != PBN_OK)
-            return code;
-        if (p->statistics->scratchpad > scratchpad)
-            scratchpad = p->statistics->scratchpad;
-        p->statistics_made = p->statistics->made;
-    }
-    p->main_made = p->main->made;
-    if (scratchpad > 0)
-        p->scratchpad = reserve(p, scratchpad);
-    return PBN_OK;
+    p->scratchpad = 0;
+    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params);
+    if (code == PBN_OK && p->recompute)
+        code = step(h, p, STATISTICS, 0.0f, &p->memory, p->params);
+    if (code == PBN_OK && rows)
+        code = row_steps(h, call, p);
+    p->scratchpad = p->scratchpad > 0 ? reserve(p, p->scratchpad) : NOWHERE;
+    return code;
 }
 
 #define BLOCK_ELEMENTS ((int64_t)1 << 18) /* 1 MiB in float32: cache memory, and work for every thread */
@@ -1216,9 +1373,9 @@ static void block_of(const pbn_call *whole, int64_t first, int64_t count, block_
 }
 
 /* Channels of a block; all of them where no copies are made in float32. */
-static int64_t block_channels(const pbn_call *call) {
+static int64_t block_channels(const pbn_call *call, int rows) {
     const pbn_tensor *x = call->x_desc;
-    if (!widened(call))
+    if (!widened(call, rows))
         return x->dims[1];
     const int64_t channels = x->dims[1], m = pbn_numel(x->rank, x->dims) / channels;
     const int64_t least = x->layout == PBN_CHANNELS_LAST ? BLOCK_CHANNELS : 1;
@@ -1226,23 +1383,24 @@ static int64_t block_channels(const pbn_call *call) {
     return block < least ? (least < channels ? least : channels) : block < channels ? block : channels;
 }
 
-static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
+static int plan_call(pbn_handle *h, const pbn_call *call, int rows, plan *p) {
     if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
         return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
-    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call));
+    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call, rows));
+    p->rows = rows;
     p->last = rest != 0;
     if (p->block == channels) {
-        int code = plan_part(h, call, &p->parts[0]);
+        int code = plan_part(h, call, rows, &p->parts[0]);
         p->total = p->parts[0].total;
         return code;
     }
     block_call b;
     block_of(call, 0, p->block, &b);
-    int code = plan_part(h, &b.call, &p->parts[0]);
+    int code = plan_part(h, &b.call, rows, &p->parts[0]);
     p->total = p->parts[0].total;
     if (code == PBN_OK && p->last) {
         block_of(call, channels - rest, rest, &b);
-        code = plan_part(h, &b.call, &p->parts[1]);
+        code = plan_part(h, &b.call, rows, &p->parts[1]);
         if (p->parts[1].total > p->total)
             p->total = p->parts[1].total;
     }
@@ -1267,7 +1425,7 @@ static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
         return PBN_OK;
     if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
         return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
-    int code = plan_call(h, call, &p);
+    int code = plan_call(h, call, 0, &p);
     if (code == PBN_OK)
         *bytes = p.total;
     return code;
@@ -1306,6 +1464,42 @@ static const float *vector_in(const part *p, const void *data, float *copy) {
 
 /* ------------------------------------------------------------------ the calls */
 
+/* Mean and biased variance of each channel, from those of its rows. */
+static void merge_rows(const part *p, int64_t images, const float *row_mean, const float *row_variance, float *mean,
+                       float *variance) {
+    for (int64_t c = 0; c < p->params; c++) {
+        double sum = 0, squares = 0;
+        for (int64_t i = c; i < images * p->params; i += p->params)
+            sum += row_mean[i];
+        const double middle = sum / (double)images;
+        for (int64_t i = c; i < images * p->params; i += p->params)
+            squares += row_variance[i] + (row_mean[i] - middle) * (row_mean[i] - middle);
+        mean[c] = (float)middle;
+        variance[c] = (float)(squares / (double)images);
+    }
+}
+
+/* y = (x - mean)*scale/sqrt(variance + epsilon) + bias in one pass. */
+static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *y, const float *mean,
+                 const float *variance, const void *scale, const void *bias, double epsilon) {
+    float *factor = place(base, p->factor);
+    for (int64_t c = 0; c < p->params; c++)
+        factor[c] = (float)(((const float *)scale)[c] / sqrt(variance[c] + epsilon));
+    const void *pointers[] = {x, y, mean, factor, bias};
+    return primitive_run(h, p->steps[APPLY], pointers, place(base, p->scratchpad));
+}
+
+static int train_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *const *given) {
+    float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
+    const void *rows[] = {given[0], given[1], row_mean, row_variance};
+    int code = primitive_run(h, p->steps[ROW_STATISTICS], rows, place(base, p->scratchpad));
+    if (code != PBN_OK)
+        return code;
+    float *mean = (float *)(uintptr_t)given[2], *variance = (float *)(uintptr_t)given[3];
+    merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, mean, variance);
+    return apply(h, p, base, given[0], (void *)(uintptr_t)given[1], mean, variance, given[4], given[5], call->epsilon);
+}
+
 static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
@@ -1329,7 +1523,9 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
                               variance,
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = primitive_run(h, p->main, pointers, place(base, p->scratchpad));
+    code = p->rows && pointers[0] != pointers[1]
+               ? train_rows(h, p, call, base, pointers)
+               : primitive_run(h, p->steps[TRAINING], pointers, place(base, p->scratchpad));
     if (code != PBN_OK)
         return code;
 
@@ -1368,7 +1564,9 @@ static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *c
                               vector_in(p, call->running_variance, place(base, p->variance)),
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = primitive_run(h, p->main, pointers, place(base, p->scratchpad));
+    code = p->rows ? apply(h, p, base, pointers[0], (void *)(uintptr_t)pointers[1], pointers[2], pointers[3],
+                           pointers[4], pointers[5], call->epsilon)
+                   : primitive_run(h, p->steps[INFERENCE], pointers, place(base, p->scratchpad));
     if (code == PBN_OK)
         tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
     return code;
@@ -1408,6 +1606,44 @@ static void gradient_out(const part *p, const float *from, void *data, const flo
     }
 }
 
+static double row_sum(const part *p, int64_t images, const float *rows, int64_t c) {
+    double sum = 0;
+    for (int64_t i = c; i < images * p->params; i += p->params)
+        sum += rows[i];
+    return sum;
+}
+
+/* With d = x - mean, r = 1/sqrt(variance + epsilon), m elements a channel: dbias = sum dy, dscale = r * sum d*dy,
+ * dx = scale*r * (dy - dbias/m - d * r*dscale/m). */
+static int backward_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *x, const void *dy,
+                         void *dx, const float *mean, const float *variance, float *dscale, float *dbias) {
+    const int64_t images = call->x_desc->dims[0];
+    const double m = (double)(p->count / p->params);
+    float *sums = place(base, p->row_mean), *products = place(base, p->row_variance);
+    float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
+    void *scratchpad = place(base, p->scratchpad);
+    const void *product[] = {x, dy, dx, mean}, *of_dy[] = {dy, sums}, *of_product[] = {dx, products};
+    int code = primitive_run(h, p->steps[PRODUCT], product, scratchpad);
+    if (code == PBN_OK)
+        code = primitive_run(h, p->steps[ROW_SUMS], of_product, scratchpad);
+    if (code == PBN_OK)
+        code = primitive_run(h, p->steps[ROW_SUMS], of_dy, scratchpad);
+    if (code != PBN_OK)
+        return code;
+    for (int64_t c = 0; c < p->params; c++) {
+        const double r = call->saved_mean != NULL ? ((const float *)call->saved_inv_variance)[c]
+                                                  : 1 / sqrt(variance[c] + call->epsilon);
+        const double sum = row_sum(p, images, sums, c), dot = row_sum(p, images, products, c);
+        dbias[c] = (float)sum;
+        dscale[c] = (float)(r * dot);
+        factor[c] = (float)(((const float *)call->scale)[c] * r);
+        offset[c] = (float)(-sum / m);
+        slope[c] = (float)(-r * r * dot / m); /* over the variance, which is not needed any more */
+    }
+    const void *gradient[] = {x, dy, dx, mean, slope, offset, factor};
+    return primitive_run(h, p->steps[GRADIENT], gradient, scratchpad);
+}
+
 static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
@@ -1422,30 +1658,43 @@ static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     float *scale = place(base, p->scale), *variance = place(base, p->variance), *own_mean = place(base, p->mean);
     float *dscale = place(base, p->dscale), *dbias = place(base, p->dbias);
     void *result = place(base, p->result), *scratchpad = place(base, p->scratchpad);
-    vector_in(p, call->scale, scale);
-    const float *mean = own_mean;
-    if (!p->recompute) {
-        code = check_saved(call->saved_inv_variance, p->params);
-        if (code != PBN_OK)
-            return code;
-        variance_from_saved(p, call->saved_inv_variance, variance, scale);
+    const void *x = tensor_in(p, call->x_desc, call->x, place(base, p->x));
+    const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
+    if (result == NULL)
+        result = call->dx;
+    const int by_rows = p->rows && result != x && result != dy;
+    const float *mean = own_mean, *inv_variance = call->saved_inv_variance;
+    if (p->recompute) {
+        void *y = place(base, p->statistics_y);
+        if (by_rows) {
+            float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
+            const void *rows[] = {x, y, row_mean, row_variance};
+            code = primitive_run(h, p->steps[ROW_STATISTICS], rows, scratchpad);
+            if (code == PBN_OK)
+                merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, own_mean, variance);
+        } else {
+            const void *pointers[] = {x, y, mean, variance};
+            code = primitive_run(h, p->steps[STATISTICS], pointers, scratchpad);
+        }
+    } else {
+        code = check_saved(inv_variance, p->params);
         mean = vector_in(p, call->saved_mean, own_mean);
     }
-    const void *x = tensor_in(p, call->x_desc, call->x, place(base, p->x));
-    if (p->recompute) {
-        const void *pointers[] = {x, place(base, p->statistics_y), mean, variance};
-        code = primitive_run(h, p->statistics, pointers, scratchpad);
-        if (code != PBN_OK)
-            return code;
+    if (code == PBN_OK && by_rows) {
+        code = backward_rows(h, p, call, base, x, dy, result, mean, variance, dscale, dbias);
+        inv_variance = NULL; /* its sign is in dscale */
+    } else if (code == PBN_OK) {
+        vector_in(p, call->scale, scale);
+        if (!p->recompute)
+            variance_from_saved(p, inv_variance, variance, scale);
+        const void *pointers[] = {x, dy, result, mean, variance, scale, dscale, dbias};
+        code = primitive_run(h, p->steps[BACKWARD], pointers, scratchpad);
     }
-    const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
-    const void *pointers[] = {x, dy, result != NULL ? result : call->dx, mean, variance, scale, dscale, dbias};
-    code = primitive_run(h, p->main, pointers, scratchpad);
     if (code != PBN_OK)
         return code;
-    gradient_out(p, dscale, call->dscale, call->saved_inv_variance, call->alpha_param, call->beta_param);
+    gradient_out(p, dscale, call->dscale, inv_variance, call->alpha_param, call->beta_param);
     gradient_out(p, dbias, call->dbias, NULL, call->alpha_param, call->beta_param);
-    tensor_out(p, call->dx_desc, result, call->dx, call->alpha, call->beta);
+    tensor_out(p, call->dx_desc, place(base, p->result), call->dx, call->alpha, call->beta);
     return PBN_OK;
 }
 
@@ -1477,7 +1726,7 @@ static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
 /* Planned for this call alone. */
 static int run_once(pbn_handle *h, const pbn_call *call) {
     plan p;
-    int code = loaded ? plan_call(h, call, &p) : not_loaded();
+    int code = loaded ? plan_call(h, call, 0, &p) : not_loaded();
     return code == PBN_OK ? run_plan(h, &p, call) : code;
 }
 
@@ -1485,17 +1734,33 @@ static int run_once(pbn_handle *h, const pbn_call *call) {
 
 struct pbn_plan {
     plan p;
+    const char *why;
 };
 
+static const char *const algorithm_names[] = {"plain", "rows", NULL};
+
 static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorithm, pbn_plan **out) {
-    (void)algorithm;
+    const int by_name = algorithm != NULL && strcmp(algorithm, "rows") == 0;
+    const int may = by_name || (algorithm != NULL && strcmp(algorithm, "plain") != 0);
     *out = NULL;
     if (!loaded)
         return not_loaded();
+    const char *refusal = no_rows(call);
+    if (by_name && refusal != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, refusal);
     pbn_plan *made = malloc(sizeof *made);
     if (made == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
-    int code = plan_call(h, call, &made->p);
+    const int rows = by_name || (may && refusal == NULL && faster_by_rows(call));
+    made->why = rows              ? "vector kernels over channels-first memory"
+                : !may            ? "the entry point, and nothing else"
+                : refusal != NULL ? refusal
+                                  : "rows of so few elements are slower";
+    int code = plan_call(h, call, rows, &made->p);
+    if (code > 0 && rows && !by_name) { /* a primitive that this oneDNN lacks */
+        made->why = "this oneDNN has no kernel by rows";
+        code = plan_call(h, call, 0, &made->p);
+    }
     if (code == PBN_OK)
         *out = made;
     else
@@ -1503,27 +1768,36 @@ static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorith
     return code;
 }
 
+static const char *plan_candidate(const pbn_call *call, int fast, int index) {
+    (void)fast;
+    return index == 0 ? "plain" : index == 1 && no_rows(call) == NULL ? "rows" : NULL;
+}
+
 static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_bytes, const char **algorithm,
                       const char **why) {
     *workspace = made->p.total;
     *reserve_bytes = 0;
-    *algorithm = "plain";
-    *why = "the one entry point of this backend";
+    *algorithm = algorithm_names[made->p.rows];
+    *why = made->why;
 }
 
 /* Primitives belong to the handle, which drops them for newer ones and with its engine. */
 static int part_is_made(pbn_handle *h, part *p) {
-    p->main->last_use = ++h->calls;
-    if (p->recompute)
-        p->statistics->last_use = ++h->calls;
-    return p->main->made == p->main_made && (!p->recompute || p->statistics->made == p->statistics_made);
+    int made = 1;
+    h->calls++;
+    for (int i = 0; i < KINDS; i++)
+        if (p->steps[i] != NULL) {
+            p->steps[i]->last_use = h->calls;
+            made &= p->steps[i]->made == p->made[i];
+        }
+    return made;
 }
 
 static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
     plan *p = &made->p;
     if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
         plan again;
-        int code = plan_call(h, call, &again);
+        int code = plan_call(h, call, p->rows, &again);
         if (code != PBN_OK)
             return code;
         *p = again;
@@ -1732,10 +2006,12 @@ const pbn_backend pbn_backend_onednn = {
     .fill = fill,
     .relu = relu,
     .relu_backward = relu_backward,
+    .algorithms = algorithm_names,
     .plan_create = plan_create,
     .plan_info = plan_info,
     .plan_run = plan_run,
     .plan_destroy = plan_destroy,
+    .plan_candidate = plan_candidate,
     .has_symbol = has_symbol,
     .at_fork = at_fork,
 };

@@ -255,10 +255,11 @@ def test_tune_is_a_truth_value_and_of_no_named_algorithm(handle, cache):
 
 
 def test_one_way_is_said_and_nothing_is_measured(handle, cache, monkeypatch):
-    if len(pybnorm.algorithms(handle.backend)) > 3:
-        pytest.skip(f"{handle.backend} has several ways")
+    if handle.backend == "cudnn":
+        pytest.skip("cudnn has several ways")
     monkeypatch.setattr(trials, "run", None)
-    with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS) as x:
+    strides = NHWC if handle.backend == "onednn" else NCHW  # it has two over channels-first memory
+    with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS, strides) as x:
         for name in METHODS.values():
             plan = getattr(handle, name)(x, tune=True)
             assert plan.algorithm == "plain"
@@ -347,8 +348,8 @@ def test_a_choice_of_cudnn_from_call_to_file(borrowed, cache, monkeypatch):
 
 
 def on_a_device(handle):
-    if len(pybnorm.algorithms(handle.backend)) <= 3:
-        pytest.skip(f"{handle.backend} has one way for every call")
+    if handle.backend != "cudnn":
+        pytest.skip(f"{handle.backend} has one way for most calls")
     return device_of(handle)
 
 
