@@ -334,9 +334,13 @@ ENTRIES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 @pytest.mark.parametrize(("name", "line"), ENTRIES)
 def test_an_example_that_is_right_passes(name, line):
-    pytest.importorskip(PACKAGES[name.partition(".")[0]], reason="only where the package that it judges is installed")
+    package = PACKAGES[name.partition(".")[0]]
+    found = pytest.importorskip(package, reason="only where the package that it judges is installed")
+    if "compiled" in name and not hasattr(found, "compile"):
+        pytest.skip(f"PyTorch {found.__version__} has no torch.compile")
     session = open_session(f"{EXAMPLES}/{name}")
     results = [run_case(problem, session) for problem in expand(line)]
     assert {r.status for r in results} == {Status.PASS}, [(r.case, r.message) for r in results]
