@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pybnorm import _core, errors
+from pybnorm import _core, errors, operations
+from pybnorm.check.bounds import Status
 from pybnorm.check.calls import METHODS, STATED, options
+from pybnorm.check.implementations import CallError
 from pybnorm.check.problem import Problem
 from pybnorm.check.session import Session
 from pybnorm.enums import Activation, Capability, Mode, Operation
@@ -24,6 +26,9 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
     What no entry point has is composed of those that there are, as the package does it for its callers.
     """
     handle = session.handle
+    if problem.inverse:
+        _from_inverse(session, problem, buffers)
+        return
     if problem.activation and isinstance(handle, _core.Handle):
         if not problem.algorithm and (problem.residual or Capability.ACTIVATION not in session.capability(problem)):
             _compose(session, problem, buffers)
@@ -36,6 +41,27 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
         getattr(handle, METHODS[problem.operation])(**buffers, **options(problem), workspace=workspace)
     finally:
         handle._in_place = False
+
+
+def _from_inverse(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
+    """Inference from the inverse standard deviation, which is in the place of the running variance."""
+    given = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
+    given |= {"mean": buffers["running_mean"], "inv_variance": buffers["running_variance"]}
+    chosen: dict[str, Any] = {"alpha": problem.alpha, "beta": problem.beta, "axis": _axis(problem)}
+    handle, name = session.handle, "forward_inference_inv_variance"
+    if not isinstance(handle, _core.Handle):  # simulated, or an implementation
+        if not hasattr(handle, name):
+            raise CallError(Status.UNSUPPORTED, f"{session.backend} has no {name}")
+        getattr(handle, name)(**given, **chosen)
+        return
+    nbytes = operations.workspace_size(handle, name, **given, **chosen)
+    memory = session.device.empty_bytes(nbytes) if nbytes else None
+    operations.forward_inference_inv_variance(handle, **given, **chosen, workspace=memory)
+
+
+def _axis(problem: Problem) -> int | tuple[int, ...]:
+    """The axes that parameters keep."""
+    return 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
 
 
 def _planned(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
@@ -70,7 +96,7 @@ def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
     if problem.activation != Activation.RELU:
         name = problem.activation.name.lower()
         raise _unsupported(handle, f"{name} needs a fused call of the vendor's; of primitives only relu is composed")
-    axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+    axis = _axis(problem)
     numbers = {name: value for name, value in options(problem).items() if name not in ("mode", "activation")}
     backward = problem.operation == Operation.BACKWARD
     recipe = _COMPOSED["composed_backward" if backward else "composed_forward"]

@@ -52,6 +52,8 @@ _WRITTEN = {
 """Fields with what a written tensor holds before the call, where it is read then."""
 _READ = {"running_mean": "mean", "running_variance": "variance"}
 """Fields of tensors that are only read, where they have another name."""
+_INVERSE = {"running_mean": "saved_mean", "running_variance": "saved_inv_variance"}
+"""Fields of the statistics of inference from the inverse standard deviation."""
 _PLAIN = ("always", "running", "saved")
 """Of the core's conditions, those of calls without an activation."""
 
@@ -101,13 +103,16 @@ def tensors(problem: Problem) -> list[Tensor]:
         "activation": bool(problem.activation),
         "mask": problem.masked,
     }
-    return [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]
+    found = [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]
+    if problem.inverse:
+        return [tensor._replace(values=_INVERSE.get(tensor.name, tensor.values)) for tensor in found]
+    return found
 
 
 def around(problem: Problem) -> list[Tensor]:
     """Those, and the optional ones that the call is not given and must not write to."""
-    seen = {*tensors(problem), *TENSORS[problem.operation]}
-    return [tensor for tensor in EVERY[problem.operation] if tensor in seen]
+    seen = {tensor.name: tensor for tensor in (*TENSORS[problem.operation], *tensors(problem))}
+    return [seen[tensor.name] for tensor in EVERY[problem.operation] if tensor.name in seen]
 
 
 def outputs(problem: Problem) -> list[Tensor]:

@@ -268,7 +268,9 @@ def generate(problem: Problem) -> Inputs:
         values["bias"] = values["scale"] * fill.cycle(_ACTIVATED) * share
     elif operation != Operation.BACKWARD:
         values["bias"] = fill.bias()
-    if operation == Operation.FORWARD_INFERENCE or (operation == Operation.FORWARD_TRAINING and problem.running):
+    if problem.inverse:
+        values["saved_mean"], values["saved_inv_variance"] = fill.saved()
+    elif operation == Operation.FORWARD_INFERENCE or (operation == Operation.FORWARD_TRAINING and problem.running):
         values["mean"], values["variance"] = fill.estimates()
         if problem.activation and operation == Operation.FORWARD_INFERENCE:
             values["mean"] = fill.saved()[0]

@@ -66,12 +66,12 @@ _COMMON = (
 )
 OPTIONS = {
     Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
-    Operation.FORWARD_INFERENCE: _COMMON,
+    Operation.FORWARD_INFERENCE: (*_COMMON, "inverse"),
     Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved"),
 }
 """Which options each operation has."""
 
-_FLAGS = ("running", "saved", "inplace", "residual", "bitwise")
+_FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
 SEED_MAX = 2**64 - 1
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
@@ -84,7 +84,7 @@ SUITE_LARGEST = 1 << 25
 _ORDER = (
     *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
     *("params", "algorithm", "inplace", "activation", "low", "high", "residual"),
-    *("bitwise", "repeats", "streams", "seed"),
+    *("inverse", "bitwise", "repeats", "streams", "seed"),
 )
 
 
@@ -184,6 +184,9 @@ class Problem:
     residual : bool
         Something of x's shape is added before the activation; in backward its gradient, dz, is written, and the
         activation's mask comes from forward's result.
+    inverse : bool
+        Inference is given the inverse standard deviation in place of the variance; epsilon is not used then. Composed
+        on every backend, so not with an algorithm, an activation or in place.
     bitwise : bool
         All calls must give the same bits; `repeats` is at least 2 then.
     repeats : int
@@ -222,6 +225,7 @@ class Problem:
     low: float | None = None
     high: float | None = None
     residual: bool = False
+    inverse: bool = False
     bitwise: bool = False
     repeats: int = 2
     streams: int = 1
@@ -282,6 +286,8 @@ class Problem:
             raise ArgumentError(error.argument.removeprefix("activation_"), error.value, error.allowed) from None
         for name, value in (("activation", kind), ("low", bottom), ("high", top)):
             put(name, value)
+        if self.inverse and (kind or self.inplace or self.algorithm):
+            raise ArgumentError("inverse", 1, "inverse=1 without activation=, inplace=1 and algorithm=")
         if self.residual and not kind:
             raise ArgumentError("residual", 1, "residual=1 with an activation, which the sum is for")
         if kind and self.inplace:

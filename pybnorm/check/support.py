@@ -122,7 +122,13 @@ def _ordinary(problem: Problem) -> bool:
     """Whether it is of the calls that combinations are recorded of."""
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    if problem.algorithm not in _ANY_WAY or problem.streams > 1 or problem.inplace or problem.activation:
+    if (
+        problem.algorithm not in _ANY_WAY
+        or problem.streams > 1
+        or problem.inplace
+        or problem.activation
+        or problem.inverse
+    ):
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False
@@ -131,7 +137,7 @@ def _ordinary(problem: Problem) -> bool:
 
 def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
     """Whether a record says that equal calls of `problem` give the same bits."""
-    if problem.inplace or problem.activation:
+    if problem.inplace or problem.activation or problem.inverse:
         return False
     kind = _kind(problem)
     return any(
@@ -208,7 +214,7 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
             key = *(kind[name] for name in ("operations", "modes", "dtypes", "layouts")), len(problem.dims), blends
             ran[key] = ran.get(key, True) and result.status != Status.UNSUPPORTED
             reach = max(reach, _arguments.span(problem.dims, problem.strides))
-        if result.repeat and result.status.good and not problem.inplace and not problem.activation:
+        if result.repeat and result.status.good and not (problem.inplace or problem.activation or problem.inverse):
             key = tuple(kind.values())
             equal[key] = equal.get(key, True) and result.repeat == "equal"
             largest[key] = max(largest.get(key, 0), math.prod(problem.dims))

@@ -41,7 +41,7 @@ _CUDNN_TYPES = {
 def _plain(problem: Problem) -> bool:
     """Whether nothing is blended and parameters have the dtype that every library takes."""
     scalars = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
-    return scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
+    return not problem.inverse and scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
 
 
 def miopen_driver(problem: Problem) -> str | None:
@@ -113,7 +113,7 @@ def cudnn_call(problem: Problem) -> str | None:
     """The legacy cuDNN call as C, or None where pybnorm would refuse to make it."""
     checked(problem)
     folded = _fold(problem)
-    if folded is None or problem.parameter_dtype != problem.default_params:
+    if folded is None or problem.inverse or problem.parameter_dtype != problem.default_params:
         return None
     if problem.activation not in (Activation.NONE, Activation.RELU) or (
         problem.activation and problem.operation == Operation.FORWARD_INFERENCE

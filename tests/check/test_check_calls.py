@@ -10,6 +10,7 @@ from pybnorm.check.bounds import Status
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import OPERATIONS, Problem
 from pybnorm.check.runner import Session, open_session, run_case
+from pybnorm.enums import Mode
 from pybnorm.errors import ArgumentError
 
 
@@ -83,3 +84,34 @@ def test_onednn_computes_in_place_and_callers_are_still_refused(load_library, wo
         arrays |= {output: arrays[source] for output, source in calls.overwritten(problem).items()}
         with pytest.raises(ArgumentError, match="memory that overlaps"):
             getattr(here.handle, calls.METHODS[problem.operation])(**arrays)
+
+
+class FromInverse(Kernels):
+    """Inference from the inverse standard deviation, which it takes for a variance if told to."""
+
+    def __init__(self, fault=False):
+        super().__init__()
+        self.fault = fault
+
+    def forward_inference_inv_variance(self, x, scale, bias, y, mean, inv_variance, *, alpha, beta, axis):
+        mode = Mode.SPATIAL if axis == 1 else Mode.PER_ACTIVATION
+        rows = self.rows(array_of(x), mode)
+        mean, inverse, scale, bias = (self.parameter(b, rows.dtype.type) for b in (mean, inv_variance, scale, bias))
+        if self.fault:
+            inverse = 1 / np.sqrt(inverse + rows.dtype.type(1e-5))
+        self.store(y, self.normalize(rows, mean, inverse, scale, bias), mode, alpha, beta)
+
+
+@pytest.mark.parametrize("fill", ["exact", "randn"])
+@pytest.mark.parametrize("mode", ["spatial", "peract"])
+def test_inference_from_the_inverse_standard_deviation(load_library, mode, fill):
+    problem = Problem.parse(f"infer,{mode},f32,nchw,8x6x5x7,fill={fill},inverse=1,alpha=2,beta=0.5")
+    place = devices.device_for(1)
+    assert run_case(problem, Session("onednn", FromInverse(), place)).status == Status.PASS
+    wrong = run_case(problem, Session("onednn", FromInverse(fault=True), place))
+    assert [(v.output, v.status) for v in wrong.verdicts] == [("y", Status.FAIL)]
+    assert run_case(problem, Session("onednn", Kernels(), place)).status == Status.UNSUPPORTED
+    load_library("onednn")
+    here = open_session("onednn")
+    with here.handle:
+        assert run_case(problem, here).status == Status.PASS

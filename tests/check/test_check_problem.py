@@ -57,13 +57,15 @@ def problems(draw):
         "params": draw(st.none() | st.sampled_from(list(DataType))),
         "inplace": draw(st.booleans()),
         "bitwise": draw(st.booleans()) and repeats > 1,
+        "inverse": draw(st.booleans()),
         "repeats": repeats,
         "streams": draw(st.integers(1, min(8, repeats))),
         "seed": draw(st.integers(0, 2**64 - 1)),
     }
     if drawn["inplace"]:
         drawn["beta"] = 0.0
-    elif fill != "special":
+        drawn["inverse"] = False
+    elif fill != "special" and not drawn["inverse"]:
         drawn["activation"] = draw(st.sampled_from(list(Activation)))
         drawn["residual"] = draw(st.booleans()) and bool(drawn["activation"])
         if drawn["activation"] == Activation.CLAMP:
@@ -166,6 +168,8 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,8x3,activation=relu,inplace=1", "1", "inplace=0"),
         ("train,spatial,f32,nchw,8x3,fill=special,activation=relu", "special", "what it makes of NaN"),
         ("train,spatial,f32,nchw,2x3,bitwise=1,repeats=1", "1", "at least two calls"),
+        ("infer,spatial,f32,nchw,2x3,inverse=1,activation=relu", "1", "inverse=1 without"),
+        ("train,spatial,f32,nchw,2x3,inverse=1", "inverse=1", "after train"),
         ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=two", "two", "from 1 to 1000"),

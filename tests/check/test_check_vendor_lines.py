@@ -90,6 +90,7 @@ def test_cudnn_call(line, call):
     [
         ("train,spatial,f32,nchw,2x3", {"MIOpenDriver", "benchdnn", "cuDNN"}),
         ("train,spatial,f64,nchw,2x3", {"cuDNN"}),
+        ("infer,spatial,f32,nchw,2x3,inverse=1", set()),
         ("train,spatial,f32,nchw,2x3,inplace=1", {"benchdnn", "cuDNN"}),
         ("train,spatial,f32,nchw,2x3,activation=relu", {"benchdnn", "cuDNN"}),
         ("infer,spatial,f32,nchw,2x3,activation=relu", {"benchdnn"}),

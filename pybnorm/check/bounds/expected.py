@@ -144,6 +144,9 @@ class Expected:
 
     def _inference(self) -> None:
         p, problem, inputs = self.precision, self.problem, self.inputs
+        if problem.inverse:
+            self._take_saved()
+            return
         self._mean = inputs.need("mean").astype(np.float64)
         variance = inputs.need("variance").astype(np.float64)
         self._inverse = 1 / np.sqrt(variance + problem.epsilon)
@@ -152,14 +155,17 @@ class Expected:
         self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, relative, p.tiny)
 
     def _backward(self) -> None:
-        p, problem, inputs = self.precision, self.problem, self.inputs
-        if problem.saved:
-            self._mean = inputs.need("saved_mean").astype(np.float64)
-            self._inverse = inputs.need("saved_inv_variance").astype(np.float64)
-            self._deviations = lambda tier: given(self._inverse, np.zeros(()), p.tiny)
+        if self.problem.saved:
+            self._take_saved()
         else:
             self._take_moments()
         self._take_sums()
+
+    def _take_saved(self) -> None:
+        """Mean and inverse standard deviation that are given."""
+        self._mean = self.inputs.need("saved_mean").astype(np.float64)
+        self._inverse = self.inputs.need("saved_inv_variance").astype(np.float64)
+        self._deviations = lambda tier: given(self._inverse, np.zeros(()), self.precision.tiny)
 
     def _take_sums(self) -> None:
         """dscale and dbias."""

@@ -160,7 +160,11 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         yield array("x", lambda value: value + spread)
     if problem.alpha and not normal_is_zero and not (backward and dx_is_zero):
         yield array("scale", lambda value: 1.5 * value)
-    if problem.fill in _SHOW_EPSILON and not (backward and problem.saved) and (shows_x or shows_normal):
+    if (
+        problem.fill in _SHOW_EPSILON
+        and not ((backward and problem.saved) or problem.inverse)
+        and (shows_x or shows_normal)
+    ):
         yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
     if inputs.bias is not None and problem.alpha and inputs.y is None:
         yield array("bias", _further)
@@ -169,7 +173,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
     for name in ("z", "y"):
         if getattr(inputs, name) is not None and problem.alpha:
             yield array(name, _further if name == "z" else lambda value: -1.0 - abs(value))
-    reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha
+    reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha and not problem.inverse
     reads_running = updates and problem.factor != 1
     if reads_statistics or reads_running:
         deviation = math.sqrt(float(inputs.need("variance").astype(np.float64).flat[-1]))
@@ -177,7 +181,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         yield array("variance", lambda value: 4 * value if value < 1e30 else value / 4)
     if updates:
         yield option("factor", problem.factor / 2 if problem.factor else 0.5)
-    if backward and problem.saved:
+    if (backward and problem.saved) or (problem.inverse and problem.alpha):
         one_deviation = 1 / float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1])
         yield array("saved_mean", lambda value: value + one_deviation)
         yield array("saved_inv_variance", lambda value: 1.5 * value)
