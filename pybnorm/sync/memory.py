@@ -95,8 +95,8 @@ class _Memory:
         both, zeros, total = self.rows(0, 2 * section), *(self.part(n, 0, (2 * section,)) for n in ("empty", "sums"))
         self._add = self.program("backward_reduce", x=both, dy=both, mean=zeros, sum_dy=total, axis=1)
         flat = {n: self.statistic(i, flat=True) for i, n in enumerate(("mean", "inv_variance"))}
-        some = [self.merge(counts, **flat) for counts in ([1] * size, [0] + [1] * (size - 1))]
-        self._reserve(self._add, *self._pack.values(), *some)
+        # A merge needs most where no rank is empty, whatever the counts.
+        self._reserve(self._add, *self._pack.values(), self.merge([1] * size, **flat))
 
     def _new(self, values: Array) -> Any:
         self.nbytes += values.nbytes

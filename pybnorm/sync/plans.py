@@ -54,7 +54,7 @@ class _Plan:
     """
 
     code: int
-    """That of its messages."""
+    """In the header of the message."""
     name: str
     array_names: tuple[str, ...]
     scalar_names: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Plan:
         self.elements, self.derived = terms.examine(arrays["x"])
         self.row: int | str = self.code if self.elements or self.code == BACKWARD else "empty"
         """The vector with this rank's message. That of an empty forward never changes."""
-        self._first = Program(memory.handle)
+        self._first = Program(memory.handle)  # becomes `before`; it notes all arrays of the call
         self._known = Cache()
         header = Program(memory.handle)
         for place, digit in enumerate(_digits(self.elements), 2 * memory.section + _COUNT):

@@ -342,6 +342,44 @@ def test_one_collective_a_call_and_no_memory_after_the_constructor(deterministic
         assert kept
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_on_a_device_every_program_has_a_workspace_from_the_start(monkeypatch, deterministic):
+    """The caller's before the collective and for the last step; the object's own, made with it, for what merges."""
+
+    class Aligned(Threads):  # as allocators of devices do
+        def vector(self, values, device_type, stream):
+            self.vectors += 1
+            memory = np.empty(values.nbytes + 64, np.uint8)
+            start = -memory.ctypes.data % 64
+            vector = memory[start : start + values.nbytes].view(values.dtype)
+            vector[:] = values
+            return vector
+
+    monkeypatch.setattr(sync.memory, "CPU", -1)  # where the handle has no workspace to lend
+    whole, seen = sync.operations.program.Prepared.execute, []
+
+    def execute(prepared, handle, operation, addresses, workspace):
+        seen.append((prepared.nbytes, workspace))
+        whole(prepared, handle, operation, addresses, workspace)
+
+    def work(communicator, handle):
+        communicator = Aligned(communicator._shared, communicator.rank)
+        layer = SyncBatchNorm(handle, communicator, 64, deterministic=deterministic)
+        built = communicator.vectors
+        workspace = communicator.vector(np.zeros(1 << 16, np.uint8), 1, 0)
+        for rows in (2, 3, 0):
+            x = np.random.default_rng(rows).normal(size=(rows + communicator.rank, 64, 7)).astype(np.float32)
+            saved = {"saved_mean": np.zeros(64, np.float32), "saved_inv_variance": np.zeros(64, np.float32)}
+            layer.forward(x, None, None, np.empty_like(x), **saved, workspace=workspace)
+            layer.backward(x, x.copy(), None, np.empty_like(x), **saved, workspace=workspace)
+        return communicator.vectors - built
+
+    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    assert over_threads(work) == [1] * 4  # no vector but the caller's workspace
+    assert sum(nbytes > 0 for nbytes, _ in seen) >= 4 * 3 * (5 if deterministic else 4)
+    assert all(workspace is not None for nbytes, workspace in seen if nbytes)
+
+
 @pytest.mark.parametrize("dims", [(4, 6, 5), (2, 6, 2, 3, 2, 2, 2)])
 def test_a_call_is_planned_once_and_works_wherever_arrays_are(dims):
     """Also for arrays so full of gaps that they are copied in pieces."""
