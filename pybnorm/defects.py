@@ -16,7 +16,7 @@ from pybnorm._find import SPECS
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DEFECTS", "Call", "Defect", "Effect", "known_defects", "named"]
+__all__ = ["DEFECTS", "Call", "Defect", "Effect", "known_defects", "named", "page"]
 
 Version = tuple[int, ...]
 
@@ -382,3 +382,48 @@ _ONEDNN = (
 
 DEFECTS: tuple[Defect, ...] = (*_MIOPEN, *_ONEDNN)
 """Every known defect; the versions are those it has been seen in, or whose source has it unchanged."""
+
+
+def page() -> str:
+    """The table as a page of Markdown.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> page().splitlines()[0]
+    '# Known defects'
+    """
+    lines = [
+        "# Known defects",
+        "",
+        "What `pybnorm.known_defects` knows of vendor libraries; made of the table in `pybnorm/defects.py` by "
+        "`python ci/defects-page.py`.",
+        "A case is run by `pybnorm check --case CASE`; with `,algorithm=auto` behind it, the other way is run that "
+        "algorithm `auto` and all that is built on it go.",
+        "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
+    ]
+    for backend in sorted({d.backend for d in DEFECTS}):
+        lines += ["", f"## {SPECS[backend].label}"]
+        for d in DEFECTS:
+            if d.backend == backend:
+                lines += ["", f"### {d.id}", "", f"{d.what[0].upper()}{d.what[1:]}.", "", *_facts(d)]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(defect: Defect) -> list[str]:
+    """What else there is to say of a defect, as a list."""
+    first, last = (".".join(map(str, v)) if v else "" for v in (defect.first, defect.last))
+    effects = {Effect.WRONG: "wrong", Effect.FAILS: "the call fails", Effect.WEAK: "less exact than it could be"}
+    links = [f"[{link}](https://github.com/{link.replace('#', '/issues/')})" for link in defect.links]
+    outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
+    avoided = "no: it is no error" if defect.effect == Effect.WEAK else "yes"
+    return [
+        f"* Versions: {first} to {last or 'the newest'}",
+        f"* Effect: {effects[defect.effect]}{outputs}",
+        f"* Avoided by algorithm `auto`: {avoided}",
+        f"* Reported: {', '.join(links) or 'no'}",
+        f"* Case: `{defect.case}`",
+    ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,11 @@ def test_only_a_version_that_the_table_names_makes_a_defect_that_is_gone_a_failu
         noticed(defect, (3, 4, 0), found(Status.FAIL, "another"))
     assert "no longer seen on miopen 3.5.1" in noticed(defect, (3, 5, 1), gone)
     assert "still seen on miopen 3.5.1" in noticed(defect, (3, 5, 1), found(Status.FAIL, ""))
+
+
+def test_the_page_is_that_of_the_table():
+    page = Path(__file__).parents[2] / "docs" / "defects.md"
+    assert page.read_text() == pybnorm.defects.page(), "python ci/defects-page.py makes docs/defects.md anew"
 
 
 # ---------------------------------------------------------------- what an entry explains

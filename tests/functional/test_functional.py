@@ -16,7 +16,7 @@ import pybnorm
 from pybnorm import devices, functional
 from pybnorm._arrays import as_buffer
 from pybnorm._core import current_stream, describe
-from pybnorm.check import bounds, defects, runner
+from pybnorm.check import bounds, runner
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
 from pybnorm.check.problem import expand
@@ -87,13 +87,15 @@ def test_results_are_within_the_bound(frame, problem):
             with pytest.raises(pybnorm.UnsupportedError):
                 runner.execute(problem, inputs, session)
         return
+    except pybnorm.ArgumentTypeError as error:  # what takes the place of a call with a defect needs a workspace
+        version = pybnorm.load(frame.backend).version
+        assert "without an allocator" in str(error)
+        assert pybnorm.known_defects(frame.backend, problem, version)
+        return
     frame.synchronize()
     for name in expected.outputs:
         values = np.array(found[name] if isinstance(found[name], np.ndarray) else frame.get(found[name]))
         verdict = bounds.judge(expected, name, values.reshape(np.shape(expected.outputs[name])))
-        version = pybnorm.load(frame.backend).version
-        if verdict.status == Status.FAIL and defects.explain(frame.backend, version, problem, [verdict]):
-            continue
         # On a GPU the plan may be the entry point itself, whose own tests say where it is of the lesser class.
         assert verdict.status in ((Status.PASS, Status.WARN) if frame.gpu else (Status.PASS,)), (name, verdict)
     assert all(frame.is_mine(array) for name, array in found.items() if not name.startswith("running"))
