@@ -167,7 +167,7 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  *                    is read of it. A NaN of x stays one in relu and gives 0 in its gradient (MIOpen multiplies by
  *                    the mask instead: 0 times what is not finite is NaN).
  *
- * With an activation, act(bn(x)) stands for bn(x) above: it comes first, alpha and beta blend its result. In backward
+ * With an activation, read act(bn(x)) for bn(x) above: it comes first, alpha and beta blend its result. In backward
  * dy is the gradient at the activation's output and passes where low < bn(x) <= high (RELU: 0 < bn(x)); bn(x) is made
  * again from x, the statistics, scale and bias, so that bias is required then, and only then. A call whose backend
  * lacks PBN_CAP_ACTIVATION is refused.

@@ -162,7 +162,7 @@ cdef bint _of_framework(object array, _DLExchange *table, _DLTensor *view) excep
 
 
 cdef int _number_of(object dtype) except -2:
-    """The DataType of a NumPy dtype; -1 for any other, which is left to the way that names it."""
+    """The DataType of a NumPy dtype; -1 for any other, for which `as_buffer` has the error."""
     if dtype is _float32:  # the usual one is not looked up
         return PBN_FLOAT32
     found = _numpy_dtypes.get(dtype)
@@ -177,8 +177,8 @@ cdef int _number_of(object dtype) except -2:
 cdef bint _of_numpy(object array, bint output, _View *view) except -1:
     """Fills a view of a NumPy array by the buffer protocol, for less than NumPy's attributes take.
 
-    False where it is not aligned, has strides that are no whole elements or another dtype, which the way through
-    Python names.
+    False if it is not aligned, if its strides are no whole elements, or if it has another dtype: `as_buffer` then takes
+    it or has the error.
     """
     cdef Py_buffer held
     cdef _DLTensor *tensor = &view.tensor

@@ -9,12 +9,12 @@ cdef class _HandleLife:
     cdef pbn_handle *handle
     cdef bint borrowed
     cdef bint forked
-    cdef int device_id  # -1 where it is not known
+    cdef int device_id  # -1 if it is not known
     cdef uint64_t serial  # which of this process's handles it is: an address may come again
     cdef bint several  # whether there are other devices, whose memory may be given
-    # Held for a call of the vendor's, and while plans and descriptors are made or kept. Arrays are read before it is
-    # taken: their protocols may wait for another thread, which may wait for this lock. No other lock of ours is taken
-    # under it.
+    # Lock order. Held during a vendor's call, and while plans and descriptors are made or kept. Arrays are read before it
+    # is taken: their protocols may wait for another thread, which may wait for this lock. No other handle's lock and not
+    # `_load_lock` is taken while it is held, so no two threads can wait for one another.
     cdef _Lock lock
     cdef Cache descriptors
     cdef Cache plans

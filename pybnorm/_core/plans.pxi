@@ -44,7 +44,7 @@ cdef class Plan:
     cdef _Argument arguments[PBN_MOST_TENSORS]
     cdef int count
     cdef tuple names
-    cdef tuple descriptors  # private ones, by argument; None where it is not planned
+    cdef tuple descriptors  # by argument, of this plan only; None if the argument is not planned
     cdef Handle handle  # None in the handle's own cache, where it would be a circle
     cdef int takes  # _ADDRESSES, _ARRAYS
     cdef bint lends  # the handle's own workspace, where a call brings none
@@ -67,7 +67,7 @@ cdef class Plan:
         raise TypeError(f"{type(self).__name__} is made by a Handle's plan_ methods")
 
     def __dealloc__(self):
-        # As with a handle: the vendor's part of it is left to the parent process, and at exit to the system.
+        # After a fork the vendor's part belongs to the parent process; at exit the system frees it.
         if self.plan != NULL and self.forks == _forks and not _exiting:
             self.table.plan_destroy(self.plan)
 
@@ -274,7 +274,7 @@ cdef class Plan:
         return (<uintptr_t>call.workspace, *[_get_address(call, self.arguments[i].row) for i in range(self.count)])
 
     cdef object _not_as_planned(self, int i, object value):
-        """The error of an argument that is there though it was not planned, or the other way about."""
+        """The error of an argument that is given but was not planned, or planned but not given."""
         cdef bint planned = self.arguments[i].planned
         cdef int when = self.arguments[i].row.when
         name = self.names[i]
@@ -317,7 +317,7 @@ cdef class Plan:
     cdef uintptr_t _viewed(self, object value, const pbn_tensor *planned, bint vector, bint output) except? 0:
         """The address of an array that is what was planned, by its framework's C table or as NumPy's.
 
-        0 where it is neither or is something else, which the way through Python names or takes.
+        0 if it is neither or is not what was planned: `as_buffer` then takes it or has the error.
         """
         cdef _View found
         cdef _DLTensor *view = &found.tensor

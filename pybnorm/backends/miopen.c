@@ -301,7 +301,7 @@ static void last_error(int status, char *text, size_t size) {
 struct pbn_handle {
     void *vendor;
     int owned;
-    int device; /* -1 where it is not known */
+    int device; /* -1 if it is not known */
 };
 
 static int enter(const pbn_handle *handle, int *before) {
@@ -689,7 +689,7 @@ static void parameter_dims(const pbn_tensor *x, int mode, int64_t *dims) {
 }
 
 /* MIOpen writes out of bounds when it derives from a rank below 4 and refuses ranks above 5, so it
- * is asked about the rank-4 view, and its answer is compared with the rule it stands for. */
+ * is asked about the rank-4 view, and its answer is compared with the rule for it. */
 static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
     const char *reason;
     void *x_view = NULL, *answer = NULL;
@@ -803,7 +803,7 @@ static int check_activation(const pbn_call *call, int operation) {
         return pbn_refuse(PBN_E_ARGUMENT, "the activation's bounds must be finite, and the lower one (of CLIPPED_RELU: "
                                           "0) below the upper one, in float32");
     if (call->alpha != 1 && call->x_desc->dtype == PBN_BFLOAT16)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 behind an activation needs a product that MIOpen "
+        return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 after an activation needs a product that MIOpen "
                                              "lacks for bfloat16: miopenOpTensor does not compile for it");
     /* after the activation alpha is a factor of miopenOpTensor, like beta */
     return CHECK_FACTOR("alpha with an activation", call->alpha, call->x_desc->dtype);

@@ -19,7 +19,7 @@
 struct pbn_handle {
     void *vendor;
     int owned;
-    void *context; /* CUDA's, of the device that the vendor's handle was made for; NULL where it is not known */
+    void *context; /* CUDA's, of the device that the vendor's handle was made for; NULL if it is not known */
     int device;
     char device_name[96];
     const struct rule_table *rules;
@@ -513,7 +513,7 @@ static int check_extent(int rank, const int64_t *dims, const int64_t *strides) {
     for (int i = 0; i < rank; i++) { /* each product is below 2^62 and the sum so far below 2^31 */
         last += (dims[i] - 1) * strides[i];
         if (last >= INT_MAX)
-            return pbn_refuse(PBN_E_UNSUPPORTED, "the last element lies 2^31 - 1 elements or more behind the first; "
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the last element lies 2^31 - 1 elements or more after the first; "
                                                  "cuDNN addresses elements with 32 bits");
     }
     return PBN_OK;

@@ -115,7 +115,7 @@ static const char *cannot_fuse(const pbn_call *call) {
     if (call->x_desc->dims[1] % 4 != 0)
         return "cuDNN's Ex entry points fuse an activation for channels in multiples of 4 only";
     if (blends(call))
-        return "cuDNN does not say how its Ex entry points blend behind an activation: alpha must be 1 and beta 0";
+        return "cuDNN does not say how its Ex entry points blend after an activation: alpha must be 1 and beta 0";
     if (call->saved_mean == NULL)
         return "cuDNN's fused kernels write the saved statistics, and its fused backward needs them";
     if (common_alignment(call) < WIDE_ALIGNMENT)
@@ -468,7 +468,7 @@ static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
     *skip = 0;
     if (colon != NULL) {
         if (colon[1] < '0' || colon[1] > '9' || colon[2] != '\0')
-            return pbn_refuse(PBN_E_ARGUMENT, "behind the colon of an algorithm stands one digit");
+            return pbn_refuse(PBN_E_ARGUMENT, "an algorithm's colon is followed by one digit");
         *skip = colon[1] - '0';
     }
     for (int i = 0; algorithm_names[i] != NULL; i++)

@@ -1,7 +1,17 @@
 #ifndef PYBNORM_CUDNN_RULES_H
 #define PYBNORM_CUDNN_RULES_H
 
-/* What "auto" takes, by device: the first rule of the table that fits and can be built. The results of every rule but
+/* What "auto" takes, by device: the first rule of the table that fits and can be built.
+ *
+ * Why there are rules at all: cuDNN has several ways for one call and chooses none. Its plain entry points read
+ * channels-last memory by kernels made for channels-first; Ex and the graph have kernels of their own for it, and which of
+ * these two is faster turns at some number of channels. Over channels-first memory the plain kernels give each channel to
+ * one block of threads, so that few channels, or large maps, leave most of the device idle: columns and rows cut a channel
+ * into parts. Tensors that fit in the cache (the bounds in megabytes) have other winners, since there the launch counts and
+ * not the memory. The bounds are where measured times cross, on the device and versions that the table names; a rule's
+ * `why` has what it gains and is what `Plan.reason` shows.
+ *
+ * The results of every rule but
  * those for "fast" stay within the stable class of the error bound. Inference, spatial, and ex and graph with saved statistics
  * gave the same bits at every call; the sums of columns, rows and backward without saved statistics differ in their last
  * digits on large maps. Backward without saved statistics has the thresholds of the same ways with them: either reads x
