@@ -67,7 +67,6 @@ VISIBLE = 3.0
 LONGEST_CHAIN = 401408
 _LEAST = Tier("least", False, 1.0, exact=True)
 """What may be rounded after the sums."""
-_RECURRENCE = counted(scatter_of(CHANNELS, 2.0))
 _WORDS = (" dropped", " twice", " swapped in dscale", " from beside it")
 ELEMENTS = frozenset(
     name
@@ -247,7 +246,7 @@ def _look(
     reached = [name for name in got if got[name].tobytes() != right[name].tobytes()]
     if not reached:
         return
-    record = Record()
+    record, recurrence = Record(), counted(scatter_of(CHANNELS, 2.0), setting.m)
     verdicts = judge_call(expected, got, record)
     named = {t.output: t for t in record.tried if t.explained > 0.9 and t.probability > LEVEL}
 
@@ -261,7 +260,7 @@ def _look(
             enter(report.hidden, f"{name}: no more than roundings of the result")
         elif setting.fill != "exact" and bug not in ELEMENTS:
             enter(report.hidden, f"{name}: no more than the roundings of {setting.m} terms")
-        elif setting.fill == "exact" and _effect(expected, name, got[name], right[name], _RECURRENCE) <= 1:
+        elif setting.fill == "exact" and _effect(expected, name, got[name], right[name], recurrence) <= 1:
             enter(report.hidden, f"{name}: no more than Welford's recurrence rounds in {CHANNELS} channels")
         elif setting.fill != "exact" and name in named:
             by_chance = f"by chance {named[name].probability:.0e} with {CHANNELS} channels, named below {LEVEL:g}"
