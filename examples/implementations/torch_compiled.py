@@ -4,14 +4,15 @@ It needs a C++ compiler. The gradient is PyTorch's own, so it takes no saved sta
 """
 
 import torch
+from torch_batch_norm import Native
 
 compiled = torch.compile(torch.nn.functional.batch_norm, dynamic=True)
 
 
-class Compiled:
+class Compiled(Native):
     """torch.nn.functional.batch_norm, compiled once for each rank and dtype."""
 
-    name, version, arrays = "torch.compile", torch.__version__, "torch"
+    name = "torch.compile"
 
     def forward_training(
         self, x, scale, bias, epsilon, exponential_average_factor=0.0, running_mean=None, running_variance=None,
@@ -19,15 +20,16 @@ class Compiled:
     ):  # fmt: skip
         if saved_mean is not None:
             raise NotImplementedError("torch.nn.functional.batch_norm returns no statistics")
-        flat = [a if a is None else a.flatten() for a in (running_mean, running_variance, scale, bias)]
-        y = compiled(x, *flat, training=True, momentum=exponential_average_factor, eps=epsilon)
-        return {"y": y, "running_mean": flat[0], "running_variance": flat[1]}
+        scale, bias, mean, variance = self.flat(x, scale, bias, running_mean, running_variance)
+        y = compiled(x, mean, variance, scale, bias, training=True, momentum=exponential_average_factor, eps=epsilon)
+        return {"y": y, "running_mean": mean, "running_variance": variance}
 
     def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
-        flat = [a.flatten() for a in (running_mean, running_variance, scale, bias)]
-        return compiled(x, *flat, training=False, eps=epsilon)
+        scale, bias, mean, variance = self.flat(x, scale, bias, running_mean, running_variance)
+        return compiled(x, mean, variance, scale, bias, training=False, eps=epsilon)
 
     def backward(self, x, dy, scale, epsilon):
-        given = [x.detach().requires_grad_(), scale.flatten().requires_grad_(), torch.zeros_like(scale.flatten())]
-        y = compiled(given[0], None, None, given[1], given[2].requires_grad_(), training=True, eps=epsilon)
+        (scale,) = self.flat(x, scale)
+        given = [a.detach().requires_grad_() for a in (x, scale, torch.zeros_like(scale))]
+        y = compiled(given[0], None, None, *given[1:], training=True, eps=epsilon)
         return torch.autograd.grad(y, given, dy)
