@@ -402,7 +402,7 @@ def algorithm(value: object, names: Collection[str], numbered: Collection[str] =
     if name not in names or (colon and (name not in numbered or number not in tuple("0123456789"))):
         allowed = " | ".join(names)
         if numbered:
-            allowed += f"; {', '.join(numbered)} also with :0 to :9 behind"
+            allowed += f"; {', '.join(numbered)} also with :0 to :9 after the name"
         raise ArgumentError("algorithm", value, allowed)
     return value
 

@@ -9,13 +9,13 @@ two phases, as in CANN
     the bytes of workspace and a single-use `Executor`, which holds the arrays; then
     ``batch_norm_X(workspace, workspace_size, executor, stream)`` computes.
 one call
-    ``X(handle, ..., workspace=None)``; None will do on CPU backends.
+    ``X(handle, ..., workspace=None)``; None is enough on CPU backends.
 
 Arguments are CANN's in snake_case, in CANN's order, after the handle. What all of them require, as CANN does: float32,
 float16 or bfloat16; input and what has its shape of rank 2 to 8 with the channels on axis 1, at least one; vectors of
 shape (C,), each of its own dtype. Any strides without overlap, of vectors too; the vectors are packed on the device.
 
-CANN's status of the same mistake stands at the end of an error's text: 161001, ``ACLNN_ERR_PARAM_NULLPTR``, or 161002,
+An error's text ends in the status that CANN gives for the same mistake: 161001, ``ACLNN_ERR_PARAM_NULLPTR``, or 161002,
 ``ACLNN_ERR_PARAM_INVALID``. Where CANN's pages, releases and chips disagree, the functions say what holds here.
 """
 

@@ -99,7 +99,7 @@ def batch_normalization(
     epsilon : float
         Finite, at least 0.
     fused_activation : Activation, str or None
-        A name alone stands for `Activation` of that kind.
+        A name alone means an `Activation` of that kind.
     workspace
         See the module.
 
@@ -213,7 +213,7 @@ def batch_normalization_training(
     epsilon : float
         Finite, at least 0.
     fused_activation : Activation, str or None
-        A name alone stands for `Activation` of that kind.
+        A name alone means an `Activation` of that kind.
     workspace
         See the module.
 

@@ -5,10 +5,10 @@ what differs from MIOpen is what its documentation leaves open or its library ge
 
 * Of a pair (running mean and variance, saved mean and inverse variance, estimated mean and variance) both are given or
   none. MIOpen silently skips the pair when one of the two is NULL.
-* Inference without estimates normalizes by the batch, as MIOpen documents; here it says so in one place, needs both
-  absent, and is composed from forward training without statistics, so it works where the vendor's own does not.
+* Inference without estimates normalizes by the batch, as MIOpen documents. Here both estimates must be absent, and the
+  call is forward training without statistics, so it works where the vendor's own does not.
 * alpha and beta are Python floats and blend on every backend. MIOpen reads ``float *`` whatever the data are and
-  refuses all but 1 and 0, in training with a status that names nothing.
+  refuses all but 1 and 0, in training with a status that does not tell the cause.
 * The batch variance enters the running variance unbiased, times m / (m - 1), as MIOpen computes and does not say. With
   m = 1 that is undefined: running statistics are refused, where MIOpen leaves the correction out.
 * ``saved_inv_variance`` is 1 / sqrt(biased variance + epsilon), an inverse standard deviation.
@@ -177,7 +177,7 @@ def batch_normalization_forward_training(
 
     Notes
     -----
-    Source of the formula: MIOpen's batch-norm page, with its silences filled as the module says.
+    Source of the formula: MIOpen's batch-norm page; where that says nothing, the module does.
     Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
     """

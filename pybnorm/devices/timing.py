@@ -25,7 +25,7 @@ from pybnorm.errors import NotInitializedError
 __all__ = ["Call", "Plain", "Timing", "buffer_sets"]
 
 MEAN, DEVIATION = 0.5, 2.0
-"""Of the random values."""
+"""Mean and standard deviation of the random values."""
 _TILE = 4_000_037  # values drawn on the host before they repeat; prime, so that no shape divides it
 _MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement of at most _MOST_CALLS
 _MOST_CALLS = 50
@@ -44,13 +44,13 @@ class Timing(NamedTuple):
     """One measured time."""
 
     seconds: float
-    """Per call: the median of the measurements, on the CPU the best."""
+    """Seconds per call: the median of the measurements, on the CPU the best."""
     spread: float
     """Slowest less fastest measurement, over `seconds`."""
     calls: int
-    """Back to back in a measurement."""
+    """Calls in a measurement, back to back."""
     replays: int
-    """Measurements."""
+    """Number of measurements."""
     method: str
     """``"graph replay"``, ``"events around calls"`` or ``"wall clock"``."""
 

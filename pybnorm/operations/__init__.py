@@ -1,8 +1,8 @@
 """The neutral operations: what MIOpen, cuDNN, DirectML, CANN and hipDNN do with batch norm, on every backend.
 
 Each operation is composed once from the primitives that every backend has: forward training, forward inference,
-backward, axpby, fill and relu. There is no branch on the vendor here and nothing is computed on the host: also products
-and roots of parameter vectors are the vendor's, on the handle's stream, without synchronisation.
+backward, axpby, fill and relu. Nothing here depends on the vendor and nothing is computed on the host: products and
+roots of parameter vectors are vendor calls too, on the handle's stream, without synchronisation.
 
 Every function takes the handle first, then arrays of any framework (`pybnorm._arrays.as_buffer`), the outputs among
 them given by the caller, and writes nothing before all arguments have been checked. Shared arguments:
@@ -26,9 +26,9 @@ is given as (R, K, R...) in spatial mode if there is one kept group, or as (R, K
 is one reduced group. Where no view serves, or the backend has no path for one, arrays are copied packed through axpby
 in the workspace. That is never silent: `plan` lists the copies and the logger ``pybnorm.operations`` tells of each.
 
-Host time. What the first call of a kind (operation, shapes, strides, dtypes, devices, scalars) has checked and worked
-out is kept by the handle, for `MOST_PREPARED` kinds; later ones take the addresses, see that memory is apart, and run
-the calls in C. Calls with scalars of other types than Python's and NumPy's numbers are worked out each time.
+Host time. The first call with given shapes, strides, dtypes, devices and scalars is validated, and kept by the handle
+(`MOST_PREPARED` of them). Later calls only check that memory does not overlap, and run in C. Calls with scalars of
+other types than Python's and NumPy's numbers are validated each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipes of the backward pass: gradients, and their halves around an exchange between ranks."""
+"""Recipes of the backward pass: gradients, and the two halves of a synchronized backward."""
 
 from __future__ import annotations
 

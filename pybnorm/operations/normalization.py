@@ -271,8 +271,8 @@ def gather_stats(
     -----
     Calls: axpby for each run of ranks with equal counts, to weight rows; backward on the weighted rows, whose dbias
     and dscale are the sums over ranks; forward inference for the differences from the mean and for the inverse
-    deviation; axpby for running statistics. Rows are added in their order or as the vendor reduces, which is the same
-    on every rank of one library.
+    standard deviation; axpby for running statistics. Rows are added in their order or as the vendor reduces, which is
+    the same on every rank of one library.
     Workspace: 5 arrays of (R, C), up to 10 vectors, and what the calls ask for.
     """
     rows = p.data("means", means)

@@ -1,6 +1,7 @@
 """Batch normalization in NumPy, in float64; results of all backends are compared with it.
 
-The functions take arrays as a vendor call does and return float64 results, not rounded to a narrower type. They are
+The functions take arrays as a vendor call does and return float64 results, not rounded to a narrower type. Those of the
+vendors' three calls, `derive` and the blocks take the vendors' `mode`, the others `axis`, any axes to keep. They are
 vectorized and two-pass, and their extra memory is bounded: beyond inputs and results they hold a few blocks of `BLOCK`
 elements, whatever the shape. `iterate_blocks` and `reduce_blocks` offer the same blocks to other modules.
 

@@ -1,4 +1,4 @@
-"""Plans that were measured: ``handle.plan_forward_training(..., tune=True)`` and its like call `choose`.
+"""Plans chosen by measurement: ``handle.plan_forward_training(..., tune=True)`` and its siblings call `choose`.
 
 `choose` measures the candidates of ``"auto"`` or ``"fast"`` once and remembers the fastest in a file, by version of the
 library and of pybnorm, by device, driver and problem. The next plan of the problem, in this process or another,

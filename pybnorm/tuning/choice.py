@@ -1,4 +1,4 @@
-"""The choice: which candidates there are, which of them wins, and what the choice depends on."""
+"""The choice of a plan: its candidates, the winner, and the key by which the choice is remembered."""
 
 from __future__ import annotations
 

@@ -34,27 +34,27 @@ from pybnorm.errors import ArgumentError, LibraryError, PybnormError
 __all__ = ["METHODS", "NotMeasuredError", "Task", "Tensor", "Trial", "run", "undisturbed"]
 
 METHODS = {operation: f"plan_{name}" for operation, name in calls.METHODS.items()}
-"""Of a Handle, by what they plan."""
+"""Methods of a Handle, by what they plan."""
 KAPPA = 3.0
 """Mean over standard deviation of x: with less, the cancellation of one-pass sums would not show."""
 SLOW = 3.0
-"""Times the fastest first call, and `HOST_SECONDS` more, beyond which a candidate is not measured further."""
+"""A candidate is not measured further if its first call takes this many times the fastest, and `HOST_SECONDS` more."""
 HOST_SECONDS = 20e-6
 """What the launches of several kernels may add to a call by itself, and not to a graph's."""
 NEAR = 1.1
-"""Times the fastest of the first round, up to which a candidate is measured again."""
+"""A candidate is measured again if it takes at most this many times the fastest of the first round."""
 REPLAYS = (3, 5, 5)
 """Measurements in each round; all candidates have their turn in one before the next begins, so that a change of the
 device's clock meets all of them."""
 UNWRITTEN = 57.0
-"""In results before the first call: far from every right value."""
+"""What results hold before the first call: far from every right value."""
 MANY = 1 << 20
-"""If a channel has more values, one channel is judged."""
+"""If a channel has more values than this, one channel is judged."""
 _MIDDLES = {
     **dict.fromkeys(("scale", "running_variance", "saved_inv_variance"), 1.0),
     **dict.fromkeys(("running_mean", "saved_mean"), KAPPA),
 }
-"""About which the random vectors lie; others about 0."""
+"""What random vectors lie about; others lie about 0."""
 _TILE = 4_000_037  # values drawn before they repeat; prime, so that no shape divides it
 _ALIGNMENT = 16
 _log = logging.getLogger("pybnorm.tuning")
@@ -82,13 +82,13 @@ class Task:
     """By argument of the plan: x and y; x, dy and dx."""
     parameter: Tensor
     alignment: int
-    """Of the data addresses: a power of two up to 16."""
+    """Alignment of the data addresses: a power of two up to 16."""
     options: Mapping[str, Any]
     """Keywords of the plan without tensors, algorithm and tune."""
 
     @property
     def nbytes(self) -> int:
-        """Of the data tensors together."""
+        """Bytes of the data tensors together."""
         return sum(_arguments.span(t.dims, t.strides) * t.dtype.itemsize for t in self.tensors.values())
 
 
@@ -96,7 +96,7 @@ class Trial(NamedTuple):
     """What came of one candidate."""
 
     seconds: float | None
-    """Per call; None where it was not timed to the end."""
+    """Seconds per call; None where it was not timed to the end."""
     status: Status | None
     """The worst verdict on its results; None where it did not run."""
     note: str

@@ -16,7 +16,7 @@ from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, r
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-NUMBERED = "graph, pointwise, columns, rows also with :0 to :9 behind"
+NUMBERED = "graph, pointwise, columns, rows also with :0 to :9 after the name"
 
 EXAMPLE = (
     "train,spatial,f32,nchw,8x64x32x32,fill=randn,kappa=3,alpha=2,beta=0.5,running=0,saved=0,factor=0.1,eps=0.001,"
