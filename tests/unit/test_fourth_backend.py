@@ -37,7 +37,8 @@ CASES = {
 
 def sources(folder):
     """Text of what a person writes, by path."""
-    found = {p for part in ("include", "pybnorm") for p in (folder / part).rglob("*")} | {folder / "setup.py", folder / "pyproject.toml"}
+    found = {p for part in ("include", "pybnorm") for p in (folder / part).rglob("*")}
+    found |= {folder / "setup.py", folder / "pyproject.toml"}
     found = {p for p in found if p.suffix in SOURCES and p.name != "_core.c" and "__pycache__" not in p.parts}
     return {str(p.relative_to(folder)): p.read_text() for p in found}
 
