@@ -42,6 +42,23 @@ special
     randn with one NaN or infinity in one statistic, the middle one; the others must not notice. seed mod 3 says which
     (0 NaN, 1 +inf, 2 -inf), seed div 3 where: in turn x, (backward) dy, scale, (else) bias, and what there is of given
     mean and variance or 1/sigma.
+relu
+    What a ReLU leaves: sigma * max(z, 0), dy = max(z, 0). Half of the elements are 0; the sums have one sign, so that
+    rounding errors of one sign add up.
+image
+    An image of 8 bits on a plain ground: the first half of each statistic's elements in logical order are 0.9, the
+    others k/255 with k from 0 to 255; sums have one sign.
+sparse
+    One element in 16 is not 0, and one in 1024 is an outlier 16 times as large.
+level
+    Every second statistic but the last is of equal elements that no binary fraction is: 1, -0.3 and 0.7 times
+    magnitude in turn, which is 0.1 by default. The sums of constant have no rounding; these have one of the same sign
+    at every step.
+file
+    Tensors of a NumPy archive (`read`).
+
+Options: ``scale=zero`` makes every second scale but the last 0; ``sign=negative`` gives every second saved 1/sigma
+the other sign; ``old=nan`` leaves running statistics NaN.
 
 With an activation the bias is a small part of the scale and inference's mean is near that of x, so that about
 half of the values pass and none is at the limit 0 by design.
@@ -54,6 +71,7 @@ which recomputes them instead of reading them is found out.
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -62,10 +80,22 @@ import numpy.typing as npt
 from pybnorm import reference
 from pybnorm._arrays import numpy_dtype
 from pybnorm.check import activations
-from pybnorm.check.problem import Problem, checked
+from pybnorm.check.problem import FILE, Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.errors import ArgumentError
 
-__all__ = ["CHUNK", "Inputs", "generate", "normal", "numpy_dtype", "round_to", "splitmix64", "sums_are_exact"]
+__all__ = [
+    "CHUNK",
+    "Inputs",
+    "generate",
+    "names",
+    "normal",
+    "numpy_dtype",
+    "read",
+    "round_to",
+    "splitmix64",
+    "sums_are_exact",
+]
 
 Array = npt.NDArray[Any]
 
@@ -91,6 +121,8 @@ _UNIFORM_DEVIATION = 0.57735026918962576  # of the uniform distribution on (-1, 
 _RAMP_PRIMES = {DataType.FLOAT16: 2039, DataType.BFLOAT16: 251}
 _RAMP_PRIME = 8388593
 _SPECIAL = (np.nan, np.inf, -np.inf)
+_RELU_MEAN = 0.3989422804014327  # of max(z, 0), and its deviation
+_RELU_DEVIATION = 0.5837967186270446
 _VARIANCE_MAX = {DataType.FLOAT64: 2.0**1000, DataType.FLOAT16: 2.0**12}
 _STREAMS = {
     name: i
@@ -259,6 +291,8 @@ def generate(problem: Problem) -> Inputs:
         Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
     """
     checked(problem)
+    if problem.fill == FILE:
+        return read(problem)
     fill = _FILLS[problem.fill](problem)
     values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation
@@ -278,6 +312,7 @@ def generate(problem: Problem) -> Inputs:
         beta_prior = dict.fromkeys(("prior_scale", "prior_bias"), problem.beta_param)
         if problem.saved:
             values["saved_mean"], values["saved_inv_variance"] = fill.saved()
+    _alter(problem, values, fill.every_second())
     for name, beta in beta_prior.items():
         count = fill.channels
         drawn = fill.prior(_Chunk(problem, name, 0, count)) if beta else np.full(count, np.nan)
@@ -299,6 +334,16 @@ def generate(problem: Problem) -> Inputs:
             result += fill.data("z").astype(np.float64)
         stored["y"] = round_to(activations.activate(problem, result), problem.dtype)
     return Inputs(**stored)
+
+
+def _alter(problem: Problem, values: dict[str, Array], every_second: Array) -> None:
+    """What the options scale, sign and old make of the parameters."""
+    if problem.scale == "zero":
+        values["scale"] = np.where(every_second, 0.0, values["scale"])
+    if problem.sign == "negative":
+        values["saved_inv_variance"] = np.where(every_second, -1.0, 1.0) * values["saved_inv_variance"]
+    if problem.old == "nan":
+        values |= dict.fromkeys(("mean", "variance"), np.full(problem.parameter_dims, np.nan))
 
 
 class _Chunk:
@@ -369,6 +414,11 @@ class _Fill:
     def cycle(self, values: Array, step: int = 1) -> Array:
         """`values` dealt to the channels in turn, in the shape of a parameter."""
         result: Array = values[(self.index // step) % len(values)].reshape(self.parameters)
+        return result
+
+    def every_second(self) -> Array:
+        """Every second statistic, but not the last."""
+        result: Array = ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
         return result
 
     def x(self, chunk: _Chunk) -> Array:
@@ -571,11 +621,14 @@ class _Ramp(_Randn):
 class _Constant(_Randn):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.constant = ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
+        self.constant = self.every_second()
+        self.values = round_to(self._values(), problem.dtype).astype(np.float64)
+
+    def _values(self) -> Array:
         # Short, so that 2**16 of them add up without rounding: the errors of a sum of equal terms have one sign, and a
         # plain chain of a thousand would err by more than sums of as many different terms do.
-        short = round_to(_CONSTANTS * problem.magnitude, DataType.BFLOAT16).astype(np.float64)
-        self.values = round_to(self.cycle(short, step=2), problem.dtype).astype(np.float64)
+        short = round_to(_CONSTANTS * self.problem.magnitude, DataType.BFLOAT16).astype(np.float64)
+        return self.cycle(short, step=2)
 
     def x(self, chunk: _Chunk) -> Array:
         channel = chunk.channel
@@ -590,6 +643,48 @@ class _Constant(_Randn):
         with np.errstate(divide="ignore"):
             of_zero = 1.0 / np.sqrt(np.float64(self.problem.epsilon))
         return np.where(self.constant, self.values, mean), np.where(self.constant, of_zero, inverse)
+
+
+class _Level(_Constant):
+    def _values(self) -> Array:
+        return self.cycle(np.array([1.0, -0.3, 0.7]) * self.problem.magnitude, step=2)
+
+
+class _Relu(_Randn):
+    def _sigma(self) -> Array:
+        return super()._sigma() * _RELU_DEVIATION
+
+    def _offset(self) -> Array:
+        return np.full(self.parameters, _RELU_MEAN / _RELU_DEVIATION)
+
+    def x(self, chunk: _Chunk) -> Array:
+        return self.cycle(_SIGMAS).ravel()[chunk.channel] * np.maximum(normal(chunk.words), 0.0)
+
+    def dy(self, chunk: _Chunk) -> Array:
+        return np.maximum(normal(chunk.words), 0.0)
+
+
+class _Image(_Randn):
+    def _sigma(self) -> Array:
+        return np.full(self.parameters, 0.2875)
+
+    def _offset(self) -> Array:
+        return np.full(self.parameters, 0.7 / 0.2875)
+
+    def x(self, chunk: _Chunk) -> Array:
+        levels = (chunk.words >> np.uint64(56)).astype(np.float64) / 255.0
+        return np.where(chunk.rank < self.problem.m // 2, 0.9, levels)
+
+
+class _Sparse(_Randn):
+    def _sigma(self) -> Array:
+        return super()._sigma() * 0.5590169943749475
+
+    def x(self, chunk: _Chunk) -> Array:
+        # the low bits, which the normal does not use, say which elements there are
+        words = chunk.words
+        size = np.where(words % np.uint64(16) == 3, 1.0, 0.0) + np.where(words % np.uint64(1024) == 5, 16.0, 0.0)
+        return self.cycle(_SIGMAS).ravel()[chunk.channel] * normal(words) * size
 
 
 class _Range(_Randn):
@@ -665,4 +760,83 @@ _FILLS: dict[str, type[_Exact | _Paired | _Randn]] = {
     "constant": _Constant,
     "range": _Range,
     "special": _Special,
+    "relu": _Relu,
+    "image": _Image,
+    "sparse": _Sparse,
+    "level": _Level,
 }
+
+
+# ---------------------------------------------------------------- a file's
+
+
+def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, bool]]:
+    """What an archive for `problem` may hold: its name to field, shape, dtype, and whether it must be there."""
+    data, parameters = (problem.dims, problem.dtype), (problem.parameter_dims, problem.parameter_dtype)
+    found = {"x": ("x", *data, True)}
+    if problem.operation == Operation.BACKWARD:
+        found |= {"dy": ("dy", *data, True), "scale": ("scale", *parameters, True)}
+        if problem.saved:
+            found |= {n: (n, *parameters, True) for n in ("saved_mean", "saved_inv_variance")}
+        found |= {
+            "dx": ("prior", *data, bool(problem.beta)),
+            "dscale": ("prior_scale", *parameters, bool(problem.beta_param)),
+            "dbias": ("prior_bias", *parameters, bool(problem.beta_param)),
+        }
+        return found
+    found |= {n: (n, *parameters, True) for n in ("scale", "bias")}
+    if problem.inverse:
+        found |= {n: (n, *parameters, True) for n in ("saved_mean", "saved_inv_variance")}
+    elif problem.operation == Operation.FORWARD_INFERENCE or problem.running:
+        found |= {"running_mean": ("mean", *parameters, True), "running_variance": ("variance", *parameters, True)}
+    return found | {"y": ("prior", *data, bool(problem.beta))}
+
+
+def read(problem: Problem) -> Inputs:
+    """The inputs of `problem` from its file: a NumPy archive (``numpy.savez``).
+
+    Names are those of the call's arguments: ``x``, ``scale``, ``bias``; ``dy``, ``saved_mean``, ``saved_inv_variance``
+    of backward; ``running_mean``, ``running_variance``; ``y``, ``dx``, ``dscale``, ``dbias`` for what is there before
+    the call, where beta is not 0. Numbers of any type are rounded to the problem's, once; bfloat16 may also be
+    uint16 bits. Data have the dims of the line; parameters as many elements as there are statistics, in any shape.
+
+    Raises
+    ------
+    ArgumentError
+        The file cannot be read, or an array is missing, unknown or of another shape or type.
+    """
+    allowed = names(problem)
+    try:
+        with open(problem.data, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            given = {name: archive[name] for name in archive.files}
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        text = f"a NumPy archive (numpy.savez) that can be read ({error})"
+        raise ArgumentError("data", problem.data, text) from None
+    unknown = [name for name in given if name not in allowed]
+    missing = [name for name, (_, _, _, needed) in allowed.items() if needed and name not in given]
+    if unknown or missing:
+        what = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+        needed = ", ".join(f"{n}{'' if must else ' (or not)'}" for n, (_, _, _, must) in allowed.items())
+        raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}")
+    stored = {
+        field: _as_stored(name, given[name], dims, dtype)
+        if name in given
+        else np.full(dims, np.nan, numpy_dtype(dtype))
+        for name, (field, dims, dtype, _) in allowed.items()
+    }
+    return Inputs(**stored)
+
+
+def _as_stored(name: str, values: Array, dims: tuple[int, ...], dtype: DataType) -> Array:
+    shape = "x".join(map(str, values.shape)) or "a number"
+    right = values.shape == dims if name in ("x", "dy", "y", "dx") else values.size == int(np.prod(dims))
+    if not right:
+        raise ArgumentError(f"data: {name}", shape, f"{'x'.join(map(str, dims))}, as the line says")
+    values = values.reshape(dims)
+    bits = values.dtype.itemsize == 2 and values.dtype.kind in "uV"
+    if bits and dtype == DataType.BFLOAT16:
+        return np.ascontiguousarray(values).view(numpy_dtype(dtype))
+    if values.dtype.kind not in "fiub":
+        kinds = "real numbers, or bfloat16 as uint16 bits" if dtype == DataType.BFLOAT16 else "real numbers"
+        raise ArgumentError(f"data: {name}", values.dtype, kinds)
+    return round_to(values.astype(np.float64), dtype)

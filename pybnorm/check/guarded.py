@@ -4,12 +4,15 @@ Every array lies inside guard bytes, which also fill the gaps of strided data. T
 dtype, so that a value from outside makes a result NaN; those of what is only written are a pattern. Results without a
 prior start as NaN. After the call the guards, the inputs and the statistics that were not given to it must be
 unchanged.
+
+With ``misalign`` every array starts so many elements behind an aligned address. With ``fence`` it lies against a page
+without access (`pybnorm.check.fence`), and the guard is on its other side only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,7 @@ from pybnorm._arrays import Buffer, Memory
 from pybnorm.check import calls
 from pybnorm.check.calling import make
 from pybnorm.check.data import Inputs, numpy_dtype
+from pybnorm.check.fence import Fence, watched
 from pybnorm.check.problem import Problem
 from pybnorm.check.session import Session
 from pybnorm.enums import DataType
@@ -45,23 +49,35 @@ class Observed:
     """Memory that changed and should not have."""
 
 
+class _Kind(NamedTuple):
+    """How an array lies, its type, and the byte around it."""
+
+    strides: tuple[int, ...]
+    dtype: DataType
+    guard: int
+
+
 class _Guarded:
     """An array inside guard bytes, in device memory."""
 
-    def __init__(
-        self, values: Array, strides: tuple[int, ...], dtype: DataType, session: Session, guard: int = PATTERN
-    ) -> None:
-        self.dims, self.strides, self.dtype, self.guard = values.shape, strides, dtype, guard
-        self.before = np.full(_arguments.span(values.shape, strides) * dtype.itemsize + 2 * GUARD, guard, np.uint8)
-        self._elements(self.before, numpy_dtype(dtype))[...] = values
-        self.memory = _upload(self.before, session)
+    def __init__(self, name: str, values: Array, tensor: _Kind, problem: Problem, session: Session) -> None:
+        self.dims, self.strides, self.dtype, self.guard = values.shape, tensor.strides, tensor.dtype, tensor.guard
+        size, shift = _arguments.span(values.shape, self.strides) * self.dtype.itemsize, problem.misalign
+        ends = (GUARD + shift * self.dtype.itemsize, GUARD)
+        if problem.fence:  # no guard on that side
+            ends = (shift * self.dtype.itemsize, GUARD) if problem.fence == "start" else (GUARD, 0)
+        self.start = ends[0]
+        self.before = np.full(size + sum(ends), self.guard, np.uint8)
+        self._elements(self.before, numpy_dtype(self.dtype))[...] = values
+        self.fence = Fence(name, self.before, problem.fence) if problem.fence else None
+        self.memory = self.fence.buffer if self.fence else _upload(self.before, session)
         self.buffer = self.memory._replace(
-            pointer=self.memory.pointer + GUARD, dims=self.dims, strides=strides, dtype=dtype
+            pointer=self.memory.pointer + self.start, dims=self.dims, strides=self.strides, dtype=self.dtype
         )
 
     def _elements(self, image: Array, dtype: np.dtype[Any]) -> Array:
         steps = tuple(s * dtype.itemsize for s in self.strides)
-        return np.ndarray(self.dims, dtype, buffer=image, offset=GUARD, strides=steps)
+        return np.ndarray(self.dims, dtype, buffer=image, offset=self.start, strides=steps)
 
     def read(self, session: Session) -> tuple[Array, bool, bool]:
         """Values in logical order, whether the guards are intact, whether nothing at all changed."""
@@ -115,15 +131,17 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
             arrays[tensor.name] = arrays[overwritten[tensor.name]]
             continue
         values = getattr(inputs, tensor.values) if tensor.values and tensor.name in given else None
+        guard = POISON if tensor.values and not tensor.values.startswith("prior") else PATTERN
         if tensor.data:
-            shape = problem.dims, problem.strides, problem.dtype
+            dims, kind = problem.dims, _Kind(problem.strides, problem.dtype, guard)
         else:
-            shape = problem.parameter_dims, packed, problem.parameter_dtype
-        read = tensor.values and not tensor.values.startswith("prior")
-        filled = np.full(shape[0], np.nan) if values is None else values
-        arrays[tensor.name] = _Guarded(filled, *shape[1:], session, POISON if read else PATTERN)
+            dims, kind = problem.parameter_dims, _Kind(packed, problem.parameter_dtype, guard)
+        filled = np.full(dims, np.nan) if values is None else values
+        arrays[tensor.name] = _Guarded(tensor.name, filled, kind, problem, session)
     buffers = {name: arrays[name].buffer for name in given}
-    make(session, problem, buffers, workspace)
+    fences = [array.fence for array in arrays.values() if array.fence]
+    with watched(fences):
+        make(session, problem, buffers, workspace)
     try:
         session.device.synchronize()
     except errors.PybnormError:
@@ -133,7 +151,7 @@ def execute(problem: Problem, inputs: Inputs, session: Session) -> Observed:
         raise errors.ExecutionError(
             backend=session.backend, function="synchronize", status=-1, status_name=name, text=str(error)
         ) from error
-    observed = Observed({}, [])
+    observed = Observed({}, list(dict.fromkeys(text for fence in fences for text in fence.told())))
     for tensor in calls.around(problem):
         values, guarded, unchanged = arrays[tensor.name].read(session)
         if not guarded:

@@ -20,6 +20,7 @@ import itertools
 import math
 import os
 import pathlib
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -29,12 +30,15 @@ from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 __all__ = [
+    "CHOICES",
     "DATA_OUTPUTS",
+    "FILE",
     "FILLS",
     "OPTIONS",
     "Problem",
     "default_epsilon",
     "default_magnitude",
+    "drawn_seed",
     "expand",
     "load_suite",
     "packaged_suites",
@@ -55,24 +59,39 @@ LIMITS = {"low": {Activation.CLAMP: -0.5}, "high": {Activation.CLIPPED_RELU: 1.5
 """Limits by default, of the activations that have them."""
 DATA_OUTPUTS = ("y", "dx", "dz")
 """Outputs of x's shape and dtype."""
-FILLS = ("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special")
+FILLS = (
+    *("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special"),
+    *("relu", "image", "sparse", "level"),
+)
 """How the data are made; `pybnorm.check.data` says what each is for."""
+FILE = "file"
+"""The fill of a problem whose data come from a file."""
+CHOICES = {
+    "scale": ("drawn", "zero"),
+    "old": ("drawn", "nan"),
+    "sign": ("drawn", "negative"),
+    "fence": ("", "start", "end"),
+}
+"""Options that are one of a few words, the default first."""
 
 _WITH_KAPPA = ("randn", "sqrteps")
-_MIXED = ("constant", "special")
+_MIXED = ("constant", "special", "level")
 _COMMON = (
-    *("fill", "kappa", "magnitude", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
-    *("activation", "low", "high", "residual", "bitwise", "repeats", "streams", "seed"),
+    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
+    *("activation", "low", "high", "residual", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
 OPTIONS = {
-    Operation.FORWARD_TRAINING: (*_COMMON, "running", "saved", "factor"),
+    Operation.FORWARD_TRAINING: (*_COMMON, "running", "old", "saved", "factor"),
     Operation.FORWARD_INFERENCE: (*_COMMON, "inverse"),
-    Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved"),
+    Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
 }
 """Which options each operation has."""
 
 _FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
 SEED_MAX = 2**64 - 1
+RANDOM = "random"
+"""The seed of a line that draws one."""
+MISALIGN_MAX = 63
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
 CASES_MAX = 200_000
@@ -82,9 +101,9 @@ INCLUDES_MAX = 20
 SUITE_LARGEST = 1 << 25
 """Bytes of a suite file."""
 _ORDER = (
-    *("fill", "kappa", "magnitude", "alpha", "beta", "alpha_param", "beta_param", "running", "saved", "factor", "eps"),
-    *("params", "algorithm", "inplace", "activation", "low", "high", "residual"),
-    *("inverse", "bitwise", "repeats", "streams", "seed"),
+    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param", "running", "old"),
+    *("saved", "sign", "factor", "eps", "params", "algorithm", "inplace", "activation", "low", "high", "residual"),
+    *("inverse", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
 
 
@@ -92,11 +111,11 @@ def default_magnitude(fill: str, dtype: DataType) -> float:
     """The magnitude of a problem that names none; 0 for the fills that have none.
 
     For ``range`` the largest at which float32 still holds the sum of squares of a million elements, and near the end
-    of the range of float16; for ``constant`` 1.
+    of the range of float16; for ``constant`` 1, for ``level`` 0.1.
     """
     fill = _checked_fill(fill)
-    if fill == "constant":
-        return 1.0
+    if fill in ("constant", "level"):
+        return 1.0 if fill == "constant" else 0.1
     if fill != "range":
         return 0.0
     return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(_arguments.data_type(dtype), 1e15)
@@ -126,8 +145,8 @@ def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 
 
 def _checked_fill(fill: object) -> str:
     name = str.__str__(fill) if issubclass(type(fill), str) else None
-    if name not in FILLS:
-        raise ArgumentError("fill", fill, _choice(FILLS))
+    if name not in (*FILLS, FILE):
+        raise ArgumentError("fill", fill, _choice((*FILLS, FILE)))
     return name
 
 
@@ -152,19 +171,30 @@ class Problem:
     strides : tuple of int, optional
         In elements; packed channels-first when left out.
     fill : str
-        One of `FILLS`. ``"constant"`` and ``"special"`` need two statistics at least, one of which stays ordinary.
+        One of `FILLS`, or `FILE`. ``"constant"``, ``"level"`` and ``"special"`` need two statistics at least, one of
+        which stays ordinary.
+    data : str
+        Name of a NumPy archive with the tensors (`pybnorm.check.data.read`), with ``fill="file"`` only.
     kappa : float
         \\|mean\\| / standard deviation of x (``randn`` and ``sqrteps`` only).
     magnitude : float, optional
-        Largest \\|x\\| of ``range``, or of the constant channels of ``constant``; see `default_magnitude`.
+        Largest \\|x\\| of ``range``, or of the constant channels of ``constant`` and ``level``; for each its own by
+        default (`default_magnitude`).
+    scale : str
+        ``"zero"``: every second scale, but for the last, is 0.
     alpha, beta : float
         out = alpha * result + beta * prior; in backward the data pair, for dx.
     alpha_param, beta_param : float
         The same for dscale and dbias.
     running : bool
         Training updates running statistics.
+    old : str
+        ``"nan"``: running statistics before training are NaN, as those of memory that nobody set may be; with a factor
+        of 1 only, which leaves nothing of them.
     saved : bool
         Training writes, backward reads, the saved statistics.
+    sign : str
+        ``"negative"``: of the saved 1/sigma that backward reads every second is below 0.
     factor : float
         Exponential average factor.
     eps : float, optional
@@ -189,6 +219,11 @@ class Problem:
         on every backend, so not with an algorithm, an activation or in place.
     bitwise : bool
         All calls must give the same bits; `repeats` is at least 2 then.
+    misalign : int
+        Elements by which every array is off the alignment of an allocation; 0 to 63.
+    fence : str
+        ``"start"`` or ``"end"``: where every array lies against a page without access (`pybnorm.check.fence`); only on
+        a CPU.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -208,14 +243,18 @@ class Problem:
     dims: tuple[int, ...]
     strides: tuple[int, ...] = ()
     fill: str = "exact"
+    data: str = ""
     kappa: float = 0.0
     magnitude: float | None = None
+    scale: str = "drawn"
     alpha: float = 1.0
     beta: float = 0.0
     alpha_param: float = 1.0
     beta_param: float = 0.0
     running: bool = True
+    old: str = "drawn"
     saved: bool = True
+    sign: str = "drawn"
     factor: float = 0.25
     eps: float | None = None
     params: DataType | None = None
@@ -227,6 +266,8 @@ class Problem:
     residual: bool = False
     inverse: bool = False
     bitwise: bool = False
+    misalign: int = 0
+    fence: str = ""
     repeats: int = 2
     streams: int = 1
     seed: int = 0
@@ -245,7 +286,7 @@ class Problem:
         if given is None or (type(given) in (tuple, list) and not given):
             given = _arguments.packed_strides(self.dims)
         put("strides", _arguments.strides(given, self.dims))
-        put("fill", _checked_fill(self.fill))
+        self._check_fill(put)
         for name in _FLAGS:
             put(name, _arguments.boolean(getattr(self, name), name))
         put("algorithm", _arguments.text(self.algorithm, "algorithm"))
@@ -261,8 +302,9 @@ class Problem:
         if self.fill == "sqrteps" and not self.epsilon:
             raise ArgumentError("eps", self.eps, "a number > 0 with fill=sqrteps, which it is the scale of")
         statistics = _arguments.numel(self.parameter_dims)
-        if self.fill in _MIXED and statistics < 2:
-            raise ArgumentError("fill", self.fill, "at least two statistics with it, one of which stays ordinary")
+        if (self.fill in _MIXED or self.scale == "zero") and statistics < 2:
+            name = "fill" if self.fill in _MIXED else "scale"
+            raise ArgumentError(name, getattr(self, name), "at least two statistics, one of which stays ordinary")
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
         for name in _RANGES:
             put(name, _in_range(getattr(self, name), name))
@@ -270,6 +312,8 @@ class Problem:
             _arguments.algorithm(self.algorithm, *_algorithms())
         if self.bitwise and self.repeats < 2:
             raise ArgumentError("bitwise", 1, f"at least two calls with bitwise=1 (repeats={self.repeats})")
+        if self.fence == "end" and self.misalign:
+            raise ArgumentError("misalign", self.misalign, "0 with fence=end, where an array's size decides")
         if self.streams > self.repeats:
             raise ArgumentError("streams", self.streams, f"not more streams than repeats (repeats={self.repeats})")
         if self.inplace and self.beta:
@@ -290,10 +334,25 @@ class Problem:
             raise ArgumentError("inverse", 1, "inverse=1 without activation=, inplace=1 and algorithm=")
         if self.residual and not kind:
             raise ArgumentError("residual", 1, "residual=1 with an activation, which the sum is for")
+        if kind and self.data:
+            raise ArgumentError("data", self.data, "no activation with data=FILE.npz")
         if kind and self.inplace:
             raise ArgumentError("inplace", 1, "inplace=0 with an activation")
         if kind and self.fill == "special":
             raise ArgumentError("fill", self.fill, "another fill with an activation: what it makes of NaN is not fixed")
+
+    def _check_fill(self, put: Callable[[str, object], None]) -> None:
+        put("data", _arguments.text(self.data, "data"))
+        if self.data and self.fill == type(self).fill:
+            put("fill", FILE)
+        put("fill", _checked_fill(self.fill))
+        if (self.fill == FILE) != bool(self.data):
+            raise ArgumentError("data", self.data, f"data=FILE.npz with fill={FILE}, and only with it")
+        if "," in self.data:
+            raise ArgumentError("data", self.data, "a name without commas, which separate the options of a line")
+        for name, words in CHOICES.items():
+            if getattr(self, name) not in words:
+                raise ArgumentError(name, getattr(self, name), _choice(filter(None, words)))
 
     def _check_magnitude(self, put: Callable[[str, object], None]) -> None:
         default = default_magnitude(self.fill, self.dtype)
@@ -302,7 +361,7 @@ class Problem:
         if default and not 0 < value <= largest:
             raise ArgumentError("magnitude", self.magnitude, f"a number > 0 that {self.dtype.short} can hold")
         if value and not default:
-            raise ArgumentError("magnitude", value, f"magnitude with fill=range/constant only (fill={self.fill})")
+            raise ArgumentError("magnitude", value, f"magnitude with fill=range/constant/level only (fill={self.fill})")
         put("magnitude", value)
 
     def _check_operation(self) -> None:
@@ -312,6 +371,10 @@ class Problem:
                 raise ArgumentError(
                     field.name, getattr(self, field.name), f"for {self.word} only the options {', '.join(allowed)}"
                 )
+        if self.old == "nan" and not (self.running and self.factor == 1):
+            raise ArgumentError("old", "nan", "running=1 and factor=1 with it, which leave nothing of what was there")
+        if self.sign == "negative" and not self.saved:
+            raise ArgumentError("sign", "negative", "saved=1 with it, the statistics that backward reads")
         if self.operation == Operation.FORWARD_TRAINING and self.running and self.m == 1:
             raise ArgumentError(
                 "running", 1, "running=0 where a statistic is of one element: its unbiased variance is undefined"
@@ -482,7 +545,12 @@ def _number(text: str, argument: str) -> float:
         raise ArgumentError(argument, text, "a number") from None
 
 
-_RANGES = {"repeats": (1, REPEATS_MAX), "streams": (1, STREAMS_MAX), "seed": (0, SEED_MAX)}
+_RANGES = {
+    "misalign": (0, MISALIGN_MAX),
+    "repeats": (1, REPEATS_MAX),
+    "streams": (1, STREAMS_MAX),
+    "seed": (0, SEED_MAX),
+}
 
 
 def _in_range(value: object, argument: str) -> int:
@@ -494,6 +562,15 @@ def _integer(text: str, argument: str) -> int:
     if not _is_integer(text):
         raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
+
+
+def _seed(text: str, argument: str) -> int:
+    return drawn_seed() if text == RANDOM else _integer(text, argument)
+
+
+def drawn_seed() -> int:
+    """A seed from the system's entropy; what is printed has it, and so can be repeated."""
+    return secrets.randbits(32)
 
 
 def _data_type(text: str, argument: str) -> DataType:
@@ -529,11 +606,14 @@ def _text(text: str, argument: str) -> str:
 
 _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) | {
     "fill": _text,
+    "data": _text,
+    **dict.fromkeys(CHOICES, _text),
     "algorithm": _text,
     **dict.fromkeys(_FLAGS, _flag),
     "params": _data_type,
     "activation": _activation,
     **dict.fromkeys(_RANGES, _integer),
+    "seed": _seed,
 }
 
 
@@ -561,7 +641,8 @@ def expand(line: str) -> Iterator[Problem]:
     choices = []
     line = _arguments.text(line, "line")
     for token in line.strip().split(","):
-        first, *rest = (part.strip() for part in token.split("/"))
+        one = token.strip().startswith("data=")  # a name, with its folders
+        first, *rest = (part.strip() for part in ([token] if one else token.split("/")))
         name, equals, _ = first.partition("=")
         choices.append([first, *(f"{name}={part}" if equals else part for part in rest)])
     _count(math.prod(map(len, choices)), line)

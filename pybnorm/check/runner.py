@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU
-from pybnorm.check import archive, support
+from pybnorm.check import archive, fence, support
 from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.environment import visible
@@ -87,6 +87,9 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     try:
         if problem.streams > 1 and session.device.device_type == CPU:
             result.status, result.message = Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams"
+            return result
+        if problem.fence and (why := fence.reason(session.device.device_type)):
+            result.status, result.message = Status.UNSUPPORTED, f"fence={problem.fence}: {why}"
             return result
         inputs = generate(problem)
         calls = _Calls(problem, inputs, session)

@@ -18,7 +18,8 @@ from pybnorm._text import one_line
 from pybnorm.check import executors, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
-from pybnorm.check.problem import Problem, select
+from pybnorm.check.data import read
+from pybnorm.check.problem import RANDOM, Problem, select
 from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run, version_text
 from pybnorm.check.session import open_session
 from pybnorm.check.whole_run import WholeRun
@@ -30,6 +31,8 @@ __all__ = ["check"]
 REQUIRE = "PYBNORM_REQUIRE"
 _EXPLAIN = ("explained", "backends", "implementations", "json_target", "timeout")
 _BESIDE = ("--backend", "--implementation", "--timeout", "--json")
+_DRAWN = 20
+"""Cases with a drawn seed that are printed before the run; the report has all."""
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 
 
@@ -44,6 +47,7 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 )
 @click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
 @click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
+@click.option("--data", "data", metavar="FILE", help="Tensors of a NumPy archive for the cases, instead of made ones.")
 @click.option("--explain", "explained", metavar="CASE", help="Run one case and show how each output was judged.")
 @click.option(
     "--from",
@@ -84,6 +88,7 @@ def check(
     implementations: tuple[str, ...],
     cases: tuple[str, ...],
     suites: tuple[str, ...],
+    data: str | None,
     explained: str | None,
     foreign: tuple[tuple[str, str], ...],
     only_list: bool,
@@ -123,7 +128,8 @@ def check(
     A case, options at their default left out:
       train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
       nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
-    Options: see the documentation of pybnorm.check.problem; what an object needs
+    Options: see the documentation of pybnorm.check.problem; what is in the file of
+    --data: that of pybnorm.check.data.read; what an object needs
     for --implementation: that of pybnorm.check.implementations.
     """
     from pybnorm.check import html
@@ -132,7 +138,7 @@ def check(
         _explain_case(context, explained, (backends, implementations), json_target, timeout)
         return
     with output.usage_errors():
-        problems = select((*cases, *_read(foreign)), suites)
+        problems = _problems((*cases, *_read(foreign)), suites, data)
         if only_list:
             _list(problems, verbose)
             return
@@ -158,6 +164,9 @@ def check(
         targets = output.targets(context, "check", folder, json=json_target, junit=junit_target, html=html_target)
         journal = _journal(context, folder, resume)
     started = time.monotonic()
+    if any(f"seed={RANDOM}" in case for case in cases):
+        for problem in problems[:_DRAWN]:
+            click.echo(f"seed={RANDOM}: {problem}", err=json_target == "-")
     if farm.notice:
         click.echo(farm.notice, err=True)
     run = WholeRun(
@@ -254,6 +263,18 @@ def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:
         for note in found.notes:
             click.echo(f"{one_line(line)}: {note}", err=True)
     return cases
+
+
+def _problems(cases: tuple[str, ...], suites: tuple[str, ...], file: str | None) -> list[Problem]:
+    """The problems asked for, with the tensors of a file if one is named."""
+    if file is None:
+        return select(cases, suites)
+    if suites or not cases:
+        raise ArgumentError("--data", file, "with --case, which says what call the tensors are for, without --suite")
+    problems = select([f"{case},data={os.path.abspath(file)}" for case in cases], ())
+    for problem in problems:
+        read(problem)  # what is missing or of another shape is told before anything runs
+    return problems
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:

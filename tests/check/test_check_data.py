@@ -8,12 +8,19 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from pybnorm.check import data
+from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate, normal, splitmix64, sums_are_exact, uniform
 from pybnorm.check.problem import FILLS, Problem
+from pybnorm.check.runner import run_case
+from pybnorm.check.selftest.simulated import session
+from pybnorm.cli import main
 from pybnorm.enums import Mode, Operation
+from pybnorm.errors import ArgumentError
 
+ONE_SIGN = ("relu", "image", "sparse", "level")
 LINES = [
     "train,spatial,f32,nchw,4x9x3x4",
     "train,peract,bf16,nchw,8x3x2x2,fill=randn,kappa=3,beta=0.5",
@@ -23,7 +30,7 @@ LINES = [
     "infer,spatial,f64,nchw,3x5x2x2,fill=randn,kappa=100",
     *(
         line + fill
-        for fill in ("sqrteps", "ramp", "constant", "range", "paired", "special")
+        for fill in ("sqrteps", "ramp", "constant", "range", "paired", "special", *ONE_SIGN)
         for line in (
             "train,spatial,f32,nchw,4x9x3x4,fill=",
             "backward,peract,bf16,nchw,5x3x2x2,beta=1,beta_param=1,seed=2,fill=",
@@ -36,6 +43,8 @@ LINES = [
     "infer,spatial,f32,nchw,4x9x3x4,fill=range,magnitude=1e+30",
     "train,spatial,f16,nchw,4x9x3x4,fill=randn,params=f16",
     "backward,spatial,bf16,nchw,4x9x3x4,fill=randn,kappa=3",
+    "backward,spatial,f32,nchw,4x9x3x4,fill=randn,scale=zero,sign=negative",
+    "train,spatial,f32,nchw,4x9x3x4,fill=randn,factor=1,old=nan",
 ]
 DIGESTS = [
     "611b43ae1b9ffec9",
@@ -68,11 +77,29 @@ DIGESTS = [
     "9a912cd3d5fbbb14",
     "79cc34bc7104fdde",
     "79ef60187dabd07a",
+    "df53c37104b6da3e",
+    "b49e204de72d1f0d",
+    "ad6ac633827279fe",
+    "27c017511593cf86",
+    "30b8d5a10a348257",
+    "e50fd926e7221d77",
+    "36b54399ad255af3",
+    "788d7c36b828c351",
+    "d243486e953d6abd",
+    "67b90d6925dad3b7",
+    "2db5e5305f0ea738",
+    "7ef3a7fd19e335e3",
+    "4d8bd60639f55c75",
+    "731ebfdcab4b99d4",
+    "404c7aa57387a388",
+    "e2fa900818552215",
     "0d412e2f17e89c8b",
     "c899ddf9a18b3f73",
     "b3c7e9b764b5f731",
     "3d7f01fd3e0d5d41",
     "84d67e3532af741a",
+    "e806c53ff97c57cf",
+    "ba90411002b2ed57",
 ]
 
 
@@ -406,7 +433,155 @@ def test_the_special_fill_puts_one_value_into_one_statistic(mode, what):
 def test_running_variances_are_not_negative_and_far_from_one(fill, mode):
     inputs = generate(Problem.parse(f"infer,{mode},f64,nchw,4x64x2,fill={fill}"))
     assert (inputs.variance >= 0).all()
-    assert (inputs.variance > 0).all() == (fill != "constant")
+    assert (inputs.variance > 0).all() == (fill not in ("constant", "level"))
     if fill not in ("exact", "randn", "paired", "constant", "special"):
         return  # of data's own size
     assert not ((inputs.variance > 0.6) & (inputs.variance < 1.6)).any()
+
+
+# ---------------------------------------------------------------- one sign, few, not dyadic
+
+
+def channels_of(line):
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    return inputs, rows_of(problem, inputs.x).astype(np.float64)
+
+
+@pytest.mark.parametrize("fill", ["relu", "image", "sparse"])
+def test_given_statistics_are_those_of_the_fill(fill):
+    inputs, rows = channels_of(f"backward,spatial,f32,nchw,64x4x32x32,fill={fill}")
+    mean, deviation = rows.mean(axis=1)[::2], rows.std(axis=1)[::2]
+    assert inputs.saved_mean.ravel()[::2] == pytest.approx(mean, abs=0.05 * deviation.max())
+    assert 1 / inputs.saved_inv_variance.ravel()[::2] == pytest.approx(deviation, rel=0.25)
+
+
+def test_relu_image_and_sparse_are_what_they_say():
+    inputs, rows = channels_of("backward,spatial,f32,nchw,64x4x32x32,fill=relu")
+    assert (rows >= 0).all()
+    assert (inputs.dy >= 0).all()
+    assert 0.49 < (rows == 0).mean() < 0.51
+    _, rows = channels_of("train,spatial,f32,nchw,64x4x32x32,fill=image")
+    assert (rows[:, : rows.shape[1] // 2] == np.float32(0.9)).all()
+    assert len(np.unique(rows[:, rows.shape[1] // 2 :])) == 256
+    _, rows = channels_of("train,spatial,f32,nchw,64x4x32x32,fill=sparse")
+    assert 0.06 < (rows != 0).mean() < 0.067
+    assert (np.abs(rows).max(axis=1) > 20 * np.array([0.5, 3, 0.1, 8])).all()
+
+
+def test_level_has_no_binary_fractions():
+    _, rows = channels_of("train,spatial,f32,nchw,8x7x5x5,fill=level")
+    assert (rows[:6:2] == rows[:6:2, :1]).all()
+    assert rows[:6:2, 0].astype(np.float32).tolist() == [np.float32(v) for v in (0.1, -0.03, 0.07)]
+    assert (rows[1::2].std(axis=1) > 0.05).all()
+    estimates, _ = channels_of("infer,spatial,f32,nchw,8x7x5x5,fill=level")
+    assert (estimates.variance.ravel()[:6:2] == 0).all()
+
+
+def test_parameters_of_zero_below_zero_and_unset():
+    inputs = generate(Problem.parse("backward,spatial,f32,nchw,4x7x5,fill=randn,scale=zero,sign=negative"))
+    plain = generate(Problem.parse("backward,spatial,f32,nchw,4x7x5,fill=randn"))
+    assert (inputs.scale.ravel() == 0).tolist() == [True, False] * 3 + [False]
+    assert (inputs.saved_inv_variance.ravel() < 0).tolist() == [True, False] * 3 + [False]
+    np.testing.assert_array_equal(np.abs(inputs.saved_inv_variance), plain.saved_inv_variance)
+    inputs = generate(Problem.parse("train,spatial,bf16,nchw,4x7x5,fill=randn,factor=1,old=nan"))
+    assert np.isnan(inputs.mean).all()
+    assert np.isnan(inputs.variance).all()
+
+
+# ---------------------------------------------------------------- a file's
+
+
+def saved(folder, line, **changes):
+    """The tensors of a line in an archive, by the names of the call's arguments; and its problem."""
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    arrays = {
+        name: getattr(inputs, field) for name, (field, _, _, needed) in data.names(problem).items() if needed
+    } | changes
+    path = folder / "tensors.npz"
+    np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
+    return inputs, dataclasses.replace(problem, fill="file", data=str(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train,spatial,f32,nchw,4x3x5x2,fill=randn,beta=0.5",
+        "train,spatial,f16,nchw,4x3x5x2,fill=randn,running=0",
+        "infer,peract,f64,nchw,4x3x5x2,fill=randn",
+        "backward,spatial,f32,nhwc,4x3x5x2,fill=randn,beta_param=1",
+        "backward,spatial,f32,nchw,4x3x5x2,fill=randn,saved=0,beta=2",
+    ],
+)
+def test_a_file_gives_what_was_put_into_it(tmp_path, line):
+    inputs, problem = saved(tmp_path, line)
+    assert Problem.parse(str(problem)) == problem
+    again = generate(problem).arrays()
+    assert again.keys() == inputs.arrays().keys()
+    for name, values in inputs.arrays().items():
+        assert again[name].tobytes() == values.tobytes(), name
+
+
+def test_a_file_may_have_other_types_and_shapes(tmp_path):
+    line = "train,spatial,bf16,nchw,4x3x5x2,fill=randn"
+    inputs = generate(Problem.parse(line))
+    for x in (inputs.x.view(np.uint16), inputs.x, inputs.x.astype(np.float64)):
+        _, problem = saved(tmp_path, line, x=x, scale=inputs.scale.ravel(), bias=[1, 2, 3])
+        again = generate(problem)
+        assert again.x.tobytes() == inputs.x.tobytes()
+        assert again.bias.dtype == np.float32
+        assert again.bias.ravel().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": None, "bias": None}, ("without x, bias", "x, scale, bias, running_mean, running_variance, y (or not)")),
+        ({"gamma": np.ones(3)}, ("with gamma", "for train")),
+        ({"x": np.ones((4, 3, 5, 3))}, ("data: x", "4x3x5x3", "4x3x5x2, as the line says")),
+        ({"scale": np.ones(4)}, ("data: scale", "1x3x1x1")),
+        ({"scale": np.array(["a", "b", "c"])}, ("data: scale", "real numbers")),
+        ({"x": np.ones((4, 3, 5, 2), np.complex64)}, ("data: x", "real numbers")),
+    ],
+)
+def test_a_file_that_does_not_fit_says_why(tmp_path, changes, words):
+    _, problem = saved(tmp_path, "train,spatial,f32,nchw,4x3x5x2,fill=randn", **changes)
+    with pytest.raises(ArgumentError) as caught:
+        generate(problem)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 and no more", b"\x93NUMPY", b"\x80\x04N."])
+def test_what_is_no_archive_is_refused(tmp_path, content):
+    path = tmp_path / "tensors.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ArgumentError, match="a NumPy archive"):
+        generate(Problem.parse(f"train,spatial,f32,nchw,4x3x5x2,data={path}"))
+
+
+def test_a_file_s_tensors_are_judged_like_others(tmp_path):
+    _, problem = saved(tmp_path, "train,spatial,f32,nchw,8x3x5x4,fill=randn")
+    assert not sums_are_exact(problem)
+    assert run_case(problem, session()).status == Status.PASS
+    assert run_case(problem, session(bug="epsilon 1e-3")).status == Status.FAIL
+    assert run_case(dataclasses.replace(problem, data=str(tmp_path / "none.npz")), session()).status == Status.ERROR
+
+
+def test_the_command_takes_a_file_and_prints_drawn_seeds(tmp_path):
+    line = "train,spatial,f32,nchw,8x3x5x4,repeats=1"
+    _, problem = saved(tmp_path, line)
+
+    def run(*words):
+        return CliRunner().invoke(main, ["check", "--list", *words])
+
+    done = run("--case", line, "--data", problem.data)
+    assert done.exit_code == 0, done.output
+    assert f"fill=file,data={problem.data}" in done.output
+    done = run("--case", "backward,spatial,f32,nchw,8x3x5x4", "--data", problem.data)
+    assert done.exit_code == 2
+    assert "without dy" in done.output
+    done = run("--suite", "smoke", "--data", problem.data)
+    assert done.exit_code == 2
+    assert "with --case, which says what call the tensors are for" in done.output

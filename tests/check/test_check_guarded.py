@@ -1,16 +1,30 @@
 """What a kernel reads or writes outside of its arrays shows in the verdict."""
 
 import ctypes
+import signal
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
 
 from pybnorm import _arguments, devices
-from pybnorm.check import guarded
+from pybnorm.check import fence, guarded
 from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem
-from pybnorm.check.runner import Session, run_case
+from pybnorm.check.problem import Problem, expand
+from pybnorm.check.runner import Session, open_session, run_case
 from pybnorm.check.selftest.simulated import Kernels, array_of
+
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are fenced with Linux only")
+
+
+@pytest.fixture
+def onednn(need_device):
+    need_device("onednn")
+    session = open_session("onednn")
+    with session.handle:
+        yield session
 
 
 class Reads(Kernels):
@@ -83,3 +97,92 @@ def test_guards_are_nan_around_what_is_read_and_a_pattern_around_what_is_written
     read = {"x", "scale", "bias", "running_mean", "running_variance"}
     assert {name for name, ends in seen.items() if ends == {b"\xff" * 8}} == read
     assert {name for name, ends in seen.items() if ends == {b"\xa7" * 8}} == {"y", "saved_mean", "saved_inv_variance"}
+
+
+# ---------------------------------------------------------------- alignment
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2), ("f64", 8)])
+@pytest.mark.parametrize("misalign", [0, 1, 3])
+def test_every_array_is_off_by_so_many_elements(dtype, size, misalign):
+    seen = {}
+
+    class Looking(Kernels):
+        def forward_training(self, x, scale, bias, y, **options):
+            seen.update({"x": x, "scale": scale, "bias": bias, "y": y, **options})
+            super().forward_training(x, scale, bias, y, **options)
+
+    line = f"train,spatial,{dtype},nchw,2x3x4x5,fill=randn,misalign={misalign}"
+    assert result_of(line, Looking()).status == Status.PASS
+    for name, buffer in seen.items():
+        if hasattr(buffer, "pointer"):
+            assert buffer.pointer % 64 == misalign * buffer.dtype.itemsize, name
+    assert seen["x"].dtype.itemsize == size
+
+
+# ---------------------------------------------------------------- fences
+
+
+class Touches(Kernels):
+    """Reads or writes one byte at an offset from an array's start (before) or its end (behind)."""
+
+    def __init__(self, name, offset, write=False):
+        super().__init__()
+        self.name, self.offset, self.write = name, offset, write
+
+    def forward_training(self, x, scale, bias, y, **options):
+        buffer = {"x": x, "scale": scale, "bias": bias, "y": y, **options}[self.name]
+        size = _arguments.span(buffer.dims, buffer.strides) * buffer.dtype.itemsize
+        address = buffer.pointer + (self.offset if self.offset < 0 else size + self.offset)
+        place = ctypes.c_uint8.from_address(address)
+        if self.write:
+            place.value = 1
+        else:
+            assert place.value == 0xFF  # and is not used
+        super().forward_training(x, scale, bias, y, **options)
+
+
+@needs_linux
+@pytest.mark.parametrize("name", ["x", "scale", "y", "running_variance", "saved_mean"])
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize(
+    ("fence", "offset", "where"),
+    [
+        ("end", 0, "0 bytes behind its end"),
+        ("end", 40, "40 bytes behind its end"),
+        ("start", -1, "1 bytes before its start"),
+    ],
+)
+def test_a_touch_outside_of_an_array_is_told_as_what_it_is(name, write, fence, offset, where):
+    line = f"train,spatial,bf16,nchw,2x3x5x7,fill=randn,fence={fence},repeats=1"
+    result = result_of(line, Touches(name, offset, write))
+    assert result.status == Status.FAIL
+    assert result.message == f"{'wrote' if write else 'read'} outside of {name}: {where}"
+    assert result_of(line, Kernels()).status == Status.PASS
+    if not write and name in ("x", "scale", "running_variance"):  # a guard does not show a read that changes nothing
+        assert result_of(line.replace(f",fence={fence}", ""), Touches(name, offset)).status == Status.PASS
+
+
+@needs_linux
+def test_a_fault_elsewhere_ends_the_process_as_before(tmp_path):
+    code = (
+        "import ctypes, numpy as np; from pybnorm.check.fence import Fence, watched\n"
+        "with watched([Fence('x', np.zeros(9, np.uint8), 'end')]): ctypes.string_at(8)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == -signal.SIGSEGV
+
+
+def test_a_gpu_has_no_pages_to_fence():
+    assert "only the memory of a CPU" in fence.reason(2)
+    session = Session("onednn", Kernels(), types.SimpleNamespace(device_type=2))
+    result = run_case(Problem.parse("train,spatial,f32,nchw,2x3x4x5,fence=end"), session)
+    assert result.status == Status.UNSUPPORTED
+    assert result.message.startswith("fence=end: only the memory of a CPU")
+
+
+@needs_linux
+@pytest.mark.parametrize("word", ["train", "infer", "backward"])
+def test_onednn_stays_inside_of_its_arrays(word, onednn):
+    for problem in expand(f"{word},spatial,f32/bf16,nchw/nhwc,2x3x4x5/1x17x3x7,fill=randn,fence=start/end,repeats=1"):
+        assert run_case(problem, onednn).status == Status.PASS, str(problem)

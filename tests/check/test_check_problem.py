@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pybnorm
 from pybnorm.check import problem as language
-from pybnorm.check.problem import FILLS, OPTIONS, Problem, expand, load_suite, read_suite, select
+from pybnorm.check.problem import CHOICES, FILLS, OPTIONS, Problem, expand, load_suite, read_suite, select
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -45,7 +45,7 @@ def problems(draw):
     repeats = draw(st.integers(1, 1000))
     drawn = {
         "kappa": draw(held(0, 1e6)) if fill in ("randn", "sqrteps") else 0.0,
-        "magnitude": draw(st.none() | st.floats(1e-30, 6e4)) if fill in ("range", "constant") else None,
+        "magnitude": draw(st.none() | st.floats(1e-30, 6e4)) if fill in ("range", "constant", "level") else None,
         "alpha": draw(finite),
         "beta": draw(finite),
         "alpha_param": draw(finite),
@@ -58,6 +58,11 @@ def problems(draw):
         "inplace": draw(st.booleans()),
         "bitwise": draw(st.booleans()) and repeats > 1,
         "inverse": draw(st.booleans()),
+        "scale": draw(st.sampled_from(CHOICES["scale"])),
+        "old": draw(st.sampled_from(CHOICES["old"])),
+        "sign": draw(st.sampled_from(CHOICES["sign"])),
+        "fence": draw(st.sampled_from(CHOICES["fence"])),
+        "misalign": draw(st.integers(0, 63)),
         "repeats": repeats,
         "streams": draw(st.integers(1, min(8, repeats))),
         "seed": draw(st.integers(0, 2**64 - 1)),
@@ -70,10 +75,17 @@ def problems(draw):
         drawn["residual"] = draw(st.booleans()) and bool(drawn["activation"])
         if drawn["activation"] == Activation.CLAMP:
             drawn["low"] = draw(st.floats(-4, 1, width=16))
+    if drawn["old"] == "nan":
+        drawn |= {"running": True, "factor": 1.0}
+    if drawn["sign"] == "negative":
+        drawn["saved"] = True
+    if drawn["fence"] == "end":
+        drawn["misalign"] = 0
     allowed = OPTIONS[operation]
     mode = draw(st.sampled_from(list(Mode)))
     m = dims[0] if mode == Mode.PER_ACTIVATION else math.prod(dims) // dims[1]
-    assume(fill not in ("constant", "special") or math.prod(dims) // m > 1)
+    one_stays = fill in ("constant", "special", "level") or drawn["scale"] == "zero"
+    assume(not one_stays or math.prod(dims) // m > 1)
     assume(not (m == 1 and operation == Operation.FORWARD_TRAINING and drawn["running"]))
     return Problem(
         operation,
@@ -153,7 +165,7 @@ def test_the_parameter_dtype_of_a_line_is_taken():
     ("line", "token", "allowed"),
     [
         ("train,spatial,f32,nchw,2x3,fill=sqrteps,eps=0", "0.0", "fill=sqrteps"),
-        ("train,spatial,f32,nchw,2x3,magnitude=2", "2.0", "fill=range/constant only (fill=exact)"),
+        ("train,spatial,f32,nchw,2x3,magnitude=2", "2.0", "fill=range/constant/level only (fill=exact)"),
         ("train,spatial,f32,nchw,2x3,fill=range,magnitude=0", "0.0", "> 0 that f32 can hold"),
         ("train,spatial,f16,nchw,2x3,fill=range,magnitude=7e4", "70000.0", "> 0 that f16 can hold"),
         ("train,spatial,f32,nchw,4x1x2,fill=special", "special", "two statistics"),
@@ -368,8 +380,41 @@ def test_the_smallest_suites_cover_every_operation_mode_dtype_layout_and_option(
         assert {p.layout for p in own} >= {Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST}
         assert {p.mode for p in own} >= {Mode.SPATIAL, Mode.PER_ACTIVATION}
         assert {len(p.dims) for p in own} >= {2, 4, 5}
-        for option in set(options) - {"seed"}:
+        for option in set(options) - {"seed", "data", "fence"}:
             assert len({getattr(p, option) for p in own}) > 1, (operation, option)
     assert {p.mode for p in suite} == set(Mode)
     assert {p.layout for p in suite} == set(Layout)
     assert all(p.m < 2**14 for p in suite)
+
+
+def test_a_random_seed_is_drawn_and_printed():
+    lines = {str(Problem.parse("train,spatial,f32,nchw,4x3x5,seed=random")) for _ in range(3)}
+    assert len(lines) == 3
+    for line in lines:
+        assert re.fullmatch(r"train,spatial,f32,nchw,4x3x5,seed=\d+", line)
+        assert str(Problem.parse(line)) == line
+
+
+def test_the_name_of_a_file_may_have_folders():
+    (problem,) = expand("train,spatial,f32,nchw,4x3x5,data=one/two.npz")
+    assert (problem.fill, problem.data) == ("file", "one/two.npz")
+    assert Problem.parse(str(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ("fill=file", "data=FILE.npz with fill=file"),
+        ("fill=randn,data=a.npz", "data=FILE.npz with fill=file"),
+        ("scale=one", "drawn | zero"),
+        ("fence=middle", "start | end"),
+        ("fence=end,misalign=1", "0 with fence=end"),
+        ("misalign=64", "integer from 0 to 63"),
+        ("old=nan", "running=1 and factor=1"),
+        ("seed=any", "an integer from 0 to"),
+    ],
+)
+def test_options_of_data_and_memory_say_what_they_take(options, allowed):
+    with pytest.raises(ArgumentError) as caught:
+        Problem.parse(f"train,spatial,f32,nchw,4x3x5,{options}")
+    assert allowed in str(caught.value)

@@ -11,7 +11,20 @@ from pybnorm.check import problem as language
 from pybnorm.check.problem import FILLS, OPTIONS, Problem, packaged_suites
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-GENERAL = ("smoke", "standard", "product", "full", "algorithms", "networks", "edges", "bugs", "bugs-big", "large")
+GENERAL = (
+    "smoke",
+    "standard",
+    "product",
+    "full",
+    "algorithms",
+    "networks",
+    "edges",
+    "bugs",
+    "bugs-big",
+    "large",
+    "fence",
+    "random",
+)
 NETWORKS = (
     *("resnet18", "resnet50", "vgg16_bn", "mobilenet_v2", "densenet121"),
     *("googlenet", "inception_v3", "efficientnet_b0", "unet3d"),
@@ -83,9 +96,9 @@ def test_the_standard_suite_covers_every_combination():
             assert {p.layout for p in own} == set(Layout), where
             assert {p.mode for p in own} == set(Mode), where
             assert {len(p.dims) for p in own} >= {2, 3, 4, 5}, where
-            for option in set(options) - {"magnitude", "params", "repeats", "streams"}:
+            for option in set(options) - {"magnitude", "params", "repeats", "streams", "data", "fence"}:
                 assert len({getattr(p, option) for p in own}) > 1, (*where, option)
-        for option in options:
+        for option in set(options) - {"data", "fence"}:
             assert len({getattr(p, option) for p in suite if p.operation == operation}) > 1, (operation, option)
     assert {len(p.dims) for p in suite} == set(range(2, 9))
     remainders = {(p.m % 8 == 0, p.m % 2 == 0) for p in suite if p.fill == "exact"}
@@ -178,3 +191,21 @@ def test_a_network_is_asked_for_every_operation_dtype_and_layout_of_frameworks(n
         own = {(p.operation, p.dtype, p.layout) for p in suite if p.dims == dims and p.mode == Mode.SPATIAL}
         assert own == {(o, d, layout) for o in OPTIONS for d in dtypes for layout in layouts}
         assert math.prod(dims) < 8e6
+
+
+def test_the_fence_suite_has_both_ends_and_every_alignment():
+    suite = load_suite("fence")
+    assert all(p.fence for p in suite)
+    for operation in OPTIONS:
+        for dtype in (DataType.FLOAT32, DataType.BFLOAT16):
+            own = [p for p in suite if p.operation == operation and p.dtype == dtype]
+            assert {p.fence for p in own} == {"start", "end"}
+            assert {p.misalign for p in own} >= set(range(16))
+            assert {p.layout for p in own} == set(Layout)
+
+
+def test_the_random_suite_draws_its_seeds():
+    first, second = (language.load_suite("random") for _ in range(2))
+    assert {str(p).partition(",seed=")[0] for p in first} == {str(p).partition(",seed=")[0] for p in second}
+    assert not set(first) & set(second)
+    assert "seed=random" in text_of("random")

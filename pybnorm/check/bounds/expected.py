@@ -267,7 +267,7 @@ class Expected:
                 yield dy * ((np.abs(x) + np.abs(mean)) * r if one_pass else np.abs(x - mean) * r)
 
             sums = reference.reduce_blocks(
-                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean, self._inverse)
+                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean, np.abs(self._inverse))
             )
             self._sums[one_pass] = sums[0], sums[1]
         return self._sums[one_pass]
@@ -281,7 +281,7 @@ class Expected:
         d, u = self.deviations(tier), self.precision.u
         total, weighted = self._absolute_sums(tier.one_pass)
         dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
-        r, reach = self._inverse, self.precision.reach
+        r, reach = np.abs(self._inverse), self.precision.reach
         with np.errstate(all="ignore"):
             terms = 16.0 if tier.recurrence else tier.h + 4
             if tier.exact and not self.problem.recomputes:
@@ -327,14 +327,15 @@ class Expected:
         parameters = [self._mean, *made_of]
         sources, end = len(arrays), len(parameters)
         scale = inputs.scale.astype(np.float64)
+        size = np.abs(self._inverse)  # of a given one, which may have any sign
         # the largest factor that a kernel may put before a term, in whatever order it multiplies
-        factor = np.maximum(1, np.abs(scale)) * np.maximum(1, self._inverse)
+        factor = np.maximum(1, np.abs(scale)) * np.maximum(1, size)
         if output == "y":
-            parameters += [self._inverse, scale, inputs.need("bias"), p.reach / factor]
+            parameters += [size, scale, inputs.need("bias"), p.reach / factor]
         else:
             sums = self._absolute_sums(False)
             lost = m * factor * (sums[0] + sums[1]) > p.reach
-            parameters += [self._inverse, scale, self._parameters["dscale"], self._parameters["dbias"]]
+            parameters += [size, scale, self._parameters["dscale"], self._parameters["dbias"]]
         first = len(parameters)
         undecided = []
         for tier in classes:

@@ -23,8 +23,8 @@ certain. NaN where the definition says infinity, infinity where it says NaN, are
 differ there (Welford's recurrence makes inf - inf of an infinite mean).
 
 A right library may skip what has no weight: alpha = 0, the batch's statistics at a factor of 0, the old ones at a
-factor of 1. Running statistics may then be NaN or what there is without it; any other value is FAIL. Open is y or dx of
-alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0.
+factor of 1. Running statistics are then what there is without it, or NaN, which is WARN; any other value is FAIL. Open
+is y or dx of alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from pybnorm.check.bounds.classes import Tier
 from pybnorm.check.bounds.expected import Expected, Part
+from pybnorm.check.problem import DATA_OUTPUTS
 from pybnorm.enums import Operation
 
 __all__ = ["Finding", "Findings", "find"]
@@ -87,7 +88,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
         The loosest class, whose bound says whether a finite value is certainly beyond the range of its type.
     """
     tainted, nan, open_ = _certain(expected, output)
-    data = output in ("y", "dx")
+    data = output in DATA_OUTPUTS
     p = expected.precision
     largest = p.max_out if data else p.max_param
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
@@ -115,6 +116,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
                 ((must_nan | either | beyond) & ends, True, _SATURATED),
                 (beyond & in_range & ~ends, True, "finite where infinity must come out"),
                 (weightless & in_range & _other(expected, output, values, tier, weightless), True, _WEIGHTLESS),
+                (weightless & not_a_number & ~finite, False, "NaN of statistics that have no weight, which were read"),
                 (must_nan & infinite, True, "infinite where NaN must come out"),
                 ((beyond & infinite & opposite) | (other_sign & signed), True, "infinite with the wrong sign"),
                 (other_sign & (not signed), False, "infinite with another sign than the definition's"),
@@ -178,7 +180,8 @@ def _certain(expected: Expected, output: str) -> tuple[Array, Array, Array]:
     with np.errstate(all="ignore"):
         result = marks(expected, output)
         alpha, beta, prior = expected.blend(output)
-        open_ = np.asarray(result.open) | (result.reached & (alpha == 0))
+        # what an activation makes of NaN is not fixed
+        open_ = np.asarray(result.open) | (result.reached & (alpha == 0 or bool(expected.problem.activation)))
         reached, nan = result.reached, result.nan
         if beta != 0 and prior is not None:
             reached, nan = reached | ~np.isfinite(prior), nan | np.isnan(prior)
@@ -242,8 +245,9 @@ def _training(expected: Expected, output: str) -> _Marks:
 def _inference(expected: Expected, output: str) -> _Marks:
     inputs = expected.inputs
     _, inverse = expected.statistics
-    x, mean, scale = _of(inputs.x), _of(inputs.need("mean")), _of(inputs.scale)
-    root = _Marks(np.isnan(inverse), np.isnan(inverse))
+    centre, scale = expected.statistics[0], _of(inputs.scale)
+    x, mean = _of(inputs.x), _of(centre)
+    root = _of(inverse) if expected.problem.inverse else _Marks(np.isnan(inverse), np.isnan(inverse))
     gain = inputs.scale.astype(np.float64) * inverse
     nothing = _Marks(False, (x.reached | mean.reached) & (gain == 0))
     return x | mean | root | scale | _of(inputs.need("bias")) | nothing

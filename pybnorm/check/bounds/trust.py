@@ -145,7 +145,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         return name, problem, _changed(problem, inputs, name, change)
 
     def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
-        changes: dict[str, Any] = {name: value}
+        changes: dict[str, Any] = {name: value, "old": "drawn"}  # the inputs are there already
         return name, dataclasses.replace(problem, **changes), inputs
 
     last_channel = inputs.x.reshape(inputs.x.shape[0], inputs.x.shape[1], -1)[:, -1].astype(np.float64)
@@ -159,7 +159,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
     if shows_x or shows_normal or updates:
         yield array("x", lambda value: value + spread)
     if problem.alpha and not normal_is_zero and not (backward and dx_is_zero):
-        yield array("scale", lambda value: 1.5 * value)
+        yield array("scale", lambda value: np.where(value == 0, 1.0, 1.5 * value))
     if (
         problem.fill in _SHOW_EPSILON
         and not ((backward and problem.saved) or problem.inverse)
@@ -176,13 +176,13 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
     reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha and not problem.inverse
     reads_running = updates and problem.factor != 1
     if reads_statistics or reads_running:
-        deviation = math.sqrt(float(inputs.need("variance").astype(np.float64).flat[-1]))
+        deviation = math.sqrt(abs(float(inputs.need("variance").astype(np.float64).flat[-1]))) or 1.0
         yield array("mean", lambda value: value + deviation)
         yield array("variance", lambda value: 4 * value if value < 1e30 else value / 4)
-    if updates:
+    if updates and problem.old == "drawn":
         yield option("factor", problem.factor / 2 if problem.factor else 0.5)
     if (backward and problem.saved) or (problem.inverse and problem.alpha):
-        one_deviation = 1 / float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1])
+        one_deviation = 1 / (float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1]) or 1.0)
         yield array("saved_mean", lambda value: value + one_deviation)
         yield array("saved_inv_variance", lambda value: 1.5 * value)
     if not (backward and (normal_is_zero or dx_is_zero)):

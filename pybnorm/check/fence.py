@@ -1,0 +1,166 @@
+"""Memory of the CPU between pages without access: a read or write outside of an array is caught and named.
+
+The guards of `pybnorm.check.guarded` see a write beside an array, and a read that changes a result. A page without
+access sees every touch. A handler of the fault notes the address, opens the page for reading, later for writing, and
+lets the kernel go on, so that the process lives, and one run names all arrays that are left.
+
+Only with Linux: `mprotect`, and a handler that is told the address, through ctypes. The handler is Python code, which
+runs in whatever thread the fault is in and needs the interpreter; a vendor call is made without its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm._arrays import CPU, Buffer
+from pybnorm.devices.cpu import Allocation
+from pybnorm.enums import DataType
+
+__all__ = ["Fence", "reason", "watched"]
+
+Array = npt.NDArray[Any]
+
+_WIDTH = 16 * mmap.PAGESIZE
+"""Bytes without access at each end."""
+_NONE, _READ, _WRITE = 0, 1, 3
+_SIGINFO = 4
+_ADDRESS = 16 if ctypes.sizeof(ctypes.c_void_p) == 8 else 12
+"""Where ``siginfo_t`` has the address of a fault."""
+
+
+class _Action(ctypes.Structure):
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong)))),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    ]
+
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def reason(device_type: int) -> str:
+    """Why there can be no fence, or nothing."""
+    if device_type != CPU:
+        return "only the memory of a CPU has pages that can be fenced"
+    return "" if sys.platform.startswith("linux") else "pages can be fenced with Linux only"
+
+
+class _Touch(NamedTuple):
+    address: int
+    thread: int
+
+
+class Fence:
+    """Memory for `image`, with a fence at each end; the image lies against the one that `side` names.
+
+    Parameters
+    ----------
+    name : str
+        What to call it in a message.
+    image : ndarray of uint8
+    side : str
+        ``"end"``: against the fence behind it; ``"start"``: against the one before it.
+    """
+
+    def __init__(self, name: str, image: Array, side: str) -> None:
+        self.name = name
+        inner = -(-max(image.size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._mapping = mmap.mmap(-1, inner + 2 * _WIDTH)
+        whole = np.frombuffer(self._mapping, np.uint8)
+        whole[:] = 0xFF  # NaN, for a read that goes on
+        self._base = int(whole.ctypes.data)
+        self._ends = self._base, self._base + _WIDTH + inner
+        self.first = self._base + _WIDTH + (inner - image.size if side == "end" else 0)
+        self.size = image.size
+        start = self.first - self._base
+        whole[start : start + image.size] = image
+        self.buffer = Buffer(
+            self.first,
+            (image.size // 2,),
+            (1,),
+            DataType.FLOAT16,
+            CPU,
+            0,
+            True,
+            Allocation(whole, self.first, image.size, np.dtype(np.float16)),
+        )
+        self._access = [_NONE, _NONE]
+        self._touches: set[_Touch] = set()
+        self.found: list[str] = []
+        for low in self._ends:
+            _protect(low, _NONE)
+
+    def meets(self, address: int) -> bool:
+        """Note a fault, and open the page for what was tried; False where the address lies elsewhere."""
+        for number, low in enumerate(self._ends):
+            if not low <= address < low + _WIDTH:
+                continue
+            touch = _Touch(address, threading.get_ident())
+            # the same again, though it may be read by now: it is written
+            written = self._access[number] == _READ and touch in self._touches
+            self._touches.add(touch)
+            if self._access[number] == _NONE or written:
+                self.found.append(self._sentence(address, written))
+                self._access[number] = _WRITE if written else _READ
+                _protect(low, self._access[number])
+            return True
+        return False
+
+    def _sentence(self, address: int, written: bool) -> str:
+        behind = address >= self.first + self.size
+        away = address - self.first - self.size if behind else self.first - address
+        where = f"{away} bytes behind its end" if behind else f"{away} bytes before its start"
+        return f"{'wrote' if written else 'read'} outside of {self.name}: {where}"
+
+    def told(self) -> list[str]:
+        """What was found; of a write, the read that it was taken for first is left out."""
+        written = {text.removeprefix("wrote") for text in self.found if text.startswith("wrote")}
+        return [text for text in self.found if text.startswith("wrote") or text.removeprefix("read") not in written]
+
+
+@functools.cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    library.sigaction.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    return library
+
+
+def _protect(low: int, access: int) -> None:
+    if _libc().mprotect(low, _WIDTH, access):
+        raise MemoryError(f"mprotect: error {ctypes.get_errno()}")
+
+
+@contextlib.contextmanager
+def watched(fences: list[Fence]) -> Iterator[None]:
+    """Catch what touches the fences inside a ``with`` block; any other fault ends the process as it would have."""
+    if not fences:
+        yield
+        return
+    libc, before = _libc(), _Action()
+
+    def met(number: int, info: int, _: int) -> None:
+        address = ctypes.c_void_p.from_address(info + _ADDRESS).value or 0
+        if not any(fence.meets(address) for fence in fences):
+            libc.sigaction(number, ctypes.addressof(before), None)  # and the fault comes again
+
+    handler = _HANDLER(met)
+    action = _Action(ctypes.cast(handler, ctypes.c_void_p).value, flags=_SIGINFO)
+    libc.sigaction(signal.SIGSEGV, ctypes.addressof(action), ctypes.addressof(before))
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGSEGV, ctypes.addressof(before), None)
