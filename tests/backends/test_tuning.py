@@ -236,7 +236,7 @@ def test_every_argument_of_a_plan_reaches_the_choice(handle, monkeypatch):
         for operation, name in METHODS.items():
             method = getattr(handle, name)
             seen.clear()
-            left_out = ("x", "tune", "alpha_data", "beta_data")  # the last two are old names
+            left_out = ("x", "tune", "alpha_data", "beta_data", "unknown")  # old names, and names that are none
             given = {p: object() for p in inspect.signature(method).parameters if p not in left_out}
             plan = method(x, **given, tune=True)
             assert seen == given | {"x": x}, operation
