@@ -588,7 +588,9 @@ def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[fl
     given = {"low": low, "high": high}
     default = {name: limits.get(kind) for name, limits in LIMITS.items()}
     low, high = (
-        default[name] if value is None or (default[name] is None and value == 0) else value
+        default[name]
+        if value is None or (default[name] is None and type(value) in (int, float) and not value)
+        else value
         for name, value in given.items()
     )
     return low, high
