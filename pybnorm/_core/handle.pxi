@@ -12,9 +12,9 @@ cdef class _HandleLife:
     cdef int device_id  # -1 if it is not known
     cdef uint64_t serial  # which of this process's handles it is: an address may come again
     cdef bint several  # whether there are other devices, whose memory may be given
-    # Lock order. Held during a vendor's call, and while plans and descriptors are made or kept. Arrays are read before it
-    # is taken: their protocols may wait for another thread, which may wait for this lock. No other handle's lock and not
-    # `_load_lock` is taken while it is held, so no two threads can wait for one another.
+    # Lock order. Held during a vendor's call, and while plans and descriptors are made or kept. Arrays are read before
+    # it is taken: their protocols may wait for another thread, which may wait for this lock. No other handle's lock and
+    # not `_load_lock` is taken while it is held, so no two threads can wait for one another.
     cdef _Lock lock
     cdef Cache descriptors
     cdef Cache plans
@@ -272,7 +272,8 @@ cdef class _HandleLife:
             raise errors.ArgumentError(
                 "handle",
                 "a handle made before fork()",
-                "one made in this process, as threads do not survive a fork" if self.table.device_type == PBN_DEVICE_CPU else
+                "one made in this process, as threads do not survive a fork"
+                if self.table.device_type == PBN_DEVICE_CPU else
                 "one of a process started by multiprocessing's spawn or forkserver: device contexts do not survive a "
                 "fork, and this process cannot make others",
             )

@@ -1,9 +1,9 @@
 # A handle's calls on arrays: plans, kept by the handle.
 #
 # The key of such a plan is all that decides it: the operation, the algorithm, the key of each data tensor (`describe`:
-# device, dtype, shape, strides, alignment), mode and scalars, which statistics are there, the activation. Parameters are
-# not part of it: their shape and dtype follow from x and the mode, and every call checks them. The values of arrays and
-# their addresses are not, either: a plan is run on any.
+# device, dtype, shape, strides, alignment), mode and scalars, which statistics are there, the activation. Parameters
+# are not part of it: their shape and dtype follow from x and the mode, and every call checks them. The values of arrays
+# and their addresses are not, either: a plan is run on any.
 
 cdef class _HandleCalls(_HandleArrays):
     """The calls on arrays."""
