@@ -1532,9 +1532,11 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
     if (call->running_mean != NULL) {
         float *running_mean = call->running_mean, *running_variance = call->running_variance;
         const double keep = 1 - call->factor, unbiased = (double)m / (double)(m - 1);
-        EACH_PARAMETER(p, u, v) {
-            running_mean[u] = (float)(keep * running_mean[u] + call->factor * mean[v]);
-            running_variance[u] = (float)(keep * running_variance[u] + call->factor * unbiased * variance[v]);
+        EACH_PARAMETER(p, u, v) { /* what is replaced whole may be memory that nobody set */
+            const double old_mean = keep == 0 ? 0 : keep * running_mean[u];
+            const double old_variance = keep == 0 ? 0 : keep * running_variance[u];
+            running_mean[u] = (float)(old_mean + call->factor * mean[v]);
+            running_variance[u] = (float)(old_variance + call->factor * unbiased * variance[v]);
         }
     }
     if (call->saved_mean != NULL) {

@@ -134,7 +134,7 @@ def forward_training(
     epsilon : float
         Finite, at least 0.
     exponential_average_factor : float
-        From 0 to 1. The formula is taken literally: a running NaN stays NaN even with factor 1.
+        From 0 to 1. A factor of 1 replaces the running statistics unread.
     running_mean, running_variance : ndarray, optional
         Derived shape. Both or neither. They are not written unless `out` names them.
     unbiased : bool
@@ -192,8 +192,8 @@ def forward_training(
         batch = {"saved_mean": mean, "saved_inv_variance": inv_variance, "variance": variance}
         if running:
             estimate = squares / (walk.count - 1) if unbiased else variance
-            batch["running_mean"] = _blend(factor, mean, 1.0 - factor, old["running_mean"], index)
-            batch["running_variance"] = _blend(factor, estimate, 1.0 - factor, old["running_variance"], index)
+            for name, values in (("running_mean", mean), ("running_variance", estimate)):
+                batch[name] = _blend(factor, values, 1.0 - factor, None if factor == 1 else old[name], index)
         for name, values in batch.items():
             results[name].store(index, values)
         with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754

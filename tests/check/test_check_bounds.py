@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pybnorm import devices, reference
-from pybnorm.check import runner
+from pybnorm.check import judging, runner
 from pybnorm.check.bounds import (
     TRUNCATED,
     UNBIASED,
@@ -203,8 +203,8 @@ def once_per_problem(monkeypatch):
 
         return kept
 
-    for name in ("generate", "Expected", "untrusted"):
-        monkeypatch.setattr(runner, name, keeping_the_last(getattr(runner, name)))
+    for module, name in ((runner, "generate"), (runner, "Expected"), (judging, "untrusted")):
+        monkeypatch.setattr(module, name, keeping_the_last(getattr(module, name)))
 
 
 EXCUSES = ("as another order of operations may", "have no weight", "single-pass cancellation", "the one-pass bound")

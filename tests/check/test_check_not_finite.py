@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from pybnorm import reference
 from pybnorm.check.bounds import Expected, Status, judge, not_finite, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import execute, run_case
+from pybnorm.check.runner import execute, open_session, run_case
 from pybnorm.check.selftest import rows
 from pybnorm.check.selftest.simulated import STYLES, Kernels, session
 from pybnorm.check.verdicts import judge_call
@@ -285,3 +286,19 @@ def test_findings_name_the_first_element():
     (finding,) = found.found
     assert finding.index == tuple(where[0])
     assert str(finding).endswith(f"(first at {finding.index}: 0, definition {finding.right:g})")
+
+
+def test_a_factor_of_1_replaces_running_statistics_unread(need_device):
+    """One rule: of the reference's forward training, of `gather_stats`, and of oneDNN."""
+    problem = Problem.parse("train,spatial,f32,nchw,4x6x5x3,fill=randn,factor=1,old=nan")
+    inputs = generate(problem)
+    unset = {"running_mean": inputs.mean, "running_variance": inputs.variance}
+    right = reference.forward_training(
+        inputs.x, inputs.scale, inputs.bias, epsilon=1e-5, exponential_average_factor=1.0, **unset
+    )
+    assert np.isfinite(right.running_mean).all()
+    assert np.isfinite(right.running_variance).all()
+    need_device("onednn")
+    onednn = open_session("onednn")
+    with onednn.handle:
+        assert run_case(problem, onednn).status == Status.PASS
