@@ -351,7 +351,7 @@ class Problem:
         if "," in self.data:
             raise ArgumentError("data", self.data, "a name without commas, which separate the options of a line")
         for name, words in CHOICES.items():
-            if getattr(self, name) not in words:
+            if _arguments.text(getattr(self, name), name) not in words:
                 raise ArgumentError(name, getattr(self, name), _choice(filter(None, words)))
 
     def _check_magnitude(self, put: Callable[[str, object], None]) -> None:

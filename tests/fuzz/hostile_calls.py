@@ -500,6 +500,7 @@ GOOD: dict[str, dict[str, Any]] = {
             "operation": is_(pybnorm.Operation.FORWARD_TRAINING),
             "dtype": is_("f32"),
             "strides": LEFT,
+            "scale": LEFT,
             "saved": is_(True),
         },
         **{"name_or_path": is_("smoke"), "cases": is_(["train,spatial,f32,nchw,2x3x2x2"]), "suites": is_([])},
