@@ -120,7 +120,10 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
     info.version, info.path = tuple(library.version), library.path
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
     try:
-        info.device = (session or open_session(backend)).device.name
+        opened = session or open_session(backend)
+        info.device = opened.device.name
+        if session is None:
+            opened.handle.close()
         info.driver = devices.driver(library.device_type)
     except Exception as error:
         info.problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -128,6 +128,7 @@ def _ordinary(problem: Problem) -> bool:
         or problem.inplace
         or problem.activation
         or problem.inverse
+        or problem.misalign
     ):
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):

@@ -68,6 +68,20 @@ def test_results_beyond_the_range_are_infinite(style):
             assert result.status == Status.PASS, (str(problem), result)
 
 
+def test_a_kernel_that_multiplies_by_alpha_first_may_overflow_on_the_way():
+    problem, inputs, outputs = outputs_of("infer,spatial,f32,nchw,4x6x5x3,fill=randn,alpha=2e+38")
+    expected = Expected(problem, inputs)
+    inverse = 1 / np.sqrt(inputs.variance.astype(np.float64) + problem.eps)
+    with np.errstate(all="ignore"):
+        factor = (problem.alpha * inputs.scale * inverse * 4).astype(np.float32)
+        y = ((inputs.x - inputs.mean) / 4 * factor + np.float32(problem.alpha) * inputs.bias).astype(np.float32)
+    right = outputs["y"]
+    assert np.isfinite(right[~np.isfinite(y)]).any()  # the order alone makes these
+    assert judge(expected, "y", y).status in (Status.PASS, Status.WARN)
+    wrong = np.where(np.isfinite(y), y * np.float32(0.999), y)
+    assert judge(expected, "y", wrong).status == Status.FAIL
+
+
 # ---------------------------------------------------------------- swallowed, spread, saturated
 
 

@@ -1167,6 +1167,12 @@ PBN_THERE(cudnn_plan_create, (pbn_handle * handle, const pbn_call *call, const c
           (handle, call, algorithm, plan))
 PBN_THERE(cudnn_plan_run, (pbn_handle * handle, pbn_plan *plan, const pbn_call *call), (handle, plan, call))
 
+static int cudnn_plan_create_or_none(pbn_handle *handle, const pbn_call *call, const char *algorithm,
+                                     pbn_plan **plan) {
+    *plan = NULL;
+    return algorithm == NULL ? PBN_OK : cudnn_plan_create_there(handle, call, algorithm, plan);
+}
+
 static void cudnn_plan_destroy_there(pbn_plan *plan) {
     int before;
     go_to(plan != NULL ? plan->context : NULL, &before); /* whether or not it is still there */
@@ -1218,7 +1224,7 @@ const pbn_backend pbn_backend_cudnn = {
     .relu_backward = cudnn_relu_backward_there,
     .algorithms = algorithm_names,
     .numbered = numbered_names,
-    .plan_create = cudnn_plan_create_there,
+    .plan_create = cudnn_plan_create_or_none, /* planning saves the entry points nothing */
     .plan_info = cudnn_plan_info,
     .plan_run = cudnn_plan_run_there,
     .plan_destroy = cudnn_plan_destroy_there,

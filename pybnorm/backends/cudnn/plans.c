@@ -520,11 +520,9 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     const rule *last;
     pbn_plan *p;
     int status = PBN_OK;
-    if (handle == NULL || call == NULL || plan == NULL)
+    if (handle == NULL || call == NULL || plan == NULL || algorithm == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     *plan = NULL;
-    if (algorithm == NULL)
-        return PBN_OK; /* the entry points plan nothing */
     missing = operation_tensors_missing(call);
     if (missing != NULL)
         return pbn_refuse(PBN_E_ARGUMENT, missing);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -303,6 +304,10 @@ class Expected:
             prior = inputs.prior_scale if output == "dscale" else inputs.prior_bias
             return problem.alpha_param, problem.beta_param, prior
         return 1.0, 0.0, None
+
+    def overflows(self, output: str) -> bool:
+        """Whether a kernel that multiplies by alpha first may overflow where the result is in range."""
+        return abs(self.blend(output)[0]) > math.sqrt(self.precision.reach)
 
     def kappa(self, index: tuple[int, ...]) -> float:
         """\\|mean\\| / standard deviation of the statistic that the element at `index` of any output belongs to."""

@@ -24,7 +24,9 @@ differ there (Welford's recurrence makes inf - inf of an infinite mean).
 
 A right library may skip what has no weight: alpha = 0, the batch's statistics at a factor of 0, the old ones at a
 factor of 1. Running statistics are then what there is without it, or NaN, which is WARN; any other value is FAIL. Open
-is y or dx of alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0.
+is y or dx of alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0. With an
+alpha beyond the square root of the range, kernels that multiply by it first overflow on the way: NaN and infinity of
+either sign are then right in another order, and finite values alone are judged.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     data = output in DATA_OUTPUTS
     p = expected.precision
     largest = p.max_out if data else p.max_param
+    overflows = expected.overflows(output)
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
     result = Findings()
     for part in expected.parts(output, got, (tier,)):
@@ -111,6 +114,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
                 lost = finite & np.isinf(bound) & (expected.problem.factor == 0)
                 weightless = (~finite & here[0] & here[2]) | lost
             other_sign = infinite & np.isinf(right) & either & opposite
+            wrong_sign = (beyond & infinite & opposite) | (other_sign & signed)
             kinds = (
                 ((must_nan | either) & in_range & ~ends, True, _SWALLOWED),
                 ((must_nan | either | beyond) & ends, True, _SATURATED),
@@ -118,8 +122,8 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
                 (weightless & in_range & _other(expected, output, values, tier, weightless), True, _WEIGHTLESS),
                 (weightless & not_a_number & ~finite, False, "NaN of statistics that have no weight, which were read"),
                 (must_nan & infinite, True, "infinite where NaN must come out"),
-                ((beyond & infinite & opposite) | (other_sign & signed), True, "infinite with the wrong sign"),
-                (other_sign & (not signed), False, "infinite with another sign than the definition's"),
+                (wrong_sign & (not overflows), True, "infinite with the wrong sign"),
+                ((other_sign & (not signed)) | (wrong_sign & overflows), False, _OTHER_SIGN),
                 ((beyond | (either & np.isinf(right))) & not_a_number, False, _NAN_FOR_INFINITY),
                 (either & np.isnan(right) & infinite, False, _INFINITY_FOR_NAN),
             )
@@ -148,6 +152,7 @@ def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Ar
 _WEIGHTLESS = "neither NaN nor what comes without the statistics that have no weight"
 _SWALLOWED = "swallowed: finite where NaN or infinity must come out"
 _SATURATED = "saturated: the type's largest finite number where NaN or infinity must come out"
+_OTHER_SIGN = "infinite with another sign than the definition's"
 _NAN_FOR_INFINITY = "NaN where the definition gives infinity, as another order of operations may"
 _INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order of operations may"
 

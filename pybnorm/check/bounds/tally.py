@@ -42,6 +42,7 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
     data = output in DATA_OUTPUTS
     largest = expected.precision.max_out if data else expected.precision.max_param
     dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
+    overflows = expected.overflows(output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
         right, values = part.reference, part.got
@@ -52,6 +53,8 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
             judged = np.zeros(right.shape, bool)
             for bound, undecided in part.classes:
                 in_range = np.isfinite(right) & (size + bound <= largest)
+                if overflows:
+                    in_range &= finite
                 judged |= in_range
                 ratio = np.where(error == 0, 0.0, error / bound)
                 ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
