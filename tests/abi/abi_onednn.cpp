@@ -5,7 +5,7 @@
 #include <oneapi/dnnl/dnnl_debug.h>
 
 #define PBN_PROTOTYPES_ONLY
-#include "onednn.c"
+#include "onednn/api.h"
 
 #include "abi_same.hpp"
 

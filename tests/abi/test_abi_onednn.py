@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "abi_onednn.cpp"
-BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "onednn.c"
+BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "onednn" / "api.h"
 
 VERSION_CHECK = """
 #include <oneapi/dnnl/dnnl_version.h>
@@ -67,7 +67,8 @@ def test_declarations_are_the_vendors(check, flags):
 def test_a_wrong_declaration_is_caught(check, flags, tmp_path, declared, altered, complaint):
     text = BACKEND.read_text()
     assert text.count(declared) == 1
-    (tmp_path / "onednn.c").write_text(text.replace(declared, altered))
+    (tmp_path / "onednn").mkdir()
+    (tmp_path / "onednn" / "api.h").write_text(text.replace(declared, altered))
     result = check.compile(SOURCE, flags, backends=tmp_path)
     assert result.returncode != 0
     assert complaint in result.stderr

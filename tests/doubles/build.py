@@ -36,7 +36,7 @@ class Vendor:
 VENDORS = {
     "cudnn": Vendor("cudnn/api.h", "PBN_CUDNN_SYMBOLS", "libcudnn.so.9", 91900, 7605),
     "miopen": Vendor("miopen.c", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 4000000),
-    "onednn": Vendor("onednn.c", "PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
+    "onednn": Vendor("onednn/api.h", "PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
 }
 
 

@@ -11,8 +11,9 @@
  * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward. Forward up to the statistics, which reads x
  * and writes next to nothing, is also what a backward without saved ones does first; then over packed channels-last
  * memory too, whose columns have a channel each as it is.
- * Only the row view has one kernel for two 16-bit sums as fast as one sum, short vectors in place of those of C * S numbers, and room for images of any size; only the column view serves rows
- * that are no whole number of 16 bytes well (H200, 9.19). */
+ * Only the row view has one kernel for two 16-bit sums as fast as one sum, short vectors in place of those of C * S
+ * numbers, and room for images of any size; only the column view serves rows that are no whole number of 16 bytes well
+ * (H200, 9.19). */
 
 /* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
  * was tried, and with fewer than ROWS_ENOUGH auto does not try (H200, 9.19). */

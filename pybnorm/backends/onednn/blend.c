@@ -1,0 +1,173 @@
+/* y = a*x + b*y in C, from any strides to any, between the types that oneDNN computes in. Part of adapter.c. */
+
+static inline float bits_to_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline float from_f32(float f) { return f; }
+static inline float to_f32(double d) { return (float)d; }
+static inline double from_f64(double d) { return d; }
+static inline double to_f64(double d) { return d; }
+static inline float from_bf16(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
+
+/* The float next to d towards zero, its last bit set if d lies beyond: rounding that to 16 bits gives
+ * what rounding d itself would, where rounding twice to nearest does not always. */
+static inline uint32_t sticky_float_bits(double d) {
+    const float f = (float)d;
+    return (float_to_bits(f) - (fabs((double)f) > fabs(d))) | (fabs((double)f) != fabs(d));
+}
+
+/* The nearest number of 16 bits, of a float's bits. Choices without branches, so that compilers vectorise them. */
+static inline uint16_t bf16_of(uint32_t bits) {
+    uint32_t nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    uint32_t quiet = bits >> 16 | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : nearest);
+}
+
+static inline uint16_t f16_of(uint32_t bits) {
+    uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    uint32_t normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+    /* Below 2^-14: adding 1/2 leaves the multiple of 2^-24 in the low bits, rounded. */
+    uint32_t small = float_to_bits(bits_to_float(size) + 0.5f) - 0x3f000000u;
+    uint32_t finite = size < 0x38800000u ? small : normal;
+    uint32_t large = size > 0x7f800000u ? 0x7e00u : 0x7c00u; /* NaN; 2^16 and above */
+    return (uint16_t)(sign | (size >= 0x47800000u ? large : finite));
+}
+
+static inline uint16_t to_bf16(double d) { return bf16_of(sticky_float_bits(d)); }
+static inline uint16_t to_f16(double d) { return f16_of(sticky_float_bits(d)); }
+
+static inline float from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, size = h & 0x7fffu;
+    uint32_t normal = (size << 13) + (size >= 0x7c00u ? 0x70000000u : 0x38000000u);
+    uint32_t small = float_to_bits((float)(int32_t)size * 0x1p-24f); /* subnormals are multiples of 2^-24 */
+    return bits_to_float(sign | (size < 0x400u ? small : normal));
+}
+
+/* Unit strides apart so that the compiler vectorises them; b = 0 apart so that y is not read. */
+#define ROW(name, X, from_x, Y, from_y, to_y)                                                                       \
+    static void name(const void *xv, int64_t sx, void *yv, int64_t sy, int64_t n, double a, double b) {             \
+        const X *x = (const X *)xv;                                                                                 \
+        Y *y = (Y *)yv;                                                                                             \
+        if (sx == 1 && sy == 1) {                                                                                   \
+            if (b == 0)                                                                                             \
+                for (int64_t i = 0; i < n; i++)                                                                     \
+                    y[i] = to_y(a * from_x(x[i]));                                                                  \
+            else                                                                                                    \
+                for (int64_t i = 0; i < n; i++)                                                                     \
+                    y[i] = to_y(a * from_x(x[i]) + b * from_y(y[i]));                                               \
+        } else if (b == 0)                                                                                          \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                y[i * sy] = to_y(a * from_x(x[i * sx]));                                                            \
+        else                                                                                                        \
+            for (int64_t i = 0; i < n; i++)                                                                         \
+                y[i * sy] = to_y(a * from_x(x[i * sx]) + b * from_y(y[i * sy]));                                    \
+    }
+
+ROW(row_f32, float, from_f32, float, from_f32, to_f32)
+ROW(row_f64, double, from_f64, double, from_f64, to_f64)
+ROW(row_f16, uint16_t, from_f16, uint16_t, from_f16, to_f16)
+ROW(row_bf16, uint16_t, from_bf16, uint16_t, from_bf16, to_bf16)
+ROW(row_f32_to_f16, float, from_f32, uint16_t, from_f16, to_f16)
+ROW(row_f32_to_bf16, float, from_f32, uint16_t, from_bf16, to_bf16)
+#undef ROW
+
+/* y = x in another type. */
+#define CONVERSION(name, X, Y, value)                                                      \
+    static void name(const void *xv, int64_t sx, void *yv, int64_t sy, int64_t n) {        \
+        const X *restrict x = (const X *)xv;                                               \
+        Y *restrict y = (Y *)yv;                                                           \
+        if (sx == 1 && sy == 1)                                                            \
+            for (int64_t i = 0; i < n; i++)                                                \
+                y[i] = value(x[i]);                                                        \
+        else                                                                               \
+            for (int64_t i = 0; i < n; i++)                                                \
+                y[i * sy] = value(x[i * sx]);                                              \
+    }
+#define F16_OF_FLOAT(f) f16_of(float_to_bits(f))
+#define BF16_OF_FLOAT(f) bf16_of(float_to_bits(f))
+CONVERSION(f16_to_f32, uint16_t, float, from_f16)
+CONVERSION(bf16_to_f32, uint16_t, float, from_bf16)
+CONVERSION(f32_to_f16, float, uint16_t, F16_OF_FLOAT)
+CONVERSION(f32_to_bf16, float, uint16_t, BF16_OF_FLOAT)
+#undef CONVERSION
+
+typedef void (*row_function)(const void *, int64_t, void *, int64_t, int64_t, double, double);
+typedef void (*conversion)(const void *, int64_t, void *, int64_t, int64_t);
+
+/* What is blended has the type of the result, or is of float32. */
+static row_function row_of(int from, int to) {
+    if (from == to)
+        return from == PBN_FLOAT32 ? row_f32 : from == PBN_FLOAT64 ? row_f64 : from == PBN_FLOAT16 ? row_f16 : row_bf16;
+    return to == PBN_FLOAT16 ? row_f32_to_f16 : row_f32_to_bf16;
+}
+
+static conversion conversion_of(int from, int to) {
+    if (to == PBN_FLOAT32)
+        return from == PBN_FLOAT16 ? f16_to_f32 : bf16_to_f32;
+    return to == PBN_FLOAT16 ? f32_to_f16 : f32_to_bf16;
+}
+
+/* Elementwise over `rank` axes; neighbouring axes that are contiguous in both memories become one. */
+static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, const int64_t *x_strides, double a,
+                  int y_dtype, void *y, const int64_t *y_strides, double b) {
+    int64_t n[PBN_MAX_RANK], sx[PBN_MAX_RANK], sy[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
+    int order[PBN_MAX_RANK], axes = 0, merged = 0;
+    for (int i = 0; i < rank; i++) { /* innermost first, by y's stride */
+        if (dims[i] == 1)
+            continue;
+        int j = axes++;
+        for (; j > 0 && y_strides[order[j - 1]] > y_strides[i]; j--)
+            order[j] = order[j - 1];
+        order[j] = i;
+    }
+    for (int i = 0; i < axes; i++) {
+        int axis = order[i], below = merged - 1;
+        if (merged > 0 && x_strides[axis] == sx[below] * n[below] && y_strides[axis] == sy[below] * n[below]) {
+            n[below] *= dims[axis];
+            continue;
+        }
+        n[merged] = dims[axis];
+        sx[merged] = x_strides[axis];
+        sy[merged] = y_strides[axis];
+        merged++;
+    }
+    if (merged == 0) {
+        n[0] = sx[0] = sy[0] = 1;
+        merged = 1;
+    }
+    const row_function row = row_of(x_dtype, y_dtype);
+    const conversion convert = a == 1 && b == 0 && x_dtype != y_dtype ? conversion_of(x_dtype, y_dtype) : NULL;
+    const int64_t x_item = (int64_t)pbn_item_size(x_dtype), y_item = (int64_t)pbn_item_size(y_dtype);
+    const int plain = a == 1 && b == 0 && x_dtype == y_dtype && sx[0] == 1 && sy[0] == 1;
+    const char *px = (const char *)x;
+    char *py = (char *)y;
+    for (;;) {
+        if (plain)
+            memmove(py, px, (size_t)(n[0] * y_item));
+        else if (convert != NULL)
+            convert(px, sx[0], py, sy[0], n[0]);
+        else
+            row(px, sx[0], py, sy[0], n[0], a, b);
+        int i = 1;
+        for (; i < merged; i++) {
+            px += sx[i] * x_item;
+            py += sy[i] * y_item;
+            if (++at[i] < n[i])
+                break;
+            px -= sx[i] * n[i] * x_item;
+            py -= sy[i] * n[i] * y_item;
+            at[i] = 0;
+        }
+        if (i == merged)
+            return;
+    }
+}

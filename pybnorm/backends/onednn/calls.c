@@ -1,0 +1,721 @@
+/* The three batch-norm calls: how each reaches its primitives, and its run. Part of adapter.c. */
+
+#define NOWHERE SIZE_MAX
+#define ALIGNMENT 64
+
+/* How one call reaches the primitive, a function of the call's descriptors, scalars and of which
+ * statistics pointers are given. Offsets lie in the caller's workspace; NOWHERE means not needed.
+ *
+ * One memory order serves all tensors of the primitive, x's own where that is possible. A tensor in
+ * another order is copied; a result in another order, or to be blended, is computed in the workspace,
+ * in place of the copied input if there is one. 16-bit data that are blended, or that oneDNN has no
+ * kernel for, are computed in float32, so that the result is rounded to 16 bits once. */
+typedef struct part {
+    view memory;
+    int64_t order[PBN_MAX_RANK]; /* strides, in x's rank, of the memory the primitive sees */
+    int64_t count;               /* elements of x */
+    int64_t params;              /* statistics */
+    /* Parameter (c, s) is element c*positions + s for the caller and s*channels + c for the primitive;
+     * positions is 1 unless per-activation parameters follow a channels-last x. */
+    int64_t channels, positions;
+    int recompute;               /* backward without saved statistics */
+    size_t x, dy, result, statistics_y;
+    size_t scale, bias, mean, variance, dscale, dbias;
+    int rows;                    /* by rows, where no tensor is written over one that is still to be read */
+    size_t row_mean, row_variance, factor, offset;
+    size_t scratchpad, total;
+    primitive *steps[KINDS]; /* NULL where none is needed */
+    uint64_t made[KINDS];    /* others may have taken their places since */
+} part;
+
+/* A call, in blocks of channels where copies in float32 of all its data would be large. */
+typedef struct plan {
+    int rows;      /* as its parts */
+    int64_t block; /* channels of all blocks but the last, which may have fewer */
+    int last;      /* index of the last block's part */
+    part parts[2];
+    size_t total; /* bytes of workspace */
+} plan;
+
+static size_t reserve(part *p, size_t bytes) {
+    size_t offset = p->total;
+    p->total += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return offset;
+}
+
+static int matches(const pbn_tensor *t, const int64_t *order) {
+    for (int i = 0; i < t->rank; i++)
+        if (t->dims[i] != 1 && t->strides[i] != order[i])
+            return 0;
+    return 1;
+}
+
+static int check_tensor(const pbn_tensor *t, const pbn_tensor *x) {
+    if (t == NULL || t->rank != x->rank || t->dtype != x->dtype ||
+        memcmp(t->dims, x->dims, sizeof *x->dims * (size_t)x->rank) != 0)
+        return pbn_refuse(PBN_E_ARGUMENT, "the tensors of one call must agree in shape and data type");
+    return PBN_OK;
+}
+
+/* Chooses the memory order and the view of it that the primitive takes. */
+static void choose_memory(part *p, const pbn_call *call, int one_order, int widen) {
+    const pbn_tensor *x = call->x_desc;
+    const int per_activation = call->mode == PBN_PER_ACTIVATION;
+    int64_t c = x->dims[1], s = p->count / x->dims[0] / c;
+    int64_t *d = p->memory.dims, *t = p->memory.strides;
+    const int last = x->layout == PBN_CHANNELS_LAST;
+    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK;
+    p->memory.dtype = widen ? PBN_FLOAT32 : x->dtype;
+    p->channels = p->params = per_activation ? c * s : c;
+    p->positions = 1;
+    if (strided) /* oneDNN does not look at the stride of an axis of length 1 */
+        memcpy(p->order, x->strides, sizeof *p->order * (size_t)x->rank);
+    else
+        pbn_packed_strides(x->rank, x->dims, last ? PBN_CHANNELS_LAST : PBN_CHANNELS_FIRST, p->order);
+    if (per_activation) {
+        p->memory.rank = 2;
+        d[0] = x->dims[0], t[0] = c * s;
+        d[1] = c * s, t[1] = 1;
+        if (last) {
+            p->channels = c;
+            p->positions = s;
+        }
+    } else if (x->rank <= VIEW_RANK) {
+        p->memory.rank = x->rank;
+        memcpy(d, x->dims, sizeof *d * (size_t)x->rank);
+        memcpy(t, p->order, sizeof *t * (size_t)x->rank);
+    } else {
+        p->memory.rank = 3;
+        d[0] = x->dims[0], t[0] = c * s;
+        d[1] = c, t[1] = last ? 1 : s;
+        d[2] = s, t[2] = last ? c : 1;
+    }
+}
+
+static int is_blended(const pbn_call *call) {
+    return call->alpha != 1 || call->beta != 0;
+}
+
+/* Whether 16-bit data are computed in float32. */
+static int widened(const pbn_call *call, int rows) {
+    const int dtype = call->x_desc->dtype;
+    return dtype != PBN_FLOAT32 && (rows || is_blended(call) || !api.runs[dtype][call->operation]);
+}
+
+/* Why a call cannot be computed by rows, the channels of each image: oneDNN's batch normalization has vector kernels for
+ * channels that lie side by side, and a plain one for channels-first memory. Its layer normalization, reduction and
+ * binary primitives have vector kernels for that memory too. */
+static const char *no_rows(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    if (api.dnnl_layer_normalization_forward_primitive_desc_create == NULL ||
+        api.dnnl_reduction_primitive_desc_create == NULL || api.dnnl_binary_primitive_desc_create == NULL ||
+        api.dnnl_post_ops_create == NULL || api.dnnl_post_ops_append_binary == NULL ||
+        api.dnnl_post_ops_destroy == NULL || api.dnnl_primitive_attr_set_post_ops == NULL)
+        return "this oneDNN lacks its layer normalization, reduction or binary primitive";
+    if (call->mode != PBN_SPATIAL)
+        return "rows are of the spatial mode";
+    if (x->layout != PBN_CHANNELS_FIRST || x->rank == 2)
+        return "rows are of packed channels-first memory";
+    return NULL;
+}
+
+/* Measured on an EPYC with oneDNN 3.2. By rows 16-bit data are converted by the calling thread alone: four times faster
+ * than the plain kernel on one thread, and so not on many. */
+static int faster_by_rows(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    if (x->dtype != PBN_FLOAT32 && !widened(call, 0) && (api.omp_get_max_threads == NULL || api.omp_get_max_threads() > 4))
+        return 0;
+    return pbn_numel(x->rank - 2, x->dims + 2) >= (call->operation == PBN_OP_BACKWARD ? 32 : 16);
+}
+
+static int step(pbn_handle *h, part *p, kind k, float epsilon, const view *memory, int64_t params) {
+    int code = primitive_get(h, k, epsilon, memory, params, &p->steps[k]);
+    if (code != PBN_OK)
+        return code;
+    p->made[k] = p->steps[k]->made;
+    if (p->steps[k]->scratchpad > p->scratchpad)
+        p->scratchpad = p->steps[k]->scratchpad;
+    return PBN_OK;
+}
+
+/* The primitives of a call by rows. */
+static int row_steps(pbn_handle *h, const pbn_call *call, part *p) {
+    const int64_t images = call->x_desc->dims[0], rows = images * p->params, s = p->count / rows;
+    const view row = {PBN_FLOAT32, 2, {rows, s}, {s, 1}};
+    const view image = {PBN_FLOAT32, 3, {images, p->params, s}, {p->params * s, s, 1}};
+    int code = PBN_OK;
+    if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
+        code = step(h, p, ROW_STATISTICS, 0, &row, rows);
+    if (call->operation != PBN_OP_BACKWARD)
+        return code == PBN_OK ? step(h, p, APPLY, 0, &image, p->params) : code;
+    if (code == PBN_OK)
+        code = step(h, p, PRODUCT, 0, &image, p->params);
+    if (code == PBN_OK)
+        code = step(h, p, ROW_SUMS, 0, &row, rows);
+    return code == PBN_OK ? step(h, p, GRADIENT, 0, &image, p->params) : code;
+}
+
+static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
+    const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
+    const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
+    int code = check_support(call->operation, call->mode, x->dtype);
+    if (code == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
+        code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused ReLU is not used: its backward wants the forward's "
+                                             "workspace, which no other library here has");
+    if (code == PBN_OK && pbn_has_residual(call))
+        code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused sum and ReLU is not used, as its fused ReLU is not");
+    if (code == PBN_OK)
+        code = check_tensor(out, x);
+    if (code == PBN_OK && backward)
+        code = check_tensor(call->dy_desc, x);
+    if (code != PBN_OK)
+        return code;
+
+    memset(p, 0, sizeof *p);
+    p->x = p->dy = p->result = p->statistics_y = NOWHERE;
+    p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
+    p->count = pbn_numel(x->rank, x->dims);
+    p->recompute = backward && call->saved_mean == NULL;
+    p->rows = rows;
+    p->row_mean = p->row_variance = p->factor = p->offset = NOWHERE;
+    const int widen = widened(call, rows), copied = widen || is_blended(call);
+    const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
+                          (!backward || matches(call->dy_desc, x->strides));
+    choose_memory(p, call, one_order, widen);
+    if (call->param_desc == NULL || call->param_desc->dtype != PBN_FLOAT32 ||
+        pbn_numel(call->param_desc->rank, call->param_desc->dims) != p->params)
+        return pbn_refuse(PBN_E_ARGUMENT, "param_desc must be float32 with one element per statistic");
+
+    /* Tensors. The result is known to be copied to its place whenever it has an offset here. */
+    const size_t tensor = (size_t)p->count * pbn_item_size(p->memory.dtype);
+    const int permuted = p->positions > 1, direct = !copied && matches(out, p->order);
+    if (widen || !matches(x, p->order))
+        p->x = reserve(p, tensor);
+    if (backward && (widen || !matches(call->dy_desc, p->order)))
+        p->dy = reserve(p, tensor);
+    if (!direct) {
+        p->result = rows && !inference ? NOWHERE : backward ? p->dy : p->x; /* rows need x and dy to the end */
+        if (p->result == NOWHERE) {
+            p->result = reserve(p, tensor);
+            p->statistics_y = p->result;
+        }
+    }
+    if (p->recompute && p->statistics_y == NOWHERE)
+        p->statistics_y = reserve(p, tensor);
+
+    /* Vectors. Backward always changes their form: signs, variance, blending. */
+    const size_t vector = (size_t)p->params * sizeof(float);
+    if (backward || permuted)
+        p->scale = reserve(p, vector);
+    if (!backward && permuted)
+        p->bias = reserve(p, vector);
+    if (permuted || p->recompute || (!backward && !inference && call->saved_mean == NULL))
+        p->mean = reserve(p, vector);
+    if (permuted || backward || (!inference && call->saved_inv_variance == NULL))
+        p->variance = reserve(p, vector);
+    if (backward) {
+        p->dscale = reserve(p, vector);
+        p->dbias = reserve(p, vector);
+    }
+
+    if (rows) {
+        const size_t row_vector = vector * (size_t)x->dims[0];
+        p->factor = reserve(p, vector);
+        p->offset = reserve(p, vector);
+        p->row_mean = reserve(p, row_vector);
+        p->row_variance = reserve(p, row_vector);
+    }
+
+    /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
+    const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
+    p->scratchpad = 0;
+    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params);
+    if (code == PBN_OK && p->recompute)
+        code = step(h, p, STATISTICS, 0.0f, &p->memory, p->params);
+    if (code == PBN_OK && rows)
+        code = row_steps(h, call, p);
+    p->scratchpad = p->scratchpad > 0 ? reserve(p, p->scratchpad) : NOWHERE;
+    return code;
+}
+
+#define BLOCK_ELEMENTS ((int64_t)1 << 18) /* 1 MiB in float32: cache memory, and work for every thread */
+#define BLOCK_CHANNELS 16                 /* of channels-last data: what one vector holds */
+
+/* The call for `count` channels from `first` on. */
+typedef struct block_call {
+    pbn_call call;
+    pbn_tensor x, y, dy, dx, param;
+} block_call;
+
+static void block_of(const pbn_call *whole, int64_t first, int64_t count, block_call *b) {
+    const pbn_tensor *const from[] = {whole->x_desc, whole->y_desc, whole->dy_desc, whole->dx_desc,
+                                      whole->param_desc};
+    pbn_tensor *const to[] = {&b->x, &b->y, &b->dy, &b->dx, &b->param};
+    const pbn_tensor **const in_call[] = {&b->call.x_desc, &b->call.y_desc, &b->call.dy_desc, &b->call.dx_desc,
+                                          &b->call.param_desc};
+    size_t offsets[5] = {0};
+    b->call = *whole;
+    for (int i = 0; i < 5; i++) {
+        if (from[i] == NULL)
+            continue;
+        *to[i] = *from[i];
+        to[i]->dims[1] = count;
+        *in_call[i] = to[i];
+        offsets[i] = (size_t)(first * from[i]->strides[1]) * pbn_item_size(from[i]->dtype);
+    }
+#define PBN_MOVE(member, type, i)       \
+    if (b->call.member != NULL)         \
+        b->call.member = (type)b->call.member + offsets[i];
+    PBN_MOVE(x, const char *, 0)
+    PBN_MOVE(y, char *, 1)
+    PBN_MOVE(dy, const char *, 2)
+    PBN_MOVE(dx, char *, 3)
+    PBN_MOVE(scale, const char *, 4)
+    PBN_MOVE(bias, const char *, 4)
+    PBN_MOVE(running_mean, char *, 4)
+    PBN_MOVE(running_variance, char *, 4)
+    PBN_MOVE(saved_mean, char *, 4)
+    PBN_MOVE(saved_inv_variance, char *, 4)
+    PBN_MOVE(dscale, char *, 4)
+    PBN_MOVE(dbias, char *, 4)
+#undef PBN_MOVE
+}
+
+/* Channels of a block; all of them where no copies are made in float32. */
+static int64_t block_channels(const pbn_call *call, int rows) {
+    const pbn_tensor *x = call->x_desc;
+    if (!widened(call, rows))
+        return x->dims[1];
+    const int64_t channels = x->dims[1], m = pbn_numel(x->rank, x->dims) / channels;
+    const int64_t least = x->layout == PBN_CHANNELS_LAST ? BLOCK_CHANNELS : 1;
+    const int64_t block = BLOCK_ELEMENTS / m / least * least;
+    return block < least ? (least < channels ? least : channels) : block < channels ? block : channels;
+}
+
+static int plan_call(pbn_handle *h, const pbn_call *call, int rows, plan *p) {
+    if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
+    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call, rows));
+    p->rows = rows;
+    p->last = rest != 0;
+    if (p->block == channels) {
+        int code = plan_part(h, call, rows, &p->parts[0]);
+        p->total = p->parts[0].total;
+        return code;
+    }
+    block_call b;
+    block_of(call, 0, p->block, &b);
+    int code = plan_part(h, &b.call, rows, &p->parts[0]);
+    p->total = p->parts[0].total;
+    if (code == PBN_OK && p->last) {
+        block_of(call, channels - rest, rest, &b);
+        code = plan_part(h, &b.call, rows, &p->parts[1]);
+        if (p->parts[1].total > p->total)
+            p->total = p->parts[1].total;
+    }
+    return code;
+}
+
+/* The workspace, or NULL where none is needed. */
+static int claim(size_t total, const pbn_call *call, char **base) {
+    *base = total > 0 ? (char *)call->workspace : NULL;
+    if (total > 0 && (*base == NULL || (uintptr_t)*base % ALIGNMENT != 0 || call->workspace_size < total))
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is missing, smaller than the workspace query's answer or not "
+                                           "aligned to 64 bytes");
+    return PBN_OK;
+}
+
+static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
+    plan p;
+    *bytes = 0;
+    if (!loaded)
+        return not_loaded();
+    if (call->operation == PBN_OP_AXPBY || call->operation == PBN_OP_DERIVE)
+        return PBN_OK;
+    if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
+        return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
+    int code = plan_call(h, call, 0, &p);
+    if (code == PBN_OK)
+        *bytes = p.total;
+    return code;
+}
+
+static void *place(char *base, size_t offset) {
+    return offset == NOWHERE ? NULL : base + offset;
+}
+
+/* The caller's tensor as the primitive reads it. */
+static const void *tensor_in(const part *p, const pbn_tensor *t, const void *data, void *copy) {
+    if (copy == NULL)
+        return data;
+    blend(t->rank, t->dims, t->dtype, data, t->strides, 1, p->memory.dtype, copy, p->order, 0);
+    return copy;
+}
+
+static void tensor_out(const part *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
+    if (result != NULL)
+        blend(t->rank, t->dims, p->memory.dtype, result, p->order, alpha, t->dtype, data, t->strides, beta);
+}
+
+/* For each parameter its index for the caller, u, and for the primitive, v. */
+#define EACH_PARAMETER(p, u, v)                                                     \
+    for (int64_t c_ = 0, u = 0; c_ < (p)->channels; c_++)                           \
+        for (int64_t s_ = 0, v = c_; s_ < (p)->positions; s_++, u++, v += (p)->channels)
+
+static const float *vector_in(const part *p, const void *data, float *copy) {
+    const float *from = (const float *)data;
+    if (copy == NULL)
+        return from;
+    EACH_PARAMETER(p, u, v)
+        copy[v] = from[u];
+    return copy;
+}
+
+/* ------------------------------------------------------------------ the calls */
+
+/* Mean and biased variance of each channel, from those of its rows. */
+static void merge_rows(const part *p, int64_t images, const float *row_mean, const float *row_variance, float *mean,
+                       float *variance) {
+    for (int64_t c = 0; c < p->params; c++) {
+        double sum = 0, squares = 0;
+        for (int64_t i = c; i < images * p->params; i += p->params)
+            sum += row_mean[i];
+        const double middle = sum / (double)images;
+        for (int64_t i = c; i < images * p->params; i += p->params)
+            squares += row_variance[i] + (row_mean[i] - middle) * (row_mean[i] - middle);
+        mean[c] = (float)middle;
+        variance[c] = (float)(squares / (double)images);
+    }
+}
+
+/* y = (x - mean)*scale/sqrt(variance + epsilon) + bias in one pass. */
+static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *y, const float *mean,
+                 const float *variance, const void *scale, const void *bias, double epsilon) {
+    float *factor = place(base, p->factor);
+    for (int64_t c = 0; c < p->params; c++)
+        factor[c] = (float)(((const float *)scale)[c] / sqrt(variance[c] + epsilon));
+    const void *pointers[] = {x, y, mean, factor, bias};
+    return primitive_run(h, p->steps[APPLY], pointers, place(base, p->scratchpad));
+}
+
+static int train_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *const *given) {
+    float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
+    const void *rows[] = {given[0], given[1], row_mean, row_variance};
+    int code = primitive_run(h, p->steps[ROW_STATISTICS], rows, place(base, p->scratchpad));
+    if (code != PBN_OK)
+        return code;
+    float *mean = (float *)(uintptr_t)given[2], *variance = (float *)(uintptr_t)given[3];
+    merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, mean, variance);
+    return apply(h, p, base, given[0], (void *)(uintptr_t)given[1], mean, variance, given[4], given[5], call->epsilon);
+}
+
+static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *call) {
+    char *base;
+    int code = claim(p->total, call, &base);
+    if (code != PBN_OK)
+        return code;
+    const int64_t m = p->count / p->params;
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale and bias must not be NULL");
+    if ((call->running_mean == NULL) != (call->running_variance == NULL) ||
+        (call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "running and saved statistics come in pairs");
+    if (call->running_mean != NULL && m == 1)
+        return pbn_refuse(PBN_E_ARGUMENT, "one element per statistic has no unbiased variance");
+
+    void *result = place(base, p->result);
+    float *mean = p->mean != NOWHERE ? place(base, p->mean) : call->saved_mean;
+    float *variance = p->variance != NOWHERE ? place(base, p->variance) : call->saved_inv_variance;
+    const void *pointers[] = {tensor_in(p, call->x_desc, call->x, place(base, p->x)),
+                              result != NULL ? result : call->y,
+                              mean,
+                              variance,
+                              vector_in(p, call->scale, place(base, p->scale)),
+                              vector_in(p, call->bias, place(base, p->bias))};
+    code = p->rows && pointers[0] != pointers[1]
+               ? train_rows(h, p, call, base, pointers)
+               : primitive_run(h, p->steps[TRAINING], pointers, place(base, p->scratchpad));
+    if (code != PBN_OK)
+        return code;
+
+    if (call->running_mean != NULL) {
+        float *running_mean = call->running_mean, *running_variance = call->running_variance;
+        const double keep = 1 - call->factor, unbiased = (double)m / (double)(m - 1);
+        EACH_PARAMETER(p, u, v) { /* what is replaced whole may be memory that nobody set */
+            const double old_mean = keep == 0 ? 0 : keep * running_mean[u];
+            const double old_variance = keep == 0 ? 0 : keep * running_variance[u];
+            running_mean[u] = (float)(old_mean + call->factor * mean[v]);
+            running_variance[u] = (float)(old_variance + call->factor * unbiased * variance[v]);
+        }
+    }
+    if (call->saved_mean != NULL) {
+        float *saved_mean = call->saved_mean, *saved_inv_variance = call->saved_inv_variance;
+        EACH_PARAMETER(p, u, v) {
+            saved_mean[u] = mean[v];
+            saved_inv_variance[u] = (float)(1 / sqrt(variance[v] + call->epsilon));
+        }
+    }
+    tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
+    return PBN_OK;
+}
+
+static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *call) {
+    char *base;
+    int code = claim(p->total, call, &base);
+    if (code != PBN_OK)
+        return code;
+    if (call->x == NULL || call->y == NULL || call->scale == NULL || call->bias == NULL ||
+        call->running_mean == NULL || call->running_variance == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, y, scale, bias, running_mean and running_variance must not be NULL");
+
+    void *result = place(base, p->result);
+    const void *pointers[] = {tensor_in(p, call->x_desc, call->x, place(base, p->x)),
+                              result != NULL ? result : call->y,
+                              vector_in(p, call->running_mean, place(base, p->mean)),
+                              vector_in(p, call->running_variance, place(base, p->variance)),
+                              vector_in(p, call->scale, place(base, p->scale)),
+                              vector_in(p, call->bias, place(base, p->bias))};
+    code = p->rows ? apply(h, p, base, pointers[0], (void *)(uintptr_t)pointers[1], pointers[2], pointers[3],
+                           pointers[4], pointers[5], call->epsilon)
+                   : primitive_run(h, p->steps[INFERENCE], pointers, place(base, p->scratchpad));
+    if (code == PBN_OK)
+        tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
+    return code;
+}
+
+/* oneDNN takes a variance. 1/iv^2 with epsilon = 0 gives any iv back: 0 from an infinite variance,
+ * infinity from a zero one, and a negative iv as |iv| with scale and dscale negated, because dx is
+ * scale*iv*(...) around a product of two iv. */
+static float variance_of(double iv) {
+    return (float)(1 / (iv * iv));
+}
+
+static int check_saved(const float *inv_variance, int64_t params) {
+    for (int64_t i = 0; i < params; i++)
+        if (!isnormal(variance_of(inv_variance[i])) && isfinite(inv_variance[i]) && inv_variance[i] != 0)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "a finite saved_inv_variance beyond about 1e-19 to 1e19 has no "
+                                                 "float32 variance, which is what oneDNN takes");
+    return PBN_OK;
+}
+
+static void variance_from_saved(const part *p, const float *inv_variance, float *variance, float *scale) {
+    EACH_PARAMETER(p, u, v) {
+        variance[v] = variance_of(inv_variance[u]);
+        if (inv_variance[u] < 0)
+            scale[v] = -scale[v];
+    }
+}
+
+static void gradient_out(const part *p, const float *from, void *data, const float *inv_variance, double alpha,
+                         double beta) {
+    float *to = (float *)data;
+    if (to == NULL)
+        return;
+    EACH_PARAMETER(p, u, v) {
+        const double sign = inv_variance != NULL && inv_variance[u] < 0 ? -1 : 1;
+        to[u] = (float)(beta == 0 ? sign * alpha * from[v] : sign * alpha * from[v] + beta * to[u]);
+    }
+}
+
+static double row_sum(const part *p, int64_t images, const float *rows, int64_t c) {
+    double sum = 0;
+    for (int64_t i = c; i < images * p->params; i += p->params)
+        sum += rows[i];
+    return sum;
+}
+
+/* With d = x - mean, r = 1/sqrt(variance + epsilon), m elements a channel: dbias = sum dy, dscale = r * sum d*dy,
+ * dx = scale*r * (dy - dbias/m - d * r*dscale/m). */
+static int backward_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *x, const void *dy,
+                         void *dx, const float *mean, const float *variance, float *dscale, float *dbias) {
+    const int64_t images = call->x_desc->dims[0];
+    const double m = (double)(p->count / p->params);
+    float *sums = place(base, p->row_mean), *products = place(base, p->row_variance);
+    float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
+    void *scratchpad = place(base, p->scratchpad);
+    const void *product[] = {x, dy, dx, mean}, *of_dy[] = {dy, sums}, *of_product[] = {dx, products};
+    int code = primitive_run(h, p->steps[PRODUCT], product, scratchpad);
+    if (code == PBN_OK)
+        code = primitive_run(h, p->steps[ROW_SUMS], of_product, scratchpad);
+    if (code == PBN_OK)
+        code = primitive_run(h, p->steps[ROW_SUMS], of_dy, scratchpad);
+    if (code != PBN_OK)
+        return code;
+    for (int64_t c = 0; c < p->params; c++) {
+        const double r = call->saved_mean != NULL ? ((const float *)call->saved_inv_variance)[c]
+                                                  : 1 / sqrt(variance[c] + call->epsilon);
+        const double sum = row_sum(p, images, sums, c), dot = row_sum(p, images, products, c);
+        dbias[c] = (float)sum;
+        dscale[c] = (float)(r * dot);
+        factor[c] = (float)(((const float *)call->scale)[c] * r);
+        offset[c] = (float)(-sum / m);
+        slope[c] = (float)(-r * r * dot / m); /* over the variance, which is not needed any more */
+    }
+    const void *gradient[] = {x, dy, dx, mean, slope, offset, factor};
+    return primitive_run(h, p->steps[GRADIENT], gradient, scratchpad);
+}
+
+static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
+    char *base;
+    int code = claim(p->total, call, &base);
+    if (code != PBN_OK)
+        return code;
+    if (call->x == NULL || call->dy == NULL || call->dx == NULL || call->scale == NULL || call->dscale == NULL ||
+        call->dbias == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "x, dy, dx, scale, dscale and dbias must not be NULL");
+    if ((call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
+        return pbn_refuse(PBN_E_ARGUMENT, "saved statistics come in pairs");
+
+    float *scale = place(base, p->scale), *variance = place(base, p->variance), *own_mean = place(base, p->mean);
+    float *dscale = place(base, p->dscale), *dbias = place(base, p->dbias);
+    void *result = place(base, p->result), *scratchpad = place(base, p->scratchpad);
+    const void *x = tensor_in(p, call->x_desc, call->x, place(base, p->x));
+    const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
+    if (result == NULL)
+        result = call->dx;
+    const int by_rows = p->rows && result != x && result != dy;
+    const float *mean = own_mean, *inv_variance = call->saved_inv_variance;
+    if (p->recompute) {
+        void *y = place(base, p->statistics_y);
+        if (by_rows) {
+            float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
+            const void *rows[] = {x, y, row_mean, row_variance};
+            code = primitive_run(h, p->steps[ROW_STATISTICS], rows, scratchpad);
+            if (code == PBN_OK)
+                merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, own_mean, variance);
+        } else {
+            const void *pointers[] = {x, y, mean, variance};
+            code = primitive_run(h, p->steps[STATISTICS], pointers, scratchpad);
+        }
+    } else {
+        code = check_saved(inv_variance, p->params);
+        mean = vector_in(p, call->saved_mean, own_mean);
+    }
+    if (code == PBN_OK && by_rows) {
+        code = backward_rows(h, p, call, base, x, dy, result, mean, variance, dscale, dbias);
+        inv_variance = NULL; /* its sign is in dscale */
+    } else if (code == PBN_OK) {
+        vector_in(p, call->scale, scale);
+        if (!p->recompute)
+            variance_from_saved(p, inv_variance, variance, scale);
+        const void *pointers[] = {x, dy, result, mean, variance, scale, dscale, dbias};
+        code = primitive_run(h, p->steps[BACKWARD], pointers, scratchpad);
+    }
+    if (code != PBN_OK)
+        return code;
+    gradient_out(p, dscale, call->dscale, inv_variance, call->alpha_param, call->beta_param);
+    gradient_out(p, dbias, call->dbias, NULL, call->alpha_param, call->beta_param);
+    tensor_out(p, call->dx_desc, place(base, p->result), call->dx, call->alpha, call->beta);
+    return PBN_OK;
+}
+
+static int run_part(pbn_handle *h, const part *p, const pbn_call *call) {
+    return call->operation == PBN_OP_BACKWARD            ? run_backward(h, p, call)
+           : call->operation == PBN_OP_FORWARD_INFERENCE ? run_forward_inference(h, p, call)
+                                                         : run_forward_training(h, p, call);
+}
+
+static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
+    const int64_t channels = call->x_desc->dims[1];
+    if (p->block == channels)
+        return run_part(h, &p->parts[0], call);
+    /* What a later block would refuse is refused before the first one writes. */
+    char *base;
+    int code = claim(p->total, call, &base);
+    if (code == PBN_OK && call->operation == PBN_OP_BACKWARD && call->saved_inv_variance != NULL)
+        code = check_saved(call->saved_inv_variance, channels / p->block * p->parts[0].params +
+                                                         (p->last ? p->parts[1].params : 0));
+    for (int64_t first = 0; first < channels && code == PBN_OK; first += p->block) {
+        const int64_t left = channels - first;
+        block_call b;
+        block_of(call, first, left < p->block ? left : p->block, &b);
+        code = run_part(h, &p->parts[left < p->block ? p->last : 0], &b.call);
+    }
+    return code;
+}
+
+/* Planned for this call alone. */
+static int run_once(pbn_handle *h, const pbn_call *call) {
+    plan p;
+    int code = loaded ? plan_call(h, call, 0, &p) : not_loaded();
+    return code == PBN_OK ? run_plan(h, &p, call) : code;
+}
+
+/* ------------------------------------------------------------------ plans: planned once */
+
+struct pbn_plan {
+    plan p;
+    const char *why;
+};
+
+static const char *const algorithm_names[] = {"plain", "rows", NULL};
+
+static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorithm, pbn_plan **out) {
+    const int by_name = algorithm != NULL && strcmp(algorithm, "rows") == 0;
+    const int may = by_name || (algorithm != NULL && strcmp(algorithm, "plain") != 0);
+    *out = NULL;
+    if (!loaded)
+        return not_loaded();
+    const char *refusal = no_rows(call);
+    if (by_name && refusal != NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, refusal);
+    pbn_plan *made = malloc(sizeof *made);
+    if (made == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
+    const int rows = by_name || (may && refusal == NULL && faster_by_rows(call));
+    made->why = rows              ? "vector kernels over channels-first memory"
+                : !may            ? "the entry point, and nothing else"
+                : refusal != NULL ? refusal
+                                  : "rows of so few elements are slower";
+    int code = plan_call(h, call, rows, &made->p);
+    if (code > 0 && rows && !by_name) { /* a primitive that this oneDNN lacks */
+        made->why = "this oneDNN has no kernel by rows";
+        code = plan_call(h, call, 0, &made->p);
+    }
+    if (code == PBN_OK)
+        *out = made;
+    else
+        free(made);
+    return code;
+}
+
+static const char *plan_candidate(const pbn_call *call, int fast, int index) {
+    (void)fast;
+    return index == 0 ? "plain" : index == 1 && no_rows(call) == NULL ? "rows" : NULL;
+}
+
+static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_bytes, const char **algorithm,
+                      const char **why) {
+    *workspace = made->p.total;
+    *reserve_bytes = 0;
+    *algorithm = algorithm_names[made->p.rows];
+    *why = made->why;
+}
+
+/* Primitives belong to the handle, which drops them for newer ones and with its engine. */
+static int part_is_made(pbn_handle *h, part *p) {
+    int made = 1;
+    h->calls++;
+    for (int i = 0; i < KINDS; i++)
+        if (p->steps[i] != NULL) {
+            p->steps[i]->last_use = h->calls;
+            made &= p->steps[i]->made == p->made[i];
+        }
+    return made;
+}
+
+static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
+    plan *p = &made->p;
+    if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
+        plan again;
+        int code = plan_call(h, call, p->rows, &again);
+        if (code != PBN_OK)
+            return code;
+        *p = again;
+    }
+    return run_plan(h, p, call);
+}
+
+static void plan_destroy(pbn_plan *made) {
+    free(made);
+}
