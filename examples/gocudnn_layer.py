@@ -44,7 +44,8 @@ def train(this: example.Example) -> Info:
                 first, x=generate(problem).x, mean=before.running_mean, variance=before.running_variance
             )
             x, y = this.data(inputs.x), this.empty(dims)
-            layer.forward_training(x, scale, bias, y)
+            workspace = this.workspace(layer.workspace_size("forward_training", handle.descriptor(x)))
+            layer.forward_training(x, scale, bias, y, workspace=workspace)
             expected = bounds.Expected(problem, inputs)
             this.check(expected, "y", y)
             for name in ("saved_mean", "saved_inv_variance", "running_mean", "running_variance"):
@@ -56,7 +57,8 @@ def train(this: example.Example) -> Info:
             saved_inv_variance=info.saved_inv_variance,
         )  # fmt: skip
         dx, dscale, dbias = this.empty(dims), this.channels(C), this.channels(C)
-        layer.backward(x, this.data(inputs.dy), scale, dx, dscale, dbias)
+        workspace = this.workspace(layer.workspace_size("backward", handle.descriptor(x)))
+        layer.backward(x, this.data(inputs.dy), scale, dx, dscale, dbias, workspace=workspace)
         expected = bounds.Expected(problem, inputs)
         for name, buffer in (("dx", dx), ("dscale", dscale), ("dbias", dbias)):
             this.check(expected, name, buffer)
@@ -68,8 +70,10 @@ def infer(this: example.Example, info: Info) -> None:
     with BatchNorm.restore(this.handle, info, device=this.device) as layer:
         problem = problem_of(this, Operation.FORWARD_INFERENCE)
         inputs = dataclasses.replace(generate(problem), mean=info.running_mean, variance=info.running_variance)
-        y = this.empty((N, C, H, W))
-        layer.forward_inference(this.data(inputs.x), this.parameter(inputs.scale), this.parameter(inputs.bias), y)
+        x, y = this.data(inputs.x), this.empty((N, C, H, W))
+        workspace = this.workspace(layer.workspace_size("forward_inference", this.handle.descriptor(x)))
+        scale, bias = this.parameter(inputs.scale), this.parameter(inputs.bias)
+        layer.forward_inference(x, scale, bias, y, workspace=workspace)
         this.check(bounds.Expected(problem, inputs), "y", y)
 
 

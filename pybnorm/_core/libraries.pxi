@@ -341,7 +341,7 @@ def capability(backend, operation, mode, dtype, layout, rank):
     bits : Capability
         No bit set if the combination is refused.
     reason : str
-        Why it is refused; empty otherwise.
+        Why it is refused; empty otherwise. Known defects depend on sizes: ask `known_defects` about a call.
     """
     load(backend)
     cdef const pbn_backend *table = _table(backend)

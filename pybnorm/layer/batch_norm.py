@@ -21,7 +21,8 @@ class BatchNorm(StagedLayer):
     `per_activation`, `spatial`, `spatial_persistent` and `restore` make layers. A layer owns its four statistics from
     `stage` or `restore` to `close`. It borrows the handle, which must stay open as long as the layer is used. Scale
     and bias belong to the caller. Calls neither allocate nor synchronise; `info`, `stage` and `restore` do both. Use
-    a layer from one thread at a time.
+    a layer from one thread at a time. Calls avoid known defects, whatever the handle's policy; `workspace_size` says
+    what they then need.
 
     Examples
     --------
@@ -188,7 +189,7 @@ class BatchNorm(StagedLayer):
         -----
         Source of the formula: Ioffe & Szegedy 2015; ``cudnnBatchNormalizationForwardTraining``.
         Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
-        Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
+        Workspace: `workspace_size` of `Operation.FORWARD_TRAINING`.
         """
         if unknown:
             raise _names.unexpected(self.forward_training, unknown)
@@ -207,6 +208,7 @@ class BatchNorm(StagedLayer):
             bias,
             y,
             mode=self._mode,
+            algorithm=self._algorithm,
             alpha=alpha,
             beta=beta,
             epsilon=added,
@@ -254,7 +256,7 @@ class BatchNorm(StagedLayer):
         -----
         Source of the formula: ``cudnnBatchNormalizationForwardInference``.
         Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
-        Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`.
+        Workspace: `workspace_size` of `Operation.FORWARD_INFERENCE`.
         """
         if unknown:
             raise _names.unexpected(self.forward_inference, unknown)
@@ -266,6 +268,7 @@ class BatchNorm(StagedLayer):
             self._state["running_variance"],
             y,
             mode=self._mode,
+            algorithm=self._algorithm,
             alpha=alpha,
             beta=beta,
             epsilon=self._epsilon if epsilon is None else epsilon,
@@ -328,7 +331,7 @@ class BatchNorm(StagedLayer):
         dbias, dx, dy: port it by keywords.
         Source of the formula: Ioffe & Szegedy 2015, section 3; ``cudnnBatchNormalizationBackward``.
         Vendor symbols: see `pybnorm.batch_normalization_backward`.
-        Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
+        Workspace: `workspace_size` of `Operation.BACKWARD`.
         """
         if unknown:
             raise _names.unexpected(self.backward, unknown)
@@ -346,6 +349,7 @@ class BatchNorm(StagedLayer):
             dscale,
             dbias,
             mode=self._mode,
+            algorithm=self._algorithm,
             alpha=alpha,
             beta=beta,
             alpha_param=alpha_param,

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, _names, devices
+from pybnorm import _arguments, _names, defects, devices
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm.devices import Device
-from pybnorm.enums import DataType, Mode
+from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
 from pybnorm.layer.info import PROPAGATE_NAN, STATISTICS, BiasScaleProperties, Info
 
@@ -44,6 +44,9 @@ class StagedLayer:
         self._factor = _arguments.factor(factor)
         self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
         self._device = device
+        library = handle.library
+        # The vendor's entry point, unless that has defects, which "auto" avoids.
+        self._algorithm = "auto" if defects._of_library(library.backend, library.version) else None
         self._derived: TensorDescriptor | None = None
         self._state: dict[str, Any] = {}  # Buffer by name
         self._has_saved = False
@@ -178,6 +181,37 @@ class StagedLayer:
         """
         derived = self._need_staged()
         return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
+
+    def workspace_size(self, operation: Operation | int | str, x_desc: TensorDescriptor, **options: Any) -> int:
+        """Bytes of workspace that a call of the layer needs, also where it avoids a known defect.
+
+        Parameters
+        ----------
+        operation : Operation
+            One of the three batch-norm calls.
+        x_desc : TensorDescriptor
+        options
+            As in `Handle.workspace_size`; mode, epsilon and algorithm are the layer's by default.
+
+        Returns
+        -------
+        int
+            0 where the call needs none. On the CPU the handle lends its own.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            A bad argument, or not staged.
+        UnsupportedError
+            The backend has no right path for the call.
+
+        Examples
+        --------
+        >>> nbytes = layer.workspace_size("backward", handle.descriptor(x), beta=1.0)
+        """
+        self._need_staged()
+        own = {"mode": self._mode, "epsilon": self._epsilon, "algorithm": self._algorithm}
+        return self._handle.workspace_size(operation, x_desc, **(own | options))
 
     def info(self) -> Info:
         """The whole state, copied to the host after all earlier calls have ended.

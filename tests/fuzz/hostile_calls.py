@@ -466,6 +466,7 @@ GOOD: dict[str, dict[str, Any]] = {
             "initial_running_variance": is_(1.0),
             "device": LEFT,
             "options": is_({}),
+            "operation": is_("backward"),
         },
         **{"info": lambda w: layer(2)(w).info(), "text": lambda w: layer(2)(w).info().to_json()},
         **{"data_type": is_("f32"), "nan_policy": is_("propagate")},

@@ -55,10 +55,10 @@ class Place:
     def get(self, buffer):
         return self.device.to_numpy(buffer)
 
-    def workspace(self, problem, **options):
-        """(address, bytes) for a call on packed data, or None; the owner is kept by this object."""
+    def workspace(self, problem, layer=None, **options):
+        """(address, bytes) for a call on packed data, or None; of the layer's, where given; the owner is kept here."""
         described = self.put(np.empty(problem.dims, np.float32), problem.strides)._replace(dtype=problem.dtype)
-        size = self.handle.workspace_size(
+        size = (layer or self.handle).workspace_size(
             problem.operation,
             self.handle.descriptor(described),
             **(calls.workspace_options(problem) | options),

@@ -13,6 +13,7 @@ from pybnorm.check.runner import run_case
 from pybnorm.check.session import open_session
 from pybnorm.check.worker import Worker
 from pybnorm.enums import Mode, Operation
+from pybnorm.layer import BatchNorm
 
 MIOPEN = """\
 backward,spatial,f32,nchw,4x8x35x35
@@ -153,6 +154,55 @@ def test_functions_and_operations_avoid_what_an_entry_point_with_that_policy_avo
     assert any(call.startswith("backward SPATIAL f32 (") for call in calls)
 
 
+def test_a_layer_avoids_whatever_the_policy_and_says_its_workspace(session):
+    x, dy, scale = sums(4, 3, 5, 7)
+    names = "running_mean", "running_variance", "saved_mean", "saved_inv_variance"
+
+    def outputs():
+        return np.empty_like(x), np.empty_like(scale), np.empty_like(scale)
+
+    with pybnorm.Handle("onednn", known_defects="avoid") as handle:
+        state = {name: np.full(3, float(name == "running_variance"), np.float32) for name in names}
+        wanted, (y, _, _) = outputs(), outputs()
+        handle.forward_training(x, scale, -scale, y, **state)
+        handle.backward(x, dy, scale, *wanted, **{name: state[name] for name in names[2:]})
+    described = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    for policy in ("warn", "avoid", "error", "ignore"):
+        with pybnorm.Handle("onednn", known_defects=policy) as handle, BatchNorm.spatial(handle) as layer:
+            layer.stage(x)
+            given, (trained, _, _) = outputs(), outputs()
+            layer.forward_training(x, scale, -scale, trained)
+            layer.backward(x, dy, scale, *given)
+            info = layer.info()
+            for a, b in zip(
+                (trained, *given, *(getattr(info, n) for n in names)), (y, *wanted, *state.values()), strict=True
+            ):
+                np.testing.assert_array_equal(a.ravel(), b.ravel())
+            for call in ("forward_training", "backward"):
+                size = layer.workspace_size(call, described)
+                assert size == handle.workspace_size(call, described, algorithm="auto")
+                assert size > handle.workspace_size(call, described, algorithm="plain")
+            with pytest.raises(pybnorm.WorkspaceError):
+                layer.forward_training(x, scale, -scale, trained, workspace=np.empty(64, np.uint8))
+
+
+@pytest.mark.parametrize("dims", [(4, 3, 5, 7), (4, 3, 1, 3)])
+def test_a_layer_asks_for_defects_once_for_each_kind_of_call(dims, monkeypatch, load_library):
+    load_library("onednn")
+    asked = []
+    table(monkeypatch, lambda call: asked.append(call) or many(call))
+    x, dy, scale = sums(*dims)
+    with pybnorm.Handle("onednn") as handle, BatchNorm.spatial(handle) as layer:
+        layer.stage(x)
+        counts = []
+        for _ in range(3):
+            layer.forward_training(x, scale, -scale, np.empty_like(x))
+            layer.backward(x, dy, scale, np.empty_like(x), np.empty_like(scale), np.empty_like(scale))
+            counts.append(len(asked))
+    assert counts == [counts[0]] * 3
+    assert counts[0] > 0
+
+
 def test_where_no_way_is_right_the_error_names_the_defect(monkeypatch, load_library):
     load_library("onednn")
     table(monkeypatch, lambda call: call.mode == Mode.SPATIAL and call.operation != Operation.FORWARD_INFERENCE)
@@ -164,6 +214,10 @@ def test_where_no_way_is_right_the_error_names_the_defect(monkeypatch, load_libr
                 handle.plan_backward(pybnorm.TensorDescriptor("onednn", "f32", x.shape))
             with pytest.raises(pybnorm.UnsupportedError, match=named):
                 functional.batch_norm_backward(x, dy, scale, handle=handle)
+            with BatchNorm.spatial(handle) as layer:
+                layer.stage(x)
+                with pytest.raises(pybnorm.UnsupportedError, match=named):
+                    layer.forward_training(x, scale, -scale, np.empty_like(x))
 
 
 @pytest.mark.parametrize("dims", [(4, 3, 5, 7), (4, 3, 5, 8)])
