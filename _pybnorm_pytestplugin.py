@@ -23,8 +23,9 @@ def _installed() -> bool:
     if package is None or package.submodule_search_locations is None:
         return False
     folders = list(package.submodule_search_locations)
-    parts = (importlib.machinery.PathFinder.find_spec(f"pybnorm.{part}", folders) for part in _PARTS)
-    return all(parts) and all(map(importlib.util.find_spec, _NEEDED))
+    parts = (importlib.machinery.PathFinder.find_spec(part, folders) for part in _PARTS)
+    # In a source tree that is not built, _core is a folder of sources only, which has no location.
+    return all(p and p.has_location for p in parts) and all(map(importlib.util.find_spec, _NEEDED))
 
 
 def _seconds(text: str) -> float:

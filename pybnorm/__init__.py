@@ -4,42 +4,56 @@
 ``pybnorm.functional``, are imported when they are first used.
 """
 
-import importlib
+import importlib.machinery
 import sys
 from pathlib import Path
 from typing import Any
 
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) - 1 :][:2] == ["-m", "pybnorm"]:
+if _COMMAND := sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) - 1 :][:2] == ["-m", "pybnorm"]:
     # `python -m pybnorm` is starting: an interrupt during the imports below ends it without a traceback
     from _pybnorm_command import interrupted
 
     sys.excepthook = interrupted
 
-from pybnorm._core import (
-    BackwardPlan,
-    ForwardInferencePlan,
-    ForwardTrainingPlan,
-    Handle,
-    Library,
-    Plan,
-    TensorDescriptor,
-    algorithms,
-    axpby,
-    backends,
-    batch_normalization_backward,
-    batch_normalization_forward_inference,
-    batch_normalization_forward_training,
-    capability,
-    derive_bn_tensor_descriptor,
-    fill,
-    has_symbol,
-    load,
-    loaded,
-    relu,
-    relu_backward,
-    set_avoider,
-    set_tuner,
-)
+try:
+    from pybnorm._core import (
+        BackwardPlan,
+        ForwardInferencePlan,
+        ForwardTrainingPlan,
+        Handle,
+        Library,
+        Plan,
+        TensorDescriptor,
+        algorithms,
+        axpby,
+        backends,
+        batch_normalization_backward,
+        batch_normalization_forward_inference,
+        batch_normalization_forward_training,
+        capability,
+        derive_bn_tensor_descriptor,
+        fill,
+        has_symbol,
+        load,
+        loaded,
+        relu,
+        relu_backward,
+        set_avoider,
+        set_tuner,
+    )
+except ImportError:
+    _found = importlib.machinery.PathFinder.find_spec("_core", __path__)
+    _here = Path(__file__).resolve().parent
+    if (_found and _found.has_location) or not (_here / "_core.pyx").is_file():  # the folder _core has no location
+        raise
+    _what = (
+        f"pybnorm is imported from its source tree {_here.parent}, where its extension is not built for Python "
+        f"{sys.version_info[0]}.{sys.version_info[1]}: build it there with `pip install -e .`, or run Python in "
+        "another folder, where it finds the installed package."
+    )
+    if _COMMAND:
+        sys.exit(f"pybnorm: {_what}")
+    raise ImportError(_what, name="pybnorm") from None
 from pybnorm.defects import known_defects
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation, StatusClass

@@ -14,11 +14,17 @@ import collections
 import functools
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-import pybnorm
+try:
+    import pybnorm
+except ImportError as error:
+    if error.name != "pybnorm":
+        raise
+    sys.exit(f"ERROR: {error}")  # not built, or not installed: one sentence says it all, a traceback hides it
 
 # Child processes import the package that this one has: in a clone, the installed one, not the sources beside the tests.
 # Those started with -c or -m also look into their working directory first, which is therefore never the clone's root

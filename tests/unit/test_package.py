@@ -2,6 +2,8 @@
 
 import importlib.util
 import inspect
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -62,6 +64,37 @@ def test_submodules_are_imported_when_they_are_used():
             "errors",
         )
     }
+
+
+def test_a_source_tree_that_is_not_built_says_so_in_one_sentence(tmp_path):
+    root = Path(__file__).parents[2]
+    left_out = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.h")
+    tree = tmp_path / "tree"
+    shutil.copytree(root / "pybnorm", tree / "pybnorm", ignore=left_out)
+    for file in ("_pybnorm_command.py", "_pybnorm_pytestplugin.py", "pyproject.toml"):
+        shutil.copy2(root / file, tree)
+    (tree / "tests").mkdir()
+    shutil.copy2(root / "tests" / "conftest.py", tree / "tests")
+    wanted = f"pybnorm is imported from its source tree {tree}, where its extension is not built for Python "
+
+    def last(*arguments):
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode not in (0, None), done.stdout
+        return done.stderr.strip()
+
+    code = last("-c", "import pybnorm").splitlines()[-1]
+    assert code.startswith(f"ImportError: {wanted}")
+    assert "pip install -e ." in code
+    for module, head in (("pybnorm", "pybnorm: "), ("pytest", "ERROR: ")):
+        said = last("-m", module)
+        assert said == head + code.removeprefix("ImportError: ")
+    (tree / "pybnorm" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("not ELF")
+    assert "_core" in (other := last("-c", "import pybnorm").splitlines()[-1])  # what else is wrong stays visible
+    assert "not built" not in other
 
 
 def test_every_public_submodule_is_listed():
