@@ -123,7 +123,8 @@ static const char *no_rows(const pbn_call *call) {
  * as fast as the plain kernel on one thread, no gain on two. */
 static int faster_by_rows(const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
-    if (x->dtype != PBN_FLOAT32 && !widened(call, 0) && (api.omp_get_max_threads == NULL || api.omp_get_max_threads() > 1))
+    const int alone = api.omp_get_max_threads != NULL && api.omp_get_max_threads() == 1;
+    if (x->dtype != PBN_FLOAT32 && !widened(call, 0) && !alone)
         return 0;
     return pbn_numel(x->rank - 2, x->dims + 2) >= (call->operation == PBN_OP_BACKWARD ? 32 : 16);
 }
