@@ -23,10 +23,12 @@ STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect
 def makes(defect: Defect, status: Status) -> bool:
     """Whether a case of `status` may be its doing.
 
-    A weakness also explains INCONCLUSIVE: an error so large that the bound of its kind says nothing any more.
+    A weakness also explains INCONCLUSIVE: an error so large that the bound of its kind says nothing any more; and FAIL,
+    where the judge's note has to say that the error is of its kind and no larger.
     """
-    own = STATUSES[defect.effect]
-    return status == own or (own == Status.WARN and status == Status.INCONCLUSIVE)
+    if defect.effect == Effect.WEAK:
+        return status in (Status.WARN, Status.INCONCLUSIVE) or (status == Status.FAIL and defect.note != "")
+    return status == STATUSES[defect.effect]
 
 
 def covers(defect: Defect, verdict: Verdict) -> bool:

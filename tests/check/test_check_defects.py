@@ -9,7 +9,7 @@ import pytest
 import pybnorm
 from pybnorm.check import defects
 from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.defects import DEFECTS, STATUSES, Defect, explain
+from pybnorm.check.defects import DEFECTS, STATUSES, Defect, explain, makes
 from pybnorm.check.executors import annotated
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import BackendInfo, CaseResult
@@ -48,11 +48,12 @@ def test_ids_are_unique():
 
 def noticed(defect, version, result):
     """What to say of a version that the table does not name; of one that it names it has to be right."""
+    shows = makes(defect, result.status)
     if defect.in_version(version):
-        assert result.status == STATUSES[defect.effect], f"{defect.id} no longer shows, or shows otherwise: {result}"
+        assert shows, f"{defect.id} no longer shows, or shows otherwise: {result}"
         assert result.known == defect.id
         return ""
-    seen = "still" if result.status == STATUSES[defect.effect] else "no longer"
+    seen = "still" if shows else "no longer"
     numbers = ".".join(map(str, version))
     return f"{defect.id}: {seen} seen on {defect.backend} {numbers}, which pybnorm/defects.py does not name"
 
@@ -159,6 +160,32 @@ def test_a_long_sum_is_explained_where_a_chain_of_sums_would_err_so():
     chain = verdict("y", ratio=2, note="as one sequential chain of sums would err (class C)")
     assert ids(explain("onednn", (3, 2, 0), problem, [chain])) == ["onednn-long-sums"]
     assert explain("onednn", (3, 2, 0), problem, [verdict("y", ratio=2)]) == []
+
+
+def test_a_weakness_explains_a_failure_of_its_kind_and_size_alone():
+    problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")
+    for ratio, note, wanted in (
+        (6, "as one sequential chain of sums would err (class C)", ["onednn-chained-sums"]),
+        (161, "as one sequential chain of sums would err (class C)", []),
+        (2, "no known error model explains this", []),
+    ):
+        found = explain("onednn", (3, 12, 1), problem, [verdict("saved_mean", ratio=ratio, note=note)])
+        assert ids(found) == wanted, (ratio, note)
+    chain = verdict("saved_mean", ratio=6, note="(class C)")
+    assert explain("onednn", (3, 13, 0), problem, [chain]) == []
+    assert explain("onednn", (3, 2, 0), dataclasses.replace(problem, dims=(2, 2, 8, 8)), [chain]) == []
+    given = Problem.parse("backward,spatial,f32,nchw,32x2x56x56,fill=image")
+    assert explain("onednn", (3, 2, 0), given, [verdict("dx", ratio=6, note="(class C)")]) == []
+
+
+def test_a_length_of_sum_has_one_entry_and_a_weakness_is_no_reason_to_warn():
+    for m, found in ((128, []), (129, ["onednn-chained-sums"]), (400_000, ["onednn-chained-sums"])):
+        call = pybnorm.defects.Call(
+            pybnorm.Operation.FORWARD_TRAINING, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (1, 2, 1, m)
+        )
+        assert ids(pybnorm.known_defects("onednn", call)) == found
+    assert ids(pybnorm.known_defects("onednn", call._replace(dims=(1, 2, 1, 400_001)))) == ["onednn-long-sums"]
+    assert ids(pybnorm.defects._of_library("onednn", (3, 2, 0))) == ["onednn-long-sums"]
 
 
 def test_damage_and_failed_checks_of_trust_are_not_explained():
