@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,16 @@ from pybnorm.check.results import (
 )
 from pybnorm.check.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
-__all__ = ["WIDTH", "print_attempts", "print_backends", "print_details", "print_results", "print_totals", "shown"]
+__all__ = [
+    "WIDTH",
+    "print_attempts",
+    "print_backends",
+    "print_conclusions",
+    "print_details",
+    "print_results",
+    "print_totals",
+    "shown",
+]
 
 STYLES = {
     Status.PASS: "green",
@@ -47,6 +57,23 @@ STYLES = {
     Status.NONDETERMINISTIC: "bold red",
     Status.FAIL: "bold red",
 }
+SAID: dict[Status | str, str] = {
+    Status.FAIL: "are wrong",
+    NEWLY_UNSUPPORTED: "are newly refused",
+    Status.NONDETERMINISTIC: "are right with other bits at another equal call",
+    Status.TIMEOUT: "did not end in time",
+    Status.CRASHED: "crashed",
+    Status.RAISED: "raised an exception",
+    Status.BUILD_FAILED: "could not be compiled",
+    Status.RESOURCE: "found too little memory or room",
+    Status.ERROR: "did not run",
+    Status.MISTRUSTED: "could not have failed, which shows nothing",
+    Status.INCONCLUSIVE: "cannot be judged by their bounds",
+    Status.PASS: "are within their bounds",
+    Status.WARN: "are only within a looser bound (WARN)",
+    Status.UNSUPPORTED: "are not supported",
+}
+"""What a conclusion says of cases, the worst first."""
 MANY = 200
 """With more cases than this the terminal shows groups of them instead of each."""
 DETAILS = 50
@@ -221,3 +248,61 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
                     text.append(f" ({known} known)")
         console.print(text)
     console.print(f"{seconds:.1f} s", highlight=False)
+
+
+def print_conclusions(
+    console: Console, infos: Sequence[BackendInfo], results: Sequence[CaseResult], complete: bool = True
+) -> None:
+    """One sentence per library that says what was found, and how to see the worst case again."""
+    every = [shown(info) for info in infos]
+    names = {label(info, every): f"{info.label} {version_text(info)}".strip() for info in every}
+    for library, own in by_label(results).items():
+        name = names.get(library) or library
+        if "@" in library and library in names:
+            name += f" ({library})"
+        worst = max(own, key=lambda r: (r.status != Status.UNSUPPORTED, r.status.severity, r.ratio))
+        text = Text(f"{name}: {'' if complete else 'so far, '}{_conclusion(own, worst)}.", STYLES[worst.status])
+        if not worst.status.good:
+            text.append(f" See it again: {repro(worst)}", "default")
+        console.print(text, soft_wrap=True)
+
+
+def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
+    kinds: dict[Status | str, list[CaseResult]] = {}
+    for result in own:
+        kinds.setdefault(result.claim if result.claim == NEWLY_UNSUPPORTED else result.status, []).append(result)
+    refused, loose = len(kinds.get(Status.UNSUPPORTED, ())), len(kinds.get(Status.WARN, ()))
+    if refused == len(own):
+        return f"none of {_cases(refused)} is supported"
+    if worst.status.good:
+        parts = [f"all {_cases(len(own) - refused, 'supported ')} are within their bounds"]
+        if len(own) - refused == 1:
+            parts = ["the one supported case is within its bounds"]
+        parts[0] += f", {loose} only within a looser one (WARN)" if loose else ""
+        parts += [_said(refused, Status.UNSUPPORTED)] if refused else []
+        return "; ".join(parts)
+    parts = []
+    for kind in SAID:
+        if found := kinds.get(kind, []):
+            known = sum(bool(r.known) for r in found)
+            text = _said(len(found), kind, "" if parts else f" of {_cases(len(own))}")
+            parts.append(text + (f" ({known} by known defects)" if known else ""))
+    where = ", ".join(worst.case.split(",")[:4])
+    beyond = max((v for v in worst.verdicts if v.status == Status.FAIL), key=lambda v: v.ratio, default=None)
+    if beyond:
+        times = f"{beyond.ratio:.3g}" if math.isfinite(beyond.ratio) else "infinitely many"
+        parts[0] += f", worst: {beyond.output} of {where} ({times} times its bound)"
+    else:
+        parts[0] += f", such as {where}"
+    return "; ".join(parts)
+
+
+def _cases(count: int, kind: str = "") -> str:
+    return f"{count} {kind}case{'' if count == 1 else 's'}"
+
+
+def _said(count: int, kind: Status | str, of: str = "") -> str:
+    said = SAID[kind]
+    if count == 1:
+        said = said.replace("are ", "is ", 1).replace("their bounds", "its bounds")
+    return f"{count}{of} {said}"

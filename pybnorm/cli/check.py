@@ -197,6 +197,7 @@ def check(
     terminal.print_details(console, run.results, verbose)
     terminal.print_totals(console, run.results, time.monotonic() - started)
     _explain(console, run, document, len(problems))
+    terminal.print_conclusions(console, run.found, run.results, not _ended(run))
     if trouble is not None:
         raise trouble
     context.exit(document["exit_status"])

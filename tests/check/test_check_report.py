@@ -136,6 +136,68 @@ def test_known_defects_are_shown_with_the_failure():
     assert "known" not in printed(terminal.print_results, [other])
 
 
+def concluded(*results, infos=INFOS, **options):
+    stream = io.StringIO()
+    terminal.print_conclusions(Console(file=stream, width=40), infos, results, **options)
+    (line,) = stream.getvalue().splitlines()  # however narrow the terminal is, so that it can be copied
+    return line
+
+
+def test_a_run_is_concluded_in_one_sentence():
+    def case(status, number=0, ratio=0.5, **fields):
+        found = Status.FAIL if status == Status.FAIL else Status.PASS
+        verdicts = [dataclasses.replace(v, ratio=ratio) for v in made_result(found).verdicts]
+        line = f"backward,spatial,f16,nhwc,2x3x4x{number + 1}"
+        return CaseResult("cudnn", line, status, verdicts, **fields)
+
+    passed, refused, loose = case(Status.PASS), case(Status.UNSUPPORTED), case(Status.WARN)
+    output = passed.verdicts[0].output
+    assert concluded(passed, passed) == "cuDNN 9.2.0: all 2 supported cases are within their bounds."
+    assert concluded(passed, refused, complete=False) == (
+        "cuDNN 9.2.0: so far, the one supported case is within its bounds; 1 is not supported."
+    )
+    assert concluded(passed, loose, refused, refused) == (
+        "cuDNN 9.2.0: all 2 supported cases are within their bounds, 1 only within a looser one (WARN); "
+        "2 are not supported."
+    )
+    assert concluded(refused, refused) == "cuDNN 9.2.0: none of 2 cases is supported."
+    wrong = [case(Status.FAIL, 0, 2.5), case(Status.FAIL, 1, 38.4), case(Status.FAIL, 2, 3.0, known="CUDNN-X")]
+    assert concluded(passed, *wrong, loose, refused) == (
+        f"cuDNN 9.2.0: 3 of 6 cases are wrong (1 by known defects), worst: {output} of backward, spatial, f16, nhwc "
+        "(38.4 times its bound); 1 is within its bounds; 1 is only within a looser bound (WARN); 1 is not supported. "
+        "See it again: pybnorm check --backend cudnn --case 'backward,spatial,f16,nhwc,2x3x4x2'"
+    )
+    assert "(infinitely many times its bound)" in concluded(case(Status.FAIL, 0, math.inf))
+    hung = concluded(case(Status.MISTRUSTED), case(Status.TIMEOUT, 4), case(Status.RAISED), case(Status.RAISED))
+    assert hung.startswith(
+        "cuDNN 9.2.0: 1 of 4 cases did not end in time, such as backward, spatial, f16, nhwc; 2 raised an exception; "
+        "1 could not have failed, which shows nothing. See it again: "
+    )
+    assert hung.endswith("2x3x4x5'")
+    lost = concluded(made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED), passed)
+    assert lost.startswith("cuDNN 9.2.0: 1 of 2 cases is newly refused, ")
+
+
+def test_every_status_is_counted_in_plain_words():
+    for status in Status:
+        text = concluded(made_result(status), made_result(Status.PASS))
+        assert status == Status.WARN or status.value not in text
+        assert ("See it again" in text) != status.good
+    both = [dataclasses.replace(INFOS[0], id=i, version=(9, int(i))) for i in "12"]
+    results = [made_result(Status.PASS, library=i) for i in "12"]
+    text = printed(terminal.print_conclusions, both, results)
+    assert text.count("the one supported case") == 2
+    assert "cuDNN 9.1 (cudnn@1): " in text
+
+
+def test_the_conclusion_is_coloured_on_a_terminal():
+    for status, colour in ((Status.PASS, "\x1b[32m"), (Status.WARN, "\x1b[33m"), (Status.FAIL, "\x1b[1;31m")):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=True, color_system="standard", no_color=False)
+        terminal.print_conclusions(console, INFOS, [made_result(status), made_result(Status.UNSUPPORTED)])
+        assert stream.getvalue().startswith(f"{colour}cuDNN 9.2.0: ")
+
+
 def test_newly_unsupported_is_said():
     result = made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED)
     assert "newly unsupported" in printed(terminal.print_details, [result])
