@@ -35,7 +35,8 @@ _RANKS = range(2, 9)
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
 )
-def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Every place where an absent library was searched for.")
+def info(as_json: bool, as_claims: str | None, timeout: float, verbose: bool) -> None:
     """What libraries there are, where they were found, and what they can do; why the others are absent."""
     with output.usage_errors():
         executors.check_timeout("--timeout", timeout)
@@ -61,8 +62,11 @@ def info(as_json: bool, as_claims: str | None, timeout: float) -> None:
         return
     here = machine()
     console.print(f"pybnorm {here['pybnorm']}, Python {here['python']}, {here['platform']}")
-    for item in found:
-        _print_info(console, item, abilities.get(item.backend, []))
+    for item in sorted(found, key=lambda i: (not i.loaded, bool(i.problem))):
+        if item.loaded or not item.hint or verbose:  # no hint: the file that was named, or a library that dies
+            _print_info(console, item, abilities.get(item.backend, []))
+        else:
+            _print_absence(console, item)
 
 
 def _print_claims(backend: str, timeout: float) -> None:
@@ -126,6 +130,13 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         console.print("  known defects of this version")
     for defect in known:
         console.print(f"    - {defect.id}: {defect.what}", markup=False, soft_wrap=True)
+
+
+def _print_absence(console: Console, item: BackendInfo) -> None:
+    item = terminal.shown(item)
+    text = f"absent: {item.problem.rstrip('.')}; -v says where it was searched for; to have it {item.hint}"
+    console.print()
+    console.print(Text.assemble((item.backend, "bold"), f"  {text}"), soft_wrap=True)
 
 
 def _known_defects(item: BackendInfo) -> list[Defect]:

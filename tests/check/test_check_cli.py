@@ -129,11 +129,15 @@ def test_info_lists_every_attempt_for_an_absent_library():
         assert backend["attempts"][0][1] == "/nonexistent/library.so"
         assert backend["override"] == f"PYBNORM_LIB_{backend['backend'].upper()}"
         assert backend["hint"] == ""
-    printed = without_finding("info").stdout
+    printed, brief = without_finding("info", "-v").stdout, without_finding("info").stdout
+    assert "system loader: " in printed
+    assert "system loader: " not in brief
     for backend in json.loads(without_finding("info", "--json").stdout)["backends"]:
         assert backend["override"] == ""
         assert backend["hint"]
         assert f"  to have it {backend['hint']}\n" in printed
+        (line,) = (line for line in brief.splitlines() if line.startswith(f"{backend['backend']}  absent: "))
+        assert line.endswith(f"; to have it {backend['hint']}")
     assert data["environment"]["pybnorm"] == pybnorm.__version__
 
 
@@ -505,6 +509,9 @@ def test_info_describes_what_is_loaded(onednn):
     assert done.returncode == 0
     assert onednn.path in done.stdout
     assert onednn.found_via in done.stdout
+    heads = [line for line in done.stdout.splitlines() if line.startswith(tuple(f"{b}  " for b in pybnorm.backends()))]
+    absent = ["  absent: " in head for head in heads]
+    assert (len(heads), absent) == (len(pybnorm.backends()), sorted(absent))  # what is here comes first
     known = [d.id for d in DEFECTS if d.backend == "onednn" and d.in_version(onednn.version)]
     assert all(f"- {identity}: " in done.stdout for identity in known)
     assert "miopen-backward" not in done.stdout
