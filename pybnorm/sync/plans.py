@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
-from pybnorm._arrays import Buffer
+from pybnorm._arrays import Buffer, as_buffer
 from pybnorm._core import Cache
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -68,7 +68,7 @@ class _Plan:
     ) -> None:
         self.memory, self.axis, self.arrays, self.scalars = memory, terms.axis, arrays, scalars
         self.expected = expected
-        self.elements, self.derived = terms.examine(arrays["x"])
+        self.elements, self.derived = terms.examine(as_buffer(arrays["x"], "x"))  # None is none of its arrays
         self.row: int | str = self.code if self.elements or self.code == BACKWARD else "empty"
         """The vector with this rank's message. That of an empty forward never changes."""
         self._first = Program(memory.handle)  # becomes `before`; it notes all arrays of the call

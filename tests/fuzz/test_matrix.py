@@ -147,6 +147,8 @@ def test_hostile_values(tmp_path, capsys):
         ("reference.gather_stats", "means", "a matrix"),
         ("reference.stats", "axis", "an object whose __index__ changes"),
         ("sync.SyncBatchNorm", "handle", "a handle that was not made"),
+        ("sync.SyncBatchNorm.forward", "x", "None"),
+        ("sync.SyncBatchNorm.backward", "x", "None"),
     ],
 )
 def test_what_was_a_raw_error_in_the_whole_matrix(name, parameter, value, tmp_path, monkeypatch, need_device):
