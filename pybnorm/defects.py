@@ -423,8 +423,8 @@ def page() -> str:
         "",
         "What `pybnorm.known_defects` knows of vendor libraries; made of the table in `pybnorm/defects.py` by "
         "`python ci/defects-page.py`.",
-        "A case is run by `pybnorm check --case CASE`; with `,algorithm=auto` behind it, the other way is run that "
-        "algorithm `auto` and all that is built on it go.",
+        "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs the way around it, which plans with "
+        "algorithm `auto`, and all that is built on them, take.",
         "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
     ]
     for backend in sorted({d.backend for d in DEFECTS}):

@@ -72,7 +72,7 @@ class Fence:
         What to call it in a message.
     image : ndarray of uint8
     side : str
-        ``"end"``: against the fence behind it; ``"start"``: against the one before it.
+        Which end of the array touches a page without access: ``"start"`` or ``"end"``.
     """
 
     def __init__(self, name: str, image: Array, side: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -120,10 +121,11 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
     info.version, info.path = tuple(library.version), library.path
     info.found_via, info.attempts = library.found_via, tuple(library.attempts)
     try:
-        opened = session or open_session(backend)
-        info.device = opened.device.name
-        if session is None:
-            opened.handle.close()
+        with contextlib.ExitStack() as own:
+            opened = session or open_session(backend)
+            if session is None:
+                own.enter_context(opened.handle)
+            info.device = opened.device.name
         info.driver = devices.driver(library.device_type)
     except Exception as error:
         info.problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -229,7 +229,7 @@ static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
 
     /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
-    p->scratchpad = 0;
+    p->scratchpad = 0; /* the size, as the steps ask for it; its offset once it is reserved */
     code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params);
     if (code == PBN_OK && p->recompute)
         code = step(h, p, STATISTICS, 0.0f, &p->memory, p->params);

@@ -1,4 +1,4 @@
-"""Roundoffs of the data types, and the classes of kernels that an output is held against."""
+"""Roundoffs of the data types, and the classes of kernels, each with its bound."""
 
 from __future__ import annotations
 
