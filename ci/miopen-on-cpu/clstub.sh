@@ -1,8 +1,9 @@
 #!/bin/sh
 # Stands in for the OpenCL compiler that libMIOpen.so.1 starts: instead of machine code it writes the kernel's source
 # and its options, which hipcpu hands to the OpenCL of the CPU. Not known options are errors: a new MIOpen must be seen.
-# CLSTUB_LOG: a file that gets a line for every compilation.
+# CLSTUB_LOG: a file that gets a line for every compilation. HIPCPU_NATIVE=1: hipstub.sh makes machine code of this CPU.
 set -eu
+[ "${HIPCPU_NATIVE:-0}" = 0 ] || exec /opt/stand-ins/hipstub.sh "$@"
 export LC_ALL=C  # lengths below are in bytes
 out= src= opts=
 keep() {

@@ -5,6 +5,8 @@
  *
  * A "code object" is a text made by clstub.sh, the stand-in for the compiler that MIOpen starts:
  *     HIPCPU-OCL 1 <bytes of options> <bytes of source>\n<options>\n<source>
+ * or, of HIP C++ and of OpenCL C with HIPCPU_NATIVE, a shared object for this processor made by hipstub.sh:
+ *     HIPCPU-ELF 1 <bytes of options> <bytes of object>\n<options>\n<object>
  *
  * How it works
  * - A stream is a list of operations. One worker thread, "the device", takes any operation whose predecessors are
@@ -12,6 +14,8 @@
  *   blocking streams). Only this thread computes or copies, so OpenCL sees one caller.
  * - With HIPCPU_LAZY the worker takes only operations that a host thread waits for or asks about, and what these
  *   depend on. A result that is read without waiting is then always the old one.
+ * - With HIPCPU_SEED it takes, beside these, what chance says, in an order of the streams that chance says: work on
+ *   streams that nothing orders comes in any order.
  * - Device memory is two mappings: an address range that the host cannot touch, which is what the caller is given,
  *   and the bytes themselves elsewhere, between unreadable pages. Addresses are translated when work is submitted.
  *   A host that touches device memory, and a kernel that leaves a block, end with a message as on a real machine.
@@ -20,22 +24,30 @@
 #define CL_TARGET_OPENCL_VERSION 300
 #define __HIP_PLATFORM_AMD__ 1
 #include <CL/cl.h>
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <hip/hip_runtime_api.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
+#ifndef VERSION
 #define VERSION 60443484 /* of ROCm 6.4.3 */
+#endif
 #define MAX_BLOCK 1024   /* work items of a work group, as on every AMD GPU */
+#define LDS 65536        /* bytes of local memory that a work group may have, as on every AMD GPU but MI350 */
 
 /* ---------------------------------------------------------------- state */
 
@@ -86,10 +98,26 @@ struct argument {
     int is_pointer;
 };
 
+/* A kernel of HIP C++, as hip_on_cpu.hpp describes it. */
+struct native {
+    size_t count;
+    const struct {
+        size_t size, alignment;
+        int is_pointer;
+    } *arguments;
+    int (*run)(void *const *values, const size_t global[3], const size_t local[3], void *const *stacks,
+               void (*begin)(void *stack, void (*function)(void)));
+    size_t (*lds)(void);
+    char *lds_end;
+};
+
 struct kernel {
     struct kernel *next;
     struct module *module;
-    cl_kernel cl;
+    cl_kernel cl; /* or NULL, with: */
+    const struct native *native;
+    struct kernel *twin; /* of an OpenCL kernel: the same as machine code, for launches that PoCL cannot run */
+    void *object;        /* a twin's own */
     char *name;
     size_t count, bytes;
     size_t required[3]; /* reqd_work_group_size, or zeros */
@@ -98,7 +126,9 @@ struct kernel {
 
 struct module {
     struct module *next;
-    cl_program program;
+    cl_program program; /* or NULL, with: */
+    void *object;       /* of dlopen */
+    char *options, *source; /* of an OpenCL program, for twins */
     struct kernel *kernels;
     char *variant; /* -DMIO_BN_VARIANT, for the trace */
 };
@@ -112,9 +142,10 @@ struct block {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pid_t home; /* the process that has the worker thread */
-static int ready, verbose, wait_always, lazy;
+static int ready, verbose, wait_always, lazy, guard_before;
+static uint64_t seed; /* not 0: chance decides what runs before it is waited for, and which stream is next */
 static size_t alignment = 256, page, capacity = (size_t)4 << 30;
-static const char *architecture = "gfx906", *more_options = "", *failing = "";
+static const char *architecture = "gfx1100", *more_options = "", *failing = "";
 static cl_device_id device;
 static cl_context context;
 static cl_command_queue queue; /* the worker's */
@@ -208,6 +239,55 @@ static void unmap(struct block *b) {
     free(b);
 }
 
+/* The work items of a native kernel's group are coroutines, each on a stack of its own above an unreadable page. */
+#define STACK ((size_t)64 << 10)
+static void *stacks[MAX_BLOCK];
+static char *lds_guard; /* of the kernel that runs: the page after its local memory, for the message about a fault */
+static size_t lds_size;
+
+static int make_stacks(void) {
+    if (stacks[0] != NULL)
+        return 1;
+    char *p = mmap(NULL, MAX_BLOCK * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return 0;
+    for (size_t i = 0; i < MAX_BLOCK; i++) {
+        stacks[i] = p + i * STACK;
+        mprotect(stacks[i], page, PROT_NONE);
+    }
+    return 1;
+}
+
+static void begin_on(void *stack, void (*function)(void)) {
+    ucontext_t c;
+    getcontext(&c);
+    c.uc_stack.ss_sp = (char *)stack + page;
+    c.uc_stack.ss_size = STACK - page;
+    c.uc_link = NULL; /* the function does not return */
+    makecontext(&c, function, 0);
+    setcontext(&c);
+}
+
+static hipError_t run_native(const struct op *o) {
+    const struct kernel *k = o->kernel;
+    void **values = calloc(k->count > 0 ? k->count : 1, sizeof *values);
+    if (values == NULL || !make_stacks()) {
+        free(values);
+        return hipErrorOutOfMemory;
+    }
+    for (size_t i = 0; i < k->count; i++)
+        values[i] = o->arguments + k->arguments[i].offset;
+    lds_guard = k->native->lds_end;
+    lds_size = k->native->lds();
+    int kept = k->native->run(values, o->global, o->local, stacks, begin_on);
+    lds_guard = NULL;
+    free(values);
+    if (kept)
+        return hipSuccess;
+    complain("kernel %s wrote past the end of its %zu bytes of local memory", k->name, lds_size);
+    return hipErrorLaunchFailure;
+}
+
 static hipError_t run_kernel(const struct op *o) {
     struct kernel *k = o->kernel;
     double start = now();
@@ -215,6 +295,8 @@ static hipError_t run_kernel(const struct op *o) {
         complain("kernel %s fails, as HIPCPU_FAIL_KERNEL asks", k->name);
         return hipErrorLaunchFailure;
     }
+    if (k->native != NULL)
+        return run_native(o);
     for (size_t i = 0; i < k->count; i++) {
         const struct argument *a = &k->arguments[i];
         const char *value = o->arguments + a->offset;
@@ -243,6 +325,14 @@ static hipError_t run_kernel(const struct op *o) {
     return hipSuccess;
 }
 
+/* Under the lock: a number below n (splitmix64). */
+static uint64_t chance(uint64_t n) {
+    uint64_t z = seed += 0x9E3779B97F4A7C15;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return (z ^ (z >> 31)) % n;
+}
+
 static int runnable(const struct stream *s) {
     const struct op *o = s->first;
     if (o == NULL || o->seq > s->wanted)
@@ -256,10 +346,11 @@ static int runnable(const struct stream *s) {
 static void *worker(void *unused) {
     pthread_mutex_lock(&lock);
     for (;;) {
-        struct stream *s = &null_stream;
-        if (!runnable(s))
-            for (s = streams; s != NULL && !runnable(s); s = s->next) {
-            }
+        struct stream *s = runnable(&null_stream) ? &null_stream : NULL;
+        uint64_t choices = s != NULL;
+        for (struct stream *t = streams; t != NULL && (s == NULL || seed != 0); t = t->next)
+            if (runnable(t) && (seed == 0 || chance(++choices) == 0))
+                s = t;
         if (stopping)
             break;
         if (s == NULL) {
@@ -322,6 +413,9 @@ static void start(void) {
     verbose = flag("HIPCPU_VERBOSE");
     wait_always = flag("HIPCPU_SYNC");
     lazy = flag("HIPCPU_LAZY");
+    guard_before = flag("HIPCPU_BEFORE");
+    if ((value = getenv("HIPCPU_SEED")) != NULL && (seed = strtoull(value, NULL, 10)) != 0)
+        lazy = 1;
     page = (size_t)sysconf(_SC_PAGESIZE);
     home = getpid();
     if ((value = getenv("HIPCPU_ARCH")) != NULL && *value != '\0')
@@ -469,6 +563,8 @@ static hipError_t submit(struct stream *s, struct op *o, int all) {
     o->next = NULL;
     *s->last = o;
     s->last = &o->next;
+    if (seed != 0 && chance(4) == 0)
+        want(s, o->seq);
     pthread_cond_signal(&work);
     return hipSuccess;
 }
@@ -581,31 +677,33 @@ API hipError_t hipMemGetInfo(size_t *unused, size_t *total) {
     return hipSuccess;
 }
 
-/* The numbers are those of a gfx906 (Radeon VII, 60 compute units): MIOpen chooses its solvers by them. */
+/* The numbers are those of a gfx1100 (Radeon RX 7900 XTX; HIP counts its pairs of compute units), and for gfx9 those of a
+ * gfx906 (Radeon VII): MIOpen chooses its solvers by them. */
 API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600 *p, int ordinal) {
     USABLE();
     REQUIRE(p != NULL, hipErrorInvalidValue);
     REQUIRE(ordinal == 0, hipErrorInvalidDevice);
     memset(p, 0, sizeof *p);
+    const int gfx9 = strncmp(architecture, "gfx9", 4) == 0;
     snprintf(p->name, sizeof p->name, "%s", device_name);
     snprintf(p->gcnArchName, sizeof p->gcnArchName, "%s", architecture);
     p->totalGlobalMem = capacity;
-    p->sharedMemPerBlock = p->maxSharedMemoryPerMultiProcessor = 65536;
+    p->sharedMemPerBlock = p->maxSharedMemoryPerMultiProcessor = LDS;
     p->regsPerBlock = 65536;
-    p->warpSize = 64;
+    p->warpSize = gfx9 ? 64 : 32;
     p->maxThreadsPerBlock = MAX_BLOCK;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = p->maxThreadsDim[2] = MAX_BLOCK;
     p->maxGridSize[0] = 2147483647;
     p->maxGridSize[1] = p->maxGridSize[2] = 65536;
-    p->clockRate = 1800000;
+    p->clockRate = gfx9 ? 1800000 : 2500000;
     p->totalConstMem = 2147483647;
-    p->major = 9;
-    p->multiProcessorCount = 60;
-    p->maxThreadsPerMultiProcessor = 2560;
+    p->major = gfx9 ? 9 : 11;
+    p->multiProcessorCount = gfx9 ? 60 : 48;
+    p->maxThreadsPerMultiProcessor = gfx9 ? 2560 : 2048;
     p->concurrentKernels = 1;
-    p->memoryClockRate = 1000000;
-    p->memoryBusWidth = 4096;
-    p->l2CacheSize = 4 << 20;
+    p->memoryClockRate = gfx9 ? 1000000 : 1249000;
+    p->memoryBusWidth = gfx9 ? 4096 : 384;
+    p->l2CacheSize = gfx9 ? 4 << 20 : 6 << 20;
     p->canMapHostMemory = 1;
     p->unifiedAddressing = 1;
     return hipSuccess;
@@ -1054,6 +1152,14 @@ static void on_fault(int number, siginfo_t *info, void *unused) {
         }
         break;
     }
+    if (lds_guard != NULL && address >= lds_guard && address < lds_guard + page) {
+        put_text(text, sizeof text, &length, "[hipcpu] access past the end of a kernel's ");
+        put_number(text, sizeof text, &length, lds_size);
+        put_text(text, sizeof text, &length, " bytes of local memory\n");
+        if (write(STDERR_FILENO, text, length) < 0) {
+            /* nothing is left to say it with */
+        }
+    }
     if (locked)
         pthread_mutex_unlock(&lock);
     sigaction(number, &old_action, NULL);
@@ -1096,8 +1202,9 @@ static struct block *new_block(size_t size, int host) {
         free(b);
         return NULL;
     }
-    /* The block ends at the unreadable page, up to its alignment: 256 like hipMalloc's, or HIPCPU_ALIGN. */
-    size_t slack = (body - size) & ~(alignment - 1);
+    /* The block ends at the unreadable page, up to its alignment: 256 like hipMalloc's, or HIPCPU_ALIGN; or it begins
+     * behind the other one. */
+    size_t slack = guard_before ? 0 : (body - size) & ~(alignment - 1);
     b->real = b->real_base + page + slack;
     b->user = b->user_base + page + slack;
     if (!host)
@@ -1379,16 +1486,30 @@ static const char prelude_align[] =
     "#define ushort2 hipcpu_ushort2\n#define ushort4 hipcpu_ushort4\n#define ushort8 hipcpu_ushort8\n"
     "#line 1\n";
 
+static void free_kernel(struct kernel *k) {
+    if (k == NULL)
+        return;
+    if (k->cl != NULL)
+        clReleaseKernel(k->cl);
+    if (k->object != NULL)
+        dlclose(k->object);
+    free_kernel(k->twin);
+    free(k->arguments);
+    free(k->name);
+    free(k);
+}
+
 static void free_module(struct module *m) {
     for (struct kernel *k = m->kernels, *next; k != NULL; k = next) {
         next = k->next;
-        clReleaseKernel(k->cl);
-        free(k->arguments);
-        free(k->name);
-        free(k);
+        free_kernel(k);
     }
     if (m->program != NULL)
         clReleaseProgram(m->program);
+    if (m->object != NULL)
+        dlclose(m->object);
+    free(m->options);
+    free(m->source);
     free(m->variant);
     free(m);
 }
@@ -1417,13 +1538,51 @@ static const char *read_number(const char *p, char end, size_t *number) {
     return *p == end ? p + 1 : NULL;
 }
 
+static hipError_t keep(hipModule_t *out, struct module *m) {
+    pthread_mutex_lock(&lock);
+    m->next = modules;
+    modules = m;
+    builds++;
+    pthread_mutex_unlock(&lock);
+    *out = (hipModule_t)m;
+    return hipSuccess;
+}
+
+/* What follows a magic number, or NULL. Byte by byte: a foreign image may be shorter. */
+static const char *after(const char *magic, const char *data, size_t limit) {
+    size_t i = 0;
+    for (; magic[i] != '\0'; i++)
+        if (i >= limit || data[i] != magic[i])
+            return NULL;
+    return data + i;
+}
+
+/* A shared object for this processor, or NULL. */
+static void *open_object(const char *object, size_t size) {
+    void *opened = NULL;
+    char path[] = "/tmp/hipcpu.XXXXXX";
+    int file = mkstemp(path);
+    size_t written = 0;
+    for (ssize_t n; file >= 0 && written < size; written += (size_t)n)
+        if ((n = write(file, object + written, size - written)) < 0)
+            break;
+    if (file >= 0 && written == size && (opened = dlopen(path, RTLD_NOW | RTLD_LOCAL)) == NULL)
+        complain("%s", dlerror());
+    if (file >= 0) {
+        close(file);
+        unlink(path);
+    }
+    return opened;
+}
+
 /* limit: bytes at data, or SIZE_MAX where the caller cannot say (an image in memory states its own size). */
 static hipError_t load(hipModule_t *out, const char *data, size_t limit) {
-    static const char magic[] = "HIPCPU-OCL 1 ";
     size_t options_length = 0, source_length = 0;
-    const char *p = data;
-    for (size_t i = 0; i < sizeof magic - 1; i++, p++) /* byte by byte: a foreign image may be shorter */
-        REQUIRE(i < limit && *p == magic[i], hipErrorInvalidImage);
+    const char *p = after("HIPCPU-ELF 1 ", data, limit);
+    const int native = p != NULL;
+    if (!native)
+        p = after("HIPCPU-OCL 1 ", data, limit);
+    REQUIRE(p != NULL, hipErrorInvalidImage);
     p = read_number(p, ' ', &options_length);
     if (p != NULL)
         p = read_number(p, '\n', &source_length);
@@ -1448,6 +1607,16 @@ static hipError_t load(hipModule_t *out, const char *data, size_t limit) {
         variant += strlen("-DMIO_BN_VARIANT=");
         m->variant = strndup(variant, strspn(variant, "0123456789"));
     }
+    if (native) {
+        free(options);
+        m->object = open_object(p + options_length + 1, source_length);
+        if (m->object != NULL)
+            return keep(out, m);
+        free_module(m);
+        return set(hipErrorInvalidImage);
+    }
+    m->options = strndup(p, options_length);
+    m->source = strndup(p + options_length + 1, source_length);
     const char *texts[3] = {has_half ? "" : prelude_half, prelude_align, p + options_length + 1};
     size_t lengths[3] = {strlen(texts[0]), strlen(texts[1]), source_length};
     cl_int e;
@@ -1465,13 +1634,7 @@ static hipError_t load(hipModule_t *out, const char *data, size_t limit) {
         free_module(m);
         return set(hipErrorInvalidImage);
     }
-    pthread_mutex_lock(&lock);
-    m->next = modules;
-    modules = m;
-    builds++;
-    pthread_mutex_unlock(&lock);
-    *out = (hipModule_t)m;
-    return hipSuccess;
+    return keep(out, m);
 }
 
 API hipError_t hipModuleLoadData(hipModule_t *out, const void *image) {
@@ -1583,6 +1746,69 @@ static int describe_argument(struct kernel *k, cl_uint i) {
     return 1;
 }
 
+/* AMD's compiler refuses such a kernel. */
+static hipError_t too_much_lds(const char *name, size_t bytes) {
+    complain("kernel %s: %zu bytes of local memory, the device has %d", name, bytes, LDS);
+    return hipErrorOutOfMemory;
+}
+
+/* Under the lock. */
+static hipError_t native_kernel(struct kernel *k, const struct module *m, const char *name) {
+    char *symbol = NULL;
+    if (asprintf(&symbol, "hipcpu_kernel_%s", name) < 0)
+        return hipErrorOutOfMemory;
+    k->native = dlsym(m->object, symbol);
+    free(symbol);
+    if (k->native == NULL)
+        return hipErrorNotFound;
+    if (k->native->lds() > LDS)
+        return too_much_lds(name, k->native->lds());
+    if (k->native->lds() > 0)
+        mprotect(k->native->lds_end, page, PROT_NONE);
+    k->count = k->native->count;
+    k->name = strdup(name);
+    k->arguments = calloc(k->count > 0 ? k->count : 1, sizeof *k->arguments);
+    if (k->name == NULL || k->arguments == NULL)
+        return hipErrorOutOfMemory;
+    for (size_t i = 0; i < k->count; i++) {
+        struct argument *a = &k->arguments[i];
+        size_t alignment_of = k->native->arguments[i].alignment;
+        a->size = k->native->arguments[i].size;
+        a->is_pointer = k->native->arguments[i].is_pointer;
+        a->offset = (k->bytes + alignment_of - 1) / alignment_of * alignment_of;
+        k->bytes = a->offset + a->size;
+    }
+    return hipSuccess;
+}
+
+/* Under the lock. */
+static hipError_t cl_kernel_of(struct kernel *k, const struct module *m, const char *name) {
+    cl_int e;
+    cl_uint count = 0;
+    k->cl = clCreateKernel(m->program, name, &e);
+    if (e != CL_SUCCESS) {
+        k->cl = NULL;
+        return hipErrorNotFound;
+    }
+    clGetKernelInfo(k->cl, CL_KERNEL_NUM_ARGS, sizeof count, &count, NULL);
+    k->count = count;
+    k->name = strdup(name);
+    k->arguments = calloc(count > 0 ? count : 1, sizeof *k->arguments);
+    if (k->name == NULL || k->arguments == NULL)
+        return hipErrorOutOfMemory;
+    if (clGetKernelWorkGroupInfo(k->cl, device, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, sizeof k->required, k->required,
+                                 NULL) != CL_SUCCESS)
+        return hipErrorNotSupported;
+    cl_ulong local_bytes = 0;
+    clGetKernelWorkGroupInfo(k->cl, device, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_bytes, &local_bytes, NULL);
+    if (local_bytes > LDS)
+        return too_much_lds(name, local_bytes);
+    for (cl_uint i = 0; i < count; i++)
+        if (!describe_argument(k, i))
+            return hipErrorNotSupported;
+    return hipSuccess;
+}
+
 API hipError_t hipModuleGetFunction(hipFunction_t *out, hipModule_t handle, const char *name) {
     REQUIRE(out != NULL && name != NULL, hipErrorInvalidValue);
     *out = NULL;
@@ -1595,48 +1821,79 @@ API hipError_t hipModuleGetFunction(hipFunction_t *out, hipModule_t handle, cons
         for (k = m->kernels; k != NULL && strcmp(k->name, name) != 0; k = k->next) {
         }
     if (result == hipSuccess && k == NULL) {
-        cl_int e;
-        cl_uint count = 0;
-        cl_kernel cl = clCreateKernel(m->program, name, &e);
-        if (e != CL_SUCCESS) {
-            result = hipErrorNotFound;
+        k = calloc(1, sizeof *k);
+        result = k == NULL ? hipErrorOutOfMemory : m->object != NULL ? native_kernel(k, m, name) : cl_kernel_of(k, m, name);
+        if (result == hipSuccess) {
+            k->module = m;
+            k->next = m->kernels;
+            m->kernels = k;
         } else {
-            k = calloc(1, sizeof *k);
-            clGetKernelInfo(cl, CL_KERNEL_NUM_ARGS, sizeof count, &count, NULL);
-            if (k != NULL) {
-                k->name = strdup(name);
-                k->arguments = calloc(count > 0 ? count : 1, sizeof *k->arguments);
-            }
-            if (k == NULL || k->name == NULL || k->arguments == NULL) {
-                result = hipErrorOutOfMemory;
-            } else {
-                k->cl = cl;
-                k->module = m;
-                k->count = count;
-                if (clGetKernelWorkGroupInfo(cl, device, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, sizeof k->required,
-                                             k->required, NULL) != CL_SUCCESS)
-                    result = hipErrorNotSupported;
-                for (cl_uint i = 0; i < count && result == hipSuccess; i++)
-                    if (!describe_argument(k, i))
-                        result = hipErrorNotSupported;
-            }
-            if (result == hipSuccess) {
-                k->next = m->kernels;
-                m->kernels = k;
-            } else {
-                clReleaseKernel(cl);
-                if (k != NULL) {
-                    free(k->name);
-                    free(k->arguments);
-                    free(k);
-                }
-            }
+            free_kernel(k);
         }
     }
     if (result == hipSuccess)
         *out = (hipFunction_t)k;
     pthread_mutex_unlock(&lock);
     return set(result);
+}
+
+/* Runs hipstub.sh on an OpenCL program; whether it made a file of that name. */
+static int make_native(const struct module *m, const char *source, const char *made) {
+    const char *arguments[512] = {"hipstub.sh"};
+    size_t count = 1;
+    char *options = m->options != NULL ? strdup(m->options) : NULL, *rest = options, *word;
+    FILE *f = fopen(source, "wb");
+    int status = -1, good = f != NULL && options != NULL && m->source != NULL && fputs(m->source, f) >= 0;
+    pid_t child;
+    if (f != NULL && fclose(f) != 0)
+        good = 0;
+    while (good && count < 508 && (word = strtok_r(rest, " ", &rest)) != NULL)
+        arguments[count++] = word;
+    arguments[count++] = "-o";
+    arguments[count++] = made;
+    arguments[count++] = source;
+    if (good && posix_spawn(&child, "/opt/stand-ins/hipstub.sh", NULL, NULL, (char *const *)(uintptr_t)arguments, environ) == 0)
+        waitpid(child, &status, 0);
+    free(options);
+    return status == 0;
+}
+
+/* Under the lock: an OpenCL kernel as machine code, made when first needed; NULL where it cannot be. */
+static struct kernel *twin_of(struct kernel *k) {
+    char folder[] = "/tmp/hipcpu-twin.XXXXXX", *source = NULL, *made = NULL;
+    struct module m = {0};
+    size_t size = 0, options = 0;
+    if (k->twin != NULL || mkdtemp(folder) == NULL)
+        return k->twin;
+    if (asprintf(&source, "%s/kernel.cl", folder) < 0 || asprintf(&made, "%s/kernel", folder) < 0)
+        return NULL;
+    int file = make_native(k->module, source, made) ? open(made, O_RDONLY | O_CLOEXEC) : -1;
+    off_t length = file >= 0 ? lseek(file, 0, SEEK_END) : -1;
+    char *image = length > 0 ? mmap(NULL, (size_t)length + 1, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    if (image != MAP_FAILED) {
+        const char *p = after("HIPCPU-ELF 1 ", image, (size_t)length);
+        if (p != NULL && (p = read_number(p, ' ', &options)) != NULL && (p = read_number(p, '\n', &size)) != NULL)
+            m.object = open_object(p + options + 1, size);
+        munmap(image, (size_t)length + 1);
+    }
+    if (file >= 0)
+        close(file);
+    unlink(source);
+    unlink(made);
+    rmdir(folder);
+    free(source);
+    free(made);
+    struct kernel *twin = m.object != NULL ? calloc(1, sizeof *twin) : NULL;
+    if (twin == NULL)
+        return NULL;
+    twin->object = m.object;
+    twin->module = k->module;
+    if (native_kernel(twin, &m, k->name) != hipSuccess || twin->count != k->count || twin->bytes != k->bytes) {
+        free_kernel(twin);
+        return NULL;
+    }
+    SAY("kernel %s as machine code, for a partly filled group", k->name);
+    return k->twin = twin;
 }
 
 /* ---------------------------------------------------------------- launches */
@@ -1746,14 +2003,18 @@ static hipError_t launch(hipFunction_t function, const size_t global[3], const s
     struct event *begin = before != NULL ? find_event(before) : NULL;
     struct event *end = after != NULL ? find_event(after) : NULL;
     hipError_t e = hipSuccess;
+    int partly = 0; /* whether the last group is: PoCL has none */
     if (s == NULL || k == NULL || (before != NULL && begin == NULL) || (after != NULL && end == NULL))
         e = hipErrorInvalidHandle;
     for (int i = 0; i < 3 && e == hipSuccess; i++) {
         o->global[i] = global[i];
         o->local[i] = global[i] < local[i] ? global[i] : local[i]; /* a grid of one, partly filled, group */
-        if (o->global[i] % o->local[i] != 0 || (k->required[0] != 0 && k->required[i] != o->local[i]))
+        partly = partly || o->global[i] % o->local[i] != 0;
+        if (k->required[0] != 0 && k->required[i] != o->local[i])
             e = hipErrorInvalidConfiguration;
     }
+    if (e == hipSuccess && partly && k->native == NULL && (k = twin_of(k)) == NULL)
+        e = hipErrorInvalidConfiguration;
     if (e == hipSuccess)
         e = copy_arguments(o, k, params, extra);
     if (e == hipSuccess && begin != NULL)

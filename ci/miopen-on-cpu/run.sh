@@ -4,9 +4,11 @@
 #   ci/miopen-on-cpu/run.sh [OPTION...] -- COMMAND [ARGUMENT...]
 #
 #   --root DIR     keep the root here, in a folder of its own, and go on where an earlier run ended; else a temporary one
-#   --cache DIR    keep the root with its packages here as a tarball, and use it if it is there (or variable CACHE)
+#   --cache DIR    keep the root with its packages here as a tarball, and the build of pybnorm; use what is there (or
+#                  variable CACHE)
 #   --mirror URL   Debian mirror, for example a dated snapshot (or variable MIRROR; else Debian's own, which has none)
 #   --suite NAME   Debian suite, default sid (or variable SUITE)
+#   --version X.Y  MIOpen: the suite's (3.4, the default), or 3.5, of Debian experimental (or variable VERSION)
 #   --out DIR      this folder is /out for the command
 #   --bare         do not build pybnorm in the root
 #   --self-test    also test the stand-ins themselves, plain and under the sanitizers, before the command
@@ -33,6 +35,9 @@ readonly PACKAGES=(
 # Versions of libmiopen1, without Debian's revision, that the stand-ins have been seen to run. Debian sid moves, and its
 # archive keeps no older state: with another version the rig is a failure, which says what to do.
 readonly KNOWN_MIOPEN=(6.4.3+dfsg)
+# The same of MIOpen 3.5, of ROCm 7, in Debian experimental. It lies beside the suite's, in /opt/miopen-3.5.
+readonly KNOWN_NEWER=(7.2.4+dfsg)
+readonly NEWER=/opt/miopen-3.5 NEWER_HIP=70253211
 readonly REVISION=2 # of the stages "base" and "packages": change it when a cached root must not be used any more
 
 say() { printf 'miopen-on-cpu: %s (%d s)\n' "$*" "$SECONDS" >&2; }
@@ -70,11 +75,11 @@ if [ "${1:-}" = --inside ] && [ "$$" = 1 ]; then # this script called itself, se
     inside_of=$2
     shift 2
 fi
-root='' cache=${CACHE:-} mirror=${MIRROR:-} suite=${SUITE:-sid} out='' bare='' self_test=''
+root='' cache=${CACHE:-} mirror=${MIRROR:-} suite=${SUITE:-sid} version=${VERSION:-3.4} out='' bare='' self_test=''
 arguments=("$@")
 while [ $# -gt 0 ]; do
     case $1 in
-        --root | --cache | --mirror | --suite | --out)
+        --root | --cache | --mirror | --suite | --version | --out)
             [ $# -ge 2 ] && [ -n "$2" ] || die "$USAGE" "$1 needs a value"
             name=${1#--}
             printf -v "$name" '%s' "$2"
@@ -95,6 +100,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ $# -gt 0 ] || [ -n "$self_test" ] || die "$USAGE" "no command given; --help says how"
+[ "$version" = 3.4 ] || [ "$version" = 3.5 ] || die "$USAGE" "--version $version: 3.4 or 3.5"
 
 # ---------------------------------------------------------------- outside: namespaces, signals, the temporary root
 
@@ -270,10 +276,38 @@ which hipcpu stands for: it is of another ROCm; $OLDER"
     fi
 }
 
+newer() { # MIOpen 3.5 beside the suite's: its library and its header, without its packages' dependencies
+    local key found
+    key=$(printf '%s\n' "$root_key" "${KNOWN_NEWER[@]}" | sha256sum | cut -c1-16)
+    if done_with newer "$key"; then return; fi
+    say "packages of Debian experimental: libmiopen1 libmiopen-dev"
+    rm -rf --one-file-system "$fs$NEWER" "$fs/tmp/newer"
+    mkdir -p "$fs$NEWER/lib" "$fs/tmp/newer/lists/partial"
+    chmod 777 "$fs/tmp/newer"
+    printf 'deb %s experimental main\n' "${mirror:-http://deb.debian.org/debian}" >"$fs/tmp/newer/sources.list"
+    local only=(-o APT::Default-Release=experimental -o Dir::Etc::SourceList=/tmp/newer/sources.list -o Dir::Etc::SourceParts=- -o Dir::State::Lists=/tmp/newer/lists)
+    apt "${only[@]}" -o APT::Update::Error-Mode=any update || not_had "the list of Debian experimental"
+    found=$(inside apt-cache "${only[@]}" show --no-all-versions libmiopen1 2>>"$log" | sed -n 's/^Version: //p')
+    # Experimental moves at will: what it has no more, nobody here can bring back.
+    case " ${KNOWN_NEWER[*]} " in
+        *" ${found%-*} "*) ;;
+        *) unavailable "libmiopen1 ${KNOWN_NEWER[*]} for --version $version: experimental has '${found:-none}' (to try that one: \
+KNOWN_NEWER in ci/miopen-on-cpu/run.sh, then VERSION=$version ci/rocm-rig.sh)" ;;
+    esac
+    inside sh -c 'cd /tmp/newer && apt-get -q -o Acquire::Retries=3 "$@" download libmiopen1 libmiopen-dev' sh "${only[@]}" \
+        >>"$log" 2>&1 </dev/null || not_had "libmiopen1 and libmiopen-dev of Debian experimental"
+    inside sh -exc "cd /tmp/newer
+        for f in *.deb; do dpkg-deb -x \$f files; done
+        cp -a files/usr/lib/*/libMIOpen.so.* $NEWER/lib
+        cp -a files/usr/include $NEWER" >>"$log" 2>&1 || fault "unpacking libmiopen1 and libmiopen-dev of Debian experimental"
+    rm -rf --one-file-system "$fs/tmp/newer"
+    finish newer "$key"
+}
+
 readonly COMPILE='gcc -std=c11 -O2 -g -Wall -Wextra -Werror -fvisibility=hidden'
 
 stand_ins() {
-    local sources=("$here"/{hipcpu.c,hipcpu.map,rocblas_stub.c,clstub.sh}) key compiler
+    local sources=("$here"/{hipcpu.c,hipcpu.map,rocblas_stub.c,clstub.sh,hipstub.sh,hip_on_cpu.hpp,ocl_on_cpu.h,lds_end.c}) key compiler
     key=$(digest "${sources[@]}")
     if done_with stand_ins "$key"; then return; fi
     say "building the stand-ins"
@@ -285,6 +319,7 @@ stand_ins() {
         $COMPILE -fPIC -shared hipcpu.c -o libamdhip64.so.6 -Wl,-soname,libamdhip64.so.6 -Wl,-z,defs \
             -Wl,--version-script=hipcpu.map -lOpenCL -pthread
         $COMPILE -fPIC -shared rocblas_stub.c -o librocblas.so.4 -Wl,-soname,librocblas.so.4 -Wl,-z,defs
+        gcc -O2 -fPIC -c lds_end.c
         install -m 644 libamdhip64.so.6 librocblas.so.4 \"\$lib\"
         ldconfig" >>"$log" 2>&1 || fault "the stand-ins do not build"
     # libMIOpen starts an OpenCL compiler at a path that was fixed when Debian built it.
@@ -294,7 +329,25 @@ stand_ins() {
     [ "$(wc -l <<<"$compiler")" = 1 ] || fault "libMIOpen names more than one OpenCL compiler: $compiler"
     install -D -m 755 "$here/clstub.sh" "$fs$compiler"
     rm -rf "$fs/var/cache/kernels" # what an older stand-in compiled
+    printf '%s\n' "$key" >"$fs/opt/stand-ins/stamp"
     finish stand_ins "$key"
+}
+
+newer_stand_ins() {
+    local sources=("$here"/{comgr_stub.c,comgr.map,hiprtc_stub.c,compile_stub.h}) key
+    key=$(digest "$fs"/opt/stand-ins/stamp "${sources[@]}")
+    if done_with newer_stand_ins "$key"; then return; fi
+    say "building the stand-ins for MIOpen $version"
+    cp -- "${sources[@]}" "$fs/opt/stand-ins/"
+    inside sh -exc "cd /opt/stand-ins
+        make() { library=\$1; shift; $COMPILE -fPIC -shared -o $NEWER/lib/\$library -Wl,-soname,\$library -Wl,-z,defs \"\$@\"; }
+        make libamdhip64.so.7 hipcpu.c -DVERSION=$NEWER_HIP -Wl,--version-script=hipcpu.map -lOpenCL -pthread
+        make libamd_comgr.so.3 comgr_stub.c -Wl,--version-script=comgr.map
+        make libhiprtc.so.7 hiprtc_stub.c
+        make librocblas.so.5 rocblas_stub.c
+        ! LD_LIBRARY_PATH=$NEWER/lib ldd $NEWER/lib/libMIOpen.so.1 | grep 'not found'" >>"$log" 2>&1 ||
+        fault "the stand-ins for MIOpen $version do not build, or it needs a library that is not there"
+    finish newer_stand_ins "$key"
 }
 
 self_tests() {
@@ -334,15 +387,29 @@ pybnorm() {
     tar -c -C "$project" --null --verbatim-files-from -T "$files" | tar -x -C "$fs/srv/pybnorm" --no-same-owner ||
         fault "copying the working tree"
     key=$(cd "$project" &&
-        grep -zE '^(setup\.py|pyproject\.toml|include/.*|pybnorm/[^/]*\.p(yx|xd)|pybnorm/backends/.*)$' \
+        grep -zE '^(setup\.py|pyproject\.toml|include/.*|pybnorm/[^/]*\.p(yx|xd)|pybnorm/_core/[^/]*\.pxi|pybnorm/backends/.*)$' \
         "$files" | xargs -0 sha256sum | sha256sum | cut -c1-16)
     if done_with pybnorm "$key"; then return; fi
+    # What a build leaves, of these sources in a root of these packages: kept beside the root's tarball.
+    local built=${cache:+$cache/pybnorm-on-cpu-$root_key-$key.tar.zst}
+    if [ -n "$built" ] && [ -f "$built" ] && tarball_mark | cmp -s -n 24 - "$built" &&
+        zstd -dcq "$built" | tar -x --numeric-owner -C "$fs" >>"$log" 2>&1; then
+        say "pybnorm as it was built for $built"
+        finish pybnorm "$key"
+        return
+    fi
     say "building pybnorm"
     # Not optimized, which takes a tenth of the time: the CPU part of CI runs what is shipped. No --no-deps: what pybnorm
     # declares to need and the packages above lack is an error.
     inside PBN_OPTIMIZE=0 sh -c 'cd /srv/pybnorm && python3 -m pip install --quiet --break-system-packages \
         --root-user-action ignore --no-index --no-build-isolation --editable .' \
         >>"$log" 2>&1 </dev/null || fault "pybnorm does not build"
+    if [ -n "$built" ]; then
+        rm -f "$cache"/pybnorm-on-cpu-*.tar.zst # one is enough: it is small, but each commit may make another
+        { tarball_mark && (cd "$fs" && tar -c --numeric-owner srv/pybnorm/pybnorm/*.so \
+            usr/local/lib/python3*/dist-packages) | zstd -q -T0 -3; } >"$built.$$" && mv "$built.$$" "$built" ||
+            { rm -f "$built.$$"; fault "writing $built"; }
+    fi
     finish pybnorm "$key"
 }
 
@@ -354,12 +421,21 @@ base
 mounts
 packages
 stand_ins
+if [ "$version" != 3.4 ]; then
+    newer
+    newer_stand_ins
+fi
 [ -z "$self_test" ] || self_tests
 [ -n "$bare" ] || pybnorm
 [ $# -gt 0 ] || exit 0
 
-mkdir -p "$fs/srv/pybnorm" "$fs/var/cache/kernels/miopen" "$fs/var/cache/kernels/pocl"
+# MIOpen 3.5's kernels are compiled to machine code: some end items before a barrier, which OpenCL does not permit.
+[ "$version" = 3.4 ] || export HIPCPU_NATIVE=${HIPCPU_NATIVE:-1}
+kernels=/var/cache/kernels/miopen-$version-${HIPCPU_NATIVE:-0}
+mkdir -p "$fs/srv/pybnorm" "$fs$kernels" "$fs/var/cache/kernels/pocl"
 passed=()
+# what a program of ROCm 7 has for its own: LD_LIBRARY_PATH, and CPATH for the header
+[ "$version" = 3.4 ] || passed=("LD_LIBRARY_PATH=$NEWER/lib" "CPATH=$NEWER/include")
 while IFS= read -r name; do
     case $name in
         PYBNORM_* | HIPCPU_* | MIOPEN_* | POCL_* | CLSTUB_* | PYTEST_* | TERM | COLUMNS) passed+=("$name=${!name}") ;;
@@ -367,7 +443,7 @@ while IFS= read -r name; do
 done < <(compgen -e)
 say "running: $*"
 status=0
-inside MIOPEN_CUSTOM_CACHE_DIR=/var/cache/kernels/miopen POCL_CACHE_DIR=/var/cache/kernels/pocl \
+inside MIOPEN_CUSTOM_CACHE_DIR="$kernels" POCL_CACHE_DIR=/var/cache/kernels/pocl \
     PYTHONDONTWRITEBYTECODE=1 "${passed[@]}" sh -c 'cd /srv/pybnorm && exec "$@"' sh "$@" || status=$?
 if [ "$status" = "$UNAVAILABLE" ]; then
     say "the command's own exit status $UNAVAILABLE is reported as 1"

@@ -103,6 +103,10 @@ static const char kernels[] =
     "  for (int s = 128; s > 0; s >>= 1) { if (i < s) sum[i] += sum[i + s]; barrier(CLK_LOCAL_MEM_FENCE); }\n"
     "  if (i == 0) y[get_group_id(0)] = sum[0]; }\n";
 
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+#define NATIVE
+#endif
+
 static hipError_t run(hipFunction_t f, unsigned count, unsigned group, hipStream_t stream, void **params) {
     return hipExtModuleLaunchKernel(f, count, 1, 1, group, 1, 1, 0, stream, params, NULL, NULL, NULL, 0);
 }
@@ -409,7 +413,6 @@ static void modules(void) {
     EXPECT(hipErrorInvalidConfiguration, run(f, 0, 256, NULL, params));
     EXPECT(hipErrorInvalidConfiguration, run(f, 256, 0, NULL, params));
     EXPECT(hipErrorInvalidConfiguration, run(f, 2048, 2048, NULL, params));
-    EXPECT(hipErrorInvalidConfiguration, run(f, 1000, 256, NULL, params));
     EXPECT(hipErrorInvalidConfiguration,
            hipExtModuleLaunchKernel(f, 64, 64, 64, 64, 64, 64, 0, NULL, params, NULL, NULL, NULL, 0));
     EXPECT(hipErrorInvalidConfiguration, hipModuleLaunchKernel(f, UINT32_MAX, 1, 1, 256, 1, 1, 0, NULL, params, NULL));
@@ -480,6 +483,16 @@ static void modules(void) {
     GOOD(run(f, 10, 256, NULL, params));
     GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
     CHECK(y[9] == 18 && y[10] == 0);
+#ifdef NATIVE
+    /* a last group that is partly filled; twice, for it is compiled at the first */
+    for (int i = 0; i < 2; i++) {
+        GOOD(hipMemset(dy, 0, sizeof y));
+        count = 1 << 30; /* the kernel has no other limit than the grid */
+        GOOD(run(f, 600, 256, NULL, params));
+        GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+        CHECK(y[599] == 2 * 599 && y[600] == 0);
+    }
+#endif
 
     /* unloading waits for what was launched; then the function is no more */
     GOOD(run(f, 256, 256, NULL, params));
@@ -710,7 +723,7 @@ static void device(void) {
     EXPECT(hipErrorInvalidDevice, hipSetDevice(1));
     EXPECT(hipErrorInvalidDevice, hipSetDevice(-1));
     GOOD(hipGetDevicePropertiesR0600(&p, 0));
-    CHECK(strcmp(p.gcnArchName, "gfx1030") == 0 && p.warpSize == 64); /* HIPCPU_ARCH */
+    CHECK(strcmp(p.gcnArchName, "gfx1030") == 0 && p.warpSize == 32); /* HIPCPU_ARCH */
     EXPECT(hipErrorInvalidDevice, hipGetDevicePropertiesR0600(&p, 1));
     EXPECT(hipErrorInvalidValue, hipGetDevicePropertiesR0600(NULL, 0));
     GOOD(hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, 0));
@@ -766,6 +779,153 @@ static void failing_kernel(void) { /* HIPCPU_FAIL_KERNEL=of64: the error comes w
     CHECK(bytes == 0); /* freed all the same */
 }
 
+/* ---------------------------------------------------------------- machine code; no sanitizer knows its coroutines */
+
+#ifdef NATIVE
+
+static const char opencl[] =
+    "kernel void returns(global float *y, int n) { local float sum[64]; int i = get_local_id(0);\n"
+    "  if (i >= n) return;\n" /* before a barrier: as on an AMD GPU, the others do not wait for it */
+    "  sum[i] = i; barrier(CLK_LOCAL_MEM_FENCE); float r = 0; for (int j = 0; j < n; j++) r += sum[j]; y[i] = r; }\n"
+    "kernel void partly(global float *y) { y[get_global_id(0)] = get_local_size(0) + 1000 * get_group_id(0); }\n"
+    "kernel void unwritten(global float *y) { local float sum[64]; int i = get_local_id(0);\n"
+    "  if (i < 32) sum[i] = i; barrier(CLK_LOCAL_MEM_FENCE); y[i] = sum[i]; }\n"
+    "kernel void past(global float *y, int i) { local float sum[64]; sum[get_local_id(0)] = y[0];\n"
+    "  local float *p = sum; p[i] = 1; barrier(CLK_LOCAL_MEM_FENCE); y[0] = sum[0]; }\n"
+    "kernel void sizes(global ulong *y, char a, ushort b, half c, int d, float e, long f, double g, global int *z)\n"
+    "{ y[0] = a; y[1] = b; y[2] = (ulong)(float)c; y[3] = d; y[4] = (ulong)e; y[5] = f; y[6] = (ulong)g;\n"
+    "  y[7] = z == 0; }\n"
+    "kernel void vectors(global float *y) { float4 a = *(global float4 *)(y + 1); *(global float4 *)(y + 1) = mad(a, a, rsqrt(a)); }\n";
+static const char greedy[] = "kernel void greedy(global float *y) { local float sum[16385]; sum[(int)y[0]] = 1;\n"
+                             "  barrier(CLK_LOCAL_MEM_FENCE); y[0] = sum[(int)y[1]]; }\n";
+static const char hip[] =
+    "template <class T> __device__ T twice(T a) { return a + a; }\n"
+    "extern \"C\" __global__ void __launch_bounds__(8 * 8) reduce(const float *__restrict x, float *y, unsigned n, bool more)\n"
+    "{ __shared__ float sum[64]; sum[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x]; __syncthreads();\n"
+    "  for (unsigned s = 32; s > 0; s >>= 1) { if (threadIdx.x < s) sum[threadIdx.x] += sum[threadIdx.x + s];\n"
+    "  __syncthreads(); } if (threadIdx.x == 0 && blockIdx.x < n) y[blockIdx.x] = more ? twice(sum[0]) : fma(2.0f, sum[0], 0.0f); }\n";
+
+static hipModule_t native_of(const char *source, const char *suffix) {
+    char name[64], command[256];
+    hipModule_t module = NULL;
+    snprintf(name, sizeof name, "/tmp/native-%ld%s", (long)getpid(), suffix);
+    FILE *f = fopen(name, "w");
+    CHECK(f != NULL && fputs(source, f) >= 0 && fclose(f) == 0);
+    snprintf(command, sizeof command, "/opt/stand-ins/hipstub.sh -DMIO_BN_VARIANT=3 -o %s.out %s", name, name);
+    CHECK(system(command) == 0);
+    snprintf(command, sizeof command, "%s.out", name);
+    GOOD(hipModuleLoad(&module, command));
+    unlink(name);
+    unlink(command);
+    return module;
+}
+
+static void native(void) {
+    hipModule_t cl = native_of(opencl, ".cl"), h = native_of(hip, ".cpp");
+    static float y[1024], x[640];
+    float *dy = device_memory(sizeof y), *dx = device_memory(sizeof x);
+    int n = 40;
+    void *two[] = {&dy, &n}, *one[] = {&dy};
+    GOOD(run(function_of(cl, "returns"), 64, 64, NULL, two));
+    GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+    CHECK(y[0] == 780 && y[39] == 780 && y[40] != y[40]); /* 0 + ... + 39 */
+
+    GOOD(run(function_of(cl, "partly"), 1000, 256, NULL, one));
+    GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+    CHECK(y[0] == 256 && y[767] == 2256 && y[768] == 3232 && y[999] == 3232 && y[1000] != y[1000]);
+
+    GOOD(run(function_of(cl, "unwritten"), 64, 64, NULL, one)); /* local memory is NaN at first, in each group */
+    GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+    CHECK(y[31] == 31 && y[32] != y[32]);
+
+    unsigned long sizes[8];
+    unsigned long *ds = device_memory(sizeof sizes);
+    char a = 1;
+    unsigned short b = 2, c = 0x4200; /* 3 */
+    int d = 4;
+    float e = 5;
+    long f = 6;
+    double g = 7;
+    int *z = NULL;
+    void *of_sizes[] = {&ds, &a, &b, &c, &d, &e, &f, &g, &z};
+    GOOD(run(function_of(cl, "sizes"), 1, 1, NULL, of_sizes));
+    GOOD(hipMemcpy(sizes, ds, sizeof sizes, hipMemcpyDeviceToHost));
+    for (unsigned long i = 0; i < 7; i++)
+        CHECK(sizes[i] == i + 1);
+    CHECK(sizes[7] == 1);
+
+    const float four[] = {0, 1, 4, 16, 0.25f};
+    GOOD(hipMemcpy(dy, four, sizeof four, hipMemcpyHostToDevice));
+    GOOD(run(function_of(cl, "vectors"), 1, 1, NULL, one)); /* not aligned */
+    GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+    CHECK(y[1] == 2 && y[2] == 16.5f && y[3] == 256.25f && y[4] == 2.0625f);
+
+    for (int i = 0; i < 640; i++)
+        x[i] = (float)i;
+    GOOD(hipMemcpy(dx, x, sizeof x, hipMemcpyHostToDevice));
+    unsigned groups = 10;
+    for (char more = 0; more < 2; more++) {
+        void *params[] = {&dx, &dy, &groups, &more};
+        GOOD(run(function_of(h, "reduce"), 640, 64, NULL, params));
+        GOOD(hipMemcpy(y, dy, sizeof y, hipMemcpyDeviceToHost));
+        CHECK(y[0] == 4032 && y[9] == 2 * (64 * 9 * 64 + 2016));
+    }
+    char text[1000];
+    CHECK(hipcpuTrace(text, sizeof text) < sizeof text && strstr(text, "reduce variant=3 grid=640x1x1 block=64x1x1\n") != NULL);
+    hipFunction_t none;
+    EXPECT(hipErrorNotFound, hipModuleGetFunction(&none, h, "absent"));
+    GOOD(hipModuleUnload(cl));
+    GOOD(hipModuleUnload(h));
+    GOOD(hipFree(dx));
+    GOOD(hipFree(dy));
+}
+
+static void too_much_local_memory(void) {
+    hipFunction_t f;
+    EXPECT(hipErrorOutOfMemory, hipModuleGetFunction(&f, module_of("", greedy), "greedy"));
+    EXPECT(hipErrorOutOfMemory, hipModuleGetFunction(&f, native_of(greedy, ".cl"), "greedy"));
+}
+
+static void behind_local_memory(int index) {
+    hipFunction_t f = function_of(native_of(opencl, ".cl"), "past");
+    float *d = device_memory(4);
+    void *params[] = {&d, &index};
+    GOOD(hipMemset(d, 0, 4));
+    GOOD(run(f, 1, 1, NULL, params));
+    EXPECT(hipErrorLaunchFailure, hipDeviceSynchronize());
+}
+static void a_little_behind_local_memory(void) {
+    behind_local_memory(200); /* there are three such arrays, one behind the other */
+}
+static void far_behind_local_memory(void) {
+    behind_local_memory(1200);
+    _exit(42);
+}
+#endif
+
+/* Work that nothing orders comes in any order, and what is ordered in its own. */
+static void any_order(void) { /* HIPCPU_SEED */
+    hipModule_t m = module_of("", "kernel void next(global int *count, global int *y) { y[0] = count[0]++; }\n");
+    hipFunction_t f = function_of(m, "next");
+    hipStream_t s[8];
+    int *count = device_memory(4), *y = device_memory(4 * 16), got[16], sorted = 1;
+    for (int i = 0; i < 8; i++)
+        GOOD(hipStreamCreateWithFlags(&s[i], hipStreamNonBlocking));
+    GOOD(hipMemset(count, 0, 4));
+    for (int i = 0; i < 16; i++) {
+        int *at = y + i;
+        void *params[] = {&count, &at};
+        GOOD(run(f, 1, 1, s[i % 8], params));
+    }
+    GOOD(hipDeviceSynchronize());
+    GOOD(hipMemcpy(got, y, sizeof got, hipMemcpyDeviceToHost));
+    for (int i = 0; i < 8; i++)
+        CHECK(got[i] < got[i + 8]);
+    for (int i = 1; i < 16; i++)
+        sorted = sorted && got[i - 1] < got[i];
+    CHECK(!sorted);
+}
+
 /* ---------------------------------------------------------------- cases that must end with a fault */
 
 static void write_at(size_t size, int index) {
@@ -781,6 +941,9 @@ static void kernel_past_the_end(void) {
 }
 static void kernel_before_the_beginning(void) {
     write_at(4096, -1);
+}
+static void kernel_before_a_small_block(void) {
+    write_at(12, -1);
 }
 static void host_reads_device_memory(void) {
     volatile float *d = device_memory(12);
@@ -836,6 +999,19 @@ static const struct test cases[] = {
      "access at offset 12 of a device block of 12 bytes"},
     {"kernel before the beginning", kernel_before_the_beginning, {NULL},
      "access 4 bytes before a device block of 4096 bytes"},
+    {"kernel before a small block", kernel_before_a_small_block, {"HIPCPU_BEFORE=1"},
+     "access 4 bytes before a device block of 12 bytes"},
+#ifdef NATIVE
+    {"native", native, {NULL}, NULL},
+    {"native, lazy", native, {"HIPCPU_LAZY=1"}, NULL},
+    {"too much local memory", too_much_local_memory, {NULL}, NULL},
+    {"a little behind local memory", a_little_behind_local_memory, {NULL}, NULL},
+    {"far behind local memory", far_behind_local_memory, {NULL}, "access past the end of a kernel's 768 bytes of local memory"},
+#endif
+    {"any order", any_order, {"HIPCPU_SEED=1"}, NULL},
+    {"streams, any order", streams, {"HIPCPU_SEED=2"}, NULL},
+    {"events, any order", events, {"HIPCPU_SEED=3"}, NULL},
+    {"threads, any order", threads, {"HIPCPU_SEED=4"}, NULL},
     {"host reads device memory", host_reads_device_memory, {NULL},
      "access by the host at offset 4 of a device block of 12 bytes"},
     {"host past a host block", host_past_a_host_block, {"HIPCPU_ALIGN=4"},
