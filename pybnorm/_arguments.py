@@ -233,6 +233,8 @@ def _stored(value: float, dtype: DataType) -> float:
 
 def data_type(value: object, argument: str = "dtype") -> DataType:
     """A `DataType` from itself, its number, a word (``"f32"``, ``"float32"``) or a NumPy-like dtype."""
+    if type(value) is DataType:
+        return value
     found = _lookup(_DATA_TYPES, value)
     if found is None and not issubclass(type(value), (int, str)) and _attribute(value, "isnative", True) is True:
         name = _attribute(value, "name") or _attribute(value, "__name__")  # np.dtype | np.float32, ml_dtypes

@@ -238,6 +238,7 @@ _NUMPY_DTYPES = {
     np.dtype(np.float64): DataType.FLOAT64,
     np.dtype(np.float16): DataType.FLOAT16,
 }
+_OF_NUMPY: dict[DataType, np.dtype[Any]] = {ours: np.dtype(ours.name.lower()) for ours in _NUMPY_DTYPES.values()}
 
 
 def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
@@ -253,7 +254,7 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
-    return np.dtype(dtype.name.lower())
+    return _OF_NUMPY[dtype]
 
 
 def _data_type(dtype: np.dtype[Any]) -> DataType | None:

@@ -1,7 +1,8 @@
 """Finds vendor libraries, and records every place that was tried.
 
 Files are opened by the caller's ``open_library`` only; the vendors' Python packages (``cuda.pathfinder``,
-``rocm_sdk``) may open some themselves. Order of the search:
+``rocm_sdk``) may open some themselves, and what a file needs and the loader misses is opened first where it lies beside
+the file: some wheels are linked without a run path. Order of the search:
 
 1. an explicit path, or ``PYBNORM_LIB_<BACKEND>``: if it is set and cannot be used, that is an error
 2. a copy that is already loaded in the process: two copies would not share state
@@ -15,6 +16,7 @@ Files are opened by the caller's ``open_library`` only; the vendors' Python pack
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import importlib
 import importlib.metadata
@@ -92,7 +94,7 @@ class LibrarySpec:
     backend: str
     label: str
     sonames: tuple[str, ...]
-    """Best first."""
+    """Best first; ``*`` stands for more numbers of a version, of which the highest comes first."""
     hint: str
     """How to install it."""
     loaded_names: tuple[str, ...] = ()
@@ -144,6 +146,11 @@ class _Miss(NamedTuple):
 
 _Step = Callable[[LibrarySpec], Iterator["_Candidate | _Miss"]]
 
+_LEFT_OUT = (
+    "in its list of files, and not there: pip install --target leaves out what a wheel has for lib; install into a "
+    "virtual environment or with --prefix"
+)
+
 
 def _own_file(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     if spec.file:
@@ -152,8 +159,24 @@ def _own_file(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
 
 def _in_process(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     # The loader compares DT_SONAME too, so this also finds copies that were opened by absolute path.
+    how = "already in the process"
     for name in spec.sonames + spec.loaded_names:
-        yield _Candidate("already in the process", name, no_load=True)
+        if "*" not in name:
+            yield _Candidate(how, name, no_load=True)
+            continue
+        mapped = sorted(path for path in _mapped_files() if _is_named(os.path.basename(path), name))
+        if not mapped:
+            yield _Miss(how, name, "no such file mapped")
+        for path in mapped:
+            yield _Candidate(how, path, no_load=True)
+
+
+def _mapped_files() -> set[str]:
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as file:
+            return {line[line.index("/") :].rstrip("\n") for line in file if "/" in line}
+    except OSError:
+        return set()
 
 
 def _cuda_pathfinder(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
@@ -199,12 +222,22 @@ def _distributions(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
         except importlib.metadata.PackageNotFoundError:
             yield _Miss(how, spec.sonames[0], "not installed")
             continue
-        files = sorted((f for f in listed if f.name in spec.sonames), key=lambda f: spec.sonames.index(f.name))
-        if not files:
-            yield _Miss(how, spec.sonames[0], "not in its list of files")
-        for file in files:
-            path = Path(str(file.locate()))
-            yield _existing(how, str(path.parent.resolve() / path.name))
+        paths = [Path(str(f.locate())) for soname in spec.sonames for f in listed if _is_named(f.name, soname)]
+        found = [_existing(how, str(path.parent.resolve() / path.name)) for path in paths]
+        if not any(isinstance(place, _Candidate) for place in found) and _is_recorded(name, spec.sonames):
+            yield _Miss(how, spec.sonames[0], _LEFT_OUT)
+        else:
+            yield from found or [_Miss(how, spec.sonames[0], "not in its list of files")]
+
+
+def _is_recorded(distribution: str, sonames: tuple[str, ...]) -> bool:
+    # From Python 3.12 on `importlib.metadata.files` leaves out what is not there.
+    try:
+        record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    names = [line.partition(",")[0].rpartition("/")[2] for line in record.splitlines()]
+    return any(_is_named(name, soname) for name in names for soname in sonames)
 
 
 def _conda(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
@@ -213,7 +246,11 @@ def _conda(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
 
 def _system(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     for soname in spec.sonames:
-        yield _Candidate("system loader", soname)
+        if "*" not in soname:
+            yield _Candidate("system loader", soname)
+            continue
+        for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+            yield from _within("LD_LIBRARY_PATH", os.path.abspath(folder), soname)
 
 
 def _roots(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
@@ -229,7 +266,7 @@ def _folders(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
             yield _Miss("fixed directory", pattern, "no such directory")
         for folder in folders:
             for soname in spec.sonames:
-                yield _existing("fixed directory", os.path.join(folder, soname))
+                yield from _within("fixed directory", folder, soname)
 
 
 _STEPS: tuple[_Step, ...] = (
@@ -299,10 +336,11 @@ def _open_named(
         failure = OpenFailed("open", "is a directory" if os.path.isdir(file) else "no such file")
     else:
         try:
-            opened = open_library(file, False)
+            opened, preloaded = _opened(open_library, file)
         except OpenFailed as error:
             failure = error
         else:
+            how += preloaded
             _trace(spec, how, file, "opened")
             return opened, how, ()
     _trace(spec, how, file, str(failure))
@@ -311,6 +349,35 @@ def _open_named(
         backend=spec.backend,
         attempts=((how, file, str(failure)),),
     ) from failure
+
+
+_PRELOADED = ", what it needs preloaded"
+_NOT_FOUND = re.compile(r"\b(lib[^\s/:]+\.so[.\d]*)(?=:)")  # in what the loader says of a library that it misses
+
+
+def _opened(open_library: OpenLibrary[Opened], file: str, no_load: bool = False) -> tuple[Opened, str]:
+    """Open a file, before it what the loader misses and finds beside it; and what to add to how it was found."""
+    preloaded: set[str] = set()
+    while True:
+        try:
+            return open_library(file, no_load), _PRELOADED if preloaded else ""
+        except OpenFailed as error:
+            missed = _NOT_FOUND.search(error.message)
+            if no_load or error.kind != "open" or missed is None or not os.path.isabs(file):
+                raise
+            beside = os.path.join(os.path.dirname(file), missed[1])
+            if beside in preloaded or beside == file or not os.path.isfile(beside):
+                raise
+            preloaded.add(beside)
+            with contextlib.suppress(OpenFailed):  # then the file says again what it misses
+                _opened(_open_dependency, beside)
+
+
+def _open_dependency(file: str, _no_load: bool) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(file)  # stays open; RTLD_LOCAL, and found by its name by what is opened later
+    except OSError as error:
+        raise OpenFailed("open", str(error)) from error
 
 
 def _search(spec: LibrarySpec, open_library: OpenLibrary[Opened]) -> tuple[Opened, str, Attempts]:
@@ -333,7 +400,7 @@ def _search(spec: LibrarySpec, open_library: OpenLibrary[Opened]) -> tuple[Opene
                 continue
             while True:
                 try:
-                    opened = open_library(file, no_load)
+                    opened, preloaded = _opened(open_library, file, no_load)
                 except OpenFailed as error:
                     remember(how, file, str(error))
                     if same:
@@ -345,8 +412,9 @@ def _search(spec: LibrarySpec, open_library: OpenLibrary[Opened]) -> tuple[Opene
                     except Exception as trouble:
                         remember(how, file, f"preloading what it needs: {_one_line(trouble)}")
                         break
-                    how, repair = f"{how}, what it needs preloaded", None
+                    how, repair = how + _PRELOADED, None
                 else:
+                    how += preloaded
                     _trace(spec, how, file, "opened")
                     return opened, how, tuple(attempts)
     names = " or ".join(spec.sonames)
@@ -364,7 +432,26 @@ def _root(spec: LibrarySpec, variable: str, subfolders: tuple[str, ...]) -> Iter
         return
     for subfolder in subfolders:
         for soname in spec.sonames:
-            yield _existing(variable, os.path.abspath(os.path.join(root, subfolder, soname)))
+            yield from _within(variable, os.path.abspath(os.path.join(root, subfolder)), soname)
+
+
+def _is_named(name: str, soname: str) -> bool:
+    return re.fullmatch(re.escape(soname).replace(r"\*", r"\d+(\.\d+)*"), name) is not None
+
+
+def _within(how: str, folder: str, soname: str) -> Iterator[_Candidate | _Miss]:
+    """The file, or the files of a name with ``*``, in one folder."""
+    if "*" not in soname:
+        yield _existing(how, os.path.join(folder, soname))
+        return
+    try:
+        names = [name for name in os.listdir(folder) if _is_named(name, soname)]
+    except OSError:
+        names = []
+    for name in sorted(names, key=_version_in, reverse=True):
+        yield _existing(how, os.path.join(folder, name))
+    if not names:
+        yield _Miss(how, os.path.join(folder, soname), "no such file")
 
 
 def _existing(how: str, file: str) -> _Candidate | _Miss:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
@@ -43,6 +43,8 @@ class Call(NamedTuple):
     saved: bool = True
     """Whether backward is given saved statistics."""
     beta: float = 0.0
+    alignment: int = 16
+    """Bytes that the addresses of all data tensors are multiples of, up to 16."""
 
     @property
     def m(self) -> int:
@@ -81,10 +83,24 @@ class Defect:
     note : str
         For the check: what the note of an explained verdict must hold, or the message of a call that failed. With
         one a weakness explains what misses the bound, too.
-    ratio : float
-        For the check: largest error / bound (of the loosest class) that is explained.
+    ratio : float or mapping of str to float
+        For the check: largest error / bound (of the loosest class) that is explained, of all outputs or by output.
+    nan : tuple of str
+        For the check: the outputs that may be NaN or infinite in the last channel, because the vendor's kernel takes in
+        what lies behind its input.
     rounded : bool
         Whether it shows only where sums round, and so not on data whose sums are exact.
+    exact : bool
+        Whether it shows only on those. A weakness then explains what misses their bound, too.
+    fills : tuple of str
+        For the check: the only data that show it; empty: any.
+    ways : tuple of str
+        Algorithms of the library (`pybnorm.algorithms`) that do not have it: what avoids it takes the first that can be
+        built. Without any, other calls are made in place of the one.
+    widest : int
+        Spatial elements up to which `ways` do not have it.
+    better : bool
+        Whether calls without a weakness are known, which a handle that avoids all makes.
     """
 
     id: str
@@ -98,8 +114,20 @@ class Defect:
     case: str
     predicate: Callable[[Call], bool]
     note: str = ""
-    ratio: float = math.inf
+    ratio: float | Mapping[str, float] = 1.0
+    nan: tuple[str, ...] = ()
     rounded: bool = False
+    exact: bool = False
+    fills: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
+    widest: int = _arguments.INT32_MAX
+    better: bool = False
+
+    def largest(self, output: str) -> float:
+        """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
+        if _arguments.text(output, "output") not in self.outputs:
+            return 0.0
+        return self.ratio if isinstance(self.ratio, (int, float)) else self.ratio[output]
 
     def in_version(self, version: Sequence[int]) -> bool:
         """Whether `version` is one that has the defect."""
@@ -167,12 +195,21 @@ def _described(call: Any) -> Call:
         given.layout,
         _arguments.boolean(given.saved, "saved"),
         _arguments.scalar(given.beta, "beta"),
+        _arguments.integer(given.alignment, "alignment", 1),
     )
 
 
-def _of_library(backend: str, version: Sequence[int]) -> tuple[Defect, ...]:
-    """The defects of a library of that version that make results wrong or calls fail."""
-    return tuple(d for d in DEFECTS if d.backend == backend and d.effect != Effect.WEAK and d.in_version(version))
+def _of_library(backend: str, version: Sequence[int], weak: bool = False) -> tuple[Defect, ...]:
+    """A version's defects that make results wrong or calls fail; with `weak` also what can be better."""
+    found = [d for d in DEFECTS if d.backend == backend and d.in_version(version)]
+    return tuple(d for d in found if (weak and d.better) or d.effect != Effect.WEAK)
+
+
+def _ways(met: Sequence[Defect], call: Call) -> tuple[str, ...]:
+    """Algorithms that have none of the defects, in the order of the first one's."""
+    plane = math.prod(call.dims[2:])
+    first, *rest = [d.ways if plane <= d.widest else () for d in met]
+    return tuple(name for name in first if all(name in others for others in rest))
 
 
 def named(identity: str) -> Defect:
@@ -241,6 +278,31 @@ def _crosses(call: Call) -> bool:
     return plane % 4 != 0 and (c > 1 or (n * plane) % 4 != 0)
 
 
+_IMAGES = 64
+"""Images from which a single chain of sums may miss the bound: seen from 128 on."""
+
+
+def _chained(backend: str, first: Version, last: Version) -> Defect:
+    """Of the per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
+    return Defect(
+        id=f"{backend}-chained-sums",
+        backend=backend,
+        first=first,
+        last=last,
+        effect=Effect.WEAK,
+        outputs=(*_TRAINING, "dx", "dscale"),
+        what="per-activation training, and backward without saved statistics, sum the images in one chain: some "
+        "hundred are enough to miss the bound of blocked sums where roundings add up, on equal values or few that are "
+        "not 0, some thousand of one sign (1 to 14 times the bound; on ordinary data not seen to 65,536 images)",
+        links=(),
+        case="train,peract,f32,nchw,1280x4x1x2,fill=sparse",
+        predicate=lambda p: p.mode == Mode.PER_ACTIVATION and p.recomputes and p.m > _IMAGES,
+        note="class C",
+        ratio=40.0,
+        rounded=True,
+    )
+
+
 _MIOPEN = (
     Defect(
         id="miopen-backward-vector-tail",
@@ -254,6 +316,7 @@ _MIOPEN = (
         links=("ROCm/MIOpen#2024",),
         case="backward,spatial,f32,nchw,2x3x33x33",
         predicate=lambda p: _backward_variant_1(p) and _crosses(p),
+        ratio={"dx": 1e6, "dscale": 1e7, "dbias": 1e7},
     ),
     Defect(
         id="miopen-backward-statistics-tail",
@@ -273,12 +336,13 @@ _MIOPEN = (
             and _plane(p) >= 4096
             and (p.dims[0] * _plane(p)) % 4096 not in ((0, 4) if p.dims[1] == 1 else (0,))
         ),
+        ratio=1e6,
     ),
     Defect(
         id="miopen-training-vector-tail",
         backend="miopen",
         first=(2, 20),
-        last=(3, 4),
+        last=(3, 5),
         effect=Effect.WRONG,
         outputs=_TRAINING,
         what="training reads four values at a time across the end of an image, into the next channel, where "
@@ -286,6 +350,7 @@ _MIOPEN = (
         links=(),
         case="train,spatial,f32,nchw,2x3x73x73",
         predicate=lambda p: _training_variant_1(p) and _plane(p) >= 4096 and _crosses(p),
+        ratio=1e5,
     ),
     Defect(
         id="miopen-training-stash",
@@ -293,13 +358,14 @@ _MIOPEN = (
         first=(2, 20),
         last=(3, 4),
         effect=Effect.WRONG,
-        outputs=_TRAINING,
+        outputs=("y", "saved_inv_variance", "running_variance"),
         what="float32 training keeps four partial results in y for each 1024 values of an image, which overlap other "
         "data where the last part holds fewer than four, H*W % 1024 in 1, 2, 3 with H*W > 1024 (kernel variant 2: "
         "N > 768, or N*H*W >= 2^25)",
         links=(),
         case="train,spatial,f32,nchw,769x2x1x1025",
         predicate=lambda p: _training_variant_2(p) and _plane(p) > 1024 and 0 < _plane(p) % 1024 < 4,
+        ratio={"y": 1e6, "saved_inv_variance": 1e5, "running_variance": 1e6},
     ),
     Defect(
         id="miopen-nhwc-training-kernel",
@@ -320,10 +386,31 @@ _MIOPEN = (
         note="Empty code object path",
     ),
     Defect(
+        id="miopen-nhwc-stash",
+        backend="miopen",
+        first=(3, 5),
+        last=(3, 5),
+        effect=Effect.WRONG,
+        outputs=(*_TRAINING, *_BACKWARD),
+        what="16-bit channels-last training and backward keep float32 partial results of four channels in two rows of "
+        "y or dx, and those of the last four channels overlap those of the second four where C / 4 is odd, but 1",
+        links=(),
+        case="train,spatial,f16,nhwc,2x12x5x5,fill=randn",
+        predicate=lambda p: (
+            any(_spatial(p, o, Layout.CHANNELS_LAST) for o in (Operation.FORWARD_TRAINING, Operation.BACKWARD))
+            and p.dtype in _SIXTEEN_BITS
+            and p.dims[1] % 8 == 4
+            and p.dims[1] > 4
+            and _plane(p) > 1
+        ),
+        ratio=dict.fromkeys((*_TRAINING, *_BACKWARD), 1e7)
+        | {"y": 1e8, "saved_inv_variance": 1e9, "running_variance": 1e8},
+    ),
+    Defect(
         id="miopen-bf16-truncation",
         backend="miopen",
         first=(3, 4),
-        last=(3, 4),
+        last=(3, 5),
         effect=Effect.WRONG,
         outputs=("y", "dx"),
         what="bfloat16 results are truncated, not rounded to nearest: an error of up to twice the bound",
@@ -336,7 +423,7 @@ _MIOPEN = (
         id="miopen-f16-blend",
         backend="miopen",
         first=(3, 4),
-        last=(3, 4),
+        last=(3, 5),
         effect=Effect.WRONG,
         outputs=("y", "dx"),
         what="miopenOpTensor, through which alpha and beta go, computes in float16: a blended result is rounded up to "
@@ -350,7 +437,7 @@ _MIOPEN = (
         id="miopen-one-pass-variance",
         backend="miopen",
         first=(2, 20),
-        last=(3, 4),
+        last=(3, 5),
         effect=Effect.WEAK,
         outputs=(*_TRAINING, "dx", "dscale"),
         what="spatial training, and backward without saved statistics, compute the variance as E[x^2] - mean^2 in "
@@ -358,7 +445,9 @@ _MIOPEN = (
         links=("ROCm/rocm-libraries#5013", "ROCm/MIOpen#3900"),
         case="train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100",
         predicate=lambda p: p.mode == Mode.SPATIAL and p.recomputes,
+        better=True,
     ),
+    _chained("miopen", (3, 4), (3, 5)),
 )
 
 # ---------------------------------------------------------------- oneDNN
@@ -368,12 +457,15 @@ _CHAIN = 128
 _LONG_CHAIN = 400_000
 """Terms from which it misses the bound on ordinary data, whose roundings have no common sign: seen from 450,000 on."""
 
+_WIDEST_ROW = 2_000_000
+"""Terms up to which the 16 chains in which algorithm "rows" sums an image hold the bound on data of one sign."""
+
 _ONEDNN = (
     Defect(
         id="onednn-long-sums",
         backend="onednn",
         first=(3, 0),
-        last=(3, 12),
+        last=(3, 13),
         effect=Effect.WRONG,
         outputs=(*_TRAINING, "dx", "dscale"),
         what="a thread sums its part of a statistic in one float32 chain, which on ordinary data misses the bound from "
@@ -382,13 +474,16 @@ _ONEDNN = (
         case="train,spatial,f32,nchw,1x1x1000x1000,fill=randn",
         predicate=lambda p: p.recomputes and p.m > _LONG_CHAIN,
         note="class C",
+        ratio=1024.0,  # of one chain of 2^24 terms: m / (16 + 4 sqrt(m))
         rounded=True,
+        ways=("rows",),
+        widest=_WIDEST_ROW,
     ),
     Defect(
         id="onednn-chained-sums",
         backend="onednn",
         first=(3, 0),
-        last=(3, 12),
+        last=(3, 13),
         effect=Effect.WEAK,
         outputs=(*_TRAINING, "dx", "dscale"),
         what="the same chain of up to 400,000 terms: a few hundred are enough to miss the bound of blocked sums where "
@@ -399,10 +494,173 @@ _ONEDNN = (
         note="class C",
         ratio=160.0,  # of the longest chain: m / (16 + 4 sqrt(m))
         rounded=True,
+        ways=("rows",),
+        widest=_WIDEST_ROW,
+        better=True,
+    ),
+    Defect(
+        id="onednn-chained-gradients",
+        backend="onednn",
+        first=(3, 2),
+        last=(3, 2),
+        effect=Effect.WEAK,
+        outputs=_BACKWARD,
+        what="backward sums dy, and its products with x, in chains as long as one thread's part: from some 100,000 "
+        "terms on 16-bit gradients of few values, whose roundings add up, miss the bound (1 to 1.3 times)",
+        links=(),
+        case="backward,spatial,bf16,nchw,1x2x512x512,fill=ramp,repeats=1",
+        predicate=lambda p: p.operation == Operation.BACKWARD and p.dtype in _SIXTEEN_BITS and p.m > 65536,
+        note="class C",
+        ratio=4.0,
+        rounded=True,
     ),
 )
 
-DEFECTS: tuple[Defect, ...] = (*_MIOPEN, *_ONEDNN)
+# ---------------------------------------------------------------- cuDNN
+
+_PER_CHANNEL = ("spatial", "ex", "graph", "columns", "dense")
+"""Algorithms that sum in floating point and take the statistics from centred values."""
+
+
+def _large_persistent(call: Call) -> bool:
+    """Whether a channel is spread over several blocks, which add in fixed point; one block adds in floating point."""
+    if call.mode != Mode.SPATIAL_PERSISTENT or call.operation == Operation.FORWARD_INFERENCE:
+        return False
+    if call.dtype == DataType.FLOAT64:
+        return False
+    backward = call.operation == Operation.BACKWARD
+    single = 8192 if backward else 16384
+    most = 4 * single if call.dtype in _SIXTEEN_BITS else single
+    return call.m > most and (call.saved or not backward)
+
+
+_CUDNN = (
+    Defect(
+        id="cudnn-inference-rows",
+        backend="cudnn",
+        first=(7,),
+        last=None,
+        effect=Effect.FAILS,
+        outputs=(),
+        what="spatial inference refuses N >= 65536 as not supported",
+        links=("pytorch/pytorch#19911", "microsoft/onnxruntime#7095"),
+        case="infer,spatial,f32,nchw,65536x2x1x1,fill=randn",
+        predicate=lambda p: (
+            p.operation == Operation.FORWARD_INFERENCE and p.mode != Mode.PER_ACTIVATION and p.dims[0] >= 65536
+        ),
+        note="NOT_SUPPORTED",
+        ways=("split", "pointwise", "columns", "rows"),
+    ),
+    Defect(
+        id="cudnn-per-activation-rows",
+        backend="cudnn",
+        first=(9,),
+        last=None,
+        effect=Effect.FAILS,
+        outputs=(),
+        what="per-activation training refuses N > 131070 as not supported, and inference N > 262136",
+        links=("pytorch/pytorch#2917",),
+        case="train,peract,f32,nchw,131071x2x1x1,fill=randn",
+        predicate=lambda p: (
+            p.mode == Mode.PER_ACTIVATION
+            and p.operation != Operation.BACKWARD
+            and p.dims[0] > (131070 if p.operation == Operation.FORWARD_TRAINING else 262136)
+        ),
+        note="NOT_SUPPORTED",
+    ),
+    Defect(
+        id="cudnn-per-activation-chains",
+        backend="cudnn",
+        first=(9,),
+        last=None,
+        effect=Effect.WRONG,
+        outputs=("dx",),
+        what="per-activation backward without saved statistics sums them in one chain, which misses the bound from "
+        "some 700,000 values on (1.4 times at a million)",
+        links=(),
+        case="backward,peract,f32,nchw,1000000x2x1x1,fill=randn,saved=0",
+        predicate=lambda p: (
+            p.mode == Mode.PER_ACTIVATION
+            and p.operation == Operation.BACKWARD
+            and not p.saved
+            and p.dims[0] > _LONG_CHAIN
+        ),
+        ratio=4.0,
+        rounded=True,
+    ),
+    Defect(
+        id="cudnn-persistent-fixed-point",
+        backend="cudnn",
+        first=(9,),
+        last=None,
+        effect=Effect.WRONG,
+        outputs=(*_TRAINING, *_BACKWARD),
+        what="mode SPATIAL_PERSISTENT adds what several blocks of a channel have summed in fixed point (training of "
+        "more than 16384 values for each channel, 65536 of 16 bits; backward with saved statistics of half as many): "
+        "an absolute error of about 1e-6, so that gradients and deviations below 1e-4 lose their digits, and infinite "
+        "sums above 1e10",
+        links=("pytorch/pytorch#13844",),
+        case="train,persistent,f32,nchw,4x4x4x4096,fill=range,magnitude=1e-06,eps=0",
+        predicate=_large_persistent,
+        ratio=1e7,
+        fills=("range", "sqrteps"),
+        ways=_PER_CHANNEL,
+    ),
+    Defect(
+        id="cudnn-misaligned",
+        backend="cudnn",
+        first=(9,),
+        last=None,
+        effect=Effect.FAILS,
+        outputs=(),
+        what="the entry points read pairs of 16-bit elements unless all tensors are channels-last: an address that is "
+        "no multiple of 4 would lose the CUDA context, so that it is refused before the call",
+        links=(),
+        case="train,spatial,f16,nchw,4x6x8x8,fill=randn,misalign=1",
+        predicate=lambda p: p.dtype in _SIXTEEN_BITS and p.alignment < 4 and p.layout != Layout.CHANNELS_LAST,
+        note="4-byte aligned",
+    ),
+    Defect(
+        id="cudnn-channels-last-inference",
+        backend="cudnn",
+        first=(9,),
+        last=None,
+        effect=Effect.WEAK,
+        outputs=("y",),
+        what="channels-last inference computes x * a + b, whose error grows with mean / deviation: 4e-4 of y at 1e4, "
+        "where the channels-first kernel errs by 5e-8",
+        links=(),
+        case="infer,spatial,f32,nhwc,8x16x14x14,fill=randn,kappa=10000",
+        predicate=lambda p: (
+            p.operation == Operation.FORWARD_INFERENCE
+            and p.mode != Mode.PER_ACTIVATION
+            and p.layout == Layout.CHANNELS_LAST
+            and p.dtype != DataType.FLOAT64
+        ),
+        ways=("pointwise",),
+        better=True,
+    ),
+    _chained("cudnn", (9, 19), (9, 28)),
+    Defect(
+        id="cudnn-persistent-mean",
+        backend="cudnn",
+        first=(9, 19),
+        last=(9, 28),
+        effect=Effect.WEAK,
+        outputs=("saved_mean", "running_mean"),
+        what="persistent training adds in steps of its own: the mean of data whose sums need no rounding is off by up "
+        "to 4e-7 of their size (401,408 terms; not seen to 100,352)",
+        links=(),
+        case="train,persistent,f32,nchw,32x4x112x112",
+        predicate=lambda p: (
+            p.mode == Mode.SPATIAL_PERSISTENT and p.operation == Operation.FORWARD_TRAINING and p.m > 100_352
+        ),
+        ratio={"saved_mean": 4.0, "running_mean": 1.0},
+        exact=True,
+    ),
+)
+
+DEFECTS: tuple[Defect, ...] = (*_MIOPEN, *_ONEDNN, *_CUDNN)
 """Every known defect; the versions are those it has been seen in, or whose source has it unchanged."""
 
 
@@ -426,6 +684,7 @@ def page() -> str:
         "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs the way around it, which plans with "
         "algorithm `auto`, and all that is built on them, take.",
         "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
+        '`Handle(known_defects="avoid_all")` also avoids what is only less exact, where something better is known.',
     ]
     for backend in sorted({d.backend for d in DEFECTS}):
         lines += ["", f"## {SPECS[backend].label}"]
@@ -441,7 +700,11 @@ def _facts(defect: Defect) -> list[str]:
     effects = {Effect.WRONG: "wrong", Effect.FAILS: "the call fails", Effect.WEAK: "less exact than it could be"}
     links = [f"[{link}](https://github.com/{link.replace('#', '/issues/')})" for link in defect.links]
     outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
-    avoided = "no: it is no error" if defect.effect == Effect.WEAK else "yes"
+    by = f"by {' or '.join(f'`{name}`' for name in defect.ways)}" if defect.ways else "by other calls"
+    avoided = f"yes, {by}"
+    if defect.effect == Effect.WEAK:
+        avoided = "where it takes" + by.removeprefix("by") if defect.ways else "no: it is no error"
+        avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""
     return [
         f"* Versions: {first} to {last or 'the newest'}",
         f"* Effect: {effects[defect.effect]}{outputs}",

@@ -36,6 +36,7 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.operations import elementwise
 from pybnorm.operations.preparation import Recipe, alias, operation, prepare
 from pybnorm.operations.program import Program, unsupported
 
@@ -410,7 +411,7 @@ def _before(p: Program, activation: Activation, y: Buffer) -> Buffer:
 
 def _activate(p: Program, before: Buffer, y: Buffer) -> None:
     if before is not y:
-        p.relu(before, y)
+        elementwise.relu(p, before, y)
 
 
 def _linear(p: Program, activation: Activation, scale: Buffer, bias: Buffer) -> tuple[Buffer, Buffer]:

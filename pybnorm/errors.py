@@ -6,6 +6,7 @@ number, name and text. All can be pickled, so that they can be sent between proc
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,7 +72,16 @@ class ArgumentError(PybnormError, ValueError):
         self.argument = one_line(argument)
         self.value = _cut(one_line(value)) if issubclass(type(value), str) else _shown(value)  # type: ignore[arg-type]
         self.allowed = one_line(allowed)
-        super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}")
+        super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}{_near(value, self.allowed)}")
+
+
+def _near(value: object, allowed: str) -> str:
+    """Of the words that are allowed the one most like what was given, as a question; empty if there is none."""
+    if not issubclass(type(value), str) or " | " not in allowed or len(str.__str__(value)) > 40:
+        return ""
+    words = [word for part in allowed.split(" | ") for word in part.split(", ") if word.isidentifier()]
+    near = difflib.get_close_matches(str.lower(str.__str__(value)), words, 1)
+    return f" (did you mean {near[0]!r}?)" if near and near[0] != value else ""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):

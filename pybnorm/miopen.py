@@ -60,6 +60,7 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
 from pybnorm.enums import Activation, Capability, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
+from pybnorm.operations import elementwise
 from pybnorm.operations.preparation import Recipe, operation
 from pybnorm.operations.program import Program, _need, region, unsupported
 
@@ -582,11 +583,11 @@ def _forward_activation(
         _note(p, statistics, {})
         p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, axis=axis)
     if (alpha, beta) == (1.0, 0.0):
-        p.relu(inner, y)
+        elementwise.relu(p, inner, y)
     else:
         positive = p.scratch_like(y)
-        p.relu(inner, positive)
-        p.axpby(alpha, positive, beta, y)
+        elementwise.relu(p, inner, positive)
+        elementwise.axpby(p, alpha, positive, beta, y)
 
 
 @operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", _COMPOSED)
@@ -603,7 +604,7 @@ def _backward_activation(
         p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
     else:
         p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
-    p.relu_backward(inner, dy, gradient)
+    elementwise.relu_backward(p, inner, dy, gradient)
     p.then(
         "backward", x, gradient, scale, dx, dscale, dbias, epsilon=epsilon, axis=axis, **saved,
         alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,

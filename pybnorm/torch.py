@@ -89,7 +89,7 @@ def _batch_norm(
     fallback: bool,
 ) -> torch.Tensor:
     try:
-        return _computed(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _computed(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
     except _REFUSALS:
         if not fallback:
             raise
@@ -109,6 +109,7 @@ def _computed(
     training: bool,
     factor: float,
     eps: float,
+    fallback: bool,
 ) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise ArgumentTypeError("input", x, "a tensor")
@@ -126,7 +127,7 @@ def _computed(
     ):
         result: torch.Tensor
         if training:
-            result = _Training.apply(dense, weight, bias, mean, variance, factor, eps)
+            result = _Training.apply(dense, weight, bias, mean, variance, factor, eps, fallback)
         else:
             result = _Frozen.apply(dense, weight, bias, mean, variance, eps)
         return result
@@ -171,23 +172,31 @@ class _Training(torch.autograd.Function):
         variance: torch.Tensor | None,
         factor: float,
         eps: float,
+        fallback: bool,
     ) -> torch.Tensor:
         y: torch.Tensor
         y, saved_mean, saved_inv_variance = functional.batch_norm_training(
             x, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
         )
         ctx.save_for_backward(x, weight, saved_mean, saved_inv_variance)
-        ctx.eps = eps
+        ctx.eps, ctx.fallback = eps, fallback
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, saved_mean, saved_inv_variance = ctx.saved_tensors
-        found = functional.batch_norm_backward(x, _like(dy, x), weight, saved_mean, saved_inv_variance, epsilon=ctx.eps)
+        dy, saved = _like(dy, x), (saved_mean, saved_inv_variance)
+        try:
+            found = functional.batch_norm_backward(x, dy, weight, *saved, epsilon=ctx.eps)
+        except _REFUSALS:  # of what forward did not need
+            if not ctx.fallback:
+                raise
+            native = torch.ops.aten.native_batch_norm_backward
+            found = native(dy, x, weight, None, None, *saved, True, ctx.eps, [True, True, True])
         wanted = ctx.needs_input_grad
         dx, dscale, dbias = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=False))
-        return dx, dscale, dbias, None, None, None, None
+        return dx, dscale, dbias, None, None, None, None, None
 
 
 class _Frozen(torch.autograd.Function):

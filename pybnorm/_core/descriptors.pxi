@@ -1,7 +1,8 @@
 # Tensor descriptors and the derive call.
 
 cdef class TensorDescriptor:
-    """Shape, memory order and element type of a tensor, as a vendor's descriptor.
+    """TensorDescriptor(backend, dtype, dims, strides=None)\n--\n\nShape, memory order and
+    element type of a tensor, as a vendor's descriptor.
 
     Parameters
     ----------

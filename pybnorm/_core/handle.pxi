@@ -25,7 +25,8 @@ cdef class _HandleLife:
     cdef readonly object library
     cdef readonly object device
     cdef str policy
-    cdef tuple defects  # of this library, that make results wrong or calls fail
+    cdef tuple defects  # of this library, that its calls avoid or warn of
+    cdef tuple weak  # weaknesses that some of its algorithms do not have
     cdef public bint _in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
@@ -73,7 +74,9 @@ cdef class _HandleLife:
         self.borrowed = borrowed
         self.library = library
         self.policy = policy
-        self.defects = defects._of_library(library.backend, library.version)
+        self.defects = defects._of_library(library.backend, library.version, policy == "avoid_all")
+        known = defects._of_library(library.backend, library.version, True)
+        self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.backend = library.backend
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:
@@ -130,13 +133,13 @@ cdef class _HandleLife:
 
     @property
     def known_defects(self):
-        """What an entry point does with a known defect: ``"warn"``, ``"avoid"``, ``"error"`` or ``"ignore"``."""
+        """What is done with calls that have a known defect, the word given to `Handle`."""
         self._check_open()
         return self.policy
 
     cdef bint _avoids(self, object algorithm):
         """Whether calls of that algorithm go another way where they have a known defect."""
-        return algorithm in ("auto", "fast") or (algorithm is None and self.policy == "avoid")
+        return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
 
     def _met(self, call):
         """The known defects that a `defects.Call` has."""

@@ -4,7 +4,8 @@ cdef tuple _DATA_NAMES = ("x", "y", "dy", "dx")
 
 
 cdef class Handle(_HandleCalls):
-    """A vendor library's handle: the device and stream that calls go to.
+    """Handle(backend, *, stream=None, known_defects=None)\n--\n\nA vendor library's handle: the device and
+    stream that calls go to.
 
     Parameters
     ----------
@@ -15,7 +16,9 @@ cdef class Handle(_HandleCalls):
     known_defects : str, optional
         What the vendor's entry point does with a call that `pybnorm.known_defects` knows to be wrong, or to fail, with
         this version of the library: ``"warn"``, the call and a KnownDefectWarning once for each kind of call;
-        ``"avoid"``, other calls in its place, which take more time and workspace; ``"error"``, an UnsupportedError;
+        ``"avoid"``, other calls in its place, which take more time and workspace; ``"avoid_all"``, the same, and in all
+        that is built on the handle also where a result is only less exact than it could be, as one-pass variances are
+        where the mean is large against the deviation; ``"error"``, an UnsupportedError;
         ``"ignore"``, the call. Default: the environment variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``. Algorithm
         ``"auto"`` and all that is built on it avoid known defects whatever is said here; where there is no other way,
         the UnsupportedError names the defect.

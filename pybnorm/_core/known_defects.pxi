@@ -1,7 +1,7 @@
 # Known defects: calls are looked up in the table before they are made.
 
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
-cdef tuple _POLICIES = ("warn", "avoid", "error", "ignore")
+cdef tuple _POLICIES = ("warn", "avoid", "avoid_all", "error", "ignore")
 cdef object _avoider = None
 
 
@@ -11,8 +11,9 @@ def set_avoider(avoider):
     Parameters
     ----------
     avoider : callable
-        Takes a handle, the operation, the mode, slot and descriptor of each tensor by its name, the scalars, and the
-        defects; returns a `CallList` and the bytes of workspace that it needs.
+        Takes a handle, the `defects.Call`, slot and descriptor of each tensor by its name, the scalars, and the
+        defects, none where the call is refused as its arrays lie; returns a `CallList`, the bytes of workspace that it
+        needs, and what is copied.
     """
     global _avoider
     _avoider = avoider
@@ -28,13 +29,18 @@ cdef str _policy(object value):
     return value
 
 
-cdef object _asked(const pbn_call *call, bint saved):
+cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment):
     """What the table's predicates are asked about."""
     cdef const pbn_tensor *x = call.x_desc
     return defects.Call(
         Operation(call.operation), Mode(call.mode), DataType(x.dtype), tuple([x.dims[i] for i in range(x.rank)]),
-        Layout(x.layout), saved, call.beta,
+        Layout(x.layout), saved, call.beta, alignment,
     )
+
+
+cdef str _family(str algorithm):
+    """Its name in the table: "graph" of "graph:2", "dense" of "dense+ex"."""
+    return algorithm.partition(":")[0].partition("+")[0]
 
 
 cdef str _said(object defect):

@@ -106,6 +106,7 @@ cdef Plan _plan(
     cdef int i
     cdef int first = 0
     cdef bint placed
+    refusal = None
     handle._check()
     if activation[0] != Activation.NONE:
         has |= PBN_ACTIVATED
@@ -155,10 +156,18 @@ cdef Plan _plan(
                 if placed and like.pointer:  # without elements there is none
                     _set_address(call, argument.row, _address(like, "z" if argument.row.when else plan.names[i]))
         own = <TensorDescriptor>found[0]
-        _check_capability(plan.table, operation, call.mode, own, plan.name)
+        try:
+            _check_capability(plan.table, operation, call.mode, own, plan.name)
+        except errors.UnsupportedError as error:
+            if algorithm not in ("auto", "fast"):
+                raise
+            refusal = error  # copies may be taken
         if _normalizes(operation):
             if param is None:
-                own = derive_bn_tensor_descriptor(own, Mode(call.mode))
+                try:
+                    own = derive_bn_tensor_descriptor(own, Mode(call.mode))
+                except errors.UnsupportedError as error:
+                    raise error if refusal is None else refusal
             else:
                 own = TensorDescriptor(handle.backend, param.dtype, param.dims, param.strides)
             call.param_desc = &own.tensor
@@ -173,7 +182,7 @@ cdef Plan _plan(
             argument.span = _span_bytes(found[i])
             argument.element = found[i].dtype.itemsize
         plan.descriptors = tuple(found)
-        plan._make(handle, algorithm, warns)
+        plan._make(handle, algorithm, warns, refusal)
     return plan
 
 

@@ -14,6 +14,15 @@ cdef struct _Argument:  # of a plan's calls, by its line in the table
     size_t element
 
 
+cdef dict _options(const pbn_call *call):
+    options = {"alpha": call.alpha, "beta": call.beta, "epsilon": call.epsilon}
+    if call.operation == PBN_OP_BACKWARD:
+        options |= {"alpha_param": call.alpha_param, "beta_param": call.beta_param}
+    elif call.operation == PBN_OP_FORWARD_TRAINING:
+        options["exponential_average_factor"] = call.factor
+    return options
+
+
 cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
@@ -77,8 +86,13 @@ cdef class Plan:
         x = self.descriptors[0]
         return f"<{type(self).__name__} {self.algorithm} of {x.backend}, x {x!r}>"
 
-    @property
-    def __signature__(self):
+    def __getattr__(self, name):
+        # A property of this name would be in the way of inspect.signature() of the class.
+        if name == "__signature__":
+            return self._signature()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _signature(self):
         """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
         if self.descriptors is None:
             raise errors.ClosedError("plan")
@@ -116,8 +130,11 @@ cdef class Plan:
             raise errors.ClosedError("plan")
         return self.handle
 
-    cdef int _make(self, Handle handle, object algorithm, bint warns) except -1:
-        """Makes the vendor's plan of `call`, whose addresses are those that it is made for; then clears them."""
+    cdef int _make(self, Handle handle, object algorithm, bint warns, object refusal) except -1:
+        """Makes the vendor's plan of `call`, whose addresses are those that it is made for; then clears them.
+
+        `refusal`: of a call that the vendor does not take as its arrays lie, else None.
+        """
         cdef const pbn_backend *table = handle.table
         cdef const char *chosen = NULL
         cdef const char *why = NULL
@@ -137,13 +154,20 @@ cdef class Plan:
             | <uintptr_t>self.call.z | <uintptr_t>self.call.dz
         )
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-        if handle.defects and _normalizes(self.call.operation):
-            asked = _asked(&self.call, self.call.saved_mean != NULL)
+        if refusal is not None:
+            if not self._copy(handle, refusal):
+                raise refusal
+            self._clear()
+            return 0
+        asked = None
+        if (handle.defects or handle.weak) and _normalizes(self.call.operation):
+            asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked)
             if met and handle._avoids(algorithm):
-                self._avoid(handle, asked, met)
-                self._clear()
-                return 0
+                if self._by_way(handle, algorithm, asked, met) or self._avoid(handle, asked, met):
+                    self._clear()
+                    return 0
+                met = ()  # only weak, and nothing better
             if met and warns and handle.policy != "ignore":
                 _warn_of_defects(handle, met, asked, self.name)
         if table.plan_create != NULL and _normalizes(self.call.operation):
@@ -158,11 +182,18 @@ cdef class Plan:
         if self.plan != NULL:
             table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
+            if algorithm in ("auto", "fast") and asked is not None:
+                weak = [d.id for d in handle.weak if _family(self.algorithm) in d.ways and d.predicate(asked)]
+                self.reason += f"; without the entry point's weakness {', '.join(weak)}" if weak else ""
         else:
             if _normalizes(self.call.operation) or self.call.operation == PBN_OP_AXPBY:
                 status = table.workspace_size(handle.handle, &self.call, &self.workspace_size)
             if status != 0:
-                raise _error(table, status, self.name, _shown(&self.call))
+                error = _error(table, status, self.name, _shown(&self.call))
+                if status != PBN_E_UNSUPPORTED or algorithm not in ("auto", "fast") or not self._copy(handle, error):
+                    raise error
+                self._clear()
+                return 0
             self.algorithm = "plain"
             self.reason = "the one entry point of this backend" if one_way else "the entry point, and nothing else"
         self._clear()
@@ -172,12 +203,62 @@ cdef class Plan:
         self.call.x = self.call.dy = self.call.z = NULL
         self.call.y = self.call.dx = self.call.dz = NULL
 
-    cdef int _avoid(self, Handle handle, object asked, tuple met) except -1:
-        """Other calls of the library take this one's place."""
+    cdef bint _by_way(self, Handle handle, object algorithm, object asked, tuple met) except -1:
+        """Whether an algorithm of the library does the call without the defects: its choice, else one by name."""
+        cdef const pbn_backend *table = handle.table
+        cdef const char *chosen = NULL
+        cdef const char *why = NULL
+        cdef bytes name
+        cdef int status
+        ways = defects._ways(met, asked)
+        for way in (algorithm or "auto", "auto", *ways) if ways else ():
+            name = (<str>way).encode("ascii")
+            chosen = name
+            with nogil:
+                status = table.plan_create(handle.handle, &self.call, chosen, &self.plan)
+            if status != 0:
+                self.plan = NULL
+                continue
+            table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
+            self.algorithm, self.reason = chosen.decode(), why.decode()
+            if _family(self.algorithm) in ways:
+                self.reason += f"; avoids known defect {', '.join([d.id for d in met])}: {met[0].what}"
+                return True
+            table.plan_destroy(self.plan)
+            self.plan = NULL
+        self.workspace_size = self.reserve_size = 0
+        return False
+
+    cdef bint _copy(self, Handle handle, object refusal) except -1:
+        """Whether the call runs on copies of arrays that the library does not take as they lie."""
+        cdef pbn_call *call = &self.call
+        cdef int i
+        if call.activation != PBN_ACTIVATION_NONE or call.z_desc != NULL or call.dz_desc != NULL:
+            return False
+        if not _normalizes(call.operation) or call.mode == Mode.SPATIAL_PERSISTENT:
+            return False
+        asked = _asked(call, call.saved_mean != NULL, self.alignment)
+        arrays = {
+            self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned
+        }
+        try:
+            self.others, self.workspace_size, copies = _avoider(handle, asked, arrays, _options(call), ())
+        except errors.UnsupportedError:
+            return False  # the library's own reason says more
+        copied = "copied: " + ", ".join([copy.partition(":")[0] for copy in copies])
+        self.algorithm = "composed"
+        self.reason = f"{refusal.text}; {copied if copies else 'the same memory is seen as other axes, or blended'}"
+        return True
+
+    cdef bint _avoid(self, Handle handle, object asked, tuple met) except -1:
+        """Other calls of the library take this one's place; whether they do where it is only weak."""
         cdef pbn_call *call = &self.call
         cdef int i
         names = ", ".join([d.id for d in met])
+        weak = all([d.effect == defects.Effect.WEAK for d in met])
         if call.activation != PBN_ACTIVATION_NONE:
+            if weak:
+                return False
             raise _unsupported(
                 handle, self.name,
                 f"known defect {names}: {met[0].what}; with an activation no other way of this library is known",
@@ -185,15 +266,16 @@ cdef class Plan:
         arrays = {
             self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned
         }
-        options = {"alpha": call.alpha, "beta": call.beta, "epsilon": call.epsilon}
-        if call.operation == PBN_OP_BACKWARD:
-            options |= {"alpha_param": call.alpha_param, "beta_param": call.beta_param}
-        elif call.operation == PBN_OP_FORWARD_TRAINING:
-            options["exponential_average_factor"] = call.factor
-        self.others, self.workspace_size = _avoider(handle, asked.operation, asked.mode, arrays, options, met)
+        options = _options(call)
+        try:
+            self.others, self.workspace_size, _ = _avoider(handle, asked, arrays, options, met)
+        except errors.UnsupportedError:
+            if weak:
+                return False
+            raise
         self.algorithm = "composed"
         self.reason = f"avoids known defect {names}: {met[0].what}"
-        return 0
+        return True
 
     cdef int _call(
         self, Handle handle, void **given, object workspace, object reserve, const uintptr_t *known=NULL

@@ -61,6 +61,8 @@
              (void *handle, int op, const void *alpha1, void *a_desc, const void *a, const void *alpha2,            \
               void *b_desc, const void *b, const void *beta, void *c_desc, void *c))                                \
     REQUIRED(int, miopenSetTensor, (void *handle, void *y_desc, void *y, const void *value))                        \
+    REQUIRED(int, miopenTransformTensor,                                                                            \
+             (void *handle, const void *alpha, void *x_desc, const void *x, const void *beta, void *y_desc, void *y)) \
     REQUIRED(int, miopenCreateActivationDescriptor, (void **desc))                                                  \
     REQUIRED(int, miopenSetActivationDescriptor, (void *desc, int mode, double alpha, double beta, double gamma))   \
     REQUIRED(int, miopenDestroyActivationDescriptor, (void *desc))                                                  \
@@ -393,6 +395,8 @@ static int stream_get(pbn_handle *handle, void **stream) {
 
 /* ---------------------------------------------------------------- tensors */
 
+#define VENDOR_RANK 5 /* the most axes of miopenTransformTensor and miopenSetTensor */
+
 static const int dtypes[] = {PBN_miopenFloat, PBN_miopenDouble, PBN_miopenHalf, PBN_miopenBFloat16};
 
 /* MIOpen's descriptors hold C ints. */
@@ -611,10 +615,6 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
             return "rank is outside 1 to 8";
         if (dtype == PBN_FLOAT64)
             return "miopenOpTensor reads its factors as float32 for float64 tensors too";
-        if (dtype == PBN_BFLOAT16)
-            return "miopenOpTensor has no bfloat16 kernel: its OpenCL source does not compile for that type";
-        if (layout == PBN_STRIDED)
-            return "miopenOpTensor is used on packed tensors only";
         return NULL;
     }
     if (operation == PBN_OP_FILL) {
@@ -622,8 +622,6 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
             return "rank is outside 1 to 8";
         if (dtype == PBN_FLOAT64)
             return "miopenSetTensor has no float64 kernel: its status is miopenStatusUnknownError";
-        if (layout == PBN_STRIDED)
-            return "miopenSetTensor is used on packed tensors only";
         return NULL;
     }
     if (operation == PBN_OP_RELU || operation == PBN_OP_RELU_BACKWARD) {
@@ -664,8 +662,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         return 0;
     if (rank != 4)
         bits |= PBN_CAP_FOLDED;
-    if (operation == PBN_OP_AXPBY)
-        bits |= PBN_CAP_BLEND_NATIVE;
+    if (operation == PBN_OP_AXPBY && dtype != PBN_BFLOAT16) /* whose tensors are copied only */
+        bits |= layout == PBN_STRIDED ? PBN_CAP_BLEND_SCRATCH : PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
     if (has_fused(operation) && mode == PBN_SPATIAL)
@@ -727,13 +725,20 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
 
 /* The calls trust MIOpen with nothing that it does not check itself: it looks at x's descriptor
  * alone, and a short parameter vector or an unlike output is memory out of bounds. */
-static int check_like_x(const pbn_tensor *t, const pbn_tensor *x) {
+static int check_kind(const pbn_tensor *t, const pbn_tensor *x) {
     if (t == NULL || t->rank == 0)
         return pbn_refuse(PBN_E_ARGUMENT, "a data descriptor is missing or was never set");
     if (t->rank != x->rank || memcmp(t->dims, x->dims, (size_t)x->rank * sizeof x->dims[0]) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, "y, dy and dx must have the sizes of x");
     if (t->dtype != x->dtype)
         return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx in the type of x only");
+    return PBN_OK;
+}
+
+static int check_like_x(const pbn_tensor *t, const pbn_tensor *x) {
+    const int status = check_kind(t, x);
+    if (status != PBN_OK)
+        return status;
     if (t->layout != x->layout)
         return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx to lie in memory as x does, whatever their "
                                              "descriptors say");
@@ -782,6 +787,33 @@ static int check_factor(double value, int dtype, const char *reason, const char 
     return pbn_refuse(PBN_E_UNSUPPORTED, dtype == PBN_FLOAT16 ? half_reason : reason);
 }
 
+/* Whether y = a*x + b*y is more than a copy, and whether one miopenOpTensor call on x and y as they lie does it. */
+static int computes(const pbn_call *call) {
+    return call->alpha != 1 || call->beta != 0;
+}
+
+static int one_order(const pbn_call *call) {
+    return call->x_desc->layout != PBN_STRIDED && call->x_desc->layout == call->y_desc->layout;
+}
+
+static int check_span(const pbn_tensor *t) {
+    return pbn_span(t->rank, t->dims, t->strides) <= INT_MAX
+               ? PBN_OK
+               : pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's kernels index with 32 bits: strides reach over 2**31 elements");
+}
+
+static int check_axpby(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    int status = check_kind(call->y_desc, x);
+    if (status != PBN_OK || (status = check_span(x)) != PBN_OK || (status = check_span(call->y_desc)) != PBN_OK)
+        return status;
+    if (x->dtype == PBN_BFLOAT16 && computes(call))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "bfloat16 tensors are copied only, with factors 1 and 0: miopenOpTensor's "
+                                             "OpenCL source does not compile for that type");
+    status = CHECK_FACTOR("a", call->alpha, x->dtype);
+    return status != PBN_OK ? status : CHECK_FACTOR("b", call->beta, x->dtype);
+}
+
 static int check_activation(const pbn_call *call, int operation) {
     const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
     if (pbn_has_residual(call))
@@ -818,15 +850,13 @@ static int check_call(const pbn_call *call, int operation) {
     reason = refused(operation, call->mode, x->dtype, x->layout, x->rank);
     if (reason != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    if (operation == PBN_OP_AXPBY)
+        return check_axpby(call);
     if (operation == PBN_OP_BACKWARD) {
         if ((status = check_like_x(call->dy_desc, x)) != PBN_OK || (status = check_like_x(call->dx_desc, x)) != PBN_OK)
             return status;
     } else if ((status = check_like_x(call->y_desc, x)) != PBN_OK) {
         return status;
-    }
-    if (operation == PBN_OP_AXPBY) {
-        status = CHECK_FACTOR("a", call->alpha, x->dtype);
-        return status != PBN_OK ? status : CHECK_FACTOR("b", call->beta, x->dtype);
     }
     if ((status = check_parameters(call)) != PBN_OK)
         return status;
@@ -870,9 +900,14 @@ static size_t piece(size_t bytes, size_t *total) {
 static workspace_plan plan_workspace(const pbn_call *call, int operation) {
     workspace_plan plan = {0, 0, 0, 0, 0, 0};
     size_t data, params;
-    if (operation == PBN_OP_AXPBY)
-        return plan;
     data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * pbn_item_size(call->x_desc->dtype);
+    if (operation == PBN_OP_AXPBY) { /* x and y, packed */
+        if (computes(call) && !one_order(call))
+            plan.data = piece(data, &plan.total);
+        if (plan.data > 0 && call->beta != 0)
+            piece(data, &plan.total);
+        return plan;
+    }
     params = (size_t)pbn_numel(call->param_desc->rank, call->param_desc->dims) * sizeof(float);
     if (call->alpha != 1 && call->activation == PBN_ACTIVATION_NONE) {
         plan.scale = piece(params, &plan.total);
@@ -910,6 +945,105 @@ static int op_tensor(pbn_handle *handle, const pbn_tensor *t, double a, const vo
                                   t->compute, out);
     return api.miopenOpTensor(handle->vendor, PBN_miopenTensorOpAdd, &fa, t->compute, A, &fb, t->compute, B, &zero,
                               t->compute, out);
+}
+
+/* ---------------------------------------------------------------- copies between strides
+ *
+ * miopenTransformTensor copies between any strides, but:
+ *  - its kernels compile for float32 and float16 only, and it reads float16 tensors' factors as float32 here and as
+ *    float16 there: so elements of 16 bits go as float16, whatever they are, with factors 1 and 0, which moves bits;
+ *  - it takes two neighbouring axes for one where the outer stride divided by the inner one, rounded down, is the inner
+ *    length: of 3 steps of 2 in rows of 7 it drops the gap. miopenSetTensor does the same. Innermost axes first, no
+ *    quotient is above 1, at the price of scattered access. */
+
+typedef struct axis {
+    int64_t size, from, to; /* strides in elements */
+} axis;
+
+/* The axes of more than one element, outermost of `to` first, those merged that are one in both. */
+static int merged_axes(const pbn_tensor *from, const pbn_tensor *to, axis *axes) {
+    int n = 0, merged = 0;
+    for (int i = 0; i < to->rank; i++) {
+        int k = n;
+        if (to->dims[i] == 1)
+            continue;
+        for (; k > 0 && axes[k - 1].to < to->strides[i]; k--)
+            axes[k] = axes[k - 1];
+        axes[k] = (axis){to->dims[i], from->strides[i], to->strides[i]};
+        n++;
+    }
+    for (int i = 0; i < n; i++) {
+        axis *last = &axes[merged - 1];
+        if (merged > 0 && last->from == axes[i].size * axes[i].from && last->to == axes[i].size * axes[i].to)
+            *last = (axis){last->size * axes[i].size, axes[i].from, axes[i].to};
+        else
+            axes[merged++] = axes[i];
+    }
+    return merged;
+}
+
+static int misread(const axis *axes, int n) {
+    for (int i = 1; i < n; i++)
+        if (axes[i - 1].from / axes[i].from == axes[i].size && axes[i - 1].to / axes[i].to == axes[i].size)
+            return 1;
+    return 0;
+}
+
+static int new_strided(void **desc, int vendor_dtype, const axis *axes, int n, int target) {
+    int dims[VENDOR_RANK] = {1}, strides[VENDOR_RANK] = {1};
+    const int reversed = misread(axes, n);
+    int status;
+    for (int i = 0; i < n; i++) {
+        const axis *a = &axes[reversed ? n - 1 - i : i];
+        dims[i] = (int)a->size;
+        strides[i] = (int)(target ? a->to : a->from);
+    }
+    *desc = NULL;
+    status = api.miopenCreateTensorDescriptor(desc);
+    if (status == PBN_miopenStatusSuccess)
+        status = api.miopenSetTensorDescriptor(*desc, vendor_dtype, n > 0 ? n : 1, dims, strides);
+    return status;
+}
+
+/* One call of the vendor for VENDOR_RANK axes; `value` is what to fill with, or NULL: a copy. */
+static int move(pbn_handle *handle, int dtype, axis *axes, int n, const char *from, char *to, const void *value) {
+    const float one = 1, zero = 0;
+    const size_t item = pbn_item_size(dtype);
+    void *source = NULL, *target = NULL;
+    int status = PBN_OK;
+    if (n > VENDOR_RANK) {
+        int least = 0;
+        axis cut;
+        for (int i = 1; i < n; i++)
+            least = axes[i].size < axes[least].size ? i : least;
+        cut = axes[least];
+        memmove(axes + least, axes + least + 1, (size_t)(n - 1 - least) * sizeof *axes);
+        for (int64_t i = 0; i < cut.size && status == PBN_OK; i++) {
+            axis rest[PBN_MAX_RANK];
+            memcpy(rest, axes, (size_t)(n - 1) * sizeof *axes);
+            status = move(handle, dtype, rest, n - 1, value != NULL ? NULL : from + (size_t)(i * cut.from) * item,
+                          to + (size_t)(i * cut.to) * item, value);
+        }
+        return status;
+    }
+    const int number = value == NULL && dtype == PBN_BFLOAT16 ? PBN_miopenHalf : dtypes[dtype];
+    status = new_strided(&target, number, axes, n, 1);
+    if (status == PBN_miopenStatusSuccess && value == NULL)
+        status = new_strided(&source, number, axes, n, 0);
+    if (status == PBN_miopenStatusSuccess)
+        status = value != NULL ? api.miopenSetTensor(handle->vendor, target, to, value)
+                               : api.miopenTransformTensor(handle->vendor, &one, source, from, &zero, target, to);
+    if (source != NULL)
+        api.miopenDestroyTensorDescriptor(source);
+    if (target != NULL)
+        api.miopenDestroyTensorDescriptor(target);
+    return status;
+}
+
+static int copy(pbn_handle *handle, const pbn_tensor *from, const void *source, const pbn_tensor *to, void *target) {
+    axis axes[PBN_MAX_RANK];
+    const int n = merged_axes(from, to, axes);
+    return move(handle, to->dtype, axes, n, source, target, NULL);
 }
 
 /* Where a call reads its parameters from and puts its results, after the workspace took what it must. */
@@ -1111,6 +1245,30 @@ static int backward(pbn_handle *handle, const pbn_call *call) {
     return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_BACKWARD, &plan, &to);
 }
 
+/* On packed copies: miopenOpTensor does not look at the stride of the last axis. */
+static int axpby_packed(pbn_handle *handle, const pbn_call *call) {
+    const workspace_plan plan = plan_workspace(call, PBN_OP_AXPBY);
+    char *x = call->workspace, *y = x + plan.data;
+    pbn_tensor packed = *call->x_desc;
+    int status;
+    if (x == NULL || call->workspace_size < plan.total)
+        return pbn_refuse(PBN_E_WORKSPACE, "workspace is missing or smaller than axpby of these strides needs");
+    pbn_packed_strides(packed.rank, packed.dims, PBN_CHANNELS_FIRST, packed.strides);
+    packed.layout = PBN_CHANNELS_FIRST;
+    status = new_view_4d(&packed.compute, packed.dtype, packed.rank, packed.dims, PBN_CHANNELS_FIRST);
+    if (status != PBN_OK)
+        return status;
+    status = copy(handle, call->x_desc, call->x, &packed, x);
+    if (status == PBN_OK && call->beta != 0)
+        status = copy(handle, call->y_desc, call->y, &packed, y);
+    if (status == PBN_OK)
+        status = op_tensor(handle, &packed, call->alpha, x, call->beta, y, x);
+    if (status == PBN_OK)
+        status = copy(handle, &packed, x, call->y_desc, call->y);
+    api.miopenDestroyTensorDescriptor(packed.compute);
+    return status;
+}
+
 static int axpby(pbn_handle *handle, const pbn_call *call) {
     int status;
     if (!is_loaded())
@@ -1122,7 +1280,11 @@ static int axpby(pbn_handle *handle, const pbn_call *call) {
         return status;
     if (call->x == NULL || call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x or y is NULL");
-    return op_tensor(handle, call->x_desc, call->alpha, call->x, call->beta, call->y, call->y);
+    if (one_order(call) && call->x_desc->dtype != PBN_BFLOAT16)
+        return op_tensor(handle, call->x_desc, call->alpha, call->x, call->beta, call->y, call->y);
+    if (!computes(call))
+        return copy(handle, call->x_desc, call->x, call->y_desc, call->y);
+    return axpby_packed(handle, call);
 }
 
 /* miopenSetTensor reads the value in the tensor's own type. */
@@ -1144,6 +1306,11 @@ static int fill(pbn_handle *handle, const pbn_call *call) {
     if (call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "y is NULL");
     pbn_encode(call->alpha, y->dtype, &value);
+    if (y->layout == PBN_STRIDED) {
+        axis axes[PBN_MAX_RANK];
+        const int n = merged_axes(y, y, axes);
+        return (status = check_span(y)) != PBN_OK ? status : move(handle, y->dtype, axes, n, NULL, call->y, &value);
+    }
     return api.miopenSetTensor(handle->vendor, y->compute, call->y, &value);
 }
 

@@ -30,6 +30,10 @@ class Device(Protocol):
         """Copy an array of any strides: the result has the same strides, and the bytes in its gaps are copied too."""
         ...
 
+    def refill(self, buffer: Buffer, data: Any) -> None:
+        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
+        ...
+
     def to_numpy(self, buffer: Buffer) -> Any:
         """Copy back what `from_numpy` made; waits for the stream."""
         ...
@@ -40,6 +44,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the stream."""
+        ...
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of the device, as work on a stream that is not known needs it."""
         ...
 
     def time(

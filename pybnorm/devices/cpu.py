@@ -78,6 +78,11 @@ class Device:
         allocation = Allocation(memory, memory.ctypes.data, nbytes, array.dtype)
         return view._replace(pointer=memory.ctypes.data - low, writable=True, owner=allocation)
 
+    def refill(self, buffer: Buffer, data: Any) -> None:
+        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
+        allocation = refilled(buffer, data)
+        ctypes.memmove(allocation.address, data.ctypes.data, data.size)
+
     def to_numpy(self, buffer: Buffer) -> Any:
         """Copy back what `from_numpy` made, gaps included.
 
@@ -103,6 +108,9 @@ class Device:
 
     def synchronize(self) -> None:
         """Nothing to wait for: calls on the CPU return when they are done."""
+
+    def synchronize_all(self) -> None:
+        """Nothing to wait for."""
 
     def time(
         self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
@@ -169,6 +177,17 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
     memory = np.empty(nbytes + _arguments.ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _arguments.ALIGNMENT
     return memory[start : start + nbytes]
+
+
+def refilled(buffer: Buffer, data: Any) -> Allocation:
+    """The memory of a buffer, for as many bytes as it has at most."""
+    allocation = allocation_of(buffer)
+    _arguments.instance(data, np.ndarray, "data", "a NumPy array of uint8")
+    if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+        raise ArgumentTypeError("data", f"{data.dtype} of shape {data.shape}", "one contiguous axis of uint8")
+    if data.size > allocation.nbytes:
+        raise ArgumentError("data", f"{data.size} bytes", f"at most {allocation.nbytes} bytes")
+    return allocation
 
 
 def allocation_of(buffer: Buffer) -> Allocation:

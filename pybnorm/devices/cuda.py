@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pybnorm._arrays import CUDA, Buffer, Memory
-from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt
+from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt, refilled
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, LibraryNotFoundError, NotInitializedError
 
@@ -93,6 +93,14 @@ class Device:
             owner=Allocation(memory, address, nbytes, array.dtype),
         )
 
+    def refill(self, buffer: Buffer, data: Any) -> None:
+        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
+        allocation = refilled(buffer, data)
+        if data.size:
+            source = self._core.Buffer.from_handle(data.ctypes.data, data.size)
+            self._core.Buffer.from_handle(allocation.address, data.size).copy_from(source, stream=self._stream)
+            self._stream.sync()
+
     def to_numpy(self, buffer: Buffer) -> Any:
         """Copy back what `from_numpy` made, gaps included, after all work on the stream.
 
@@ -122,6 +130,10 @@ class Device:
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._stream.sync()
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of the device; an error of earlier asynchronous work is raised here."""
+        self._device.sync()
 
     def time(
         self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from pybnorm._arrays import ROCM, Buffer, Memory
 from pybnorm._find import LibrarySpec, OpenFailed, find
-from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt
+from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt, refilled
 from pybnorm.enums import DataType
 from pybnorm.errors import (
     AllocationError,
@@ -54,6 +54,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "hipStreamCreateWithFlags": (_OUT, ctypes.c_uint),
     "hipStreamDestroy": (_POINTER,),
     "hipStreamSynchronize": (_POINTER,),
+    "hipDeviceSynchronize": (),
     "hipEventCreate": (_OUT,),
     "hipEventDestroy": (_POINTER,),
     "hipEventRecord": (_POINTER, _POINTER),
@@ -234,6 +235,12 @@ class Device:
             owner=Allocation(memory, memory.address, nbytes, array.dtype),
         )
 
+    def refill(self, buffer: Buffer, data: Any) -> None:
+        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
+        allocation = refilled(buffer, data)
+        if data.size:
+            self._copy(allocation.address, data.ctypes.data, data.size, _HOST_TO_DEVICE)
+
     def to_numpy(self, buffer: Buffer) -> Any:
         """Copy back what `from_numpy` made, gaps included, after all work on the stream.
 
@@ -260,6 +267,10 @@ class Device:
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._hip.call("hipStreamSynchronize", self._stream)
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of the current device; an error of earlier asynchronous work is raised here."""
+        self._hip.call("hipDeviceSynchronize")
 
     def time(
         self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0

@@ -5,6 +5,12 @@ Sums over parts
     (n, k * C * h, 1, w) with k * n = N and h * w = H*W, rows as channels, whose parameters are repeated; backward over
     it gives dscale and dbias of each part, and backward over the (k, C, 1, h) results, given as its dy, their sums. dx,
     y and what else is elementwise then come from forward inference, whose kernels have no such defects.
+Images
+    Inference of more images than the library takes is made of calls for some of them each.
+Channels
+    Statistics for each activation are those of a channel where all activations are looked at as channels.
+Addresses
+    Data at addresses that the library does not take are copied.
 Float32
     16-bit data are copied to float32, which is exact, computed there, and rounded once.
 """
@@ -18,7 +24,7 @@ from typing import Any, TypeAlias
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import SLOT_BITS, CallList, Handle
-from pybnorm.defects import Call, Defect
+from pybnorm.defects import Call, Defect, Effect
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.operations import program
 from pybnorm.operations.program import Program, _Shape, unsupported
@@ -26,12 +32,13 @@ from pybnorm.operations.program import Program, _Shape, unsupported
 Arrays: TypeAlias = "dict[str, Buffer]"
 _PART = 65536  # elements: a chain of so many float32 additions is still far inside every bound
 _MOST_COPIES = 256
+_MOST_CALLS = 4096
+_ALIGNED = 16  # bytes; scratch memory is aligned better
 _SPLIT = 1.0 + 2.0**-16  # Veltkamp's factor for 8 of 24 bits, scaled by 2**-16 so that nothing overflows
 
 
 def avoid(
-    p: Program, method: str, mode: Mode, data: Arrays, parameters: Arrays, options: dict[str, Any],
-    met: tuple[Defect, ...],
+    p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any], met: tuple[Defect, ...]
 ) -> None:  # fmt: skip
     """Put a call into a program by another way than the one that has the defects `met`.
 
@@ -40,30 +47,88 @@ def avoid(
     UnsupportedError
         There is none; the message names the defects.
     """
-    x = data["x"]
-    if x.dtype in program._NARROW:
+    method, mode = call.operation.name.lower(), call.mode
+    if met and any(way(p, call, data, parameters, options) for way in (_copied, _images, _activations)):
+        return
+    if call.dtype in program._NARROW:
         _in_float32(p, method, mode, data, parameters, options)
         return
+    done = False
     if mode == Mode.SPATIAL and method == "backward":
         done = _backward(p, data, parameters, options)
     elif mode == Mode.SPATIAL and method == "forward_training":
         done = _other_view(p, data, parameters, options) or _training(p, data, parameters, options)
-    else:
-        done = False
     if not done:
         names = ", ".join(d.id for d in met)
         text = f"known defect {names}: {met[0].what}; no other way of this library is known to be right"
         raise unsupported(p.handle, method, text)
 
 
-def _right(p: Program, operation: Operation, dims: tuple[int, ...], layout: Layout = Layout.CHANNELS_FIRST) -> bool:
-    """Whether a spatial float32 call without a blend meets no defect; backward's sums may be of one sign."""
-    return not p.handle._met(Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, layout, saved=False))
+def _right(p: Program, operation: Operation, dims: tuple[int, ...]) -> bool:
+    """Whether a spatial float32 call without a blend is right; backward's sums may be of one sign."""
+    met = p.handle._met(Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
+    return all(d.effect == Effect.WEAK for d in met)
 
 
 def _view(buffer: Buffer, *dims: int) -> Buffer:
     """Packed memory with other dims."""
     return buffer._replace(dims=dims, strides=_arguments.packed_strides(dims))
+
+
+# ---------------------------------------------------------------- the same call on other memory
+
+
+def _copied(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
+    """The call on copies, where their alignment is all that it needs."""
+    if call.alignment >= _ALIGNED or p.handle._met(call._replace(alignment=_ALIGNED)):
+        return False
+    copies = {name: p.scratch(buffer.dims, buffer.dtype, buffer.strides) for name, buffer in data.items()}
+    out = "dx" if "dx" in data else "y"
+    for name, buffer in data.items():
+        if name != out or options["beta"] != 0:
+            p.axpby(1.0, buffer, 0.0, copies[name])
+    p._emit(call.operation.name.lower(), call.mode, copies, parameters, options)
+    p.axpby(1.0, copies[out], 0.0, data[out])
+    return True
+
+
+def _images(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
+    """Inference of so many images at a time as the library takes."""
+    n, rest = call.dims[0], call.dims[1:]
+    size = _taken(p, call)
+    if not size or n // size > _MOST_CALLS:
+        return False
+    for first in range(0, n, size):
+        dims = min(size, n - first), *rest
+        piece = {
+            name: b._replace(pointer=b.pointer + first * b.strides[0] * b.dtype.itemsize, dims=dims)
+            for name, b in data.items()
+        }
+        p._emit("forward_inference", call.mode, piece, parameters, options)
+    return True
+
+
+def _taken(p: Program, call: Call) -> int:
+    """How many images of an inference the library takes at a time; 0 for none, and for what is no inference."""
+    if call.operation != Operation.FORWARD_INFERENCE:
+        return 0
+    size = call.dims[0]
+    while size > 1 and p.handle._met(call._replace(dims=(size, *call.dims[1:]))):
+        size = -(-size // 2)
+    return 0 if p.handle._met(call._replace(dims=(size, *call.dims[1:]))) else size
+
+
+def _activations(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
+    """Activations as channels, in the order that parameters have them in."""
+    if call.mode != Mode.PER_ACTIVATION or call.layout != Layout.CHANNELS_FIRST:
+        return False
+    dims = call.dims[0], math.prod(call.dims[1:]), 1, 1
+    channels = call._replace(mode=Mode.SPATIAL, dims=dims)
+    if p.handle._met(channels) and not _taken(p, channels):
+        return False
+    viewed = {name: _view(buffer, *dims) for name, buffer in data.items()}
+    p._emit(call.operation.name.lower(), Mode.SPATIAL, viewed, parameters, options)
+    return True
 
 
 # ---------------------------------------------------------------- float32
@@ -153,9 +218,12 @@ class _Parts:
             n, plane = n * plane, 1
         self.c, self.m = c, n * plane
         self.shape = _Shape(x._replace(dims=(c,), strides=(1,)), 0)
+        whole = p.handle._met(Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, (n, c, 1, plane)))
+        chained = any(d.rounded and d.effect == Effect.WEAK for d in whole)
+        short = min(_PART, 2 * math.isqrt(self.m)) if chained else _PART
         right = (
             (n // k, k, h, w)
-            for most, copies in ((_PART, 0), (self.m, 0), (self.m, _MOST_COPIES))
+            for most, copies in ((short, 0), (_PART, 0), (self.m, 0), (self.m, _MOST_COPIES))
             for k, _ in _factors(n)
             for h, w in _factors(plane)
             if n // k * w <= most
@@ -326,7 +394,7 @@ def _other_view(p: Program, data: Arrays, parameters: Arrays, options: dict[str,
         strides = plane * c, 1, plane * c, c
         if _arguments.layout_of(dims, strides) != Layout.CHANNELS_LAST:
             continue  # one and the same memory, of another kind to the library
-        if _right(p, Operation.FORWARD_TRAINING, dims, Layout.CHANNELS_LAST):
+        if not p.handle._met(Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, dims, Layout.CHANNELS_LAST)):
             viewed = {name: b._replace(dims=dims, strides=strides) for name, b in data.items()}
             p._emit("forward_training", Mode.SPATIAL, viewed, parameters, options)
             return True
@@ -334,10 +402,9 @@ def _other_view(p: Program, data: Arrays, parameters: Arrays, options: dict[str,
 
 
 def plan(
-    handle: Handle, operation: Operation, mode: Mode, tensors: dict[str, tuple[int, Any]], options: dict[str, Any],
-    met: tuple[Defect, ...],
-) -> tuple[CallList, int]:  # fmt: skip
-    """A batch-norm call that avoids the defects `met`, and the bytes of workspace that it needs.
+    handle: Handle, call: Call, tensors: dict[str, tuple[int, Any]], options: dict[str, Any], met: tuple[Defect, ...]
+) -> tuple[CallList, int, tuple[str, ...]]:  # fmt: skip
+    """A batch-norm call that avoids the defects `met`, the workspace that it needs, and what it copies.
 
     `tensors` have the slots of the list and what says dtype, dims and strides; see `CallList`.
     """
@@ -346,8 +413,10 @@ def plan(
         name: Buffer(slot << SLOT_BITS, like.dims, like.strides, like.dtype, *p.device, True, None)
         for name, (slot, like) in tensors.items()
     }
-    method = operation.name.lower()
     data = {name: arrays.pop(name) for name in [*arrays] if name in ("x", "y", "dy", "dx")}
-    p._emit(method, mode, data, arrays, options)
+    if met:
+        avoid(p, call, data, arrays, options, met)
+    else:  # refused as its arrays lie
+        p._call(call.operation.name.lower(), _arguments.kept_axes(len(call.dims), call.mode), {**data}, arrays, options)
     found = p.finish()
-    return found._list, found.nbytes
+    return found._list, found.nbytes, found.copies

@@ -16,7 +16,7 @@ from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, CallList, Handle, capability
-from pybnorm.defects import Call
+from pybnorm.defects import Call, Effect
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
@@ -379,49 +379,11 @@ class Program:
     def fill(self, value: float, y: Buffer) -> None:
         """``y = value``."""
         for ys, _ in _pieces(y, y):
-            self._require(Operation.FILL, "fill", "y", ys)
+            layout = _arguments.layout_of(ys.dims, ys.strides)
+            bits, why = capability(self.handle.backend, Operation.FILL, Mode.SPATIAL, ys.dtype, layout, len(ys.dims))
+            if not bits:  # there is no workspace query, which would check it
+                raise unsupported(self.handle, "fill", why, (f"y: {ys.dtype.short} {ys.dims} {ys.strides}",))
             self._step(Operation.FILL, {"y": ys}, {"value": value}, 0, f"fill {ys.dtype.short} {ys.dims}")
-
-    def relu(self, x: Buffer, y: Buffer) -> None:
-        """``y = max(x, 0)``."""
-        for xs, ys in _pieces(x, y):
-            self._require(Operation.RELU, "relu", "x", xs)
-            self._require(Operation.RELU, "relu", "y", ys)
-            self._step(Operation.RELU, {"x": xs, "y": ys}, {}, 0, f"relu {xs.dtype.short} {xs.dims}")
-
-    def relu_backward(self, x: Buffer, dy: Buffer, dx: Buffer) -> None:
-        """``dx = dy where x > 0, else 0``. cuDNN needs one memory order, so others are copied on every backend."""
-        target = dx
-        if any(b.strides != dx.strides for b in (x, dy)):
-            if math.prod(dx.dims) != _arguments.span(dx.dims, dx.strides):
-                dx = self.scratch(dx.dims, dx.dtype)
-                self.copies.append("dx of relu_backward: its memory order is not that of x and dy")
-            x, dy = (self._in_order(b, dx, name) for b, name in ((x, "x"), (dy, "dy")))
-        for xs, dys, dxs in _pieces(x, dy, dx):
-            for name, array in (("x", xs), ("dy", dys), ("dx", dxs)):
-                self._require(Operation.RELU_BACKWARD, "relu_backward", name, array)
-            arrays = {"x": xs, "dy": dys, "dx": dxs}
-            self._step(Operation.RELU_BACKWARD, arrays, {}, 0, f"relu_backward {xs.dtype.short} {xs.dims}")
-        if dx is not target:
-            self.axpby(1.0, dx, 0.0, target)
-
-    def _in_order(self, array: Buffer, like: Buffer, name: str) -> Buffer:
-        """The array, or a copy in the memory order of the dense `like`."""
-        if array.strides == like.strides:
-            return array
-        self.copies.append(f"{name} of relu_backward: its memory order is not that of dx")
-        copy = self.scratch(like.dims, like.dtype, like.strides)
-        self.axpby(1.0, array, 0.0, copy)
-        return copy
-
-    def _require(self, operation: Operation, method: str, name: str, array: Buffer) -> None:
-        """Check the capability of a call that has no workspace query, which would check it."""
-        layout = _arguments.layout_of(array.dims, array.strides)
-        backend = self.handle.backend
-        bits, why = capability(backend, operation, Mode.SPATIAL, array.dtype, layout, len(array.dims))
-        if not bits:
-            described = f"{name}: {array.dtype.short} dims={array.dims} strides={array.strides}"
-            raise unsupported(self.handle, method, why, (described,))
 
     def _step(
         self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str
@@ -540,16 +502,24 @@ class Program:
         query = {name: value for name, value in options.items() if name in ("alpha", "beta", "epsilon")}
         if method == "backward":
             query |= {"alpha_param": options["alpha_param"], "beta_param": options["beta_param"]}
-        inner = self.handle.workspace_size(
-            _OPERATIONS[method],
-            descriptors.pop("x_desc"),
-            mode=mode,
-            **descriptors,
-            **query,
-            running="running_mean" in parameters,
-            saved="saved_mean" in parameters,
-            algorithm="plain" if raw else None,
-        )
+        try:
+            inner = self.handle.workspace_size(
+                _OPERATIONS[method],
+                descriptors.pop("x_desc"),
+                mode=mode,
+                **descriptors,
+                **query,
+                running="running_mean" in parameters,
+                saved="saved_mean" in parameters,
+                algorithm="plain" if raw else None,
+            )
+        except UnsupportedError:
+            if raw or x.dtype not in _NARROW or options["beta"] == 0 or not all(map(_dense, data.values())):
+                raise
+            call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, beta=options["beta"])
+            if not self._instead(call, data, parameters, options, ()):  # blended in float32
+                raise
+            return
         dims = _arguments.derived_dims(x.dims, mode)
         steps = _arguments.packed_strides(dims)
         shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
@@ -563,13 +533,23 @@ class Program:
         x = data["x"]
         layout = _arguments.layout_of(x.dims, x.strides)
         saved = "saved_mean" in parameters
-        met = self.handle._met(Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"]))
-        if not met:
-            return False
-        outer = self.used, self._constants, self._packed
+        call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"])
+        met = self.handle._met(call)
+        return bool(met) and self._instead(call, data, parameters, options, met)
+
+    def _instead(self, call: Call, *given: Any) -> bool:
+        """Other calls take one's place; whether they do, where it is only weak."""
+        outer, before = (self.used, self._constants, self._packed), len(self.steps)
         self._constants, self._packed = {}, {}
-        AVOID["calls"](self, method, mode, data, parameters, options, met)
-        self.used, self._constants, self._packed = outer
+        try:
+            AVOID["calls"](self, call, *given)
+        except UnsupportedError:
+            if any(d.effect != Effect.WEAK for d in given[-1]):
+                raise
+            del self.steps[before:]  # the call itself: nothing better is known
+            return False
+        finally:
+            self.used, self._constants, self._packed = outer
         return True
 
     # -------- the end
@@ -661,6 +641,10 @@ class Prepared:
 
     def _needed(self, operation: str) -> str:
         return f"at least {self.nbytes} bytes for {operation}, aligned to {ALIGNMENT}, on the handle's device"
+
+
+def _dense(buffer: Buffer) -> bool:
+    return math.prod(buffer.dims) == _arguments.span(buffer.dims, buffer.strides)
 
 
 def _moved(region: _arguments.Region, addresses: tuple[int, ...]) -> _arguments.Region:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pybnorm import _arguments
+from pybnorm.operations import elementwise
 from pybnorm.operations.preparation import operation
 from pybnorm.operations.program import Program, _parameter_dtype, _Shape
 
@@ -125,12 +126,13 @@ def axpby(p: Program, a: float, x: Any, b: float, y: Any, *, workspace: Any = No
 
     Notes
     -----
-    Calls: axpby, on the view of least rank.
+    Calls: axpby, on the view of least rank. MIOpen only copies bfloat16; other factors are those of float32 copies,
+    rounded once.
     """
     xb = p.data("x", x)
     yb = p.data("y", y, xb, output=True)
     a, b = _arguments.axpby(a, b, xb, yb)
-    p.axpby(a, xb, b, yb)
+    elementwise.axpby(p, a, xb, b, yb)
 
 
 @operation("y")
@@ -163,11 +165,12 @@ def relu(p: Program, x: Any, y: Any, *, workspace: Any = None) -> None:
     Notes
     -----
     Calls: relu, on the view of least rank; several where more than 5 axes do not merge. What a NaN and minus infinity
-    become is the vendor's: see `Handle.relu`. MIOpen takes float32 and float16, packed, x and y in one memory order.
-    Workspace: none.
+    become is the vendor's: see `Handle.relu`. MIOpen takes packed float32 and float16 in one memory order: others are
+    copied (axpby), bfloat16 through float32.
+    Workspace: for the copies.
     """
     xb = p.data("x", x)
-    p.relu(xb, p.data("y", y, xb, output=True))
+    elementwise.relu(p, xb, p.data("y", y, xb, output=True))
 
 
 @operation("x dy dx")
@@ -183,9 +186,8 @@ def relu_backward(p: Program, x: Any, dy: Any, dx: Any, *, workspace: Any = None
     Notes
     -----
     Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
-    lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only. MIOpen takes float32 and
-    float16, packed, in one memory order.
+    lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only; MIOpen's as for `relu`.
     Workspace: for the copies.
     """
     xb = p.data("x", x)
-    p.relu_backward(xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))
+    elementwise.relu_backward(p, xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))

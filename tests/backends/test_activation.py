@@ -1,6 +1,6 @@
 """Batch norm with a fused activation: judged where the library has it, refused by name where it has not.
 
-No library that runs in CI has the calls (MIOpen 3.5 added them), so the last tests run this file again in a child
+MIOpen 3.5 added the calls; CI runs this file on it in the rig (ci/rocm-rig.sh). The last tests run it again in a child
 process on a double of libMIOpen that has them, and on one that has not: `tests/doubles/miopen_computes.h`.
 """
 

@@ -136,7 +136,9 @@ def test_the_environment_decides_where_nobody_else_does(monkeypatch):
     monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "avoid it")
     with pytest.raises(pybnorm.ArgumentError, match="PYBNORM_KNOWN_DEFECTS: got avoid it, allowed: one of warn, avoid"):
         pybnorm.Handle("onednn")
-    with pytest.raises(pybnorm.ArgumentError, match="known_defects: got 1, allowed: one of warn, avoid, error, ignore"):
+    with pytest.raises(
+        pybnorm.ArgumentError, match="known_defects: got 1, allowed: one of warn, avoid, avoid_all, error, ignore"
+    ):
         pybnorm.Handle("onednn", known_defects=1)
 
 

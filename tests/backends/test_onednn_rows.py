@@ -52,6 +52,14 @@ def test_auto_takes_rows_where_they_are_long(handle, operation):
         getattr(handle, PLANS[operation])(np.zeros((2, 3), np.float32), algorithm="rows")
 
 
+@pytest.mark.parametrize("operation", ["train", "infer", "backward"])
+def test_rows_of_one_element_are_none(session, operation):
+    """oneDNN 3.2 gives every channel the factor of the first there, and its reduction refuses."""
+    one, two = (Problem.parse(f"{operation},spatial,f32,nchw,30x3x1x{s},fill=randn,algorithm=rows") for s in (1, 2))
+    assert runner.run_case(one, session).status == Status.UNSUPPORTED
+    assert runner.run_case(two, session).status == Status.PASS
+
+
 def test_an_infinity_and_a_nan_stay_in_their_channel(handle):
     x = np.random.default_rng(1).standard_normal((2, 3, 5, 7)).astype(np.float32)
     x[0, 0, 0, 0], x[1, 1, 0, 0] = np.nan, np.inf

@@ -59,11 +59,11 @@ def test_every_algorithm_is_within_the_bound_or_refuses(handle, problem):
             assert error.text, algorithm
             assert plain is None or algorithm not in ("auto", "fast", "plain"), error
             continue
-        assert plain is not None, algorithm
+        assert plain is not None or algorithm in ("auto", "fast"), algorithm  # on copies that the vendor takes
         assert seen.damage == [], algorithm
         for name in expected.outputs:
             verdict = bounds.judge(expected, name, seen.outputs[name])
-            same = seen.outputs[name].tobytes() == plain.outputs[name].tobytes()
+            same = plain is not None and seen.outputs[name].tobytes() == plain.outputs[name].tobytes()
             # the plain plan is the entry point; how right that one is, is judged in test_calls
             assert same if algorithm == "plain" else same or verdict.status == Status.PASS, (algorithm, name, verdict)
 

@@ -17,7 +17,7 @@ struct event {
 };
 
 /* For the tests: what is alive, and a function that shall fail. */
-int double_blocks, double_streams, double_events, double_devices = 2, double_current = -1;
+int double_blocks, double_streams, double_events, double_waits, double_devices = 2, double_current = -1;
 char double_failing[64];
 int double_status;
 
@@ -99,6 +99,11 @@ int hipStreamSynchronize(void *stream) {
         free(c);
     }
     s->last = &s->first;
+    return 0;
+}
+int hipDeviceSynchronize(void) {
+    FAIL();
+    double_waits++;
     return 0;
 }
 int hipEventCreate(void **out) {

@@ -231,8 +231,17 @@ class Maker:
                 described = TensorDescriptor(self.backend, dtype, buffer.dims, buffer.strides)
                 arguments |= {f"{name}_desc": described, name: buffer.pointer}
         call = Call(kind, level, function, arguments)
-        call.support = elementwise_support(self.backend, kind, dtype, [b.strides for b in buffers.values()], dims)
+        strides = [b.strides for b in buffers.values()]
+        call.support = elementwise_support(self.backend, kind, dtype, strides, dims, (a, b))
         call.kept = [buffers]
+        if kind == "axpby" and call.support and self.device.device_type != 1:
+            described = [TensorDescriptor(self.backend, dtype, b.dims, b.strides) for b in buffers.values()]
+            need = self.handle.workspace_size("axpby", described[0], y_desc=described[1], alpha=a, beta=b)
+            if need:
+                space = self.device.empty_bytes(need)
+                named = {"workspace": space.pointer, "workspace_size": space.nbytes}
+                arguments |= named if level == "addresses" else {"workspace": (space.pointer, space.nbytes)}
+                call.kept.append(space)
         call.wrong = lambda c: elementwise_rules(self.handle, kind, names, c)
         right = elementwise_right(kind, dict(zip(names, values, strict=True)), a, b, dtype)
         call.judge = lambda c, result: elementwise_judged(self.device, buffers[names[-1]], right, kind, self.backend)
@@ -528,18 +537,21 @@ def supported(backend: str, problem: Problem) -> bool | None:
 
 
 def elementwise_support(
-    backend: str, kind: str, dtype: DataType, strides: list[tuple[int, ...]], dims: tuple[int, ...]
-) -> bool | None:
+    backend: str, kind: str, dtype: DataType, strides: list[tuple[int, ...]], dims: tuple[int, ...],
+    factors: tuple[float, float],
+) -> bool | None:  # fmt: skip
     layouts = {layout_of(dims, s) for s in strides}
     if backend == "onednn":
         return True  # plain C in the adapter
     if backend == "cudnn":
         return True if len(layouts) == 1 else None
-    if layouts == {Layout.STRIDED} or len(layouts) > 1 or Layout.STRIDED in layouts:
-        return False
     if kind == "fill":
         return dtype != DataType.FLOAT64
-    return expected_axpby(backend, dtype) if kind == "axpby" else dtype in (DataType.FLOAT32, DataType.FLOAT16)
+    if kind == "axpby":
+        return expected_axpby(backend, dtype, *factors)
+    if len(layouts) > 1 or Layout.STRIDED in layouts:
+        return False
+    return dtype in (DataType.FLOAT32, DataType.FLOAT16)
 
 
 # ---------------------------------------------------------------- rules of whole calls
@@ -696,7 +708,29 @@ def elementwise_rules(handle: Any, kind: str, names: tuple[str, ...], call: Call
         largest = {DataType.FLOAT16: 65504.0, DataType.BFLOAT16: 255 * 2.0**120}.get(first.dtype, rules.FLOAT32_MAX)
         if number is None or not np.isfinite(number) or (not wide and abs(number) > largest):
             wrong.append("value is no number of the type")
-    return wrong or rules.sharing({names[-1]: tensors[names[-1]]}, {n: t for n, t in tensors.items() if n != names[-1]})
+    if wrong:
+        return wrong
+    outputs = {names[-1]: tensors[names[-1]]}
+    if kind == "axpby":
+        found, lent = axpby_space(handle, tensors, call)
+        if found:
+            return found
+        outputs |= {"workspace": lent} if lent else {}
+    return rules.sharing(outputs, {n: t for n, t in tensors.items() if n != names[-1]})
+
+
+def axpby_space(handle: Any, tensors: dict[str, Any], call: Call) -> tuple[list[str], Any]:
+    """Whether the workspace is one that the call may have."""
+    described = [TensorDescriptor(handle.backend, t.dtype, t.dims, t.strides) for t in tensors.values()]
+    factors = {"alpha": call.arguments["a"], "beta": call.arguments["b"]}
+    try:
+        need = handle.workspace_size("axpby", described[0], y_desc=described[1], **factors)
+    except pybnorm.UnsupportedError:
+        need = 0
+    cpu = handle.library.device_type == 1
+    if call.level == "arrays":
+        return rules.space(call.arguments.get("workspace"), need, cpu)
+    return rules.space((call.arguments.get("workspace", 0), call.arguments.get("workspace_size", 0)), need, False)
 
 
 def size_rules(handle: Any, arguments: dict[str, Any]) -> list[str]:

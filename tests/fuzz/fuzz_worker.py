@@ -38,10 +38,9 @@ class Launches:
     def __init__(self, handle: pybnorm.Handle | None) -> None:
         self.counters = None
         if handle is not None and handle.backend == "miopen":
-            try:
-                self.counters = ctypes.CDLL("libamdhip64.so.6").hipcpuCounters
-            except (OSError, AttributeError):
-                return
+            for name in ("libamdhip64.so.7", "libamdhip64.so.6"):  # the one that libMIOpen brought
+                with contextlib.suppress(OSError, AttributeError):
+                    self.counters = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD).hipcpuCounters
 
     def __call__(self) -> int:
         if self.counters is None:

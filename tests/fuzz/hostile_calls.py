@@ -54,6 +54,7 @@ REFUSED = {
 ALLOCATES = {
     ("pybnorm.devices.cpu.Device.empty_bytes", "nbytes"),
     ("pybnorm.devices.cpu.Device.time", "repeats"),
+    ("pybnorm.hipdnn.DeviceBuffer", "nbytes"),
     ("pybnorm.sync.SyncBatchNorm", "channels"),
 }
 """Memory that the caller asks for: a MemoryError is the answer where there is none."""
@@ -314,6 +315,9 @@ MIOPEN = {
 }
 _PLANNED = (*(name for name in COMMON if name != "workspace"), "z", "dz", "reserve")
 ADDRESSES = {
+    "pybnorm.graph.Graph.execute_plan_at_index": ("variant_pack", "workspace"),
+    "pybnorm.hipdnn.Graph": ("variant_pack", "workspace"),
+    "pybnorm.hipdnn": ("stream",),
     **{f"pybnorm._core.{name}": tuple(DESCRIBED) for name in ("axpby", "fill", "relu", "relu_backward")},
     **{
         f"pybnorm._core.batch_normalization_{name}": tuple(DESCRIBED)
@@ -371,7 +375,28 @@ GRAPH = {
     },
     **{"peer_stats": is_([]), "mode": is_("RELU_FWD"), "modes": is_(["FALLBACK"]), "dims": is_(DIMS)},
     "attributes": LEFT,
+    **{"index": is_(0), "text": lambda w: graph(0)(w).to_json(), "variant_pack": lambda w: pack(w)},
 }
+
+
+def hipdnn_graph(stage: int = 9) -> Callable[[World], Any]:
+    def made(w: World) -> Any:
+        from pybnorm import hipdnn
+
+        g = hipdnn.Graph()
+        g.from_json(graph(0)(w).to_json())
+        steps = (g.validate, lambda: g.build_operation_graph(w.handle), g.create_execution_plans, g.check_support)
+        for step in (*steps, g.build_plans)[:stage]:
+            step()
+        return g
+
+    return made
+
+
+def hipdnn_handle(w: World) -> Any:
+    from pybnorm import hipdnn
+
+    return hipdnn.Handle(backend="onednn")
 
 
 def pack(w: World) -> Any:
@@ -446,10 +471,27 @@ GOOD: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
     },
     "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
-    "pybnorm.defects": {"identity": is_("onednn-long-sums"), "version": is_((3, 2, 0))},
+    "pybnorm.defects": {"output": is_("y"), "identity": is_("onednn-long-sums"), "version": is_((3, 2, 0))},
     "pybnorm.graph": GRAPH,
+    "pybnorm.graph.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
+    "pybnorm.devices.cpu.Device.refill": {
+        "buffer": lambda w: pybnorm.devices.device_for(1).from_numpy(np.zeros(4, np.float32)),
+        "data": is_(np.zeros(16, np.uint8)),
+    },
+    "pybnorm.hipdnn": {
+        **GRAPH,
+        **{"code": LEFT, "err_msg": is_("x"), "stream": is_(0), "backend": is_("onednn"), "nbytes": is_(8)},
+        **{"policy": LEFT, "engine_id": is_(0), "handle": lambda w: w.handle, "data": is_(b"12345678")},
+        "arguments": lambda w: (w.handle, graph(0)(w).to_json()),
+    },
+    **{f"pybnorm.hipdnn.{name}": {"handle": hipdnn_handle} for name in ("destroy_handle", "get_stream", "set_stream")},
+    "pybnorm.hipdnn.Graph.from_compiled_plan_binary": {"data": lambda w: hipdnn_graph()(w).to_binary()},
+    "pybnorm.hipdnn.Graph.execute": {"workspace": LEFT},
+    "pybnorm.hipdnn.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
+    "pybnorm.hipdnn.Graph.pointwise": {"rest": lambda w: (attributes("PointwiseAttributes")(w),)},
     **{
-        f"pybnorm.graph.Graph.{call}": {"attributes": attributes(name)}
+        f"pybnorm.{module}.Graph.{call}": {"attributes": attributes(name)}
+        for module in ("graph", "hipdnn")
         for call, name in {
             "batchnorm": "BatchnormAttributes",
             "batchnorm_inference": "BatchnormInferenceAttributes",
@@ -459,6 +501,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "pybnorm.graph.Graph.pointwise": {"rest": lambda w: (attributes("PointwiseAttributes")(w),)},
     "pybnorm.graph.Graph.execute": {"variant_pack": pack},
+    "pybnorm.layer.Info.from_gocudnn_json": {"text": lambda w: layer(2)(w).info().to_gocudnn_json()},
     "pybnorm.layer": {
         **{
             "averaging_factor": LEFT,
@@ -511,6 +554,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm.check.judge": {"outputs": made_outputs},
     "pybnorm.check.archive": {"path": is_("nothing-here")},
     "pybnorm.check.compare": {"runs": is_([]), "path": is_("nothing-here"), "paths": is_(["nothing-here"])},
+    "pybnorm.defects.Defect.largest": {"output": is_("y")},
     "pybnorm.check.bounds": {"inputs": lambda w: inputs(w), "expected": expected, "output": is_("y"), "got": data},
 }
 """Good arguments that differ from `COMMON`, of a module and the modules below it or of a callable."""
@@ -545,8 +589,24 @@ SELVES: dict[str, Callable[[World], Any]] = {
         for name, stage in {
             **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
             **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9},
+            **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
+            "get_workspace_size_plan_at_index": 9,
         }.items()
     },
+    "pybnorm.hipdnn.Graph": hipdnn_graph(0),
+    **{
+        f"pybnorm.hipdnn.Graph.{name}": hipdnn_graph(stage)
+        for name, stage in {
+            **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
+            **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9, "to_compiled_plan_binary": 9},
+            **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
+            **{"get_workspace_size_plan_at_index": 9, "get_ranked_engine_ids": 2, "get_execution_plan_engine_id": 3},
+            "create_execution_plan_ext": 2,
+        }.items()
+    },
+    "pybnorm.hipdnn.Handle": hipdnn_handle,
+    "pybnorm.hipdnn.Error": lambda w: __import__("pybnorm.hipdnn").hipdnn.Error(),
+    "pybnorm.hipdnn.DeviceBuffer": lambda w: __import__("pybnorm.hipdnn").hipdnn.DeviceBuffer(8, backend="onednn"),
     "pybnorm.graph.Graph.build": graph(0),
     "pybnorm.layer.BatchNorm": layer(2),
     "pybnorm.layer.BatchNorm.stage": layer(0),

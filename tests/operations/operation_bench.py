@@ -30,18 +30,9 @@ PATTERN = np.frombuffer(b"\xa5" * 8, np.float32)[0]  # finite in every dtype
 worst = collections.defaultdict(float)  # (operation, backend, dtype) -> error / bound
 
 
-def expected_support(backend, dtype, plain):
-    """Whether a backend must execute: True, False, or None where the machine or the case decides.
-
-    `plain`: packed data of a layout that needs neither a general copy nor a sum of two results.
-    """
-    if backend == "cudnn":
-        return True
-    if dtype == DataType.FLOAT64:
-        return False
-    if backend == "onednn":
-        return True
-    return True if plain and dtype == DataType.FLOAT32 else None  # MIOpen has no general copy
+def expected_support(backend, dtype):
+    """Whether a backend must execute: float64 is cuDNN's only."""
+    return backend == "cudnn" or dtype != DataType.FLOAT64
 
 
 def strided(array, layout, number=0):

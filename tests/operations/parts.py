@@ -36,8 +36,7 @@ def perform(bench, label, call, query, *arguments, written, **options):
     """``call(handle, *arguments)`` with exactly the workspace that `query` names; results are copied into `written`.
 
     Nothing else may change: other arrays, what lies between the elements of strided ones, the bytes around the
-    workspace; nor any array at all if the backend refuses the dtype, or MIOpen, which has no general copy, what is not
-    packed with parameters for each channel; for that the test is skipped with the reason.
+    workspace; nor any array at all if the backend refuses the dtype; for that the test is skipped with the reason.
     `label` is the name in the table of worst ratios, for what `hold` judges next.
     """
     arrays = [a for a in [*arguments, *options.values()] if isinstance(a, np.ndarray)]
@@ -53,7 +52,7 @@ def perform(bench, label, call, query, *arguments, written, **options):
         nbytes = query(bench.handle, *args, **opts)
     except UnsupportedError as error:
         assert error.text
-        if all(a.dtype == np.float32 for a in arrays) and (bench.handle.backend != "miopen" or _plain(arrays)):
+        if all(a.dtype == np.float32 for a in arrays):
             raise
         memory, address = bench.memory(1 << 20)
         with pytest.raises(UnsupportedError):
@@ -73,14 +72,6 @@ def perform(bench, label, call, query, *arguments, written, **options):
         else:
             same(back, a)
     return nbytes
-
-
-def _plain(arrays):
-    """Whether all are packed channels-first, of rank 2 to 5, and parameters are those of axis 1."""
-    dims = arrays[0].shape
-    channels = [tuple(d if a == 1 else 1 for a, d in enumerate(dims)), dims[1:2]]
-    shapes = [a.shape for a in arrays if a.shape != dims]
-    return 2 <= len(dims) <= 5 and all(a.flags.c_contiguous for a in arrays) and all(s in channels for s in shapes)
 
 
 def same(got, want):

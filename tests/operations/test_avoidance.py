@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import random_problems
 
 import pybnorm
 from pybnorm import defects, functional, operations
@@ -78,9 +79,9 @@ def many(call):
     return call.operation != Operation.FORWARD_INFERENCE and call.mode == Mode.SPATIAL and call.m > 30
 
 
-def table(monkeypatch, predicate):
-    known = defects.named("onednn-long-sums")
-    made = dataclasses.replace(known, id="onednn-made-up", last=None, what="for this test", predicate=predicate)
+def table(monkeypatch, predicate, **facts):
+    known = dataclasses.replace(defects.named("onednn-long-sums"), id="onednn-made-up", last=None, ways=())
+    made = dataclasses.replace(known, what="for this test", predicate=predicate, **facts)
     monkeypatch.setattr(defects, "DEFECTS", (made,))
 
 
@@ -133,6 +134,93 @@ def test_a_plan_says_what_it_avoids_and_does_not_hold_what_it_was_made_of(sessio
         x = pybnorm.TensorDescriptor("onednn", "f32", (4, 3, 5, 7))
         assert handle.workspace_size("backward", x) == plan.workspace_size
         assert handle.workspace_size("backward", x, algorithm="plain") < plan.workspace_size
+
+
+def test_an_algorithm_without_the_defect_is_taken_where_it_can_be_built(monkeypatch, load_library):
+    load_library("onednn")
+    table(monkeypatch, many, ways=("rows",), widest=35)
+    with pybnorm.Handle("onednn", known_defects="avoid") as handle:
+        for dims, found in (((4, 3, 5, 7), "rows"), ((4, 3, 6, 7), "composed"), ((40, 3), "composed")):
+            x = pybnorm.TensorDescriptor("onednn", "f32", dims)
+            for algorithm in ("auto", "fast", None):
+                plan = handle.plan_backward(x, algorithm=algorithm)
+                assert plan.algorithm == found
+                assert plan.reason.endswith("avoids known defect onednn-made-up: for this test")
+        with pytest.warns(pybnorm.KnownDefectWarning):
+            assert handle.plan_backward(x, algorithm="plain").algorithm == "plain"
+
+
+WEAK = """\
+train,spatial,f32,nchw,32x2x56x56,fill=image
+train,spatial,f32,nhwc,32x2x56x56,fill=level
+train,spatial,bf16,nchw,6000x3x1x1,fill=relu,beta=0.5
+backward,spatial,f32,nchw,32x2x56x56,fill=relu,saved=0
+"""
+
+
+@pytest.mark.parametrize("line", WEAK.splitlines())
+def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
+    """Of one thread's chains, which are right in neither the entry point nor, channels-last, in auto."""
+    library = load_library("onednn")
+    problem = Problem.parse(f"{line},repeats=1")
+    weak = defects.known_defects("onednn", problem, library.version)
+    way = random_problems.Avoid("onednn", "avoid_all")
+    with way.handle, pybnorm.Handle("onednn", known_defects="avoid") as other:
+        result = random_problems.run(problem, way)
+        assert bool(way.handle._met(problem)) == bool(weak)
+        assert not other._met(problem)
+    assert result.status == Status.PASS, result
+    if weak:
+        assert max(v.ratios["A"] for v in result.verdicts if v.output not in ("y", "dx")) < 0.5, result
+
+
+def test_what_is_only_weak_is_called_where_nothing_is_better(monkeypatch, load_library):
+    load_library("onednn")
+    table(monkeypatch, lambda call: True, effect=defects.Effect.WEAK)
+    x, dy, scale = sums(4, 3, 5, 7)
+    bias = dy[0, :, 0, 0].copy()
+    with pybnorm.Handle("onednn", known_defects="avoid_all") as handle:
+        y = functional.batch_norm_inference(x, scale, bias, 0 * scale, scale, handle=handle, epsilon=0.0)
+        z = np.empty_like(x)
+        operations.forward_inference(
+            handle, x, scale.reshape(1, 3, 1, 1), None, 0 * scale.reshape(1, 3, 1, 1), scale.reshape(1, 3, 1, 1), z
+        )
+    np.testing.assert_allclose(y, x + bias.reshape(3, 1, 1), atol=1e-6)
+    np.testing.assert_allclose(z, x, atol=1e-4)
+
+
+REFUSED = """\
+infer,spatial,f32,nchw,41x3x5x7
+infer,spatial,f16,nhwc,41x3x5x7,beta=0.5
+infer,peract,f32,nchw,41x3x5x7
+train,peract,f32,nchw,41x3x5x7,beta=0.5
+train,spatial,f16,nchw,4x3x5x7,misalign=1,beta=0.5
+train,spatial,f16,nchw,4x3x5x7,misalign=1
+backward,spatial,bf16,nchw,4x3x5x7,misalign=3
+backward,peract,bf16,nchw,4x3x5x7,misalign=3
+infer,spatial,bf16,nchw,4x3x5x7,misalign=1
+"""
+
+
+def refused(call):
+    """Made up, as cuDNN has it: too many images; 16-bit data off their pairs."""
+    few = 40 if call.operation == Operation.FORWARD_TRAINING else 16
+    images = call.dims[0] > few and (call.mode != Mode.SPATIAL or call.operation == Operation.FORWARD_INFERENCE)
+    return (images and call.operation != Operation.BACKWARD) or call.alignment < 4
+
+
+@pytest.mark.parametrize("line", REFUSED.splitlines())
+def test_calls_in_place_of_one_that_would_be_refused(line, monkeypatch, load_library):
+    load_library("onednn")
+    table(monkeypatch, refused, effect=defects.Effect.FAILS, outputs=())
+    problem = Problem.parse(f"{line},fill=randn")
+    assert refused(problem)
+    way = random_problems.Avoid("onednn")
+    with way.handle:
+        result = random_problems.run(problem, way)
+        asked = way.handle.descriptor(np.zeros((41, 3, 2), np.float32))
+        assert way.handle.plan_forward_inference(asked).algorithm == "composed"
+    assert result.status == Status.PASS, result
 
 
 def test_functions_and_operations_avoid_what_an_entry_point_with_that_policy_avoids(session):

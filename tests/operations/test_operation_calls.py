@@ -79,8 +79,6 @@ def contents(bench):
 @pytest.mark.parametrize("operation", EVERY)
 def test_the_query_is_what_is_needed(bench, operation, axis):
     """One byte less, or another alignment, is refused before anything is written."""
-    if axis != 1 and bench.handle.backend == "miopen":
-        pytest.skip("miopen: no general copy")
     arguments = given(bench, operation, axis)
     size = operations.workspace_size(bench.handle, operation, **arguments)
     plan = operations.plan(bench.handle, operation, **arguments)
@@ -150,8 +148,6 @@ def test_threads_share_a_handle_and_its_kept_workspace(bench):
 
 
 def test_copies_are_reported(bench, caplog):
-    if bench.handle.backend == "miopen":
-        pytest.skip("miopen: no general copy")
     arguments = given(bench, "backward_frozen", (0, 2))
     plan = operations.plan(bench.handle, "backward_frozen", **arguments)
     assert plan.copies
@@ -405,8 +401,6 @@ def outcome(bench, handle, operation, arguments):
 @pytest.mark.parametrize(("axis", "narrow"), KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("operation", EVERY)
 def test_what_is_kept_of_a_call_serves_other_memory(bench, operation, axis, narrow):
-    if axis != 1 and bench.handle.backend == "miopen":
-        pytest.skip("miopen: no general copy")
     first, second = variants(bench, operation, axis, narrow)
     fresh = []
     for arguments in (first, second):
@@ -472,8 +466,6 @@ def test_a_description_with_lists_is_as_good(bench):
 
 
 def test_interleaved_views_are_apart(bench):
-    if bench.handle.backend == "miopen":
-        pytest.skip("miopen: fills packed tensors only")
     interleaved = bench.device.from_numpy(np.ones((4, 6), np.float32))
     even = interleaved._replace(dims=(4, 3), strides=(6, 2))
     odd = even._replace(pointer=even.pointer + 4)

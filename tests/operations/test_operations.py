@@ -68,8 +68,8 @@ class Arrays:
         """Values in float64."""
         return (self.data | self.vectors)[name].astype(np.float64)
 
-    def support(self, bench, plain=True):
-        return expected_support(bench.handle.backend, self.dtype, plain and self.layout == "packed" and self.axis == 1)
+    def support(self, bench):
+        return expected_support(bench.handle.backend, self.dtype)
 
     def output(self, beta=0.0):
         """An array like x: NaN where the prior is not to be read."""
@@ -148,7 +148,7 @@ def test_forward_training(bench, arrays):
     options = {"alpha": alpha, "beta": beta, "epsilon": EPSILON, "axis": arrays.axis}
     bench.check(
         "forward_training", given, expected, options | {"exponential_average_factor": factor},
-        support=arrays.support(bench, beta == 0),
+        support=arrays.support(bench),
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_forward_inference(bench, arrays):
     error = s.normalized(s.x, mean, r, scale, bias, 0.0, 4 * s.p.u * r)
     expected = {"y": s.data(scale * r * (s.x - mean) + bias, error, alpha, beta, given["y"])}
     options = {"alpha": alpha, "beta": beta, "epsilon": EPSILON, "axis": arrays.axis}
-    bench.check("forward_inference", given, expected, options, support=arrays.support(bench, beta == 0))
+    bench.check("forward_inference", given, expected, options, support=arrays.support(bench))
 
 
 def test_inference_with_inverse(bench, arrays):
@@ -178,7 +178,7 @@ def test_inference_with_inverse(bench, arrays):
     error = s.normalized(s.x, mean, 1.0, scale * inv, bias, 0.0, 4 * s.p.u, s.product)
     expected = {"y": s.data(right, error, alpha, beta, given["y"])}
     options = {"alpha": alpha, "beta": beta, "axis": arrays.axis}
-    bench.check(operation, given, expected, options, support=arrays.support(bench, beta == 0))
+    bench.check(operation, given, expected, options, support=arrays.support(bench))
 
 
 def gradients(arrays, beta, beta_param, *names):
@@ -203,7 +203,7 @@ def judge_gradient(bench, arrays, operation, given, right, e_dx, sums, factors, 
         "dbias": s.blended(right.dbias, sums[1], ap, bp, given["dbias"]),
     }
     options |= dict(zip(FACTOR_NAMES, factors, strict=True)) | {"axis": arrays.axis}
-    bench.check(operation, given, expected, options, support=arrays.support(bench, b == 0))
+    bench.check(operation, given, expected, options, support=arrays.support(bench))
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -310,7 +310,7 @@ def test_backward_elemt(bench, arrays):
     prior = 0 if beta == 0 else beta * given["dx"].astype(np.float64)
     assert np.allclose(blended, alpha * right + prior, rtol=1e-12, atol=1e-12)
     options = {"count": count, "alpha": alpha, "beta": beta, "axis": arrays.axis}
-    support = arrays.support(bench, False)
+    support = arrays.support(bench)
     bench.check("backward_elemt", given, expected, options, support=support, blended_once=False)
 
 
@@ -409,12 +409,12 @@ def test_parameters_of_16_bits(bench, operation, kind):
         }
     given |= {n: arrays.vectors[n] for n in names}
     expected = {n: e if n in ("y", "dx") else arrays.stored(e) for n, e in expected.items()}
-    bench.check(operation, given, expected, options, support=arrays.support(bench, False))
+    bench.check(operation, given, expected, options, support=arrays.support(bench))
 
 
 @pytest.mark.parametrize("kind", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda d: d.short)
 def test_conversions_are_exact_or_rounded_once(bench, kind):
-    support = expected_support(bench.handle.backend, kind, False)
+    support = expected_support(bench.handle.backend, kind)
     wide = np.linspace(-3, 3, 37).astype(np.float32) ** 3
     narrow = reference.round_to(wide.astype(np.float64), NUMPY[kind])
     zero = np.zeros(37)
@@ -430,7 +430,7 @@ def test_vectors(bench, dtype):
     if NUMPY[dtype].itemsize == 2:
         pytest.skip("16-bit vectors are test_conversions' and test_parameters_of_16_bits'")
     arrays = Arrays((1, 11), 1, dtype, "packed")
-    s, support = arrays.setting, expected_support(bench.handle.backend, dtype, True)
+    s, support = arrays.setting, expected_support(bench.handle.backend, dtype)
     a, b, out = arrays["scale"], arrays["bias"], arrays["prior"]
     given = {"a": arrays.vectors["scale"], "b": arrays.vectors["bias"], "out": arrays.vectors["prior"].copy()}
     expected = {"out": s.blended(a * b, 8 * s.p.u * np.abs(a * b), 0.5, 2.0, out)}
@@ -457,7 +457,7 @@ def test_axpby_and_fill(bench, dtype, dims, layouts):
     rng = np.random.default_rng(5)
     x = strided(reference.round_to(rng.normal(0, 1, dims), NUMPY[dtype]), layouts[0], 1)
     y = strided(reference.round_to(rng.normal(0, 1, dims), NUMPY[dtype]), layouts[1], 2)
-    support = expected_support(bench.handle.backend, dtype, False)
+    support = expected_support(bench.handle.backend, dtype)
     if bench.handle.backend == "onednn":
         support = True  # plain C in the adapter
     s = Setting(x, dtype, ())
@@ -478,12 +478,9 @@ def test_relu(bench, dtype, dims, layouts):
     """Exact, and with more than five axes that do not merge in several calls."""
     x = strided(reference.round_to(np.random.default_rng(6).normal(0, 1, dims), NUMPY[dtype]), layouts[0], 1)
     y = strided(np.full(dims, np.nan, NUMPY[dtype]), layouts[1], 2)
-    support = expected_support(bench.handle.backend, dtype, False)
+    support = expected_support(bench.handle.backend, dtype)
     if bench.handle.backend == "onednn":
         support = True  # plain C in the adapter
-    if bench.handle.backend == "miopen":
-        packed = len(dims) == 1 or (len(set(layouts)) == 1 and "gaps" not in layouts)
-        support = packed and dtype in (DataType.FLOAT32, DataType.FLOAT16)
     right = np.maximum(x.astype(np.float64), 0)
     bench.check("relu", {"x": x, "y": y}, {"y": (right, 0.0)}, {}, support=support)
 
@@ -492,16 +489,13 @@ def test_relu(bench, dtype, dims, layouts):
                          ids=str)  # fmt: skip
 @pytest.mark.parametrize("dims", [(5,), (4, 3), (2, 3, 4), (2, 3, 2, 3, 2), (2, 3, 2, 3, 2, 2, 2, 2)], ids=named)
 def test_relu_backward(bench, dtype, dims, layouts):
-    """Exact; MIOpen takes packed arrays in one memory order."""
+    """Exact."""
     rng = np.random.default_rng(8)
     arrays = {n: reference.round_to(rng.normal(0, 1, dims), NUMPY[dtype]) for n in ("x", "dy")}
     x, dy = (strided(a, layout, i) for i, (a, layout) in enumerate(zip(arrays.values(), layouts, strict=False)))
     dx = strided(np.full(dims, np.nan, NUMPY[dtype]), layouts[2], 2)
-    support = expected_support(bench.handle.backend, dtype, False)
-    alike = len(dims) == 1 or len(set(layouts)) == 1
+    support = expected_support(bench.handle.backend, dtype)
     if bench.handle.backend == "onednn":
         support = True  # plain C in the adapter
-    if bench.handle.backend == "miopen":
-        support = alike and (len(dims) == 1 or "gaps" not in layouts) and dtype in (DataType.FLOAT32, DataType.FLOAT16)
     right = np.where(x.astype(np.float64) > 0, dy.astype(np.float64), 0.0)
     bench.check("relu_backward", {"x": x, "dy": dy, "dx": dx}, {"dx": (right, 0.0)}, {}, support=support)

@@ -91,7 +91,7 @@ def test_gather_stats(bench, dtype, counts, by_m2, factor):
     if old is not None:
         given |= dict(zip(names[3:], (a.copy() for a in old), strict=True))
     options = {"counts": counts, "epsilon": EPSILON, "exponential_average_factor": factor}
-    bench.check("gather_stats", given, expected, options, support=expected_support(bench.handle.backend, dtype, True))
+    bench.check("gather_stats", given, expected, options, support=expected_support(bench.handle.backend, dtype))
 
 
 def test_gather_stats_of_strided_rows(bench):
@@ -102,7 +102,7 @@ def test_gather_stats_of_strided_rows(bench):
     expected = gathered(DataType.FLOAT32, means, parts, counts, True, 0.1, None)
     given = {"means": wide[:, :COLUMNS], "m2s": wide[:, COLUMNS:]}
     given |= {name: np.full(COLUMNS, np.nan, np.float32) for name in ("mean", "variance", "inv_variance")}
-    support = expected_support(bench.handle.backend, DataType.FLOAT32, False)
+    support = expected_support(bench.handle.backend, DataType.FLOAT32)
     bench.check("gather_stats", given, expected, {"counts": counts, "epsilon": EPSILON}, support=support)
 
 

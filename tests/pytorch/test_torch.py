@@ -1,6 +1,7 @@
 """The function, the modules and the switch for PyTorch, against PyTorch in float64 and against its own modules."""
 
 import copy
+import dataclasses
 import io
 import subprocess
 import sys
@@ -472,3 +473,28 @@ def test_lazily_negated_tensors_are_refused_also_where_plain_ones_were_taken(tor
             operations.axpby(handle, 1.0, single, 0.0, y[:1, :1, :1, :1])
     if device != "cpu":
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("operation", ["FORWARD_TRAINING", "BACKWARD"])
+def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
+    operation, torch, monkeypatch, load_library
+):
+    load_library("onednn")
+    from pybnorm import functional
+    from pybnorm import torch as ours
+
+    known = pybnorm.defects.named("onednn-long-sums")
+    operations = (pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD)[operation == "BACKWARD" :]
+    wrong = {"last": None, "ways": (), "predicate": lambda call: call.operation in operations}
+    monkeypatch.setattr(pybnorm.defects, "DEFECTS", (dataclasses.replace(known, **wrong),))
+    monkeypatch.setattr(functional, "_local", functional._Local())  # handles that know that table
+    x, dy = (randn(torch, (4, 5, 6, 7), "cpu", seed=i) for i in (1, 2))
+    weight, bias = torch.full((5,), 1.5), torch.full((5,), -0.5)
+
+    def call(batch_norm, **options):
+        return gradients(lambda *a: batch_norm(a[0], None, None, *a[1:], training=True, **options), x, weight, bias, dy)
+
+    with pytest.raises(pybnorm.UnsupportedError, match="known defect onednn-long-sums"):
+        call(ours.batch_norm)
+    for got, wanted in zip(call(ours.batch_norm, fallback=True), call(torch.nn.functional.batch_norm), strict=True):
+        torch.testing.assert_close(got, wanted)

@@ -59,7 +59,7 @@ def test_algorithm_refuses_other_names_and_numbers(value):
 @pytest.mark.parametrize("value", [None, 3, True, ["auto"], b"auto", Mode.SPATIAL])
 def test_algorithm_is_a_string(value):
     assert refused(ArgumentTypeError, "algorithm", arguments.algorithm, value, NAMES).allowed == "a string"
-    with pytest.raises(ArgumentError, match=r"plain \| x$"):
+    with pytest.raises(ArgumentError, match=r"plain \| x \(did you mean 'plain'\?\)$"):
         arguments.algorithm("plain:1", ("plain", "x"))
 
 

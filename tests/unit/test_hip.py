@@ -96,6 +96,16 @@ def test_time_is_that_of_the_events_and_leaves_none(double: Any) -> None:
         assert double.events == 0
 
 
+def test_all_streams_are_waited_for(double: Any) -> None:
+    device = device_for(10)
+    before = double.waits
+    device.synchronize_all()
+    assert double.waits == before + 1
+    double.fail("hipDeviceSynchronize", 719)
+    with pytest.raises(errors.ExecutionError, match="hipDeviceSynchronize"):
+        device.synchronize_all()
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

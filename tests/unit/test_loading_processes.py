@@ -213,18 +213,45 @@ def test_what_is_loaded_stays_local(child: Any, doubles: Any) -> None:
     assert answer == [False, True]
 
 
-def test_a_oneDNN_without_a_native_cpu_runtime_is_refused(child: Any, doubles: Any) -> None:
-    for runtime in (0, 512):  # none, SYCL
-        library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}"])
-        answer = child("import pybnorm; report(attempt(lambda: pybnorm.load('onednn', values['f'])))", f=str(library))
-        assert answer["error"] == "LibraryVersionError"
-        assert "CPU runtime" in answer["text"]
+def test_a_oneDNN_without_a_cpu_runtime_is_refused(child: Any, doubles: Any) -> None:
+    library = doubles.build("onednn", defines=["DOUBLE_CPU_RUNTIME=0"])
+    answer = child("import pybnorm; report(attempt(lambda: pybnorm.load('onednn', values['f'])))", f=str(library))
+    assert answer["error"] == "LibraryVersionError"
+    assert "CPU runtime" in answer["text"]
+
+
+@pytest.mark.parametrize("runtime", [2, 512])
+@pytest.mark.parametrize(("set_by_user", "beside"), [(False, True), (True, True), (False, False)])
+def test_sycl_finds_opencls_driver_beside_the_library(
+    child: Any, doubles: Any, runtime: int, set_by_user: bool, beside: bool
+) -> None:
+    """While the library is loaded, and never against the user's word."""
+    library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}"])
+    driver = library.with_name("libintelocl.so")
+    if beside:
+        driver.touch()
+    seen, after = child(
+        """
+        import ctypes, pybnorm
+        library = ctypes.CDLL(pybnorm.load("onednn", values["f"]).path)
+        seen = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "double_driver"))).decode()
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        report([seen, (getenv(b"OCL_ICD_FILENAMES") or b"").decode()])
+        """,
+        {"OCL_ICD_FILENAMES": "mine"} if set_by_user else {},
+        f=str(library),
+    )
+    own = "mine" if set_by_user else ""
+    assert after == own
+    assert seen == (str(driver) if runtime == 512 and beside and not set_by_user else own)
 
 
 def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(child: Any, doubles: Any) -> None:
-    """An OpenMP that is inside the library, say. The doubles make no handles: what else is asked ends the process."""
+    """An OpenMP that is inside the library, say, or SYCL. The doubles make no handles: what else is asked ends the
+    process."""
     answers = []
-    for runtime, extra in ((2, ()), (2, ("DOUBLE_EXPORTS=__kmpc_fork_call",)), (4, ())):
+    for runtime, extra in ((2, ()), (512, ()), (2, ("DOUBLE_EXPORTS=__kmpc_fork_call",)), (4, ())):
         library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}", *extra])
         answers.append(
             child(
@@ -246,11 +273,11 @@ def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(chi
                 file=str(library),
             )
         )
-    for refused in json.loads(answers[0]):
+    for refused in json.loads(answers[0]) + json.loads(answers[1]):
         assert refused["error"] == "UnsupportedError"
         assert "spawn" in refused["text"]
         assert "forkserver" in refused["text"]
-    assert answers[1:] == ["", ""]  # Intel's and LLVM's, and TBB: it went on to the vendor
+    assert answers[2:] == ["", ""]  # Intel's and LLVM's, and TBB: it went on to the vendor
 
 
 # ---- doubles: the search

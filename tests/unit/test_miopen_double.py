@@ -184,3 +184,94 @@ def test_every_rank_is_computed_whole(play: Any) -> None:
     assert len(worst) == 10
     for case, distance in worst.items():
         assert distance < 1e-5, case  # NaN is not
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_elements_are_copied_between_any_strides(play: Any, dtype: str) -> None:
+    """The double ends the process where MIOpen would take rows of 7 with 3 steps of 2 for one axis without gaps."""
+    answers = play(
+        f"""
+        handle, kind = pybnorm.Handle("miopen"), np.dtype("{dtype}")
+        answers, left = {{}}, 0
+        for name, dims, steps in (
+            ("misread", (4, 3), (7, 2)), ("gaps", (2, 3, 4), (40, 11, 2)), ("turned", (2, 3, 4), (1, 2, 6)),
+            ("two", (2, 1), (3, 1)), ("eight", (2, 3, 2, 2, 2, 2, 2, 2), (1, 900, 3, 409, 9, 199, 20, 47)),
+        ):
+            span = 1 + sum((d - 1) * s for d, s in zip(dims, steps))
+            x = np.arange(np.prod(dims)).reshape(dims).astype(kind)
+            y = np.full(span, -1, kind)
+            view = np.lib.stride_tricks.as_strided(y, dims, [s * kind.itemsize for s in steps])
+            packed, gappy = (pybnorm.TensorDescriptor("miopen", kind, dims, s) for s in (None, steps))
+            back = np.empty_like(x)
+            pybnorm.axpby(handle, 1.0, packed, x.ctypes.data, 0.0, gappy, y.ctypes.data)
+            for _ in range(2):  # the second makes no plan
+                before = live.value
+                pybnorm.axpby(handle, 1.0, gappy, y.ctypes.data, 0.0, packed, back.ctypes.data)
+            left += live.value - before
+            right = bool((view == x).all() and (back == x).all() and (y != -1).sum() == x.size)
+            factors = None
+            if kind == np.float32:
+                size = handle.workspace_size("axpby", gappy, y_desc=packed, alpha=2.0, beta=-3.0)
+                space = np.empty(size + 64, np.uint8)
+                start = -(-space.ctypes.data // 64) * 64
+                pybnorm.axpby(handle, 2.0, gappy, y.ctypes.data, -3.0, packed, back.ctypes.data,
+                              workspace=start, workspace_size=size)
+                factors = bool((back == -x).all())
+                for short in ({{}}, {{"workspace": start, "workspace_size": size - 1}}):
+                    attempted = attempt(lambda: pybnorm.axpby(
+                        handle, 2.0, gappy, y.ctypes.data, 0.0, packed, back.ctypes.data, **short)) if size else None
+                    factors = factors and (attempted is None or short != {{}} or attempted["error"] == "WorkspaceError")
+            answers[name] = [right, factors]
+        far = pybnorm.TensorDescriptor("miopen", kind, (2, 2), (2**31 - 1, 1))
+        near = pybnorm.TensorDescriptor("miopen", kind, (2, 2))
+        answers["far"] = attempt(lambda: handle.workspace_size("axpby", far, y_desc=near))["text"]
+        answers["left"] = left
+        report(answers)
+        """
+    )
+    assert "32 bits" in answers.pop("far")
+    assert answers.pop("left") == 0
+    assert set(map(tuple, answers.values())) == {(True, True if dtype == "float32" else None)}
+
+
+def test_auto_copies_what_the_vendor_does_not_take(play: Any) -> None:
+    """The entry point refuses gaps and channels-last inference; auto packs them, and says what it copies."""
+    answers = play(
+        """
+        handle, answers = pybnorm.Handle("miopen"), {}
+        rng = np.random.default_rng(0)
+        base = rng.normal(size=(4, 3, 5, 8)).astype("f")
+        mean, variance, scale, bias = (np.ascontiguousarray(rng.random(3) + 1, "f") for _ in range(4))
+        wide = [v.reshape(1, 3, 1, 1).astype(float) for v in (scale, mean, variance, bias)]
+
+        def steps(a):
+            return [s // a.itemsize for s in a.strides]
+        last = np.moveaxis(np.ascontiguousarray(np.moveaxis(base, 1, -1)), -1, 1)
+        for name, x in (("gaps", base[..., ::2]), ("last", last), ("packed", base)):
+            y = np.full(base.size, np.nan, "f")
+            y = np.lib.stride_tricks.as_strided(y, x.shape, x.strides)
+            descriptor = pybnorm.TensorDescriptor("miopen", "f32", x.shape, steps(x))
+            bare = attempt(lambda: handle.plan_forward_inference(descriptor, algorithm=None, epsilon=0.0).algorithm)
+            plan = handle.plan_forward_inference(descriptor, epsilon=0.0)
+            space = np.empty(plan.workspace_size + 64, np.uint8)
+            start = -(-space.ctypes.data // 64) * 64
+            addresses = [a.ctypes.data for a in (x, scale, bias, mean, variance, y)]
+            plan(*addresses, workspace=(start, plan.workspace_size))
+            want = wide[0] * (x - wide[1]) / np.sqrt(wide[2]) + wide[3]
+            answers[name] = [bare.get("error"), plan.algorithm, plan.reason, float(abs(y - want).max())]
+        wrong = [attempt(lambda o=o: handle.plan_forward_inference(descriptor, **o))["error"] for o in (
+            {"mode": "spatial_persistent"}, {"activation": "relu"})]
+        double = pybnorm.TensorDescriptor("miopen", "f64", (2, 3))
+        wrong.append(attempt(lambda: handle.plan_forward_inference(double))["error"])
+        report([answers, wrong])
+        """
+    )
+    (gaps, last, packed), wrong = (answers[0][n] for n in ("gaps", "last", "packed")), answers[1]
+    for bare, algorithm, reason, error in (gaps, last):
+        assert (bare, algorithm) == ("UnsupportedError", "composed")
+        copied = reason.endswith("; copied: x of forward_inference, y of forward_inference")
+        assert copied == (reason == gaps[2])  # the other is a matrix (NHW, C)
+        assert error < 1e-5
+    assert packed[:2] == [None, "plain"]
+    assert packed[3] < 1e-5
+    assert wrong == ["UnsupportedError"] * 3

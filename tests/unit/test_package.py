@@ -1,5 +1,6 @@
 """The package as others use it: submodules on first use, headers for compilers."""
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -145,3 +146,16 @@ def test_a_cython_module_compiles_against_the_headers(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.facts() == (int(pybnorm.DataType.FLOAT16), 8)
+
+
+@pytest.mark.parametrize("name", ["Handle", "TensorDescriptor"])
+def test_classes_of_the_core_have_the_signature_of_their_stubs(name):
+    """Python reads it from the docstring of a compiled class."""
+    tree = ast.parse(Path(pybnorm.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
+    (stub,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    (init,) = [node for node in stub.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    own = inspect.signature(getattr(pybnorm, name)).parameters.values()
+    named = [*init.args.args[1:], *init.args.kwonlyargs]
+    assert [p.name for p in own] == [argument.arg for argument in named]
+    assert [p.name for p in own if p.kind == p.KEYWORD_ONLY] == [a.arg for a in init.args.kwonlyargs]
+    assert not getattr(pybnorm, name).__doc__.startswith(name)

@@ -16,6 +16,7 @@ import pytest
 
 import pybnorm
 from pybnorm import _arrays, enums
+from pybnorm.check import trusted
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "pybnorm"
@@ -26,6 +27,7 @@ STOREYS = [
     {"cli", "pytest_plugin"},
     {"tuning"},
     {"check"},
+    {"hipdnn"},
     {"layer", "graph", "sync", "miopen", "directml", "cann", "torch"},
     {"operations", "functional"},
     {"devices", "reference"},
@@ -145,6 +147,16 @@ def test_results_are_below_what_makes_and_what_shows_them():
         found = {other.split(".")[2] for other in GRAPH[f"pybnorm.check.{name}"] if other.startswith("pybnorm.check.")}
         assert not found & MAKERS, name
         assert found <= BELOW.get(name, found), name
+
+
+def test_all_code_that_decides_is_in_the_fingerprint_of_what_is_kept():
+    no_numbers = {"_core", "_files", "_find", "_names", "_text", "defects", "errors"}
+    todo, seen = {name for name in MODULES if name.startswith("pybnorm.check.bounds")}, set()
+    while todo - seen:
+        seen.add(module := (todo - seen).pop())
+        todo |= GRAPH[module]
+    read = {module_of(path) for pattern in trusted.SOURCES for path in SOURCE.glob(pattern)}
+    assert {name.removeprefix("pybnorm.") for name in seen - read} == no_numbers
 
 
 def test_only_commands_print():

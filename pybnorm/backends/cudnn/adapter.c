@@ -922,8 +922,9 @@ static int check_alignment(int dtype, int any_element, uintptr_t data, uintptr_t
     if ((data & (element - 1)) != 0 || (params & (param - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, "a pointer is not aligned to its element size");
     if (element == 2 && !any_element && (data & 3) != 0)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "float16 and bfloat16 tensors that are not channels-last must be 4-byte "
-                                             "aligned: cuDNN's kernels would lose the CUDA context");
+        return pbn_refuse(PBN_E_UNSUPPORTED, "known defect cudnn-misaligned: float16 and bfloat16 tensors that are not "
+                                             "channels-last must be 4-byte aligned: cuDNN's kernels would lose the "
+                                             "CUDA context");
     return PBN_OK;
 }
 

@@ -26,6 +26,8 @@ typedef struct vendor_table {
     PBN_DNNL_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
     unsigned char runs[4][PBN_OP_AXPBY]; /* [dtype][operation]: the library has a primitive for this processor */
     int loses_threads; /* a forked child that needs more than one thread waits for the parent's */
+    int sycl;          /* the CPU is a SYCL device, whose kernels read and write host memory in place */
+    int lost;          /* this process is forked from one whose SYCL runtime has threads */
     int (*omp_get_max_threads)(void);
     void (*omp_set_num_threads)(int);
 } vendor_table;
@@ -101,13 +103,12 @@ static int resolve(pbn_library *lib, vendor_table *table) {
                  version->minor, version->patch);
         return PBN_E_VERSION;
     }
-    if (version->cpu_runtime == DNNL_RUNTIME_NONE || (version->cpu_runtime & DNNL_RUNTIME_SYCL) != 0) {
-        snprintf(lib->message, sizeof lib->message,
-                 "oneDNN %d.%d.%d was built %s; a native CPU runtime (OpenMP, TBB, sequential, thread pool) is needed",
-                 version->major, version->minor, version->patch,
-                 version->cpu_runtime == DNNL_RUNTIME_NONE ? "without a CPU runtime" : "with the SYCL CPU runtime");
+    if (version->cpu_runtime == DNNL_RUNTIME_NONE) {
+        snprintf(lib->message, sizeof lib->message, "oneDNN %d.%d.%d was built without a CPU runtime", version->major,
+                 version->minor, version->patch);
         return PBN_E_VERSION;
     }
+    table->sycl = (version->cpu_runtime & DNNL_RUNTIME_SYCL) != 0;
     PBN_DNNL_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
     /* LLVM's and Intel's OpenMP start anew in a forked child, TBB works with the threads that there are. GCC's waits
      * for those of its parent. Its functions are no symbols of the vendor's and are found among its dependencies. */
@@ -118,16 +119,41 @@ static int resolve(pbn_library *lib, vendor_table *table) {
     return PBN_OK;
 }
 
+#define OCL_ICD "OCL_ICD_FILENAMES"
+
+/* SYCL reaches the CPU through an OpenCL driver, of which OpenCL's loader learns from /etc/OpenCL/vendors or from this
+ * variable. PyPI's packages register theirs in neither place: it lies beside oneDNN. Named for as long as SYCL looks
+ * for its devices, unless the user has set the variable. */
+static int name_driver(const char *library) {
+    char driver[PBN_PATH_MAX + 16];
+    const char *slash = strrchr(library, '/');
+    if (slash == NULL || getenv(OCL_ICD) != NULL)
+        return 0;
+    snprintf(driver, sizeof driver, "%.*s/libintelocl.so", (int)(slash - library), library);
+    FILE *file = fopen(driver, "rb");
+    if (file == NULL)
+        return 0;
+    fclose(file);
+    return setenv(OCL_ICD, driver, 0) == 0;
+}
+
 static int load(const char *file, int no_load, pbn_library *out) {
     vendor_table table;
     const char *call = "";
+    int named = 0;
     int code = pbn_dl_open(out, file, no_load);
     if (code != PBN_OK)
         return code;
     memset(&table, 0, sizeof table);
     code = resolve(out, &table);
+    if (code == PBN_OK && table.sycl)
+        named = name_driver(out->path);
     if (code == PBN_OK && (code = probe(&table, &call)) != dnnl_success)
-        snprintf(out->message, sizeof out->message, "%s failed with status %d", call, code);
+        snprintf(out->message, sizeof out->message, "%s failed with status %d%s", call, code,
+                 table.sycl ? "; its SYCL runtime finds the CPU by OpenCL's driver libintelocl.so, to be named in "
+                              OCL_ICD " where it is not beside oneDNN" : "");
+    if (named)
+        unsetenv(OCL_ICD);
     if (code != PBN_OK) {
         pbn_dl_discard(out);
         return code;
@@ -154,6 +180,7 @@ static void at_fork(int stage) {
     if (stage == PBN_FORK_CHILD) {
         creating = 0;
         in_forked_child |= openmp_before_fork;
+        api.lost |= api.sycl;
         return;
     }
     openmp_before_fork = loaded || pbn_dl_present("libgomp.so.1"); /* anybody's: its threads are the process' */
@@ -162,6 +189,9 @@ static void at_fork(int stage) {
 }
 
 static int check_fork(void) {
+    if (api.lost)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's SYCL runtime has no threads in a forked process: start the "
+                                             "process with multiprocessing's spawn or forkserver");
     if (in_forked_child && api.loses_threads &&
         (api.omp_get_max_threads == NULL || api.omp_set_num_threads == NULL))
         return pbn_refuse(PBN_E_UNSUPPORTED, "this oneDNN would wait in a forked process for OpenMP threads that only "
@@ -541,13 +571,13 @@ const pbn_backend pbn_backend_onednn = {
     .also_reached = {PBN_DEVICE_CUDA_HOST, PBN_DEVICE_ROCM_HOST},
     .name = "onednn",
     .label = "oneDNN",
-    .search = {.sonames = "libdnnl.so.3",
-               .hint = "pip install onednn-cpu-gomp, or oneDNN 3 with a CPU runtime of your distribution or "
+    .search = {.sonames = "libdnnl.so.3 libdnnl.so.3.*", /* Debian has only the second */
+               .hint = "pip install onednn-cpu-gomp (small) or onednn (newest), or oneDNN 3 of your distribution or "
                        "conda-forge",
-               .distributions = "onednn-cpu-gomp onednn-cpu-iomp onednn-cpu-tbb",
+               .distributions = "onednn-cpu-gomp onednn-cpu-iomp onednn-cpu-tbb onednn",
                .roots = "DNNLROOT",
-               .folders = "{prefix}/lib",
-               .variables = "ONEDNN_ DNNL_ OMP_ GOMP_ KMP_"},
+               .folders = "{prefix}/lib /usr/lib/*-linux-gnu* /usr/lib64 /usr/lib /usr/local/lib",
+               .variables = "ONEDNN_ DNNL_ OMP_ GOMP_ KMP_ SYCL_ ONEAPI_ OCL_ICD_ DPCPP_CPU_ TBB_"},
     .load = load,
     .status_name = status_name,
     .status_class = status_class,

@@ -252,7 +252,7 @@ static int primitive_run(pbn_handle *h, primitive *p, const void *const *pointer
     all_threads(threads);
     if (status != dnnl_success)
         return status;
-    /* OpenMP, TBB and sequential builds are done already; only an asynchronous thread pool waits here. */
+    /* OpenMP, TBB and sequential builds are done already; an asynchronous thread pool and SYCL wait here. */
     TRY(dnnl_stream_wait, (h->stream));
     return PBN_OK;
 }

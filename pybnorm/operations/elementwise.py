@@ -1,0 +1,117 @@
+"""Elementwise calls of a program, on copies where the backend does not take the arrays as they are."""
+
+from __future__ import annotations
+
+import math
+
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
+from pybnorm._core import capability
+from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.errors import UnsupportedError
+from pybnorm.operations.program import _NARROW, Program, _dense, unsupported
+from pybnorm.operations.views import _pieces
+
+Arrays = dict[str, Buffer]
+
+
+def relu(p: Program, x: Buffer, y: Buffer) -> None:
+    """``y = max(x, 0)``."""
+    _apply(p, Operation.RELU, {"x": x}, "y", y)
+
+
+def relu_backward(p: Program, x: Buffer, dy: Buffer, dx: Buffer) -> None:
+    """``dx = dy where x > 0, else 0``."""
+    _apply(p, Operation.RELU_BACKWARD, {"x": x, "dy": dy}, "dx", dx)
+
+
+def axpby(p: Program, a: float, x: Buffer, b: float, y: Buffer) -> None:
+    """``y = a * x + b * y``, 16-bit arrays in float32 where the backend can but copy them."""
+    try:
+        p.axpby(a, x, b, y)
+    except UnsupportedError:
+        if y.dtype not in _NARROW or (a, b) == (1.0, 0.0):
+            raise
+        wide = _widened(p, "x", x, "axpby")
+        result = _widened(p, "y", y, "axpby") if b != 0 else p.scratch(wide.dims, wide.dtype)
+        p.axpby(a, wide, b, result)
+        _narrowed(p, result, y)
+
+
+def _refusal(p: Program, operation: Operation, dtype: DataType, layout: Layout, rank: int) -> str:
+    bits, why = capability(p.handle.backend, operation, Mode.SPATIAL, dtype, layout, rank)
+    return "" if bits else why
+
+
+def _apply(p: Program, operation: Operation, inputs: Arrays, name: str, output: Buffer) -> None:
+    """On the arrays themselves, else on dense copies in one memory order, else on those in float32."""
+    method, arrays = operation.name.lower(), inputs | {name: output}
+    first = next(_pieces(*arrays.values()))
+    why = ""
+    if any(b.strides != first[-1].strides for b in first):
+        # only a backend that takes any strides takes several orders; cuDNN's gradient does not
+        why = _refusal(p, operation, output.dtype, Layout.STRIDED, len(first[0].dims))
+        if operation == Operation.RELU_BACKWARD:
+            why = f"its memory order is not that of {name}"
+    for b in first:
+        why = why or _refusal(p, operation, b.dtype, _arguments.layout_of(b.dims, b.strides), len(b.dims))
+    if not why:
+        _emit(p, operation, arrays)
+        return
+    missing = _refusal(p, operation, output.dtype, Layout.CHANNELS_FIRST, 2)
+    if missing and output.dtype not in _NARROW:
+        described = f"{name}: {output.dtype.short} dims={output.dims} strides={output.strides}"
+        raise unsupported(p.handle, method, missing, (described,))
+    if missing:
+        wide = {n: _widened(p, n, b, method) for n, b in inputs.items()}
+        like = next(iter(wide.values()))
+        result = p.scratch(like.dims, like.dtype)
+        _emit(p, operation, wide | {name: result})
+        _narrowed(p, result, output)
+        return
+    target = output
+    if not _dense(output):
+        target = p.scratch(output.dims, output.dtype)
+        p.copies.append(f"{name} of {method}: {why}")
+    copies = {n: _in_order(p, b, target, f"{n} of {method}: {why}") for n, b in inputs.items()}
+    _emit(p, operation, {n: _flat(b) for n, b in (copies | {name: target}).items()})
+    if target is not output:
+        p.axpby(1.0, target, 0.0, output)
+
+
+def _emit(p: Program, operation: Operation, arrays: Arrays) -> None:
+    for pieces in _pieces(*arrays.values()):
+        text = f"{operation.name.lower()} {pieces[0].dtype.short} {pieces[0].dims}"
+        p._step(operation, dict(zip(arrays, pieces, strict=True)), {}, 0, text)
+
+
+def _in_order(p: Program, array: Buffer, like: Buffer, reason: str) -> Buffer:
+    """The array, or a copy in the memory order of the dense `like`."""
+    if array.strides == like.strides:
+        return array
+    p.copies.append(reason)
+    copy = p.scratch(like.dims, like.dtype, like.strides)
+    p.axpby(1.0, array, 0.0, copy)
+    return copy
+
+
+def _flat(dense: Buffer) -> Buffer:
+    return dense._replace(dims=(math.prod(dense.dims),), strides=(1,))
+
+
+def _widened(p: Program, name: str, array: Buffer, method: str) -> Buffer:
+    """The values of a 16-bit array in float32, as a vector in the order of its axes."""
+    packed = _arguments.packed_strides(array.dims)
+    reason = f"{name} of {method}: computed in float32, as the backend has no {array.dtype.short} kernel"
+    if array.strides == packed:
+        p.copies.append(reason)
+    return p.widen(_flat(_in_order(p, array, array._replace(strides=packed), reason)))
+
+
+def _narrowed(p: Program, wide: Buffer, target: Buffer) -> None:
+    """Round such a vector once."""
+    packed = _arguments.packed_strides(target.dims)
+    rounded = target if target.strides == packed else p.scratch(target.dims, target.dtype)
+    p.narrow(wide, _flat(rounded))
+    if rounded is not target:
+        p.axpby(1.0, rounded, 0.0, target)
