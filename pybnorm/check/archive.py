@@ -44,6 +44,7 @@ from pybnorm.check.results import (
     CaseResult,
     backend_from_json,
     json_parts,
+    lost_from_json,
     result_from_json,
     to_json,
     version_text,
@@ -284,6 +285,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
                 raise ValueError(f"it has a case twice: {result.backend} {result.case}")
         document["cases"] = list(results.values())
         document["backends"] = [backend_from_json(info) for info in document["backends"]]
+        document["lost_nodes"] = [lost_from_json(node) for node in document.get("lost_nodes", ())]
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
     return dict(document)

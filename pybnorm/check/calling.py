@@ -7,11 +7,13 @@ from typing import Any
 
 from pybnorm import _core, errors, operations
 from pybnorm.check.bounds import Status
-from pybnorm.check.calls import METHODS, STATED, options
+from pybnorm.check.calls import METHODS, STATED, axis, method, options
 from pybnorm.check.implementations import CallError
 from pybnorm.check.problem import Problem
+from pybnorm.check.ranks import synchronized
 from pybnorm.check.session import Session
-from pybnorm.enums import Activation, Capability, Mode, Operation
+from pybnorm.enums import Activation, Capability, Operation
+from pybnorm.operations import elementwise
 from pybnorm.operations.preparation import Recipe, operation, prepare
 from pybnorm.operations.program import Program
 
@@ -26,6 +28,12 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
     What no entry point has is composed of those that there are, as the package does it for its callers.
     """
     handle = session.handle
+    if problem.composed.startswith("sync") and isinstance(handle, _core.Handle):
+        synchronized(session, problem, buffers)
+        return
+    if problem.composed:
+        _operation(session, method(problem), dict(buffers) | options(problem))
+        return
     if problem.inverse:
         _from_inverse(session, problem, buffers)
         return
@@ -45,23 +53,23 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
 
 def _from_inverse(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
     """Inference from the inverse standard deviation, which is in the place of the running variance."""
-    given = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
+    given: dict[str, Any] = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
     given |= {"mean": buffers["running_mean"], "inv_variance": buffers["running_variance"]}
-    chosen: dict[str, Any] = {"alpha": problem.alpha, "beta": problem.beta, "axis": _axis(problem)}
-    handle, name = session.handle, "forward_inference_inv_variance"
+    given |= {"alpha": problem.alpha, "beta": problem.beta, "axis": axis(problem)}
+    _operation(session, "forward_inference_inv_variance", given)
+
+
+def _operation(session: Session, name: str, given: Mapping[str, Any]) -> None:
+    """The call of a function of `pybnorm.operations`."""
+    handle = session.handle
     if not isinstance(handle, _core.Handle):  # simulated, or an implementation
         if not hasattr(handle, name):
             raise CallError(Status.UNSUPPORTED, f"{session.backend} has no {name}")
-        getattr(handle, name)(**given, **chosen)
+        getattr(handle, name)(**given)
         return
-    nbytes = operations.workspace_size(handle, name, **given, **chosen)
+    nbytes = operations.workspace_size(handle, name, **given)
     memory = session.device.empty_bytes(nbytes) if nbytes else None
-    operations.forward_inference_inv_variance(handle, **given, **chosen, workspace=memory)
-
-
-def _axis(problem: Problem) -> int | tuple[int, ...]:
-    """The axes that parameters keep."""
-    return 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+    getattr(operations, name)(handle, **given, workspace=memory)
 
 
 def _planned(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
@@ -96,12 +104,11 @@ def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
     if problem.activation != Activation.RELU:
         name = problem.activation.name.lower()
         raise _unsupported(handle, f"{name} needs a fused call of the vendor's; of primitives only relu is composed")
-    axis = _axis(problem)
     numbers = {name: value for name, value in options(problem).items() if name not in ("mode", "activation")}
     backward = problem.operation == Operation.BACKWARD
     recipe = _COMPOSED["composed_backward" if backward else "composed_forward"]
     given = {name: buffers.get(name) for name, array in zip(recipe.names, recipe.arrays, strict=True) if array}
-    others = {"axis": axis, "numbers": numbers} | ({} if backward else {"name": METHODS[problem.operation]})
+    others = {"axis": axis(problem), "numbers": numbers} | ({} if backward else {"name": METHODS[problem.operation]})
     values = tuple((given | others)[name] for name in recipe.names)
     prepared, addresses, _held = prepare(handle, recipe, values)
     memory = session.device.empty_bytes(prepared.nbytes) if prepared.nbytes else None
@@ -133,13 +140,13 @@ def _composed_forward(
     else:
         p.then(name, x, scale, bias, running_mean, running_variance, inner, axis=axis, **rest)
     if z is not None:
-        p.axpby(1.0, z, 1.0, inner)
+        elementwise.axpby(p, 1.0, z, 1.0, inner)
     if (alpha, beta) == (1.0, 0.0):
-        p.relu(inner, y)
+        elementwise.relu(p, inner, y)
     else:
         positive = p.scratch_like(y)
-        p.relu(inner, positive)
-        p.axpby(alpha, positive, beta, y)
+        elementwise.relu(p, inner, positive)
+        elementwise.axpby(p, alpha, positive, beta, y)
 
 
 @operation("x dy scale bias y dx dscale dbias dz saved_mean saved_inv_variance", _COMPOSED)
@@ -160,5 +167,5 @@ def _composed_backward(
         else:
             p.then("forward_training", x, scale, bias, inner, epsilon=numbers["epsilon"], axis=axis)
     gradient = p.scratch_like(dy) if dz is None else dz
-    p.relu_backward(inner, dy, gradient)
+    elementwise.relu_backward(p, inner, dy, gradient)
     p.then("backward", x, gradient, scale, **outputs, axis=axis, **saved, **numbers)

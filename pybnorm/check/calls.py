@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from pybnorm import _core
 from pybnorm.check.problem import Problem
-from pybnorm.enums import Activation, Operation
+from pybnorm.enums import Activation, Mode, Operation
 
 __all__ = [
+    "COMPOSED",
     "EVERY",
     "METHODS",
     "OPTIONS",
@@ -17,6 +18,8 @@ __all__ = [
     "Tensor",
     "activation_options",
     "around",
+    "axis",
+    "method",
     "options",
     "outputs",
     "overwritten",
@@ -90,6 +93,65 @@ STATED = {
     Operation.BACKWARD: ("saved",),
 }
 """Keywords of each operation's plan that say which statistics its calls have, and fields of a problem."""
+
+
+class _Composed(NamedTuple):
+    """A function of `pybnorm.operations`, its tensors and its keywords, with the fields of a problem."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    options: dict[str, str]
+
+
+def _composed(name: str, read: str, written: str, *options: str) -> _Composed:
+    """One row: tensors as ``name`` or ``name=field``, options as `OPTIONS` has them."""
+    every = OPTIONS[Operation.FORWARD_TRAINING] | OPTIONS[Operation.BACKWARD]
+    every |= {name: name for name in ("count", "counts", "shares")}
+    rows = [(*pair.partition("=")[::2], False) for pair in read.split()]
+    rows += [(*pair.partition("=")[::2], True) for pair in written.split()]
+    return _Composed(
+        name,
+        tuple(
+            Tensor(
+                tensor,
+                tensor in _DATA,
+                result,
+                field or (_WRITTEN.get(tensor, "") if result else tensor),
+                "running" if tensor.startswith("running") else "always",
+            )
+            for tensor, field, result in rows
+        ),
+        {keyword: every[keyword] for keyword in options},
+    )
+
+
+_DATA = ("x", "dy", "y", "dx", "means", "m2s")
+_GIVEN = "mean=saved_mean inv_variance=saved_inv_variance"
+_BLEND = ("alpha", "beta")
+_GRADIENTS = "x dy scale mean variance", "dx dscale dbias", *_BLEND, "alpha_param", "beta_param", "epsilon"
+COMPOSED = {
+    "frozen": _composed("backward_frozen", *_GRADIENTS),
+    "training_grad": _composed("training_grad", *_GRADIENTS),
+    "backward_reduce": _composed("backward_reduce", f"x dy {_GIVEN}", "sum_dy sum_dy_xmu dscale dbias"),
+    "backward_elemt": _composed("backward_elemt", f"x dy scale {_GIVEN} sum_dy sum_dy_xmu", "dx", *_BLEND, "count"),
+    "elemt": _composed("elemt", f"x scale bias {_GIVEN}", "y", *_BLEND),
+    "gather_stats": _composed(
+        "gather_stats",
+        "means=x m2s",
+        "mean variance inv_variance running_mean running_variance",
+        *("counts", "epsilon", "exponential_average_factor"),
+    ),
+    "sync_train": _composed(
+        "sync_train",
+        "x scale bias",
+        "y running_mean running_variance saved_mean saved_inv_variance",
+        *(*_BLEND, "epsilon", "exponential_average_factor", "shares"),
+    ),
+    "sync_backward": _composed(
+        "sync_backward", "x dy scale saved_mean saved_inv_variance", "dx dscale dbias", *_BLEND, "shares"
+    ),
+}
+"""The call of each composed operation."""
 _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")
 
 
@@ -103,6 +165,8 @@ def tensors(problem: Problem) -> list[Tensor]:
         "activation": bool(problem.activation),
         "mask": problem.masked,
     }
+    if problem.composed:
+        return [tensor for tensor in COMPOSED[problem.composed].tensors if has[tensor.when]]
     found = [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]
     if problem.inverse:
         return [tensor._replace(values=_INVERSE.get(tensor.name, tensor.values)) for tensor in found]
@@ -111,6 +175,8 @@ def tensors(problem: Problem) -> list[Tensor]:
 
 def around(problem: Problem) -> list[Tensor]:
     """Those, and the optional ones that the call is not given and must not write to."""
+    if problem.composed:
+        return list(COMPOSED[problem.composed].tensors)
     seen = {tensor.name: tensor for tensor in (*TENSORS[problem.operation], *tensors(problem))}
     return [seen[tensor.name] for tensor in EVERY[problem.operation] if tensor.name in seen]
 
@@ -127,8 +193,21 @@ def overwritten(problem: Problem) -> dict[str, str]:
     return {"dx": "dy"} if problem.operation == Operation.BACKWARD else {"y": "x"}
 
 
+def method(problem: Problem) -> str:
+    """Name of the call: a method of `pybnorm.Handle`, or a function of `pybnorm.operations`."""
+    return COMPOSED[problem.composed].name if problem.composed else METHODS[problem.operation]
+
+
+def axis(problem: Problem) -> int | tuple[int, ...]:
+    """The axes that parameters keep."""
+    return 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+
+
 def options(problem: Problem) -> dict[str, Any]:
     """The keywords of the call of `problem`, but for tensors and workspace."""
+    if problem.composed:
+        found = {keyword: getattr(problem, name) for keyword, name in COMPOSED[problem.composed].options.items()}
+        return found if "counts" in found else found | {"axis": axis(problem)}
     found = {keyword: getattr(problem, name) for keyword, name in OPTIONS[problem.operation].items()}
     return found | _algorithm(problem) | activation_options(problem)
 

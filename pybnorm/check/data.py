@@ -4,7 +4,7 @@ The generator is counter-based (SplitMix64 over the element's logical index), so
 nor on how many values were drawn before, nor on the machine or the NumPy version: it is made of 64-bit integer
 operations and of IEEE additions, multiplications, divisions and square roots, never of a libm function.
 
-Data arrays are made in chunks of `CHUNK` elements, straight into their stored dtype; a few dozen MiB beside the arrays
+Data arrays are made in chunks of `CHUNK` elements, straight into their stored dtype; a few MiB beside the arrays
 themselves whatever the size. Only the exact fill needs more: the order of one statistic's elements is a sort of its m
 keys, about 40 m bytes.
 
@@ -71,18 +71,22 @@ which recomputes them instead of reading them is found out.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import zipfile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import reference
+from pybnorm import _arguments, reference
 from pybnorm._arrays import numpy_dtype
-from pybnorm.check import activations
+from pybnorm.check import activations, calls
 from pybnorm.check.problem import FILE, Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
+from pybnorm.reference import namespaces
+from pybnorm.reference.namespaces import Foreign, Namespace
 
 __all__ = [
     "CHUNK",
@@ -99,17 +103,19 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-CHUNK = 1 << 18
-"""Elements that are made at a time: what NumPy costs per call no longer counts, and float64 scratch fits a cache."""
+CHUNK = 1 << 15
+"""Elements made at a time: what NumPy costs per call hardly counts, and float64 scratch fits a core's cache."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
+_RADIX = 1 << 11
 _EXACT_SCALES = np.array([1.0, -0.5, 2.0, -1.0, 0.25, -2.0, 0.5, -0.25])
 _EXACT_VARIANCE_PLUS_EPSILON = np.array([0.25, 4.0, 16.0])
 _ACTIVATED = np.array([0.25, -0.25, 0.125])
+_SHARES = np.array([0.5, -0.25, 0.75])
 _SIGMAS = np.array([0.5, 3.0, 0.1, 8.0])
 _CONSTANTS = np.array([1.0, 0.0, 1 / 128])
 _RANGE_CENTRES = np.array([0.0, 0.75, -0.75, 0.0])
@@ -127,7 +133,10 @@ _VARIANCE_MAX = {DataType.FLOAT64: 2.0**1000, DataType.FLOAT16: 2.0**12}
 _STREAMS = {
     name: i
     for i, name in enumerate(
-        ("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special", "z"),
+        (
+            *("x", "dy", "scale", "bias", "mean", "variance", "prior", "prior_scale", "prior_bias", "order", "special"),
+            *("z", "m2s"),
+        ),
         1,
     )
 }
@@ -141,9 +150,19 @@ def round_to(values: Array, dtype: DataType) -> Array:
 # ---------------------------------------------------------------- generator
 
 
-def splitmix64(seed: int, stream: int, count: int, first: int = 0) -> npt.NDArray[np.uint64]:
+def splitmix64(
+    seed: int, stream: int, count: int, first: int = 0, judge: Namespace | None = None
+) -> npt.NDArray[np.uint64]:
     """`count` uniform 64-bit words of `stream`, from the one numbered `first`: each depends on its number alone."""
-    return _words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
+    if judge is not None:
+        return _words_at(seed, stream, judge.arange(first, first + count, np.uint64))
+    if count <= CHUNK:
+        return _words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
+    words = np.empty(count, np.uint64)
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        words[start:stop] = splitmix64(seed, stream, stop - start, first + start)
+    return words
 
 
 def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -156,6 +175,35 @@ def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDAr
     return z ^ (z >> np.uint64(31))
 
 
+_SHARED = 1 << 14
+"""Elements up to which what is drawn for one case is kept for the next: they differ in dtype and layout, seldom in
+seed."""
+_drawn: dict[tuple[str, int, int], Array] = {}
+_DRAWN = 128
+
+
+def _shared(kind: str, seed: int, stream: int, count: int) -> Array:
+    """The first `count` "words" of a stream, or their "normal" values; not to be written."""
+    key = kind, seed, stream
+    found = _drawn.get(key)
+    if found is None or found.size < count:
+        words = splitmix64(seed, stream, 1 << (count - 1).bit_length())
+        found = normal(words) if kind == "normal" else words
+        found.flags.writeable = False
+        if len(_drawn) >= _DRAWN:
+            _drawn.clear()
+        _drawn[key] = found
+    return found[:count]
+
+
+@functools.lru_cache(maxsize=32)
+def _shared_order(seed: int, count: int, m: int) -> npt.NDArray[np.intp]:
+    """The order of the elements of the first `count` statistics of m; not to be written."""
+    order = _order(splitmix64(seed, _STREAMS["order"], count * m).reshape(count, m))
+    order.flags.writeable = False
+    return order
+
+
 def _mix(z: int) -> int:
     z &= _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -165,7 +213,10 @@ def _mix(z: int) -> int:
 
 def uniform(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """Uniform in (0, 1): the middle of one of 2**32 cells."""
-    return ((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
+    values = (words >> np.uint64(32)).astype(np.float64)
+    values += 0.5
+    values *= 2.0**-32
+    return values
 
 
 def normal(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -206,6 +257,25 @@ def _log(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return 2.0 * s * series + exponent * 0.6931471805599453
 
 
+def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """The stable order of each row's keys, of long rows by two radix sorts of 16 bits each."""
+    if isinstance(keys, Foreign):
+        return keys.order()
+    if keys.shape[1] < _RADIX:
+        return np.argsort(keys, axis=1, kind="stable")
+    order = np.empty(keys.shape, np.intp)
+    for row, into in zip(keys, order, strict=True):
+        top = (row >> np.uint64(32)).astype(np.uint32)
+        first = np.argsort(top.astype(np.uint16), kind="stable")
+        into[:] = first[np.argsort((top >> np.uint32(16)).astype(np.uint16)[first], kind="stable")]
+        ordered = top[into]
+        equal = np.flatnonzero(ordered[1:] == ordered[:-1])  # in those bits: next to none
+        while (wrong := equal[row[into[equal]] > row[into[equal + 1]]]).size:
+            wrong = wrong[wrong % 2 == wrong[0] % 2]  # no element in two of the swaps
+            into[wrong], into[wrong + 1] = into[wrong + 1], into[wrong]
+    return order
+
+
 # ---------------------------------------------------------------- inputs
 
 
@@ -232,6 +302,11 @@ class Inputs:
     """What is added before the activation."""
     y: Array | None = None
     """Forward's result, which backward masks dy by."""
+    sum_dy: Array | None = None
+    """Of all ranks, as is the next."""
+    sum_dy_xmu: Array | None = None
+    m2s: Array | None = None
+    """Sums of squared deviations of each rank, whose means are x."""
 
     def need(self, name: str) -> Array:
         """The array of that field, which the operation is known to have."""
@@ -251,6 +326,8 @@ def sums_are_exact(problem: Problem) -> bool:
     Sums of squares of the largest value must stay below 2**24 (float32) squares of its unit, which is 1/2 for exact
     and `paired_unit`'s for paired. Epsilon must be the fill's own, else the normalized values of exact are not short.
     """
+    if problem.composed in ("gather_stats", "sync_train"):  # statistics of parts are merged with weights
+        return False
     if problem.fill not in ("exact", "paired") or problem.epsilon != problem.default_epsilon:
         return False
     digits = 53 if problem.dtype == DataType.FLOAT64 else 24
@@ -282,8 +359,14 @@ def _paired_size(problem: Problem) -> int:
     return 1 << bits
 
 
-def generate(problem: Problem) -> Inputs:
+def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     """The inputs of `problem`.
+
+    Parameters
+    ----------
+    problem : Problem
+    judge : Namespace, optional
+        Makes data, to the same bits, as arrays of another namespace (`pybnorm.check.judges`); the rest is NumPy's.
 
     Returns
     -------
@@ -291,9 +374,11 @@ def generate(problem: Problem) -> Inputs:
         Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
     """
     checked(problem)
+    _arguments.instance(judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.judges.chosen, or None")
     if problem.fill == FILE:
         return read(problem)
     fill = _FILLS[problem.fill](problem)
+    fill.judge = judge
     values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation
     beta_prior = {}
@@ -310,9 +395,11 @@ def generate(problem: Problem) -> Inputs:
             values["mean"] = fill.saved()[0]
     if operation == Operation.BACKWARD:
         beta_prior = dict.fromkeys(("prior_scale", "prior_bias"), problem.beta_param)
-        if problem.saved:
+        if problem.takes_variance:
+            values["mean"], values["variance"] = fill.estimates()
+        elif problem.saved:
             values["saved_mean"], values["saved_inv_variance"] = fill.saved()
-    _alter(problem, values, fill.every_second())
+    _alter(problem, values, fill)
     for name, beta in beta_prior.items():
         count = fill.channels
         drawn = fill.prior(_Chunk(problem, name, 0, count)) if beta else np.full(count, np.nan)
@@ -324,7 +411,9 @@ def generate(problem: Problem) -> Inputs:
     if problem.beta:
         stored["prior"] = fill.data("prior")
     else:
-        stored["prior"] = np.full(problem.dims, np.nan, numpy_dtype(problem.dtype))
+        stored["prior"] = np.broadcast_to(np.array(np.nan, numpy_dtype(problem.dtype)), problem.dims)  # takes no memory
+    if problem.composed == "gather_stats":
+        _make_ranks(problem, stored, fill)
     if problem.residual and operation != Operation.BACKWARD:
         stored["z"] = fill.data("z")
     if problem.masked and operation == Operation.BACKWARD:
@@ -336,8 +425,11 @@ def generate(problem: Problem) -> Inputs:
     return Inputs(**stored)
 
 
-def _alter(problem: Problem, values: dict[str, Array], every_second: Array) -> None:
-    """What the options scale, sign and old make of the parameters."""
+def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
+    """What the options scale, sign and old make of the parameters, and what a composed operation is given beside."""
+    every_second = fill.every_second()
+    if problem.composed == "backward_elemt":
+        _add_sums(problem, values, fill)
     if problem.scale == "zero":
         values["scale"] = np.where(every_second, 0.0, values["scale"])
     if problem.sign == "negative":
@@ -346,26 +438,57 @@ def _alter(problem: Problem, values: dict[str, Array], every_second: Array) -> N
         values |= dict.fromkeys(("mean", "variance"), np.full(problem.parameter_dims, np.nan))
 
 
+def _add_sums(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
+    """Sums of all ranks, unlike those of x and dy."""
+    values["sum_dy"] = fill.cycle(_SHARES) * problem.count
+    with np.errstate(divide="ignore"):
+        values["sum_dy_xmu"] = fill.cycle(np.roll(_SHARES, 1)) / values["saved_inv_variance"] * problem.count
+
+
+def _make_ranks(problem: Problem, stored: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
+    """Sums of squared deviations beside x, the ranks' means; NaN of a rank that has no elements."""
+    counts = np.array(problem.counts, np.float64).reshape(-1, 1)
+    drawn = uniform(fill.words("m2s", math.prod(problem.dims))).reshape(problem.dims)
+    squares = counts * fill.estimates()[1] * (0.5 + drawn)
+    stored["m2s"] = round_to(np.where(counts == 0, np.nan, squares), problem.dtype)
+    stored["x"] = round_to(np.where(counts == 0, np.nan, stored["x"].astype(np.float64)), problem.dtype)
+
+
 class _Chunk:
     """A run of elements of one array: their places in logical order and the generator's words for them."""
 
-    def __init__(self, problem: Problem, name: str, first: int, count: int) -> None:
-        self.problem, self.name, self.first, self.count = problem, name, first, count
+    def __init__(self, problem: Problem, name: str, first: int, count: int, judge: Namespace | None = None) -> None:
+        self.problem, self.name, self.first, self.count, self.judge = problem, name, first, count, judge
 
     @property
     def words(self) -> npt.NDArray[np.uint64]:
         """One word per element."""
-        return splitmix64(self.problem.seed, _STREAMS[self.name], self.count, self.first)
+        return splitmix64(self.problem.seed, _STREAMS[self.name], self.count, self.first, self.judge)
+
+    @property
+    def normal(self) -> npt.NDArray[np.float64]:
+        """A standard normal value per element; not to be written."""
+        if not self.first and self.count <= _SHARED:
+            return _shared("normal", self.problem.seed, _STREAMS[self.name], self.count)
+        return normal(self.words)
 
     @property
     def place(self) -> npt.NDArray[np.int64]:
         """Logical index of each element."""
+        if self.judge is not None:
+            places: npt.NDArray[np.int64] = self.judge.arange(self.first, self.first + self.count, np.int64)
+            return places
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
     @property
     def channel(self) -> npt.NDArray[np.int64]:
         """Index of each element's statistic."""
-        return self.place // self._inner % self._channels
+        if self.judge is not None or self._inner == 1:
+            return self.place // self._inner % self._channels
+        first, stop, inner = self.first, self.first + self.count, self._inner  # a division by element takes long
+        runs = np.arange(first // inner, (stop - 1) // inner + 1)
+        ends = np.minimum((runs + 1) * inner, stop) - np.maximum(runs * inner, first)
+        return np.repeat(runs % self._channels, ends)
 
     @property
     def rank(self) -> npt.NDArray[np.int64]:
@@ -392,6 +515,9 @@ class _Chunk:
 class _Fill:
     """What the fills share. Methods return float64 values, of a chunk or of all statistics in a parameter's shape."""
 
+    judge: Namespace | None = None
+    """Where data are made; None: in NumPy."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parameters = problem.parameter_dims
@@ -401,11 +527,18 @@ class _Fill:
     def data(self, name: str) -> Array:
         """The array x, dy or prior as stored."""
         values = {"x": self.x, "dy": self.dy, "prior": self.prior, "z": self.prior}[name]
-        result = np.empty(self.problem.dims, numpy_dtype(self.problem.dtype))
+        result = self._empty()
         flat = result.reshape(-1)
-        for first in range(0, flat.size, CHUNK):
-            count = min(CHUNK, flat.size - first)
-            flat[first : first + count] = round_to(values(_Chunk(self.problem, name, first, count)), self.problem.dtype)
+        step = CHUNK if self.judge is None else namespaces.BLOCK
+        for first in range(0, flat.size, step):
+            count = min(step, flat.size - first)
+            chunk = _Chunk(self.problem, name, first, count, self.judge)
+            flat[first : first + count] = round_to(values(chunk), self.problem.dtype)
+        return result
+
+    def _empty(self) -> Array:
+        dims, dtype = self.problem.dims, numpy_dtype(self.problem.dtype)
+        result: Array = np.empty(dims, dtype) if self.judge is None else self.judge.empty(dims, dtype)
         return result
 
     def words(self, name: str, count: int) -> npt.NDArray[np.uint64]:
@@ -455,14 +588,17 @@ class _Dyadic(_Fill):
 
 
 class _Exact(_Dyadic):
-    def _pattern(self) -> tuple[Array, float]:
-        """Deviations from the mean of one statistic, and 1/sqrt(variance + default epsilon) where it is dyadic."""
+    def _pattern(self) -> tuple[list[float], list[int], float]:
+        """Deviations from the mean of one statistic, how often each is there, and 1/sqrt(variance + default epsilon).
+
+        The last where it is dyadic.
+        """
         m = self.problem.m
         if m % 8 == 0:
-            return np.repeat([0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8]), 2.0
+            return [0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8], 2.0
         if m % 2 == 0:
-            return np.repeat([0.5, -0.5], m // 2), 1.0
-        return np.repeat([0.0, 0.5, -0.5], [1, m // 2, m // 2]), 2.0
+            return [0.5, -0.5], [m // 2, m // 2], 1.0
+        return [0.0, 0.5, -0.5], [1, m // 2, m // 2], 2.0
 
     def data(self, name: str) -> Array:
         return self._shuffled() if name == "x" else super().data(name)
@@ -471,24 +607,34 @@ class _Exact(_Dyadic):
         """x, whole statistics at a time: each is the pattern in an order of its own."""
         problem, m = self.problem, self.problem.m
         dims = problem.dims
-        result = np.empty(dims, numpy_dtype(problem.dtype))
+        result = self._empty()
         if problem.mode == Mode.PER_ACTIVATION:
             rows = result.reshape(m, 1, self.channels).transpose(2, 0, 1)
         else:
             rows = result.reshape(dims[0], self.channels, -1).transpose(1, 0, 2)
-        pattern, means = self._pattern()[0], self.cycle(_exact_means(problem)).reshape(-1, 1)
-        step = max(1, CHUNK // m)
+        kinds, counts = self._pattern()[:2]
+        ends = np.cumsum(counts)[:-1]
+        stored = round_to(self.cycle(_exact_means(problem)).reshape(-1, 1) + kinds, problem.dtype)
+        step = max(1, (CHUNK if self.judge is None else namespaces.BLOCK) // m)
         for first in range(0, self.channels, step):
             some = slice(first, min(first + step, self.channels))
             count = some.stop - first
-            keys = splitmix64(problem.seed, _STREAMS["order"], count * m, first * m).reshape(count, m)
-            values = pattern[np.argsort(keys, axis=1, kind="stable")]
-            values += means[some]
-            rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
+            keys = splitmix64(problem.seed, _STREAMS["order"], count * m, first * m, self.judge).reshape(count, m)
+            order = _order(keys)
+            if self.judge is not None:
+                values: Array = self.judge.of(stored[some, -1:].astype(np.float64))
+                for end, kind in zip(ends[::-1], range(len(ends) - 1, -1, -1), strict=True):
+                    values = np.where(
+                        order < int(end), self.judge.of(stored[some, kind : kind + 1].astype(np.float64)), values
+                    )
+                rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
+                continue
+            level = sum(((order >= end).view(np.uint8) for end in ends[1:]), (order >= ends[0]).view(np.uint8))
+            rows[some] = np.take_along_axis(stored[some], level, axis=1).reshape(rows[some].shape)
         return result
 
     def saved(self) -> tuple[Array, Array]:
-        inverse = self._pattern()[1]
+        inverse = self._pattern()[2]
         return self.cycle(_exact_means(self.problem)), self.cycle(np.array([inverse, inverse / 2]))
 
 
@@ -509,7 +655,7 @@ class _Paired(_Dyadic):
         size = self.half - ((words >> np.uint64(32)) % np.uint64(self.half // 2 + 1)).astype(np.int64)
         sign = 1 - 2 * ((words.astype(np.int64) ^ rank) & 1)
         deviation = np.where((m % 2 == 1) & (rank == m - 1), 0, sign * size)
-        return (self._means().ravel()[channel] + deviation) / self.half
+        return (np.take(self._means(), channel) + deviation) / self.half
 
     def saved(self) -> tuple[Array, Array]:
         # 1/sqrt(variance + 1/16) is about 1.25
@@ -529,15 +675,15 @@ class _Randn(_Fill):
 
     def x(self, chunk: _Chunk) -> Array:
         channel = chunk.channel
-        return self._sigma().ravel()[channel] * (normal(chunk.words) + self._offset().ravel()[channel])
+        return np.take(self._sigma(), channel) * (normal(chunk.words) + np.take(self._offset(), channel))
 
     def dy(self, chunk: _Chunk) -> Array:
         # a sum near 0 hides what is done to it
         offset = self.cycle(np.array([1.0, -1.0]) * min(self.problem.kappa, 0.5), step=len(_SIGMAS))
-        return normal(chunk.words) + offset.ravel()[chunk.channel]
+        return normal(chunk.words) + np.take(offset, chunk.channel)
 
     def prior(self, chunk: _Chunk) -> Array:
-        return normal(chunk.words)
+        return chunk.normal
 
     def scale(self) -> Array:
         words = self.words("scale", self.channels)
@@ -595,8 +741,8 @@ class _Ramp(_Randn):
 
     def x(self, chunk: _Chunk) -> Array:
         channel = chunk.channel
-        steps = self._steps(chunk.place, _GOLDEN_SECTION) + self._centre()[channel]
-        return steps * (self.unit * self._power().ravel()[channel])
+        steps = self._steps(chunk.place, _GOLDEN_SECTION) + np.take(self._centre(), channel)
+        return steps * (self.unit * np.take(self._power(), channel))
 
     def dy(self, chunk: _Chunk) -> Array:
         # with an offset and a part of x's steps: else dbias and dscale, and their share in dx, are next to nothing
@@ -632,7 +778,7 @@ class _Constant(_Randn):
 
     def x(self, chunk: _Chunk) -> Array:
         channel = chunk.channel
-        return np.where(self.constant.ravel()[channel], self.values.ravel()[channel], super().x(chunk))
+        return np.where(np.take(self.constant, channel), np.take(self.values, channel), super().x(chunk))
 
     def estimates(self) -> tuple[Array, Array]:
         mean, variance = super().estimates()
@@ -658,10 +804,10 @@ class _Relu(_Randn):
         return np.full(self.parameters, _RELU_MEAN / _RELU_DEVIATION)
 
     def x(self, chunk: _Chunk) -> Array:
-        return self.cycle(_SIGMAS).ravel()[chunk.channel] * np.maximum(normal(chunk.words), 0.0)
+        return np.take(self.cycle(_SIGMAS), chunk.channel) * np.maximum(normal(chunk.words), 0.0)
 
     def dy(self, chunk: _Chunk) -> Array:
-        return np.maximum(normal(chunk.words), 0.0)
+        return np.maximum(chunk.normal, 0.0)
 
 
 class _Image(_Randn):
@@ -684,7 +830,7 @@ class _Sparse(_Randn):
         # the low bits, which the normal does not use, say which elements there are
         words = chunk.words
         size = np.where(words % np.uint64(16) == 3, 1.0, 0.0) + np.where(words % np.uint64(1024) == 5, 16.0, 0.0)
-        return self.cycle(_SIGMAS).ravel()[chunk.channel] * normal(words) * size
+        return np.take(self.cycle(_SIGMAS), chunk.channel) * normal(words) * size
 
 
 class _Range(_Randn):
@@ -702,7 +848,7 @@ class _Range(_Randn):
     def x(self, chunk: _Chunk) -> Array:
         kind = chunk.channel % len(_RANGE_CENTRES)
         side = 1.0 - 2.0 * (chunk.rank % 2)
-        unit = _RANGE_CENTRES[kind] + _RANGE_HALVES[kind] * side * (0.5 + 0.5 * uniform(chunk.words))
+        unit = np.take(_RANGE_CENTRES, kind) + np.take(_RANGE_HALVES, kind) * side * (0.5 + 0.5 * uniform(chunk.words))
         return unit * self.magnitude
 
     def scale(self) -> Array:
@@ -720,6 +866,8 @@ class _Special(_Randn):
         places = ["x", "dy", "scale"] if backward else ["x", "scale", "bias"]
         if problem.saved if backward else problem.running or not problem.recomputes:
             places += ["mean", "variance"]
+        if problem.composed == "backward_reduce":
+            places.remove("scale")
         self.place = places[problem.seed // len(_SPECIAL) % len(places)]
 
     def _put(self, name: str, values: Array, place: int) -> Array:
@@ -774,6 +922,13 @@ def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, b
     """What an archive for `problem` may hold: its name to field, shape, dtype, and whether it must be there."""
     data, parameters = (problem.dims, problem.dtype), (problem.parameter_dims, problem.parameter_dtype)
     found = {"x": ("x", *data, True)}
+    if problem.composed:
+        betas = {"prior": problem.beta, "prior_scale": problem.beta_param, "prior_bias": problem.beta_param}
+        return {
+            t.name: (t.values, *(data if t.data else parameters), bool(betas.get(t.values, True)))
+            for t in calls.tensors(problem)
+            if t.values
+        }
     if problem.operation == Operation.BACKWARD:
         found |= {"dy": ("dy", *data, True), "scale": ("scale", *parameters, True)}
         if problem.saved:
@@ -824,6 +979,7 @@ def read(problem: Problem) -> Inputs:
         else np.full(dims, np.nan, numpy_dtype(dtype))
         for name, (field, dims, dtype, _) in allowed.items()
     }
+    stored.setdefault("scale", round_to(np.ones(problem.parameter_dims), problem.parameter_dtype))
     return Inputs(**stored)
 
 

@@ -20,6 +20,10 @@ STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect
 """What a defect's effect makes of a case."""
 
 
+_SUMS = {"sum_dy": "dbias", "sum_dy_xmu": "dscale"}
+"""Outputs of backward_reduce, which are those of a backward call."""
+
+
 def makes(defect: Defect, status: Status) -> bool:
     """Whether a case of `status` may be its doing.
 
@@ -27,14 +31,19 @@ def makes(defect: Defect, status: Status) -> bool:
     where the judge's note has to say that the error is of its kind and no larger.
     """
     if defect.effect == Effect.WEAK:
-        return status in (Status.WARN, Status.INCONCLUSIVE) or (status == Status.FAIL and defect.note != "")
+        told = defect.note != "" or defect.exact
+        return status in (Status.WARN, Status.INCONCLUSIVE) or (status == Status.FAIL and told)
     return status == STATUSES[defect.effect]
 
 
-def covers(defect: Defect, verdict: Verdict) -> bool:
-    """Whether a verdict of the defect's status is of an output, and of a kind, that it explains."""
-    of_its_kind = defect.note in verdict.note and min(verdict.ratios.values()) <= defect.ratio
-    return verdict.output in defect.outputs and of_its_kind
+def covers(defect: Defect, verdict: Verdict, channels: int) -> bool:
+    """Whether a verdict of the defect's status is of an output, of a kind, and no larger than it explains."""
+    if verdict.wild and not (verdict.output in defect.nan and verdict.wild_from == channels - 1):
+        return False
+    output = _SUMS.get(verdict.output, verdict.output)
+    if output not in defect.outputs or defect.note not in verdict.note:
+        return False
+    return verdict.status != Status.FAIL or verdict.finite_ratio <= defect.largest(output)
 
 
 def explain(
@@ -61,10 +70,14 @@ def explain(
         Of the case, where there are no verdicts because the call failed.
     """
     exact = sums_are_exact(problem)
-    candidates = [d for d in known_defects(backend, problem, version) if makes(d, status) and not (d.rounded and exact)]
+    candidates = [
+        d
+        for d in known_defects(backend, problem, version)
+        if makes(d, status) and not (d.rounded if exact else d.exact) and problem.fill in (d.fills or (problem.fill,))
+    ]
     if not verdicts:
         return [d for d in candidates if not d.outputs and d.note in message]
-    wrong = [v for v in verdicts if v.status == status]
-    used = [d for d in candidates if any(covers(d, v) for v in wrong)]
-    complete = wrong and all(any(covers(d, v) for d in used) for v in wrong)
+    wrong, channels = [v for v in verdicts if v.status == status], problem.dims[1]
+    used = [d for d in candidates if any(covers(d, v, channels) for v in wrong)]
+    complete = wrong and all(any(covers(d, v, channels) for d in used) for v in wrong)
     return used if complete else []

@@ -77,6 +77,8 @@ class Explanation:
     """Why no matched filter was tried; empty if they were."""
     scatter: float
     outputs: list[Shown]
+    judge: str = "numpy"
+    """What judged the case (`pybnorm.check.judges`); how it did is computed by NumPy."""
 
 
 def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) -> Explanation:
@@ -151,7 +153,7 @@ def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> t
     problem = Problem.parse(case)
     inputs = generate(problem)
     outputs = execute(problem, inputs, runner.opened(opener, backend)).outputs
-    return result, explain(problem, Expected(problem, inputs), outputs)
+    return result, dataclasses.replace(explain(problem, Expected(problem, inputs), outputs), judge=result.judge)
 
 
 # ---------------------------------------------------------------- text
@@ -162,6 +164,7 @@ def lines(explanation: Explanation) -> Iterator[str]:
     e = explanation
     yield f"{e.m:,} terms in a sum, {e.channels} statistics, u = {e.u:.3g}"
     yield "sums of these data do not round, in any order" if e.exact else "sums of these data round"
+    yield f"judged by {e.judge}"
     if e.filters:
         yield f"no matched filters: {e.filters}"
     if math.isfinite(e.scatter):

@@ -26,6 +26,9 @@ that the method does not take, lacks one that the method needs, or if the method
   reduced. A case with ``running=0`` or ``saved=0`` does not pass those statistics.
 * ``epsilon``, and ``exponential_average_factor`` in training.
 * ``y``, or ``dx``, is the memory of ``x``, or ``dy``, in a case with ``inplace=1``.
+* Those of a composed operation (``frozen`` and so on) are the arrays, numbers and ``axis`` of the function of
+  `pybnorm.operations`, which is also the method's name, such as ``backward_reduce``; a method that does not take
+  ``axis`` gets the cases where it is 1.
 * ``activation``, its limits, ``z`` and other tensors of `pybnorm.Handle` where the case has them.
 * ``alpha``, ``beta``, ``alpha_param``, ``beta_param`` and ``mode`` (``"spatial"``, ``"persistent"`` or ``"peract"``): a
   method that does not take them gets the cases where they are 1, 0, 1, 0 and ``"spatial"``.
@@ -75,8 +78,9 @@ ARRAYS = ("numpy", "torch", "cupy", "jax")
 """Values of an object's attribute ``arrays``."""
 DEVICES = {"cpu": CPU, "cuda": CUDA}
 """Values of an object's attribute ``device``, with their DLPack device types."""
-_NEUTRAL = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "mode": "spatial"}
+_NEUTRAL = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "mode": "spatial", "axis": 1}
 _TENSORS = {calls.METHODS[operation]: tensors for operation, tensors in calls.EVERY.items()}
+_TENSORS |= {composed.name: composed.tensors for composed in calls.COMPOSED.values()}
 
 
 class CallError(Exception):

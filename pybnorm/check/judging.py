@@ -12,10 +12,11 @@ import numpy.typing as npt
 from pybnorm import _arguments
 from pybnorm._arrays import numpy_dtype
 from pybnorm.check import calls
-from pybnorm.check.bounds import Expected, Status, Verdict, untrusted
+from pybnorm.check.bounds import Expected, Status, Verdict
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.problem import MODES, Problem, checked
 from pybnorm.check.results import CaseResult
+from pybnorm.check.trusted import untrusted
 from pybnorm.check.verdicts import judge_call
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 

@@ -42,6 +42,8 @@ import numpy.typing as npt
 from pybnorm import reference
 from pybnorm.check.data import round_to
 from pybnorm.enums import Mode, Operation
+from pybnorm.reference import namespaces
+from pybnorm.reference.namespaces import Foreign
 
 if TYPE_CHECKING:
     from pybnorm.check.bounds import Expected
@@ -138,7 +140,7 @@ class _Rows:
 
     def blocks(self) -> Iterator[tuple[int, Array, Array | None]]:
         """First place, z and dy of runs of places, in float32 but for float64 data: (channels, places)."""
-        room = max(1, (1 << 20) // len(self.chosen))
+        room = max(1, (namespaces.BLOCK if isinstance(self.x, Foreign) else 1 << 20) // len(self.chosen))
         images = max(1, room // self.inner)
         step = self.inner if images > 1 else min(room, self.inner)
         for first in range(0, self.x.shape[0], images):
@@ -152,8 +154,8 @@ class _Rows:
     def _part(self, array: Array, index: tuple[slice, slice]) -> Array:
         part = array[index[0], :, index[1]]
         if len(self.chosen) < part.shape[1]:
-            part = part[:, self.chosen]
-        work = np.float64 if part.dtype == np.float64 else np.float32
+            part = part.picked(self.chosen) if isinstance(part, Foreign) else part[:, self.chosen]
+        work = np.float64 if part.dtype == np.float64 or isinstance(part, Foreign) else np.float32
         return part.transpose(1, 0, 2).reshape(len(self.chosen), -1).astype(work)
 
 
@@ -168,6 +170,9 @@ def _own_moments(expected: Expected) -> tuple[Array, Array]:
 
 # ---------------------------------------------------------------- deviations
 
+_SUMS = {"dscale": "dscale", "dbias": "dbias", "sum_dy": "dbias", "sum_dy_xmu": "dscale"}
+"""Outputs that are sums, and of what."""
+
 
 def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     """D of every sum that `output` tells of, by channel: mean, variance, dbias, dscale.
@@ -177,6 +182,8 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     problem = expected.problem
     m, epsilon = problem.m, problem.epsilon
     with np.errstate(all="ignore"):
+        if output == "dx" and problem.composed in ("frozen", "backward_elemt"):
+            return {}  # nothing in it is a sum of x and dy
         if output in ("y", "dx"):
             return _fitted(expected, output, got)
         right, values = expected.outputs[output].ravel(), got.astype(np.float64).ravel()
@@ -185,8 +192,9 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
             assert prior is not None
             values = values - beta * prior.astype(np.float64).ravel()
         values = values / alpha if alpha else np.full_like(values, np.nan)
-        if output in ("dscale", "dbias"):
-            return {output: values - right}
+        if output in _SUMS:
+            unit = expected.statistics[1].ravel() if output == "sum_dy_xmu" else 1.0
+            return {_SUMS[output]: (values - right) * unit}
         variance = _own_moments(expected)[1]
         if output == "saved_mean":
             return {"mean": (values - right) * m / np.sqrt(variance)}
@@ -472,7 +480,11 @@ class _Nearest:
 
     def add(self, values: Array, first: int) -> None:
         """Terms, (channels, places), of the places from `first` on."""
-        left = np.einsum("cp,cp->p", values, values) - 2 * np.abs(self._d.astype(values.dtype) @ values)
+        if isinstance(values, Foreign):
+            dot, squares = (values * self._d[:, None]).sum(0), (values * values).sum(0)
+            left = np.asarray(squares - 2 * np.abs(dot))
+        else:
+            left = np.einsum("cp,cp->p", values, values) - 2 * np.abs(self._d.astype(values.dtype) @ values)
         chosen = np.argpartition(left, min(_SCANNED, left.size - 1))[:_SCANNED]
         self._best += [(float(left[i]), first + int(i)) for i in chosen]
         self._best.sort()
@@ -486,6 +498,8 @@ def not_tried(problem: Problem) -> str:
     """Why no case of this problem can be asked for the bugs; empty if it can."""
     if problem.operation == Operation.FORWARD_INFERENCE:
         return "inference has no sums"
+    if problem.composed == "gather_stats":
+        return "it merges the sums of others"
     if problem.activation:
         return "what an activation makes of a deviation depends on the element"
     if problem.m < SHORTEST:

@@ -8,6 +8,13 @@ Five positional tokens (operation, mode, dtype, layout, dims), then options in a
 left out when a problem is printed. `expand` also takes alternatives separated by ``/`` in any token and multiplies
 them out: ``train/infer,spatial,f32/bf16,nchw/nhwc,4x3x5x7``.
 
+``frozen``, ``training_grad``, ``backward_reduce``, ``backward_elemt``, ``elemt`` and ``gather_stats`` in place of the
+operation are those of `pybnorm.operations` (the first is its ``backward_frozen``), which are composed of vendor calls
+on every backend. The dims of gather_stats are those of the means: ranks and statistics, of float32 or float64; how many
+elements each rank has is made of the seed, and where there are three the second has none (`Problem.counts`).
+``sync_train`` and ``sync_backward`` are those of `pybnorm.sync`: ``ranks`` threads with uneven shares of the batch
+(`Problem.shares`), judged as one call on the whole of it.
+
 A suite file holds such lines, comments from ``#`` on, and ``@name`` for all cases of another suite.
 """
 
@@ -31,6 +38,8 @@ from pybnorm.errors import ArgumentError
 
 __all__ = [
     "CHOICES",
+    "COMPOSED",
+    "COMPOSED_OPTIONS",
     "DATA_OUTPUTS",
     "FILE",
     "FILLS",
@@ -51,6 +60,17 @@ OPERATIONS = {
     "infer": Operation.FORWARD_INFERENCE,
     "backward": Operation.BACKWARD,
 }
+COMPOSED = {
+    "frozen": Operation.BACKWARD,
+    "training_grad": Operation.BACKWARD,
+    "backward_reduce": Operation.BACKWARD,
+    "backward_elemt": Operation.BACKWARD,
+    "elemt": Operation.FORWARD_INFERENCE,
+    "gather_stats": Operation.FORWARD_TRAINING,
+    "sync_train": Operation.FORWARD_TRAINING,
+    "sync_backward": Operation.BACKWARD,
+}
+"""Words of operations that are composed of vendor calls (`pybnorm.operations`), with the one that each is like."""
 MODES = {"spatial": Mode.SPATIAL, "persistent": Mode.SPATIAL_PERSISTENT, "peract": Mode.PER_ACTIVATION}
 DATA_TYPES = {d.short: d for d in DataType}
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
@@ -86,6 +106,18 @@ OPTIONS = {
     Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
 }
 """Which options each operation has."""
+_PLAIN = ("fill", "data", "kappa", "magnitude", "params", "misalign", "fence", "bitwise", "repeats", "streams", "seed")
+_BLENDED = (*_PLAIN, "scale", "alpha", "beta")
+COMPOSED_OPTIONS = {
+    **dict.fromkeys(("frozen", "training_grad"), (*_BLENDED, "alpha_param", "beta_param", "eps")),
+    "backward_reduce": (*_PLAIN, "sign"),
+    "backward_elemt": (*_BLENDED, "sign"),
+    "elemt": _BLENDED,
+    "gather_stats": (*_PLAIN, "running", "old", "factor", "eps"),
+    "sync_train": (*_BLENDED, "running", "old", "factor", "eps", "ranks"),
+    "sync_backward": (*_BLENDED, "sign", "ranks"),
+}
+"""Which options each composed operation has."""
 
 _FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
 SEED_MAX = 2**64 - 1
@@ -94,6 +126,7 @@ RANDOM = "random"
 MISALIGN_MAX = 63
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
+RANKS_MAX = 8
 CASES_MAX = 200_000
 """Problems of a run: as many are read in seconds and kept in some hundred megabytes."""
 INCLUDES_MAX = 20
@@ -103,7 +136,7 @@ SUITE_LARGEST = 1 << 25
 _ORDER = (
     *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param", "running", "old"),
     *("saved", "sign", "factor", "eps", "params", "algorithm", "inplace", "activation", "low", "high", "residual"),
-    *("inverse", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
+    *("inverse", "ranks", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
 
 
@@ -230,6 +263,11 @@ class Problem:
         Repeat i runs on stream i mod `streams`; 1 to 8 and not more than `repeats`.
     seed : int
         Of the counter-based generator, 0 to 2**64 - 1.
+    composed : str
+        One of `COMPOSED`: the function of `pybnorm.operations` that is called in place of the vendor's entry point,
+        with `operation` the one it is like.
+    ranks : int
+        Of a synchronized call, 2 to 8.
 
     Raises
     ------
@@ -271,6 +309,8 @@ class Problem:
     repeats: int = 2
     streams: int = 1
     seed: int = 0
+    composed: str = ""
+    ranks: int = 2
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -282,6 +322,7 @@ class Problem:
         put("mode", _arguments.mode(self.mode))
         put("dtype", _arguments.data_type(self.dtype))
         put("dims", _arguments.dims(self.dims))
+        self._check_composed(put)
         given = self.strides
         if given is None or (type(given) in (tuple, list) and not given):
             given = _arguments.packed_strides(self.dims)
@@ -320,6 +361,30 @@ class Problem:
             raise ArgumentError("inplace", 1, f"beta=0 with inplace=1, where no prior is left (beta={self.beta:g})")
         self._check_activation(put)
         self._check_operation()
+
+    def _check_composed(self, put: Callable[[str, object], None]) -> None:
+        name = _arguments.text(self.composed, "composed")
+        if not name:
+            return
+        if COMPOSED.get(name) != self.operation:
+            known = [word for word, operation in COMPOSED.items() if operation == self.operation]
+            raise ArgumentError("composed", name, _choice(known) or "no composed operation")
+        if self.mode == Mode.SPATIAL_PERSISTENT:
+            raise ArgumentError("mode", "persistent", f"spatial | peract for {name}, which is of several calls")
+        put("inverse", name == "elemt")
+        if name == "gather_stats":
+            self._check_gathered()
+
+    def _check_gathered(self) -> None:
+        """Its arrays are matrices of statistics."""
+        if len(self.dims) != 2:
+            raise ArgumentError("dims", "x".join(map(str, self.dims)), "RxC for gather_stats: ranks and statistics")
+        if self.mode != Mode.SPATIAL:
+            raise ArgumentError("mode", "peract", "spatial for gather_stats")
+        if self.dtype not in (DataType.FLOAT32, DataType.FLOAT64):
+            raise ArgumentError("dtype", self.dtype, "f32 | f64 for gather_stats, which merges statistics")
+        if self.fill == "special":
+            raise ArgumentError("fill", self.fill, "another fill for gather_stats")
 
     def _check_activation(self, put: Callable[[str, object], None]) -> None:
         kind = _arguments.activation_kind(self.activation)
@@ -365,12 +430,11 @@ class Problem:
         put("magnitude", value)
 
     def _check_operation(self) -> None:
-        allowed = OPTIONS[self.operation]
-        for field in dataclasses.fields(self):
-            if field.name in _ORDER and field.name not in allowed and getattr(self, field.name) != field.default:
-                raise ArgumentError(
-                    field.name, getattr(self, field.name), f"for {self.word} only the options {', '.join(allowed)}"
-                )
+        allowed, derived = self.options, self._derived() | {"inverse": self.composed == "elemt"}
+        for name in _ORDER:
+            value = getattr(self, name)
+            if name not in allowed and value not in (_DEFAULTS[name], derived.get(name)):
+                raise ArgumentError(name, value, f"for {self.word} only the options {', '.join(allowed)}")
         if self.old == "nan" and not (self.running and self.factor == 1):
             raise ArgumentError("old", "nan", "running=1 and factor=1 with it, which leave nothing of what was there")
         if self.sign == "negative" and not self.saved:
@@ -384,8 +448,35 @@ class Problem:
 
     @property
     def word(self) -> str:
-        """``train``, ``infer`` or ``backward``."""
-        return next(word for word, operation in OPERATIONS.items() if operation == self.operation)
+        """``train``, ``infer`` or ``backward``, or one of `COMPOSED`."""
+        return self.composed or next(word for word, operation in OPERATIONS.items() if operation == self.operation)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of its operation."""
+        return COMPOSED_OPTIONS[self.composed] if self.composed else OPTIONS[self.operation]
+
+    @property
+    def takes_variance(self) -> bool:
+        """Whether a backward operation is given a variance, in place of the inverse standard deviation."""
+        return self.composed in ("frozen", "training_grad")
+
+    @property
+    def count(self) -> int:
+        """Elements per statistic of all ranks, of which the sums are that ``backward_elemt`` is given."""
+        return 3 * self.m + 1
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Images of each rank of a synchronized call: as 1 to 2 to 3 and so on, so that the first may have none."""
+        ends = [self.dims[0] * k * (k + 1) // (self.ranks * (self.ranks + 1)) for k in range(self.ranks + 1)]
+        return tuple(end - start for start, end in itertools.pairwise(ends))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Elements per statistic of each rank whose statistics ``gather_stats`` merges."""
+        ranks = self.dims[0]
+        return tuple(0 if k == 1 and ranks > 2 else 2 + (37 * k + 11 * (self.seed % 64)) % 61 for k in range(ranks))
 
     @property
     def epsilon(self) -> float:
@@ -393,11 +484,12 @@ class Problem:
         assert self.eps is not None
         return self.eps
 
-    @property
+    @functools.cached_property
     def default_epsilon(self) -> float:
         """Value of `eps` if the line does not name it: `default_epsilon`, or 0 if only float64 can hold that."""
         assert self.magnitude is not None
-        value = default_epsilon(self.operation, self.fill, self.m, self.magnitude)
+        like = Operation.FORWARD_INFERENCE if self.takes_variance else self.operation
+        value = default_epsilon(like, self.fill, self.m, self.magnitude)
         return value if value >= 1.4e-45 or self.dtype == DataType.FLOAT64 else 0.0
 
     @property
@@ -405,12 +497,12 @@ class Problem:
         """Value of `params` if the line does not name it."""
         return _arguments.derived_data_type(self.dtype)
 
-    @property
+    @functools.cached_property
     def m(self) -> int:
         """Elements per statistic."""
         return _arguments.reduced_count(self.dims, self.mode)
 
-    @property
+    @functools.cached_property
     def parameter_dims(self) -> tuple[int, ...]:
         """Shape of scale, bias and statistics: rank kept, reduced axes 1."""
         return _arguments.derived_dims(self.dims, self.mode)
@@ -431,12 +523,18 @@ class Problem:
         """Whether a backward call is given forward's result, to mask dy by."""
         return bool(self.activation) and (self.residual or bool(self.algorithm))
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """How x lies in memory."""
         return _arguments.layout_of(self.dims, self.strides)
 
-    @property
+    @functools.cached_property
+    def alignment(self) -> int:
+        """Bytes that the addresses of data are multiples of, up to 16."""
+        offset = self.misalign * self.dtype.itemsize
+        return min(16, offset & -offset) if offset else 16
+
+    @functools.cached_property
     def recomputes(self) -> bool:
         """Whether the call computes mean and variance from x."""
         if self.operation == Operation.BACKWARD:
@@ -446,6 +544,10 @@ class Problem:
     # ------------------------------------------------------------ text
 
     def __str__(self) -> str:
+        return self._line
+
+    @functools.cached_property
+    def _line(self) -> str:
         tokens = [
             self.word,
             next(word for word, mode in MODES.items() if mode == self.mode),
@@ -453,17 +555,21 @@ class Problem:
             self._layout_token(),
             "x".join(map(str, self.dims)),
         ]
-        derived = {
+        derived = self._derived()
+        for name in _ORDER:
+            value = getattr(self, name)
+            if name in self.options and value != derived.get(name, _DEFAULTS[name]):
+                tokens.append(f"{name}={_format(value)}")
+        return ",".join(tokens)
+
+    def _derived(self) -> dict[str, Any]:
+        """Values of options that the line does not name, where other tokens decide them."""
+        return {
             "eps": self.default_epsilon,
             "magnitude": default_magnitude(self.fill, self.dtype),
             "params": self.default_params,
             **{name: limits.get(self.activation, 0.0) for name, limits in LIMITS.items()},
         }
-        for name in _ORDER:
-            value = getattr(self, name)
-            if name in OPTIONS[self.operation] and value != derived.get(name, _DEFAULTS[name]):
-                tokens.append(f"{name}={_format(value)}")
-        return ",".join(tokens)
 
     def _layout_token(self) -> str:
         for word, layout in LAYOUTS.items():
@@ -483,8 +589,10 @@ class Problem:
         tokens = [token.strip() for token in _arguments.text(line, "line").strip().split(",")]
         if len(tokens) < 5:
             raise ArgumentError("case", line, "operation,mode,dtype,layout,dims[,option=value...]")
+        operation = _word(tokens[0], "operation", OPERATIONS | COMPOSED)
         values: dict[str, Any] = {
-            "operation": _word(tokens[0], "operation", OPERATIONS),
+            "operation": operation,
+            "composed": tokens[0] if tokens[0] in COMPOSED else "",
             "mode": _word(tokens[1], "mode", MODES),
             "dtype": _word(tokens[2], "dtype", DATA_TYPES),
             "dims": _sizes(tokens[4], "dims"),
@@ -495,7 +603,7 @@ class Problem:
         else:
             order = _word(layout, "layout", LAYOUTS, also="strides=AxBx...")
             values["strides"] = _arguments.packed_strides(_arguments.dims(values["dims"]), order)
-        allowed = OPTIONS[values["operation"]]
+        allowed = COMPOSED_OPTIONS[tokens[0]] if values["composed"] else OPTIONS[operation]
         for token in tokens[5:]:
             name, equals, text = token.partition("=")
             if not equals or name not in allowed:
@@ -549,6 +657,7 @@ _RANGES = {
     "misalign": (0, MISALIGN_MAX),
     "repeats": (1, REPEATS_MAX),
     "streams": (1, STREAMS_MAX),
+    "ranks": (2, RANKS_MAX),
     "seed": (0, SEED_MAX),
 }
 

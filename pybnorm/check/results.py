@@ -35,6 +35,7 @@ __all__ = [
     "label",
     "labels",
     "library_text",
+    "lost_from_json",
     "lost_text",
     "not_run",
     "place",
@@ -59,6 +60,26 @@ OUTPUTS = {
     },
     "infer": {"y": "y"},
     "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias", "dz": "dz"},
+    "frozen": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
+    "training_grad": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
+    "backward_reduce": {"sum_dy": "sum_dy", "sum_dy_xmu": "sum_dy_xmu", "dscale": "dscale", "dbias": "dbias"},
+    "backward_elemt": {"dx": "dx"},
+    "elemt": {"y": "y"},
+    "sync_train": {
+        "y": "y",
+        "saved_mean": "mean",
+        "saved_inv_variance": "inv.var",
+        "running_mean": "run.mean",
+        "running_variance": "run.var",
+    },
+    "sync_backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
+    "gather_stats": {
+        "mean": "merged mean",
+        "variance": "merged var",
+        "inv_variance": "merged inv.var",
+        "running_mean": "run.mean",
+        "running_variance": "run.var",
+    },
 }
 """Outputs of each operation, with their titles in tables and plots."""
 _HOST = re.compile(r"host-[0-9a-f]{8}")
@@ -129,6 +150,8 @@ class CaseResult:
     """The devices that the process was given, such as "CUDA_VISIBLE_DEVICES=1"."""
     node: str = ""
     """The MPI rank or dask worker that ran it."""
+    judge: str = ""
+    """What judged it: numpy, cupy or torch (`pybnorm.check.judges`)."""
 
     @property
     def ratio(self) -> float:
@@ -220,6 +243,7 @@ def _verdict_from_json(data: Mapping[str, Any]) -> Verdict:
     own = _own(Verdict, data)
     own["status"] = Status(data["status"])
     own["ratio"] = float(data["ratio"])  # "inf" and "nan" are strings in JSON
+    own["finite_ratio"] = float(data.get("finite_ratio", math.inf))
     own["ratios"] = {name: float(ratio) for name, ratio in data["ratios"].items()}
     own["worst"] = [_point_from_json(p) for p in data.get("worst", ())]
     return Verdict(**own)
@@ -247,6 +271,17 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
     own["cpu_flags"] = [str(flag) for flag in data.get("cpu_flags", ())]
     own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
     return BackendInfo(**own)
+
+
+def lost_from_json(data: Mapping[str, Any]) -> LostNode:
+    """The lost node that `to_json` wrote.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `data` is none.
+    """
+    return LostNode(**_own(LostNode, data))
 
 
 def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import socket
@@ -21,11 +20,11 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU
-from pybnorm.check import archive, fence, support
+from pybnorm.check import archive, fence, judges, support
 from pybnorm.check.bounds import Expected, Status, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.environment import visible
-from pybnorm.check.guarded import Observed, execute
+from pybnorm.check.guarded import Observed, execute, same_bits
 from pybnorm.check.implementations import CallError
 from pybnorm.check.judging import settle
 from pybnorm.check.problem import Problem, checked
@@ -40,6 +39,7 @@ from pybnorm.check.session import (
 )
 from pybnorm.check.verdicts import judge_call
 from pybnorm.diagnostics import vendor_stderr
+from pybnorm.reference.namespaces import Namespace, on_host
 
 __all__ = [
     "BackendInfo",
@@ -91,8 +91,12 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         if problem.fence and (why := fence.reason(session.device.device_type)):
             result.status, result.message = Status.UNSUPPORTED, f"fence={problem.fence}: {why}"
             return result
-        inputs = generate(problem)
-        calls = _Calls(problem, inputs, session)
+        judge_on = judges.chosen(problem, session.device)
+        result.judge = judge_on.name if judge_on else "numpy"
+        inputs = generate(problem, judge_on)
+        if judge_on:
+            judge_on.release()
+        calls = _Calls(problem, inputs, session, judge_on)
         result.seconds = calls.seconds
         result.capability = capability_words(session.capability(problem))
         expected = Expected(problem, inputs)
@@ -111,7 +115,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
             result.status = Status.NONDETERMINISTIC
             result.message = f"other bits at another equal call: {result.repeat}"
         if keep is not None:
-            _keep(result, keep, problem, calls.first)
+            _keep(result, keep, problem, {name: on_host(a) for name, a in calls.first.items()})
     except Exception as error:
         named = "" if isinstance(error, CallError) else f"{type(error).__name__}: "
         result.status, result.message = classify(error), f"{named}{error}"
@@ -133,27 +137,27 @@ def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[st
 class _Calls:
     """The equal calls of one case: the first one's outputs, and those of later calls that differ in a bit."""
 
-    def __init__(self, problem: Problem, inputs: Inputs, session: Session) -> None:
+    def __init__(self, problem: Problem, inputs: Inputs, session: Session, judge_on: Namespace | None = None) -> None:
         self.first: dict[str, Array] = {}
         self.different: list[tuple[str, int, Array]] = []
         """Output, number of the call from 1, and values; results that came before are left out."""
         self.seconds = 0.0
         damage: dict[str, None] = {}
-        seen: dict[str, set[bytes]] = {}
+        kept: dict[str, Any] = {}
         try:
             for number in range(problem.repeats):
                 place = session.on_stream(number % problem.streams) if problem.streams > 1 else session
                 started = time.perf_counter()
                 with vendor_stderr() if own_process else contextlib.nullcontext():
-                    observed = execute(problem, inputs, place)
+                    observed = execute(problem, inputs, place, kept, judge_on)
                 self.seconds += time.perf_counter() - started
                 damage |= dict.fromkeys(observed.damage)
-                for name, values in observed.outputs.items():
-                    bits = hashlib.sha256(values.tobytes()).digest()
-                    if number and bits not in seen[name]:
-                        self.different.append((name, number + 1, values))
-                    seen.setdefault(name, set()).add(bits)
                 self.first = self.first or observed.outputs
+                for name, values in observed.outputs.items():
+                    before = [self.first[name], *(v for n, _, v in self.different if n == name)]
+                    if not any(same_bits(values, one) for one in before):
+                        self.different.append((name, number + 1, values))
+                del observed
         finally:
             if problem.streams > 1:
                 session.on_stream(0)
@@ -168,7 +172,7 @@ def classify(error: BaseException) -> Status:
         return Status.UNSUPPORTED
     if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
         return Status.UNSUPPORTED
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:  # PyTorch's is none
         return Status.RESOURCE
     if isinstance(error, errors.VendorError) and _BUILD.search(f"{error.status_name} {error.text}"):
         return Status.BUILD_FAILED

@@ -9,9 +9,10 @@ import os
 from typing import Any
 
 from pybnorm import _core, devices, errors
-from pybnorm._arrays import CPU
+from pybnorm._arrays import CPU, Buffer
 from pybnorm.check import implementations
-from pybnorm.check.calls import activation_options, workspace_options
+from pybnorm.check.calls import METHODS, STATED, activation_options, options, workspace_options
+from pybnorm.check.calls import tensors as tensors_of
 from pybnorm.check.environment import cpu_flags, file_digest, variables
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import BackendInfo, is_implementation
@@ -64,13 +65,25 @@ class Session:
 
     def workspace_size(self, problem: Problem) -> int:
         """Bytes of workspace that the call needs; 0 on the CPU, where the handle keeps its own."""
-        if self.device.device_type == CPU:
+        if self.device.device_type == CPU or problem.composed:  # of several calls, which have memory of their own
             return 0
+        if problem.misalign and problem.algorithm:
+            return self._plan_size(problem)
         with _core.TensorDescriptor(self.backend, problem.dtype, problem.dims, problem.strides) as x_desc:
             chosen = workspace_options(problem)
             if problem.algorithm or Capability.ACTIVATION in self.capability(problem):
                 chosen |= activation_options(problem)
             return int(self.handle.workspace_size(problem.operation, x_desc, **chosen))
+
+    def _plan_size(self, problem: Problem) -> int:
+        """As `workspace_size`, of arrays off their alignment, which descriptors do not have."""
+        address = 256 + problem.misalign * problem.dtype.itemsize
+        place = self.device.device_type, self.device.device_id
+        like = Buffer(address, problem.dims, problem.strides, problem.dtype, *place, True, None)
+        tensors = {tensor.name: like for tensor in tensors_of(problem) if tensor.data}
+        stated = {name: getattr(problem, name) for name in STATED[problem.operation]}
+        make = getattr(self.handle, f"plan_{METHODS[problem.operation]}")
+        return int(make(**tensors, **options(problem), **stated).workspace_size)
 
 
 class _Implemented(Session):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +16,7 @@ from rich.text import Text
 from pybnorm._text import one_line
 from pybnorm.check import vendor_lines
 from pybnorm.check.bounds import Status, Verdict
+from pybnorm.check.conclusions import conclusions
 from pybnorm.check.results import (
     OUTPUTS,
     BackendInfo,
@@ -33,6 +34,7 @@ from pybnorm.check.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 __all__ = [
     "WIDTH",
+    "plain",
     "print_attempts",
     "print_backends",
     "print_conclusions",
@@ -40,6 +42,7 @@ __all__ = [
     "print_results",
     "print_totals",
     "shown",
+    "without_codes",
 ]
 
 STYLES = {
@@ -57,31 +60,33 @@ STYLES = {
     Status.NONDETERMINISTIC: "bold red",
     Status.FAIL: "bold red",
 }
-SAID: dict[Status | str, str] = {
-    Status.FAIL: "are wrong",
-    NEWLY_UNSUPPORTED: "are newly refused",
-    Status.NONDETERMINISTIC: "are right with other bits at another equal call",
-    Status.TIMEOUT: "did not end in time",
-    Status.CRASHED: "crashed",
-    Status.RAISED: "raised an exception",
-    Status.BUILD_FAILED: "could not be compiled",
-    Status.RESOURCE: "found too little memory or room",
-    Status.ERROR: "did not run",
-    Status.MISTRUSTED: "could not have failed, which shows nothing",
-    Status.INCONCLUSIVE: "cannot be judged by their bounds",
-    Status.PASS: "are within their bounds",
-    Status.WARN: "are only within a looser bound (WARN)",
-    Status.UNSUPPORTED: "are not supported",
-}
-"""What a conclusion says of cases, the worst first."""
 MANY = 200
 """With more cases than this the terminal shows groups of them instead of each."""
+WIDE = 120
+"""Columns from which the numbers of all outputs stand beside a case."""
 DETAILS = 50
 """Failures shown with their points if there are many cases."""
 WIDTH = 200
 """Columns of output that goes to no terminal: wide enough for every case line."""
-REFUSALS = 3
-"""Cases shown for each reason of a refusal if there are many cases."""
+_CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
+_WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")
+
+
+def without_codes(message: str) -> str:
+    """A message without the codes of this package's own statuses, which say nothing that its words do not."""
+    return _CODE.sub("", message)
+
+
+def plain(reason: str) -> str:
+    """Why a case was refused, without the function that said so and its status: these differ where the reason does not.
+
+    Examples
+    --------
+    >>> from pybnorm.check import terminal
+    >>> terminal.plain("UnsupportedError: onednn backward: PBN_E_UNSUPPORTED (-1): a CPU has no streams")
+    'a CPU has no streams'
+    """
+    return _WHERE.sub("", reason, count=1) if _WHERE.match(reason) else reason
 
 
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
@@ -91,14 +96,14 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
         name = label(info, every)
         if info.problem:
             word = f"unusable: {info.label} {version_text(info)}, {info.path}: " if info.loaded else "absent: "
-            console.print(Text.assemble((f"{name}: ", "bold"), (word, "yellow"), info.problem))
+            console.print(Text.assemble((f"{name}: ", "bold"), (word, "yellow"), info.problem), soft_wrap=True)
             if info.override:
                 print_attempts(console, info)
         else:
             text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
             text += info.driver and f", {info.driver}"
             text += "".join(one_line(f", {k}={v}") for k, v in info.variables.items()) if name != info.backend else ""
-            console.print(Text.assemble((f"{name}: ", "bold"), text))
+            console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True)
 
 
 def shown(info: BackendInfo) -> BackendInfo:
@@ -138,7 +143,10 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
 
 def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
     prefix = repro(rows[0]).removesuffix(f"'{rows[0].case}'")
-    console.print(Text(f"{title}: worst error / bound; to run one again: {prefix}'CASE'", "bold"))
+    console.print(Text(f"{title}: worst error / bound; to run one again: {prefix}'CASE'", "bold"), soft_wrap=True)
+    if console.width < WIDE:
+        _print_narrow(console, rows)
+        return
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("status", no_wrap=True)
     for name in columns.values():
@@ -158,6 +166,20 @@ def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], column
     console.print(table)
 
 
+def _print_narrow(console: Console, rows: Sequence[CaseResult]) -> None:
+    """Each case first and in one piece, whatever the width, with its status and worst output behind or below it."""
+    for result in rows:
+        worst = max(result.verdicts, key=lambda v: v.ratio, default=None)
+        parts = [f"{ratio_text(worst.ratio)} {worst.output}"] if worst else []
+        parts += [f"repeat {'equal' if result.repeat == 'equal' else 'differs'}"] if result.repeat else []
+        parts += [f"known: {result.known}"] if result.known else []
+        told = Text.assemble("  ", (result.status.value, STYLES[result.status]), f" {', '.join(parts)}".rstrip())
+        together = len(result.case) + len(told.plain) < console.width
+        for line in [Text.assemble(result.case, told)] if together else [Text(result.case), told]:
+            console.print(line, soft_wrap=True)
+    console.print()
+
+
 def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
     """Cases of each dtype and layout: how many have which status, and the worst error / bound."""
     console.print(Text(f"{title}: worst error / bound of each group, inf left out", "bold"))
@@ -168,12 +190,17 @@ def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], colu
     present = [status for status in Status if any(r.status == status for r in rows)]
     for status in present:
         table.add_column(status.value, justify="right", no_wrap=True)
-    for name in columns.values():
+    narrow = console.width < WIDE
+    for name in ["worst"] if narrow else columns.values():
         table.add_column(name, justify="right", no_wrap=True)
     for group, members in groups(rows).items():
         counts = Counter(r.status for r in members)
         cells = [Text(str(counts[s] or ""), STYLES[s]) for s in present]
         worst = worst_ratios(members)
+        if narrow:
+            name = max(worst, key=lambda name: worst[name], default="")
+            table.add_row(*group, str(len(members)), *cells, f"{ratio_text(worst[name])} {name}" if name else "")
+            continue
         table.add_row(*group, str(len(members)), *cells, *(ratio_text(worst[n]) if n in worst else "" for n in columns))
     console.print(table)
 
@@ -189,28 +216,29 @@ def _cell(verdict: Verdict | None) -> Text:
 
 def print_details(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
     """What is wrong with each case that did not pass, and its repro line; of all cases if `verbose`."""
+    few = verbose or len(results) <= MANY
     refusals: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.status == Status.UNSUPPORTED:
             reason = result.message.partition("\n")[0]
-            refusals.setdefault(f"{result.backend}: {reason}", []).append(result)
-    few = verbose or len(results) <= MANY
-    shown = None if few else REFUSALS
+            refusals.setdefault(f"{result.backend}: {reason if verbose else plain(reason)}", []).append(result)
     for reason, refused in refusals.items():  # there are few reasons and many cases
-        console.print(Text.assemble((Status.UNSUPPORTED.value, STYLES[Status.UNSUPPORTED]), f" {reason}"))
-        for result in refused[:shown]:
+        word = (Status.UNSUPPORTED.value, STYLES[Status.UNSUPPORTED])
+        count = "" if verbose else f" ({len(refused)} case{'s' * (len(refused) > 1)})"
+        console.print(Text.assemble(word, f" {reason}{count}"), soft_wrap=True)
+        for result in refused if verbose else ():
             console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
-        if shown and len(refused) > shown:
-            console.print(f"  and {len(refused) - shown} more cases", highlight=False)
     detailed = [r for r in results if r.status != Status.UNSUPPORTED and (r.status != Status.PASS or verbose)]
     for result in detailed if few else detailed[:DETAILS]:
-        console.print(Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}"))
+        headline = Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}")
+        console.print(headline, soft_wrap=True)
         if result.known:
             console.print(Text(f"  known defect: {result.known}", "yellow"))
         if result.claim in (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE):
             console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
-            console.print(f"  {result.message}", markup=False, highlight=False)
+            message = result.message if verbose else without_codes(result.message)
+            console.print(f"  {message}", markup=False, highlight=False, soft_wrap=True)
         for verdict in result.verdicts:
             if verdict.status != Status.PASS or verbose:
                 _print_verdict(console, verdict)
@@ -254,55 +282,8 @@ def print_conclusions(
     console: Console, infos: Sequence[BackendInfo], results: Sequence[CaseResult], complete: bool = True
 ) -> None:
     """One sentence per library that says what was found, and how to see the worst case again."""
-    every = [shown(info) for info in infos]
-    names = {label(info, every): f"{info.label} {version_text(info)}".strip() for info in every}
-    for library, own in by_label(results).items():
-        name = names.get(library) or library
-        if "@" in library and library in names:
-            name += f" ({library})"
-        worst = max(own, key=lambda r: (r.status != Status.UNSUPPORTED, r.status.severity, r.ratio))
-        text = Text(f"{name}: {'' if complete else 'so far, '}{_conclusion(own, worst)}.", STYLES[worst.status])
-        if not worst.status.good:
-            text.append(f" See it again: {repro(worst)}", "default")
+    for found in conclusions([shown(info) for info in infos], results, complete):
+        text = Text(found.sentence, STYLES[found.worst.status])
+        if not found.worst.status.good:
+            text.append(f" See it again: {repro(found.worst)}", "default")
         console.print(text, soft_wrap=True)
-
-
-def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
-    kinds: dict[Status | str, list[CaseResult]] = {}
-    for result in own:
-        kinds.setdefault(result.claim if result.claim == NEWLY_UNSUPPORTED else result.status, []).append(result)
-    refused, loose = len(kinds.get(Status.UNSUPPORTED, ())), len(kinds.get(Status.WARN, ()))
-    if refused == len(own):
-        return f"none of {_cases(refused)} is supported"
-    if worst.status.good:
-        parts = [f"all {_cases(len(own) - refused, 'supported ')} are within their bounds"]
-        if len(own) - refused == 1:
-            parts = ["the one supported case is within its bounds"]
-        parts[0] += f", {loose} only within a looser one (WARN)" if loose else ""
-        parts += [_said(refused, Status.UNSUPPORTED)] if refused else []
-        return "; ".join(parts)
-    parts = []
-    for kind in SAID:
-        if found := kinds.get(kind, []):
-            known = sum(bool(r.known) for r in found)
-            text = _said(len(found), kind, "" if parts else f" of {_cases(len(own))}")
-            parts.append(text + (f" ({known} by known defects)" if known else ""))
-    where = ", ".join(worst.case.split(",")[:4])
-    beyond = max((v for v in worst.verdicts if v.status == Status.FAIL), key=lambda v: v.ratio, default=None)
-    if beyond:
-        times = f"{beyond.ratio:.3g}" if math.isfinite(beyond.ratio) else "infinitely many"
-        parts[0] += f", worst: {beyond.output} of {where} ({times} times its bound)"
-    else:
-        parts[0] += f", such as {where}"
-    return "; ".join(parts)
-
-
-def _cases(count: int, kind: str = "") -> str:
-    return f"{count} {kind}case{'' if count == 1 else 's'}"
-
-
-def _said(count: int, kind: Status | str, of: str = "") -> str:
-    said = SAID[kind]
-    if count == 1:
-        said = said.replace("are ", "is ", 1).replace("their bounds", "its bounds")
-    return f"{count}{of} {said}"

@@ -8,7 +8,8 @@ MIOpenDriver
     argument for each dtype as in ``driver/driver.hpp`` there. Epsilon is 1e-3 and the factor 1/(i+1) whatever is asked.
 benchdnn
     Problem descriptor and options as in ``tests/benchdnn/bnorm/bnorm_aux.cpp`` and ``bench_bnorm.cpp`` of oneDNN 3.x.
-    Backward takes the statistics of its own forward pass, running statistics do not exist.
+    Backward takes the statistics of its own forward pass, or with G given ones as constants, which is ``frozen``;
+    running statistics do not exist.
 cuDNN
     The legacy call with its arguments, descriptors as dims and strides in comments.
 """
@@ -38,10 +39,11 @@ _CUDNN_TYPES = {
 }
 
 
-def _plain(problem: Problem) -> bool:
+def _plain(problem: Problem, *composed: str) -> bool:
     """Whether nothing is blended and parameters have the dtype that every library takes."""
     scalars = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
-    return not problem.inverse and scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
+    given = problem.inverse or problem.composed not in ("", *composed)
+    return not given and scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params
 
 
 def miopen_driver(problem: Problem) -> str | None:
@@ -80,7 +82,7 @@ def benchdnn(problem: Problem) -> str | None:
     """The ``benchdnn`` command, or None: float64, rank above 5, blending and modes but spatial have none."""
     checked(problem)
     rank = len(problem.dims)
-    if not _plain(problem) or problem.dtype == DataType.FLOAT64 or problem.mode != Mode.SPATIAL or rank > 5:
+    if not _plain(problem, "frozen") or problem.dtype == DataType.FLOAT64 or problem.mode != Mode.SPATIAL or rank > 5:
         return None
     if problem.activation not in (Activation.NONE, Activation.RELU):
         return None
@@ -90,7 +92,7 @@ def benchdnn(problem: Problem) -> str | None:
         {
             Operation.FORWARD_TRAINING: "--dir=FWD_D --flags=CH",
             Operation.FORWARD_INFERENCE: "--dir=FWD_I --flags=GCH",
-            Operation.BACKWARD: "--dir=BWD_DW --flags=CH",
+            Operation.BACKWARD: f"--dir=BWD_DW --flags={'G' if problem.composed else ''}CH",
         }[problem.operation]
         + fused
     )
@@ -113,7 +115,7 @@ def cudnn_call(problem: Problem) -> str | None:
     """The legacy cuDNN call as C, or None where pybnorm would refuse to make it."""
     checked(problem)
     folded = _fold(problem)
-    if folded is None or problem.inverse or problem.parameter_dtype != problem.default_params:
+    if folded is None or problem.inverse or problem.composed or problem.parameter_dtype != problem.default_params:
         return None
     if problem.activation not in (Activation.NONE, Activation.RELU) or (
         problem.activation and problem.operation == Operation.FORWARD_INFERENCE

@@ -132,9 +132,13 @@ def _benchdnn_call(direction: str, flags: str) -> tuple[dict[str, Any], list[str
     values: dict[str, Any] = {"operation": Operation.FORWARD_TRAINING}
     given = "G" in flags
     if direction.startswith("BWD"):
-        if given:
-            raise ArgumentError("benchdnn", f"--flags={flags}", "backward without G: no case has frozen statistics")
         values["operation"] = Operation.BACKWARD
+        if given:
+            values["composed"] = "frozen"
+            if {"R", "A"} & set(flags):
+                raise ArgumentError(
+                    "benchdnn", f"--flags={flags}", "backward with G without R and A: frozen has no mask"
+                )
         if direction == "BWD_D":
             notes.append("the gradients of scale and shift are computed, which the line does not ask for")
     elif given:

@@ -24,7 +24,7 @@ from pybnorm.reference.mathematics import (
     _prior,
     _statistics,
 )
-from pybnorm.reference.rounding import Array, Float64Array, _load, _plain
+from pybnorm.reference.rounding import ARRAYS, Array, Float64Array, _load, _plain
 
 _P = ParamSpec("_P")
 
@@ -121,7 +121,7 @@ class _Case:
     """The checked arrays of an operation with `axis`, folded."""
 
     def __init__(self, name: str, x: Array, axis: int | Sequence[int]) -> None:
-        _arguments.instance(x, np.ndarray, name, "a NumPy array")
+        _arguments.instance(x, ARRAYS, name, "a NumPy array")
         x = _plain(x)
         _arguments.data_type(x.dtype, name)
         self.own_dims = x.shape
@@ -138,7 +138,7 @@ class _Case:
 
     def data(self, name: str, array: Array | None) -> Array:
         """Check an array of x's shape; its folded form."""
-        if not issubclass(type(array), np.ndarray):
+        if not issubclass(type(array), ARRAYS):
             raise ArgumentTypeError(name, array, "a NumPy array")
         array = _plain(array)  # type: ignore[arg-type]
         _arguments.data_type(array.dtype, name)

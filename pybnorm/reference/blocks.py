@@ -13,12 +13,27 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _even, _load, _plain, _widen
+from pybnorm.reference import namespaces
+from pybnorm.reference.namespaces import Foreign
+from pybnorm.reference.rounding import (
+    ARRAYS,
+    Array,
+    Float64Array,
+    Index,
+    _cut,
+    _data_type,
+    _even,
+    _load,
+    _plain,
+    _widen,
+)
 
 _MOST_ARRAYS = 64
 BLOCK = 1 << 18  # elements: large enough to hide NumPy's cost per call, small enough for a last-level cache
 _KEPT = 1 << 13  # statistics per block if m is large enough to fill the block
 _RUN = 1 << 13  # elements: for shorter inner loops NumPy copies broadcast operands into buffers
+
+_SMALL = 1 << 12  # elements of a block that is done sooner than parameters are repeated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +154,7 @@ def reduce_blocks(
         values = function(*blocks)
         if not isinstance(values, Iterable):
             raise ArgumentTypeError("function", f"one that returns {type(values).__name__}", "one that returns arrays")
-        for value in [values] if isinstance(values, np.ndarray) else values:
+        for value in [values] if isinstance(values, ARRAYS) else values:
             yield np.broadcast_to(value, blocks[0].shape)
 
     results: list[Float64Array] = []
@@ -175,17 +190,19 @@ class _Walk:
         self.order = sorted(range(x.ndim), key=lambda a: (x.shape[a] != 1, -abs(x.strides[a]), a))
         self.inverse = sorted(range(x.ndim), key=self.order.__getitem__)
         self.alone = self.order.index(1 if self.spatial else 0)
-        self.tile = self._extents()
+        self.space = x.namespace if isinstance(x, Foreign) else None
+        self.tile = self._extents(namespaces.BLOCK if self.space else BLOCK)
         self.steps = math.prod(-(-self.dims[a] // self.tile[a]) for a in self.reduced_axes)
-        size = math.prod(self.tile)
-        self._buffers = [np.empty(size) for _ in range(slots)]
-        self._halves = np.empty(size // 2 + 1)
+        self.size = size = math.prod(self.tile)
+        self._buffers = [
+            self.space.empty((size,), np.dtype(np.float64)) if self.space else np.empty(size) for _ in range(slots)
+        ]
+        self._halves = np.empty(0 if self.space else size // 2 + 1)
 
-    def _extents(self) -> tuple[int, ...]:
-        """Extents of a full block: whole innermost axes, then a part of the next."""
-        room = BLOCK
+    def _extents(self, room: int) -> tuple[int, ...]:
+        """Extents of a full block of so many elements: whole innermost axes, then a part of the next."""
         # Bounded so that values per statistic cost little time and memory compared with the block.
-        kept_room = max(_KEPT, BLOCK // max(self.count, 4))
+        kept_room = max(_KEPT, room // max(self.count, 4))
         tile = [1] * len(self.dims)
         for axis in reversed(self.order):
             kept = axis in self.kept_axes
@@ -243,6 +260,11 @@ class _Walk:
 
     def spread(self, parameter: Float64Array) -> Float64Array:
         """The parameters of a tile, repeated along inner reduced axes until inner loops are long."""
+        if self.space:
+            spread: Float64Array = self.space.of(parameter)
+            return spread
+        if self.size <= _SMALL:
+            return parameter
         extents = [parameter.shape[a] if a in self.kept_axes else self.tile[a] for a in range(len(self.dims))]
         target = list(parameter.shape)
         inner = math.prod(extents[a] for a in self.order[self.alone + 1 :])
@@ -286,6 +308,9 @@ class _Walk:
 
     def _block_sum(self, values: Float64Array) -> Float64Array:
         ordered = values.transpose(self.order)
+        if isinstance(ordered, Foreign):
+            axes = tuple(i for i, a in enumerate(self.order) if a in self.reduced_axes)
+            return np.asarray(ordered.sum(axes)).reshape(-1)
         outer = math.prod(ordered.shape[: self.alone])
         three = ordered.reshape(outer, ordered.shape[self.alone], -1)
         if self.spatial:
@@ -364,7 +389,7 @@ def _walk(
     if not arrays:
         raise ArgumentError("arrays", "none", "at least one array")
     for i, array in enumerate(arrays):
-        _arguments.instance(array, np.ndarray, f"arrays[{i}]", "a NumPy array")
+        _arguments.instance(array, ARRAYS, f"arrays[{i}]", "a NumPy array")
     arrays = [_plain(a) for a in arrays]
     for i, array in enumerate(arrays):
         _data(f"arrays[{i}]", array, arrays[0].shape if i else None)
@@ -374,12 +399,12 @@ def _walk(
 
 def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
     """Check a data array."""
-    _arguments.instance(array, np.ndarray, argument, "a NumPy array")
+    _arguments.instance(array, ARRAYS, argument, "a NumPy array")
     try:
         shape_of = array.shape
     except Exception:  # raised by a subclass
         raise ArgumentTypeError(argument, f"a {type(array).__name__} whose shape fails", "a NumPy array") from None
-    dtype = _arguments.data_type(array.dtype, argument)
+    dtype = _data_type(array, argument)
     dims = _arguments.dims(shape_of, argument)
     if shape is not None and dims != shape:
         raise ArgumentError(argument, f"shape {dims}", f"shape {shape}")
@@ -390,6 +415,8 @@ def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
     """Check a parameter; a view of it in the derived shape."""
     _arguments.instance(array, np.ndarray, argument, f"a NumPy array of shape {derived}")
     array = _plain(array)
-    _arguments.data_type(array.dtype, argument)
+    _data_type(array, argument)
+    if array.shape == derived:
+        return array
     _arguments.parameter_dims(argument, array.shape, None, derived)
     return array.reshape(derived)  # a view: only axes of length 1 are added or removed

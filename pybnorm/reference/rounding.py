@@ -10,15 +10,25 @@ import numpy.typing as npt
 from pybnorm import _arguments
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentTypeError
+from pybnorm.reference.namespaces import Foreign, on_host
 
 Array: TypeAlias = npt.NDArray[Any]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Index: TypeAlias = tuple[slice, ...]
+ARRAYS = (np.ndarray, Foreign)
+"""What data may be; `Foreign` is not offered to callers, who have arrays."""
+
+
+_NUMPY_TYPES = {
+    np.dtype(np.float32): DataType.FLOAT32,
+    np.dtype(np.float64): DataType.FLOAT64,
+    np.dtype(np.float16): DataType.FLOAT16,
+}
 
 
 def _plain(array: Array) -> Array:
     """The array as a plain ndarray: a subclass may override its attributes."""
-    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+    return array if type(array) in (np.ndarray, Foreign) else np.ndarray.view(array, np.ndarray)
 
 
 def _even(length: int, most: int) -> int:
@@ -36,9 +46,21 @@ def _widen(target: Float64Array, part: Array) -> None:
         np.copyto(target, part, casting="unsafe")
 
 
+def _data_type(array: Array, argument: str) -> DataType:
+    """The type of a NumPy array's elements."""
+    found = _NUMPY_TYPES.get(_plain(array).dtype)  # other byte orders are other keys
+    return _arguments.data_type(array.dtype, argument) if found is None else found
+
+
 def _load(part: Array) -> Float64Array:
+    result: Float64Array
+    part = on_host(part)
+    if part.dtype == np.float64:
+        result = part.astype(np.float64)
+        return result
     with np.errstate(invalid="ignore"):
-        return part.astype(np.float64)
+        result = part.astype(np.float64)
+    return result
 
 
 def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
@@ -64,13 +86,15 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     ArgumentTypeError
         Any other dtype.
     """
-    _arguments.instance(values, np.ndarray, "values", "a NumPy array of float64")
-    _arguments.data_type(values.dtype, "values")
+    _arguments.instance(values, ARRAYS, "values", "a NumPy array of float64")
+    _data_type(values, "values")
     try:
         target = np.dtype(dtype)
     except Exception as error:
         raise ArgumentTypeError("dtype", dtype, "float32, float64, float16 or bfloat16") from error
-    if _arguments.data_type(target) != DataType.BFLOAT16:
+    if isinstance(values, Foreign):
+        return values.astype(target)
+    if target in _NUMPY_TYPES or _arguments.data_type(target) != DataType.BFLOAT16:
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(target)
     with np.errstate(over="ignore", under="ignore"):

@@ -314,11 +314,14 @@ def test_a_sequential_chain_explains_a_failure_and_does_not_excuse_it():
     inputs = generate(problem)
     expected = Expected(problem, inputs)
     mean = expected.outputs["saved_mean"]
-    h = depth(problem.m)
-    off = mean + 20 * (h + 1) * 2.0**-24 * np.abs(inputs.x.astype(np.float64)).mean()
-    verdict = judge(expected, "saved_mean", off.astype(np.float32))
+    chain = (np.add.accumulate(inputs.x.ravel())[-1:] / np.float32(problem.m)).reshape(mean.shape)
+    verdict = judge(expected, "saved_mean", chain)
     assert verdict.status == Status.FAIL
     assert "class C" in verdict.note
+    class_c = (depth(problem.m) + 1, problem.m + 1)
+    further = mean + (chain - mean) * 12
+    assert judge(expected, "saved_mean", further.astype(np.float32)).ratio < class_c[1] / class_c[0]
+    assert "class C" not in judge(expected, "saved_mean", further.astype(np.float32)).note
     assert "class C" not in judge(expected, "saved_mean", (mean * 2).astype(np.float32)).note
 
 

@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from simulated import interruptible
 
 import pybnorm
+from pybnorm import cli
+from pybnorm.check.problem import load_suite, packaged_suites
+from pybnorm.cli import output
 from pybnorm.defects import DEFECTS
 
 HERE = Path(__file__).parent
@@ -487,9 +491,77 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     assert {c["status"] for c in data["cases"]} == {"PASS"}
     assert f"onednn: {len(data['cases'])} cases, {len(data['cases'])} PASS\n" in rest
     assert f"incomplete: {len(data['cases'])} of 5000 cases\n" in rest
-    *_, told, last = rest.splitlines()
+    *_, told, again, last = rest.splitlines()
     assert told == "interrupted"
+    given = f"check --backend onednn --suite {suite} --json {target} --save {tmp_path / 'run'}"
+    assert again == f"go on with it: pybnorm {given} --resume"
     assert re.fullmatch(rf"oneDNN [\d.]+: so far, all {len(data['cases'])} supported cases are within .*\.", last), last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--case", "train,spatail,f32,nchw,2x3"], "--case train,spatail,f32,nchw,2x3: mode: got spatail, allowed"),
+        (["--case", "train,spatail,f32,nchw,2x3"], "(did you mean 'spatial'?)"),
+        (["--suite", "smoke", "--suite", "standart"], "(did you mean 'standard'?)"),
+        (["--suite", "smoke", "--suite", "standart"], "--suite standart: suite"),
+        (["--backend", "onednm"], "--backend: got onednm, allowed"),
+        (["--backend", "onednm"], "(did you mean 'onednn'?)"),
+        (["--executor", "pol"], "(did you mean 'pool'?)"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option_and_the_word_most_like_it(arguments, told):
+    done = run("check", *arguments)
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+
+
+def test_a_wrong_line_among_others_is_the_one_that_is_named():
+    done = run("check", "--case", "infer,spatial,f32,nchw,2x3", "--case", "infer,spatial,f32,nchw,2y3")
+    assert "--case infer,spatial,f32,nchw,2y3: dims" in done.stderr
+
+
+def test_progress_goes_to_standard_error_where_no_terminal_shows_it(monkeypatch, capsys):
+    monkeypatch.setattr(output, "EVERY", 0.0)
+    with output.progress(output.console()) as progress:
+        task = progress.add_task("check")
+        progress.update(task, description="onednn", completed=3, total=7)
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"onednn: 3 of 7, \d+ s\n", captured.err)
+    assert captured.out == ""
+    monkeypatch.setattr(output, "EVERY", 1e9)
+    with output.progress(output.console()) as progress:
+        progress.update(progress.add_task("check"), description="onednn", completed=3, total=7)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "found"),
+    [
+        ("--backend", "on", ["onednn"]),
+        ("--suite", "sm", ["smoke"]),
+        ("--suite", "sta", ["standard"]),
+        ("--suite", "./mine", ["./mine"]),
+        ("--case", "tr", ["train", "training_grad"]),
+        ("--case", "train,sp", ["train,spatial"]),
+        ("--case", "train/inf", ["train/infer"]),
+        ("--case", "train,spatial,f32,nchw,2x3x4x5,rep", ["train,spatial,f32,nchw,2x3x4x5,repeats="]),
+        ("--case", "infer,spatial,f32,nchw,2x3x4x5,factor", []),
+        ("--case", "train,spatial,f32,nchw,2x", []),
+        ("--case", "nonsense,spatial,f32,nchw,2x3,", []),
+    ],
+)
+def test_a_shell_completes(option, typed, found):
+    complete = ShellComplete(cli.main, {}, "pybnorm", "_PYBNORM_COMPLETE")
+    assert [item.value for item in complete.get_completions(["check", option], typed)] == found
+
+
+def test_the_suites_are_listed_with_their_sizes():
+    done = run("check", "--list-suites")
+    assert done.returncode == 0
+    rows = dict(line.split()[:2] for line in done.stdout.splitlines())
+    assert tuple(rows) == packaged_suites()
+    assert int(rows["smoke"]) == len(load_suite("smoke"))
 
 
 def test_a_suite_may_be_a_file(onednn, tmp_path):
@@ -572,8 +644,8 @@ def test_suites_and_cases_add_up(tmp_path):
         (["--timeout", "nan"], "--timeout: got nan, allowed: seconds > 0, at most 1000000"),
         (["--timeout", "inf"], "--timeout: got inf, allowed: seconds > 0, at most 1000000"),
         (["--timeout", "1e300"], "--timeout: got 1e+300, allowed: seconds > 0, at most 1000000"),
-        (["--junit", "-"], "--junit: got -, allowed: a file; --json alone writes to standard output"),
-        (["--html", "-"], "--html: got -, allowed: a file; --json alone writes to standard output"),
+        (["--junit", "-"], "--junit: got -, allowed: a file; --json and --markdown write to standard output"),
+        (["--html", "-"], "--html: got -, allowed: a file; --json and --markdown write to standard output"),
         (["--case", f"infer,spatial,f32,nchw,{'9' * 5000}x3"], "allowed: positive integers joined by x"),
         (["--case", f"infer,spatial,f32,nchw,2x3,seed={'9' * 5000}"], "allowed: an integer from 0 to"),
         (["--require", "mkl"], "--require: got mkl, allowed: cudnn | miopen | onednn"),

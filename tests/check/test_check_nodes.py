@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -604,4 +605,5 @@ def test_nothing_is_lost_among_many_dask_workers():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "exit status 1, 2 libraries, wrong: 0" in done.stdout
-    assert done.stderr == ""  # distributed has nothing to say after a good verdict
+    progress = re.compile(r"^onednn: \d+ of 300, \d+ s\n", re.MULTILINE)
+    assert progress.sub("", done.stderr) == ""  # distributed has nothing to say after a good verdict

@@ -247,11 +247,48 @@ def test_the_worst_ratio_of_a_group_leaves_infinities_out():
     assert worst_ratios(group) == {"y": 3.0}
 
 
-def test_refusals_of_many_cases_are_counted_by_reason():
+def test_refusals_are_one_line_for_each_reason():
     text = printed(terminal.print_details, many())
-    assert text.count("seed=") == 3 + 2  # the failure is named in its headline and in its repro line
-    assert "and 27 more cases" in text
+    assert text.count("seed=") == 2  # the failure is named in its headline and in its repro line
+    assert text.count("UNSUPPORTED cudnn") == 1
     assert printed(terminal.print_details, many(), True).count("seed=") >= 300
+
+
+def test_a_refusal_is_told_without_the_function_and_the_code_that_said_it():
+    said = "UnsupportedError: cudnn {}: PBN_E_UNSUPPORTED (-1): no [f64] here"
+    every = [
+        made_result(Status.UNSUPPORTED, f"train,spatial,f32,nchw,2x3x4x5,seed={i}", message=said.format(name))
+        for i, name in enumerate(("batch_normalization_forward_training", "batch_normalization_backward"))
+    ]
+    assert printed(terminal.print_details, every) == "UNSUPPORTED cudnn: no [f64] here (2 cases)\n"
+    whole = printed(terminal.print_details, every, True)
+    assert whole.count("PBN_E_UNSUPPORTED") == 2
+    assert [line.count("seed=") for line in whole.splitlines()] == [0, 1, 0, 1]
+    other = "streams=2: a CPU has no streams"
+    refused = made_result(Status.UNSUPPORTED, message=other)
+    assert printed(terminal.print_details, [refused]) == f"UNSUPPORTED cudnn: {other} (1 case)\n"
+    failed = made_result(Status.FAIL, message="VendorError: cudnn backward: PBN_E_LIBRARY (-4): odd")
+    assert "VendorError: cudnn backward: odd\n" in printed(terminal.print_details, [failed])
+    assert "PBN_E_LIBRARY" in printed(terminal.print_details, [failed], True)
+
+
+@pytest.mark.parametrize("columns", [20, 80, 119])
+def test_cases_are_whole_and_come_first_on_a_narrow_terminal(columns):
+    long = "train,spatial,f32,nchw,2x3x4x5,fill=randn,kappa=30,alpha=0.5,beta=-0.25,factor=0.125,saved=0,repeats=17"
+    results = [*EVERY, made_result(Status.FAIL, long), made_result(Status.WARN, long + ",seed=99")]
+    stream = io.StringIO()
+    console = Console(file=stream, width=columns, force_terminal=True, color_system=None)
+    terminal.print_results(console, results)
+    terminal.print_details(console, results)
+    lines = stream.getvalue().splitlines()
+    for result in results:
+        at = next(i for i, line in enumerate(lines) if line == result.case or line.startswith(f"{result.case}  "))
+        told = lines[at].removeprefix(result.case) or lines[at + 1]
+        assert told.split()[0] == result.status.value
+        assert f"  {repro(result)}" in lines or result.status in (Status.PASS, Status.UNSUPPORTED)
+    stream.truncate(0)
+    terminal.print_results(console, many())
+    assert "…" not in stream.getvalue() or columns < 60
 
 
 def test_details_of_many_failures_are_cut_and_counted():

@@ -24,9 +24,10 @@ from simulated import (
 )
 
 from pybnorm import devices, errors
-from pybnorm.check import calls
+from pybnorm.check import calls, guarded
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import generate
+from pybnorm.check.guarded import same_bits
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import exit_status, ratio_text, repro, to_json
 from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, execute, run_case
@@ -47,6 +48,7 @@ def vendor_error(kind, status_name="STATUS", text=""):
         (vendor_error(errors.NotSupportedError), Status.UNSUPPORTED),
         (vendor_error(errors.AllocationError), Status.RESOURCE),
         (MemoryError(), Status.RESOURCE),
+        (type("OutOfMemoryError", (RuntimeError,), {})(), Status.RESOURCE),
         (
             vendor_error(errors.InternalError, text="hiprtc: fatal error: 'type_traits' file not found"),
             Status.BUILD_FAILED,
@@ -172,6 +174,51 @@ def test_every_repeat_is_looked_at(repeats, call, status):
     assert (f"in call {call} of {repeats}" in notes) == (status == "FAIL")
 
 
+def test_what_is_only_read_keeps_its_memory_and_what_is_written_gets_new():
+    seen = []
+
+    class Looking(Kernels):
+        def forward_training(self, x, scale, bias, y, **options):
+            arrays = {"x": x, "scale": scale, "bias": bias, "y": y}
+            seen.append({name: (a.pointer, a.owner.memory) for name, a in arrays.items()})  # freed, it may come again
+            super().forward_training(x, scale, bias, y, **options)
+
+    place = Session("onednn", Looking(), devices.device_for(1))
+    assert run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4,repeats=3"), place).status == Status.PASS
+    differ = {name for name in seen[0] if len({call[name][0] for call in seen}) == 3}
+    assert differ == {"y"}
+    assert len({call["x"][0] for call in seen}) == 1
+
+
+def test_an_input_that_is_changed_is_made_again_for_the_next_call():
+    seen = []
+
+    class Writing(Kernels):
+        def forward_training(self, x, scale, bias, y, **options):
+            seen.append(float(array_of(x)[0, 0, 0, 0]))
+            super().forward_training(x, scale, bias, y, **options)
+            array_of(x)[0, 0, 0, 0] += 1
+
+    result = run_case(
+        Problem.parse("train,spatial,f32,nchw,8x3x4x4"), Session("onednn", Writing(), devices.device_for(1))
+    )
+    assert result.status == Status.FAIL
+    assert "changed its input x" in result.message
+    assert seen[0] == seen[1]
+
+
+def test_equal_bits_are_told_from_equal_values():
+    ones = np.ones((3, 5, 7), np.float32)
+    zeros = np.zeros((3, 40000), np.float32)
+    signed = zeros.copy()
+    signed[2, 39999] = -0.0
+    nan = np.full(4, np.nan)
+    assert same_bits(ones.transpose(2, 0, 1), np.broadcast_to(np.float32(1), (7, 3, 5)))
+    assert same_bits(nan, nan.copy())
+    assert not same_bits(zeros, signed)
+    assert same_bits(np.float32(1)[()] * np.ones(()), np.ones(()))
+
+
 def test_one_call_is_compared_with_nothing():
     result = run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4,repeats=1"), session())
     assert (result.status, result.repeat) == (Status.PASS, "")
@@ -193,10 +240,8 @@ class Remembering(Kernels):
 def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options, what):
     device = devices.device_for(1)
     uploads = []
-    upload = type(device).from_numpy
-    monkeypatch.setattr(
-        type(device), "from_numpy", lambda self, array: uploads.append(upload(self, array)) or uploads[-1]
-    )
+    described = guarded._described
+    monkeypatch.setattr(guarded, "_described", lambda image: uploads.append(described(image)) or uploads[-1])
     problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4" + options)
     assert run_case(problem, session()).status == Status.PASS
 

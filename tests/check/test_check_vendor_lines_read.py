@@ -104,6 +104,7 @@ def test_every_line_of_a_suite_is_read_back():
     ("tool", "line", "case"),
     [
         ("benchdnn", '--bnorm --dir=FWD_I --flags=GCH ic64ih56n"resnet:conv1"', "infer,spatial,f32,nchw,2x64x56x56"),
+        ("benchdnn", "--bnorm --dir=BWD_DW --flags=GCH mb8ic3", "frozen,spatial,f32,nchw,8x3"),
         ("benchdnn", "./build/benchdnn --bnorm mb8ic3iw7 --flags=CHR", "train,spatial,f32,nchw,8x3x7,activation=relu"),
         (
             "benchdnn",
@@ -136,7 +137,7 @@ def test_lines_as_people_write_them(tool, line, case):
         ("benchdnn", "--bnorm --batch=inputs/all", "--batch=inputs/all"),
         ("benchdnn", "--bnorm --dt=s8 mb8ic3", "--dt=s8"),
         ("benchdnn", "--bnorm --tag=aBx16b mb8ic3", "--tag=aBx16b"),
-        ("benchdnn", "--bnorm --dir=BWD_DW --flags=GCH mb8ic3", "no case has frozen statistics"),
+        ("benchdnn", "--bnorm --dir=BWD_DW --flags=GCHR mb8ic3", "frozen has no mask"),
         ("benchdnn", "--bnorm mb8ic3kh3", "mb8ic3kh3"),
         ("benchdnn", "--bnorm mb8ic3 ic4", "ic4"),
         ("benchdnn", "--bnorm --strides=8x2:9x2 mb8ic2", "--strides=8x2:9x2"),

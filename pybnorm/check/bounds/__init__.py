@@ -67,6 +67,7 @@ where v and epsilon may both be flushed to 0.
 
 Verdicts
 --------
+Class C is asked of what such a chain does on the very data (`pybnorm.check.bounds.chains`), not of its bound alone.
 A FAIL that none of these classes, truncation, an unbiased variance or a value spread from elsewhere explains says so:
 no known error model explains it. Class C is not asked about data whose sums do not round.
 
@@ -82,7 +83,7 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
-from pybnorm.check.bounds import activated
+from pybnorm.check.bounds import activated, composed
 from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
 from pybnorm.check.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
 from pybnorm.check.bounds.expected import Expected
@@ -106,6 +107,7 @@ __all__ = [
     "activated",
     "backward_error",
     "bessel_convention",
+    "composed",
     "depth",
     "deviations",
     "forward_error",

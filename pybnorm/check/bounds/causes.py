@@ -13,6 +13,7 @@ from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.bounds.tally import compare
 from pybnorm.check.data import round_to
 from pybnorm.enums import DataType
+from pybnorm.reference.namespaces import on_host
 
 __all__ = [
     "TRUNCATED",
@@ -60,10 +61,10 @@ def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tie
     evidence = 0
     for part in expected.parts(output, got, classes):
         assert part.got is not None
-        right, values = part.reference, part.got
+        right, values = on_host(part.reference), on_host(part.got)
         truncated, rounded, judged = (np.zeros(right.shape, bool) for _ in range(3))
         with np.errstate(all="ignore"):
-            for bound, undecided in part.classes:
+            for bound, undecided in ((on_host(b), on_host(u)) for b, u in part.classes):
                 decided = ~undecided & np.isfinite(right) & (np.abs(right) + bound <= p.max_out)
                 # what the bound was before the result was stored
                 error = np.maximum((bound - p.tiny_out - p.u_out * np.abs(right)) / (1 + p.u_out), 0)

@@ -85,6 +85,9 @@ def tiers(problem: Problem, output: str) -> tuple[Tier, ...]:
     if not sums_are_exact(problem):
         return stable, one_pass
     exact = problem.m >= LONG
+    if problem.takes_variance:  # sums of uncentred terms have no rounding either; those with an inexact 1/sigma have
+        own = Tier("exact", False, 1.0, exact)
+        return (own,) if output == "dbias" else (own, Tier("rounded", False, h, True, recurrence=True))
     if not problem.recomputes or output == "dbias":
         return Tier("exact", False, 1.0, exact), Tier("B", True, 1.0, exact)
     if exact:

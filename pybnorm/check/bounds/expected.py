@@ -16,6 +16,7 @@ from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, d
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
+from pybnorm.reference.namespaces import beside
 
 __all__ = ["Expected", "Part"]
 
@@ -380,7 +381,7 @@ class Expected:
                         normal = np.abs(x - mean) * r
                         error += np.abs(scale) * r * p.u_param * (np.abs(dbias) + normal * np.abs(dscale)) / m
                 _, bound = stored(finish(error), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
-                bounds.append((bound, np.broadcast_to(undecided[i][block.parameter_index], bound.shape)))
+                bounds.append((bound, np.broadcast_to(beside(undecided[i][block.parameter_index], bound), bound.shape)))
             yield Part(block.index, out, values, bounds)
 
     def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from pybnorm.check.bounds.classes import Tier
 
-__all__ = ["Deviations", "Moments", "backward_error", "deviations", "forward_error", "given", "stored"]
+__all__ = [
+    "Deviations",
+    "Moments",
+    "backward_error",
+    "deviations",
+    "forward_error",
+    "given",
+    "in_range",
+    "inverse_deviation",
+    "stored",
+]
 
 Array = npt.NDArray[Any]
 
@@ -53,10 +63,23 @@ def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: flo
             d_variance = np.maximum(
                 d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
             )
-        above = 1 / np.sqrt(np.maximum(v - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
-        below = r - 1 / np.sqrt(v + d_variance + epsilon)
-        d_inverse = np.maximum(above, below) + 4 * u * r
+        d_inverse = inverse_deviation(v, d_variance, r, epsilon, tiny) + 4 * u * r
         undecided = ~(d_inverse <= 0.25 * r)
+    return Deviations(d_mean, d_variance, d_inverse, undecided)
+
+
+def inverse_deviation(variance: Array, d_variance: Array, r: Array, epsilon: float, tiny: float) -> Array:
+    """How far 1 / sqrt(variance + epsilon) is off for a variance that is off by `d_variance`, without roundings."""
+    above = 1 / np.sqrt(np.maximum(variance - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
+    below = r - 1 / np.sqrt(variance + d_variance + epsilon)
+    deviation: Array = np.maximum(above, below)
+    return deviation
+
+
+def in_range(d_mean: Array, d_variance: Array, d_inverse: Array, r: Array, lost: Array) -> Deviations:
+    """The deviations, without a limit where sums leave the compute type's range (`lost`)."""
+    undecided = ~(d_inverse <= 0.25 * r) & ~lost
+    d_mean, d_variance, d_inverse = (np.where(lost, np.inf, d) for d in (d_mean, d_variance, d_inverse))
     return Deviations(d_mean, d_variance, d_inverse, undecided)
 
 

@@ -18,12 +18,14 @@ from pybnorm.check.bounds.causes import (
     is_truncated,
     normalized_by_unbiased,
 )
+from pybnorm.check.bounds.chains import errs_like_a_chain
 from pybnorm.check.bounds.classes import Tier, tiers
 from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.bounds.tally import Tally, compare
 from pybnorm.check.bounds.verdict import WORST_POINTS, Point, Status, Verdict
 from pybnorm.check.data import sums_are_exact
 from pybnorm.errors import ArgumentError
+from pybnorm.reference.namespaces import Foreign
 
 __all__ = ["judge", "judge_by"]
 
@@ -44,7 +46,7 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
     _arguments.instance(expected, Expected, "expected", "an Expected")
     if not issubclass(type(output), str) or output not in tuple(expected.outputs):  # a look-up would compute it
         raise ArgumentError("output", output, " | ".join(expected.outputs))
-    _arguments.instance(got, np.ndarray, "got", f"a NumPy array of shape {expected.shape(output)}")
+    _arguments.instance(got, (np.ndarray, Foreign), "got", f"a NumPy array of shape {expected.shape(output)}")
     if got.size != math.prod(expected.shape(output)):
         raise ArgumentError("got", f"shape {got.shape}", f"shape {expected.shape(output)}")
     _arguments.data_type(got.dtype, "got")
@@ -67,8 +69,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         notes.append(f"spread: {tally.wild} elements NaN or infinite where the right value is finite")
     if tally.over:
         status = Status.FAIL
-        chain = Tier("C", True, float(expected.problem.m))
-        if not sums_are_exact(expected.problem) and compare(expected, output, got, (chain,)).ratio <= 1:
+        if not sums_are_exact(expected.problem) and errs_like_a_chain(expected, output, got):
             notes.append("as one sequential chain of sums would err (class C)")
         if (
             output in ("y", "dx")
@@ -95,7 +96,8 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         status = Status.FAIL
         notes.append(UNBIASED)
     elif count > 1:
-        notes.append(f"exact sums were rounded, as by Welford's recurrence; within class {tier.name}")
+        by = "an inexact 1/sigma" if expected.problem.takes_variance else "Welford's recurrence"
+        notes.append(f"exact sums were rounded, as by {by}; within class {tier.name}")
     for finding in found.found:
         status = max(status, Status.FAIL if finding.wrong else Status.WARN, key=lambda s: s.severity)
         notes.append(str(finding))
@@ -110,6 +112,9 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         tier=tier.name,
         ratio=ratios[classes[0].name],
         ratios=ratios,
+        finite_ratio=tally.finite_ratio,
+        wild=tally.wild,
+        wild_from=tally.wild_from,
         elements=tally.elements,
         over=tally.over,
         undecided=tally.undecided,
@@ -126,5 +131,7 @@ def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:
     for finding in findings.found:
         if finding.wrong:
             tally.over += finding.count
+            tally.wild += finding.count
+            tally.wild_from = 0  # wherever they are: nothing explains them
             tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
     del tally.worst[WORST_POINTS:]

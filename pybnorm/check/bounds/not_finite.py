@@ -237,7 +237,7 @@ def _training(expected: Expected, output: str) -> _Marks:
     if output == "y":
         return inverse | _of(inputs.scale) | _of(inputs.need("bias"))
     batch = mean if output.endswith("mean") else inverse
-    if output.startswith("saved"):
+    if not output.startswith("running"):
         return batch
     old = _of(inputs.need(output.removeprefix("running_")))
     return _Marks(
@@ -260,12 +260,35 @@ def _inference(expected: Expected, output: str) -> _Marks:
 
 def _backward(expected: Expected, output: str) -> _Marks:
     inputs = expected.inputs
+    if output == "dx" and expected.problem.composed not in ("", "sync_backward"):
+        return _composed_dx(expected)
     sums = _sum_of(expected, inputs.need("dy"))
-    if output == "dbias":
+    if output in ("dbias", "sum_dy"):
         return sums
     dy, x = (_Marks(*_reached(expected, a)) for a in (inputs.need("dy"), inputs.x))
     if expected.problem.recomputes:
         x = _centred(x)
     else:  # products of two infinities with what they meet may have one sign
-        x = x | _of(inputs.need("saved_mean")) | _of(inputs.need("saved_inv_variance"))
-    return x | dy if output == "dscale" else x | dy | sums | _of(inputs.scale)
+        x = x | _of(expected.statistics[0])
+        if output != "sum_dy_xmu":
+            x = x | _root(expected)
+    return x | dy if output in ("dscale", "sum_dy_xmu") else x | dy | sums | _of(inputs.scale)
+
+
+def _root(expected: Expected) -> _Marks:
+    """Of the inverse standard deviation; that of an infinite variance is 0."""
+    inverse = expected.statistics[1]
+    return _Marks(np.isnan(inverse), np.isnan(inverse)) if expected.problem.takes_variance else _of(inverse)
+
+
+def _composed_dx(expected: Expected) -> _Marks:
+    """Of dx where a statistic's elements do not meet; training_grad's sums do."""
+    inputs, composed = expected.inputs, expected.problem.composed
+    marks = _of(inputs.need("dy")) | _of(inputs.scale) | _root(expected)
+    if composed == "frozen":
+        return marks
+    marks = marks | _of(inputs.x) | _of(expected.statistics[0])
+    if composed == "backward_elemt":
+        return marks | _of(inputs.need("sum_dy")) | _of(inputs.need("sum_dy_xmu"))
+    x, dy = (_Marks(*_reached(expected, a)) for a in (inputs.x, inputs.need("dy")))
+    return marks | x | dy | _sum_of(expected, inputs.need("dy"))

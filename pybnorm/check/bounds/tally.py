@@ -14,6 +14,7 @@ from pybnorm.check.bounds.expected import Expected, Part
 from pybnorm.check.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.data import round_to
 from pybnorm.check.problem import DATA_OUTPUTS
+from pybnorm.reference.namespaces import Foreign
 
 __all__ = ["Tally", "compare"]
 
@@ -25,11 +26,15 @@ class Tally:
     """Counts of an output's elements, and the worst of them."""
 
     ratio: float = 0.0
+    finite_ratio: float = 0.0
+    """Of the elements that are finite."""
     over: int = 0
     undecided: int = 0
     unjudged: int = 0
     wild: int = 0
     """Of `over`: elements that are not finite."""
+    wild_from: int = -1
+    """Lowest place along axis 1, the channels', of those; -1: there is none."""
     different: int = 0
     elements: int = 0
     noticed: float = math.inf
@@ -49,8 +54,8 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
         with np.errstate(all="ignore"):
             error = np.abs(values - right)
             finite, size = np.isfinite(values), np.abs(right)
-            held = np.zeros(right.shape, bool)
-            judged = np.zeros(right.shape, bool)
+            held = np.zeros_like(right, bool)
+            judged = np.zeros_like(right, bool)
             for bound, undecided in part.classes:
                 in_range = np.isfinite(right) & (size + bound <= largest)
                 if overflows:
@@ -60,6 +65,7 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
                 ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
                 held |= in_range & ~undecided & (ratio <= 1)
             wild = judged & ~finite
+            tally.finite_ratio = max(tally.finite_ratio, float(ratio.max(initial=0.0, where=finite)))
             # a class whose bound is out of range says as little as one that is undecided
             open_ = judged & ~held & ~wild & (undecided | ~in_range)
             ratio = np.where(wild, np.inf, ratio)
@@ -70,20 +76,36 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
         tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))
         tally.over += int(np.count_nonzero(judged & ~held & ~open_))
-        tally.wild += int(np.count_nonzero(wild))
+        if wild.any():
+            tally.wild += int(np.count_nonzero(wild))
+            first = part.index[1].start + int(np.nonzero(wild)[1].min())
+            tally.wild_from = first if tally.wild_from < 0 else min(tally.wild_from, first)
         tally.undecided += int(np.count_nonzero(open_))
         tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
         _remember(tally.worst, part, error, bound, ratio)
     return tally
 
 
+def _largest(flat: Foreign, floor: float) -> Array:
+    """Places of the largest values above `floor`."""
+    flat = flat.copy()
+    found: list[int] = []
+    while len(found) < WORST_POINTS and float(flat[place := int(np.argmax(flat))]) > floor:
+        found.append(place)
+        flat[place] = 0.0
+    return np.array(found, int)
+
+
 def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio: Array) -> None:
     """Merge a block's largest ratios into the list of worst points."""
     floor = worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
     flat = ratio.ravel()
-    chosen = np.flatnonzero(flat > floor)
-    if chosen.size > WORST_POINTS:
-        chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
+    if isinstance(flat, Foreign):
+        chosen = _largest(flat, floor)
+    else:
+        chosen = np.flatnonzero(flat > floor)
+        if chosen.size > WORST_POINTS:
+            chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
     for i in chosen:
         local = np.unravel_index(int(i), ratio.shape)
         index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))

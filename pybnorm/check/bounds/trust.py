@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm.check import activations
-from pybnorm.check.bounds.classes import Tier, tiers
+from pybnorm.check.bounds.classes import LONG, Tier, tiers
 from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.data import Inputs, round_to
 from pybnorm.check.problem import Problem
@@ -73,7 +73,7 @@ def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list
 
 def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
     if per_activation:
-        return array.reshape(array.shape[0], -1)[:, chosen]
+        return array.reshape(array.shape[0], -1)[:, np.array(chosen)]
     return np.take(array, chosen, axis=1)
 
 
@@ -118,12 +118,16 @@ def _further(value: Array) -> Array:
     return value + max(1.0, abs(value))
 
 
-def _changed(problem: Problem, inputs: Inputs, name: str, change: Callable[[Array], Array]) -> Inputs:
+def _changed(
+    problem: Problem, inputs: Inputs, name: str, change: Callable[[Array], Array], place: int | None = None
+) -> Inputs:
     """The inputs with one element of the last statistic of one of them changed."""
     old = getattr(inputs, name)
     data = old.shape == inputs.x.shape
     dtype = problem.dtype if data else problem.parameter_dtype
-    new, place = old.astype(np.float64), _passing(problem, inputs) if data and problem.activation else old.size - 1
+    new = old.astype(np.float64)
+    if place is None:
+        place = _passing(problem, inputs) if data and problem.activation else old.size - 1
     before = float(new.flat[place])
     with np.errstate(invalid="ignore", over="ignore"):
         after = change(new.flat[place])
@@ -135,7 +139,103 @@ def _changed(problem: Problem, inputs: Inputs, name: str, change: Callable[[Arra
     return dataclasses.replace(inputs, **{name: stored_})
 
 
+def _spread(inputs: Inputs) -> float:
+    """Width of x's values in the last statistic; something else where they are equal."""
+    last = inputs.x.reshape(*inputs.x.shape[:2], -1)[:, -1].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        spread = float(last.max() - last.min())
+    return spread if 0 < spread < math.inf else 1.0 + abs(float(last.flat[-1]))
+
+
+def _changed_statistic(problem: Problem, inputs: Inputs, name: str) -> Inputs:
+    """The inputs with all of the last statistic changed: one element is next to nothing in a long sum."""
+    new = getattr(inputs, name).astype(np.float64)
+    dy = inputs.need("dy")[:, -1].astype(np.float64)
+    new[:, -1] += _spread(inputs) * np.sign(dy) if name == "x" else 1.0 + np.abs(dy)
+    return dataclasses.replace(inputs, **{name: round_to(new, problem.dtype)})
+
+
+def _composed_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    """Those of an operation that is composed: all that its call is given, where the result depends on it."""
+    blends = "alpha" in problem.options
+    sums = problem.composed != "backward_elemt" and bool(problem.alpha_param)
+    statistics_in_dx = problem.composed not in ("frozen", "backward_reduce") and bool(problem.alpha)
+    dy = inputs.need("dy").astype(np.float64)
+    last = np.zeros(dy.shape)
+    last[:, -1] = np.abs(dy[:, -1])
+    last[~np.isfinite(last)] = 0
+    places: dict[str, int | None] = dict.fromkeys(("x", "dy"), int(last.argmax()))  # where x has the most weight
+    changes: dict[str, Callable[[Array], Array]] = {"dy": _further}
+    if sums or statistics_in_dx:
+        changes["x"] = lambda value: value + _spread(inputs)
+    if problem.alpha and blends:
+        changes["scale"] = lambda value: np.where(value == 0, 1.0, 1.5 * value)
+    if problem.takes_variance:
+        deviation = math.sqrt(abs(float(inputs.need("variance").astype(np.float64).flat[-1])) + problem.epsilon)
+        changes["variance"] = lambda value: 4 * value if value < 1e30 else value / 4
+    else:
+        deviation = 1 / (float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1]) or 1.0)
+        changes["saved_inv_variance"] = lambda value: 1.5 * value
+    mean, spread = ("mean", "variance") if problem.takes_variance else ("saved_mean", "saved_inv_variance")
+    if sums or statistics_in_dx:
+        changes[mean] = lambda value: value + (deviation or 1.0)
+    if sums and not statistics_in_dx:  # they show where the sums are not 0
+        axes = (0, *range(2, dy.ndim))
+        with np.errstate(all="ignore"):
+            centred = inputs.x.astype(np.float64) - inputs.need(mean).astype(np.float64)
+            total, moment = (np.abs(terms.sum(axis=axes)) for terms in (dy, dy * centred))
+            finite = np.isfinite(total) & np.isfinite(moment)
+            for name, size in ((mean, total), (spread, moment)):
+                places[name] = int(np.where(finite, size, -1).argmax())
+    if inputs.sum_dy is not None and problem.alpha:
+        changes["sum_dy"] = lambda value: value + problem.count
+        changes["sum_dy_xmu"] = lambda value: value + problem.count * abs(deviation)
+    if problem.beta:
+        changes["prior"] = _further
+    if problem.beta_param:
+        changes |= dict.fromkeys(("prior_scale", "prior_bias"), _further)
+    in_sums = {"frozen": ("x",), "backward_reduce": ("x", "dy")}.get(problem.composed, ()) if problem.m >= LONG else ()
+    for name, change in changes.items():
+        if name in in_sums:
+            yield name, problem, _changed_statistic(problem, inputs, name)
+        else:
+            yield name, problem, _changed(problem, inputs, name, change, places.get(name))
+    options = {name: 1.5 * getattr(problem, name) for name in ("alpha", "beta", "alpha_param", "beta_param")}
+    if problem.fill in _SHOW_EPSILON and "eps" in problem.options:
+        options["eps"] = 2 * problem.epsilon or 1.0
+    for name, value in options.items():
+        if name in problem.options and (value or name.startswith("alpha")):
+            changed: dict[str, Any] = {name: value or 0.5}
+            yield name, dataclasses.replace(problem, **changed), inputs
+
+
+def _gathered_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    """Those of statistics that are merged; the last rank has elements."""
+    changes: dict[str, Callable[[Array], Array]] = {
+        "x": lambda value: value + 1 + np.abs(value),
+        "m2s": lambda value: 4 * value + 1e-30,
+    }
+    if problem.running and problem.factor != 1:
+        changes |= {"mean": _further, "variance": lambda value: 4 * value + 1e-30}
+    for name, change in changes.items():
+        yield name, problem, _changed(problem, inputs, name, change)
+    options: dict[str, Any] = {}
+    if problem.running and problem.old == "drawn":
+        options["factor"] = problem.factor / 2 or 0.5
+    if problem.fill in _SHOW_EPSILON:
+        options["eps"] = 2 * problem.epsilon or 1.0
+    for name, value in options.items():
+        changed: dict[str, Any] = {name: value, "old": "drawn"}
+        yield name, dataclasses.replace(problem, **changed), inputs
+
+
 def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    if problem.composed == "gather_stats":
+        yield from _gathered_changes(problem, inputs)
+        return
+    if problem.composed and problem.operation == Operation.BACKWARD:
+        yield from _composed_changes(problem, inputs)
+        return
     operation, m = problem.operation, problem.m
     backward = operation == Operation.BACKWARD
     normal_is_zero = problem.recomputes and m == 1
@@ -148,11 +248,7 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         changes: dict[str, Any] = {name: value, "old": "drawn"}  # the inputs are there already
         return name, dataclasses.replace(problem, **changes), inputs
 
-    last_channel = inputs.x.reshape(inputs.x.shape[0], inputs.x.shape[1], -1)[:, -1].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        spread = float(last_channel.max() - last_channel.min())
-    if not 0 < spread < math.inf:
-        spread = 1.0 + abs(float(last_channel.flat[-1]))
+    spread = _spread(inputs)
     shows_x = operation == Operation.FORWARD_TRAINING and problem.saved
     shows_normal = not normal_is_zero and bool(problem.alpha or (backward and problem.alpha_param))
     updates = operation == Operation.FORWARD_TRAINING and problem.running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 
 __all__ = ["WORST_POINTS", "Point", "Status", "Verdict"]
 
@@ -89,3 +90,9 @@ class Verdict:
     worst: list[Point] = dataclasses.field(default_factory=list)
     """Up to ten elements by falling error / bound, in the class `tier`."""
     note: str = ""
+    finite_ratio: float = math.inf
+    """Worst error / bound of the elements that are finite, in the class `tier`."""
+    wild: int = 0
+    """Elements that are finite, or not, and must not be."""
+    wild_from: int = -1
+    """Lowest channel of those; -1: there is none."""

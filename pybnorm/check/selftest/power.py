@@ -88,31 +88,46 @@ class Setting:
     @property
     def problem(self) -> Problem:
         """The problem of it."""
-        blend = ",alpha=2,beta=0.5" if self.m == min(SHAPES) else ""
+        if self.operation == "gather_stats":
+            return Problem.parse(f"gather_stats,spatial,{self.dtype},nchw,{self.m}x{CHANNELS},fill={self.fill}")
+        blends = self.m == min(SHAPES) and self.operation != "backward_reduce"
+        blend = ",alpha=2,beta=0.5" if blends else ""
         return Problem.parse(f"{self.operation},spatial,{self.dtype},nchw,{SHAPES[self.m]},fill={self.fill}{blend}")
 
     def __str__(self) -> str:
         return f"{self.operation} m={self.m} {self.dtype} {self.fill}"
 
 
-def _settings(lengths: Iterable[int], dtypes: Iterable[str] = ("f32",)) -> tuple[Setting, ...]:
+def _settings(
+    lengths: Iterable[int],
+    dtypes: Iterable[str] = ("f32",),
+    operations: Iterable[str] = ("train", "backward", "infer"),
+) -> tuple[Setting, ...]:
     return tuple(
         Setting(operation, m, fill, dtype)
         for m in lengths
         for dtype in dtypes
         for fill in ("exact", "randn")
-        for operation in ("train", "backward", "infer")
+        for operation in operations
     )
 
 
+_COMPOSED = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt")
 SHORT = ("f16", "bf16")
 QUICK = (
     *_settings((64, 3136)),
     *_settings((64,), SHORT),
     *(s for s in _settings((25088,)) if s.operation != "infer"),
+    *_settings((64,), operations=_COMPOSED),
+    Setting("gather_stats", 64, "randn"),
 )
 """Some 45 s."""
-WHOLE = (*_settings(SHAPES), *_settings((64, 3136, 100352), SHORT))
+WHOLE = (
+    *_settings(SHAPES),
+    *_settings((64, 3136, 100352), SHORT),
+    *_settings((64, 3136, 100352), ("f32", *SHORT), _COMPOSED),
+    Setting("gather_stats", 64, "randn"),
+)
 """Half an hour."""
 
 
@@ -262,6 +277,8 @@ def _look(
             enter(report.hidden, f"{name}: no more than the roundings of {setting.m} terms")
         elif setting.fill == "exact" and _effect(expected, name, got[name], right[name], recurrence) <= 1:
             enter(report.hidden, f"{name}: no more than Welford's recurrence rounds in {CHANNELS} channels")
+        elif setting.fill == "exact" and expected.problem.takes_variance and verdicts[name].status == Status.PASS:
+            enter(report.hidden, f"{name}: no more than the roundings of terms whose 1/sigma is not exact")
         elif setting.fill != "exact" and name in named:
             by_chance = f"by chance {named[name].probability:.0e} with {CHANNELS} channels, named below {LEVEL:g}"
             enter(report.hidden, f"{name}: recognized, as if {named[name].bug}; {by_chance}")

@@ -41,7 +41,7 @@ class Rows:
         self.inner = int(np.prod(dims[2:]))
         self.x, self.dy = self._rows(self.inputs.x), self._rows(self.inputs.dy)
         self.prior = self._rows(self.inputs.prior)
-        named = ("scale", "bias", "mean", "variance", "saved_mean", "saved_inv_variance")
+        named = ("scale", "bias", "mean", "variance", "saved_mean", "saved_inv_variance", "sum_dy", "sum_dy_xmu")
         self.parameters = {n: self._parameter(getattr(self.inputs, n)) for n in named}
 
     def _rows(self, array: Array | None) -> Array:
@@ -306,24 +306,34 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
 
     with np.errstate(all="ignore"):
         if problem.operation == Operation.FORWARD_INFERENCE:
-            keep("y", kernel.y(rows, kernel.hook("mean", p["mean"], rows), kernel.inverse(p["variance"], rows)))
+            given = p["saved_inv_variance"] if problem.inverse else kernel.inverse(p["variance"], rows)
+            mean = p["saved_mean"] if problem.inverse else p["mean"]
+            keep("y", kernel.y(rows, kernel.hook("mean", mean, rows), kernel.hook("given", given, rows)))
             return found
         m = problem.m
+        if problem.composed == "gather_stats":
+            _gathered(kernel, rows, keep)
+            return found
         if problem.operation == Operation.FORWARD_TRAINING:
             mean, variance, inverse = kernel.statistics(rows)
             keep("y", kernel.y(rows, mean, inverse))
             keep("saved_mean", mean)
             keep("saved_inv_variance", inverse)
-            f = kernel.hook("factor", f32(problem.factor), rows)
-            unbiased = kernel.hook("unbiased", variance * f32(m) / f32(m - 1), rows)
-            unbiased = variance if "biased" in kernel.after else unbiased
-            keep("running_mean", (1 - f) * p["mean"] + f * mean)
-            keep("running_variance", (1 - f) * p["variance"] + f * unbiased)
+            _averaged(kernel, rows, mean, variance, m, keep)
             return found
-        if problem.saved and "recomputes" not in kernel.after:
-            mean, inverse = kernel.hook("mean", p["saved_mean"], rows), p["saved_inv_variance"]
-        else:
+        if "recomputes" in kernel.after or not problem.saved:
             mean, _, inverse = kernel.statistics(rows)
+        elif problem.takes_variance:
+            mean, inverse = kernel.hook("mean", p["mean"], rows), kernel.inverse(p["variance"], rows)
+        else:
+            mean, inverse = kernel.hook("mean", p["saved_mean"], rows), p["saved_inv_variance"]
+        inverse = kernel.hook("given", inverse, rows)
+        if problem.composed == "backward_reduce":
+            _reduced(kernel, rows, mean, inverse, keep)
+            return found
+        if problem.composed == "backward_elemt":
+            keep("dx", kernel.blend(kernel.hook("dx", _from_sums(kernel, rows, mean, inverse), rows), rows))
+            return found
         normal = (rows.x - mean) * inverse
         dbias = kernel.hook("dbias", kernel.sum("dbias", rows.dy), rows)
         paired = kernel.hook("x of dscale", normal, rows)
@@ -334,11 +344,78 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
         dscale = kernel.hook("dscale", dscale, rows)
         centre = kernel.hook("centre", kernel.over(dbias, m), rows)
         slope = kernel.hook("slope", kernel.over(dscale, m), rows)
-        dx = kernel.hook("scale", p["scale"], rows) * inverse * (rows.dy - centre - normal * slope)
+        inner = rows.dy - centre - normal * slope
+        if (problem.composed == "frozen") != ("other gradient" in kernel.after):
+            inner = rows.dy
+        dx = kernel.hook("scale", p["scale"], rows) * inverse * inner
         keep("dx", kernel.blend(kernel.hook("dx", dx, rows), rows))
         keep("dscale", dscale)
         keep("dbias", dbias)
     return found
+
+
+def _averaged(
+    kernel: Kernel, rows: Rows, mean: Array, variance: Array, m: int, keep: Callable[[str, Array], None]
+) -> None:
+    """Running statistics."""
+    p = rows.parameters
+    f = kernel.hook("factor", f32(rows.problem.factor), rows)
+    unbiased = kernel.hook("unbiased", variance * f32(m) / f32(m - 1), rows)
+    unbiased = variance if "biased" in kernel.after else unbiased
+    keep("running_mean", (1 - f) * p["mean"] + f * mean)
+    keep("running_variance", (1 - f) * p["variance"] + f * unbiased)
+
+
+def _gathered(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) -> None:
+    """Statistics of several ranks, merged."""
+    problem = rows.problem
+    counts = np.array(problem.counts)
+    m2s = rows._rows(rows.inputs.m2s)[:, counts > 0]
+    means, counts = rows.x[:, counts > 0], kernel.hook("counts", counts[counts > 0].astype(f32), rows)
+    n = int(counts.sum())
+    if kernel.chains:
+        parts = [(means[:, i : i + 1], m2s[:, i : i + 1], int(c)) for i, c in enumerate(counts)]
+        while len(parts) > 1:
+            parts[:2] = [_merge(*parts[:2])]
+        mean, variance = parts[0][0], parts[0][1] / f32(n)
+    else:
+        pivot = means[:, :1] if kernel.shifted else f32(0)
+        mean = kernel.hook("mean", kernel.over(kernel.sum("mean", (means - pivot) * counts), n) + pivot, rows)
+        apart = means if kernel.one_pass else means - mean
+        between = kernel.hook("between", kernel.over(kernel.sum("variance", apart * apart * counts), n), rows)
+        within = kernel.hook("within", kernel.over(kernel.sum("within", m2s), n), rows)
+        variance = kernel.hook("variance", within + (between - mean * mean if kernel.one_pass else between), rows)
+    inverse = kernel.inverse(variance, rows)
+    for name, value in (("mean", mean), ("variance", variance), ("inv_variance", inverse)):
+        keep(name, value)
+    _averaged(kernel, rows, mean, variance, n, keep)
+
+
+def _reduced(kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Callable[[str, Array], None]) -> None:
+    """The sums of backward."""
+    total = kernel.hook("dbias", kernel.sum("dbias", rows.dy), rows)
+    if kernel.one_pass:
+        moment = kernel.sum("dscale", rows.dy * rows.x) - mean * total
+    else:
+        moment = kernel.sum("dscale", kernel.product(rows.dy, kernel.hook("x of dscale", rows.x - mean, rows)))
+    moment = kernel.hook("moment", moment, rows)
+    keep("sum_dy", kernel.hook("total", total, rows))
+    keep("sum_dy_xmu", moment)
+    keep("dscale", kernel.hook("dscale", moment * inverse, rows))
+    keep("dbias", total)
+
+
+def _from_sums(kernel: Kernel, rows: Rows, mean: Array, inverse: Array) -> Array:
+    """dx from sums that are given."""
+    p, n = rows.parameters, int(kernel.hook("count", rows.problem.count, rows))
+    total, moment = kernel.hook("sums", (p["sum_dy"], p["sum_dy_xmu"]), rows)
+    gain = kernel.hook("scale", p["scale"], rows) * inverse
+    centre = kernel.hook("centre", kernel.over(total, n), rows)
+    slope = kernel.hook("slope", kernel.over(moment, n) * inverse, rows) * kernel.hook("second", inverse, rows)
+    if kernel.folded:
+        first, second = gain, gain * slope
+        return rows.dy * first - rows.x * second + (mean * second - centre * first)
+    return gain * (rows.dy - centre - (rows.x - mean) * slope)
 
 
 def _ulps(count: int) -> Change:
@@ -579,6 +656,29 @@ BUGS: dict[str, Kernel] = {
     "dscale with the wrong sign": _after(dscale=lambda v, r: -v),
     "dbias with the wrong sign": _after(dbias=lambda v, r: -v),
     "saved statistics recomputed": Kernel(after={"recomputes": lambda v, r: v}),
+    # operations that are composed
+    "gradient of the other pass": Kernel(after={"other gradient": lambda v, r: v}),
+    "given statistics shifted by one channel": _after(given=lambda v, r: np.roll(v, 1, axis=0)),
+    "variance taken for its inverse root": _after(given=lambda v, r: _one / (v * v) - f32(r.problem.epsilon)),
+    "sums averaged": _after(total=lambda v, r: v / _m(r), moment=lambda v, r: v / _m(r)),
+    "sum_dy_xmu times the inverse": _after(moment=lambda v, r: v * r.parameters["saved_inv_variance"]),
+    "sum_dy_xmu without the mean": _after(
+        x__of__dscale=lambda a, r: a + r.parameters["saved_mean"] if r.problem.composed == "backward_reduce" else a
+    ),
+    "own count in place of all ranks'": _after(count=lambda n, r: r.problem.m),
+    "sums taken for averages": _after(count=lambda n, r: 1),
+    "own sums in place of all ranks'": _after(
+        sums=lambda v, r: (
+            pairwise(r.dy),
+            pairwise(r.dy * (r.x - r.parameters["saved_mean"])),
+        )
+    ),
+    "sums of dy and dy x swapped": _after(sums=lambda v, r: v[::-1]),
+    "inverse once where its square is right": _after(second=lambda v, r: v * 0 + _one),
+    "each rank counted alike": _after(counts=lambda c, r: c * 0 + c.mean().round()),
+    "first rank's count for all": _after(counts=lambda c, r: c * 0 + c[:1]),
+    "variance between the ranks left out": _after(between=lambda v, r: v * 0),
+    "variance within the ranks left out": _after(within=lambda v, r: v * 0),
     # elements of a result
     "last element not written": _after(
         stored__y=lambda v, r: _put(v, (-1, -1), np.nan), stored__dx=lambda v, r: _put(v, (-1, -1), np.nan)

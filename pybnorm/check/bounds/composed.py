@@ -1,0 +1,378 @@
+r"""Bounds of the operations that are composed of vendor calls (`pybnorm.operations`).
+
+They hold for a kernel of one's own as well as for the composition. A product of two vectors is, composed, a forward
+inference: off by 8u of itself, then stored. 1 / sqrt(variance + epsilon) is too: r is off by dr = 9u r + u_p r (4u of a
+kernel that does not store it). Symbols as in `pybnorm.check.bounds`.
+
+training_grad
+    As backward with saved statistics, with that dr: E_s + \|dscale\| dr/r on exact data, too. Where 1/sigma is
+    not the power of two that exact data have, terms and sums are rounded there: the class "rounded", with 16 u W.
+frozen
+    dscale and dbias as there. dx is a forward inference of dy: E = \|scale dy\| (dr + 4u r + ...) with mean and bias 0.
+backward_reduce
+    sum_dy: E_b. sum_dy_xmu: E_s of r = 1. dscale: r times that, stored between, + (8u + u_p) \|dscale\|.
+backward_elemt
+    With g = scale r, c = sum_dy/n and s = g r**2 sum_dy_xmu/n, dx = (g (dy - c)) - (s (x - mu)), either part alone
+    first: of g (dy - c), E_1 = \|g\| (\|c\| dc + 4u (\|dy\| + \|c\|)) + \|g (dy - c)\| (4u + dg), dg = 8u + u_p,
+    dc = 2u + u_p; of s (x - mu), E_2 = \|s\| 4u (\|x\| + \|mu\|) + \|s (x - mu)\| (4u + 5 (8u + u_p)). The first part
+    may be stored and blended before the second is added: u_o \|alpha g (dy - c) + beta prior\| + t_o more. One that
+    flushes: \|g\| t_p, and \|x - mu\| (1 + \|g\| (1 + r)/n) t_p.
+elemt
+    Inference from the inverse standard deviation.
+gather_stats
+    Of R ranks with the weights w = n_k/n, h the depth of a sum of R terms and d_k = mean_k - mean: mean,
+    dmu = (h+6) u sum w \|mean_k\|; variance, A: dv = (h+12) u v + sum w (2 \|d_k\| e_k + e_k**2) with
+    e_k = dmu + 9u (\|mean_k\| + \|mean\|), B: max(A, (h+8) u Q + 2 \|mean\| dmu + dmu**2 + 2 u mean**2) with Q
+    the mean of x**2; the inverse standard deviation as of training, + 9u r; running averages as there with 5 u and 7 u
+    in place of 3 u and 5 u. Rows of ranks without elements are not read.
+sync_train
+    Each rank's statistics as of training, merged as by gather_stats: dmu = (h + R + 8) u A, dv = (R + 20) u v and the
+    weighted sum over the ranks of what their own variances and their means' distances are off by; y by elemt, whose
+    product and 1/sigma are stored between: dr + (17u + 2 u_p) r. One-pass as there.
+sync_backward
+    The sums over ranks: h + R in place of h, and what is stored between, (8u + 2 u_p) W and u_p S; dx as of
+    backward_elemt, + \|g\| (E_b + \|x_hat\| E_s)/m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pybnorm import reference
+from pybnorm.check.bounds.classes import Tier
+from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs
+from pybnorm.check.bounds.formulas import Deviations, Moments, given, in_range, inverse_deviation, stored
+from pybnorm.check.data import Inputs
+from pybnorm.check.problem import Problem
+
+__all__ = ["BackwardElemt", "BackwardReduce", "Frozen", "GatherStats", "SyncBackward", "SyncTraining", "TrainingGrad"]
+
+
+def _known(word: str) -> Callable[[Problem], bool]:
+    return lambda problem: problem.composed == word
+
+
+class TrainingGrad(Expected):
+    """Backward from the batch's mean and variance."""
+
+    def _has(self, *names: str) -> bool:
+        """Whether these inputs are those of the one that this varies, and the statistics with them."""
+        like = self._like
+        return (
+            super()._has(*names, "mean", "variance")
+            and like is not None
+            and like.problem.epsilon == self.problem.epsilon
+        )
+
+    def _take_saved(self) -> None:
+        p, epsilon = self.precision, self.problem.epsilon
+        self._mean = self.inputs.need("mean").astype(np.float64)
+        variance = self.inputs.need("variance").astype(np.float64)
+        self._inverse = 1 / np.sqrt(variance + epsilon)
+        flushed = (variance < p.tiny) & (epsilon < p.tiny)
+        relative = np.where(flushed, np.inf, 9 * p.u + p.u_param)
+        self._deviations = lambda tier: given(self._inverse, relative, p.tiny)
+
+    def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
+        """E of dscale and of dbias."""
+        e_dscale, e_dbias = super().sum_errors(tier)
+        if tier.recurrence:
+            e_dscale = np.maximum(e_dscale, 16 * self.precision.u * self._absolute_sums(False)[1])
+        if tier.exact:
+            e_dscale = e_dscale + np.abs(self._parameters["dscale"]) * self.deviations(tier).inverse / self._inverse
+        return e_dscale, e_dbias
+
+
+class Frozen(TrainingGrad):
+    """Backward of inference: the statistics are constants."""
+
+    def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
+        """dx is scale * r * dy."""
+        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        return [gain], lambda x, dy, mean, gain: dy * gain
+
+    def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        p = self.precision
+        alpha, beta, prior = self.blend(output)
+        scale, r = np.abs(self.inputs.scale.astype(np.float64)), self._inverse
+        reach = p.reach / (np.maximum(1, scale) * np.maximum(1, r))
+        relative = self.deviations(classes[0]).inverse / r if classes else np.zeros_like(r)
+        arrays = [self.inputs.need("dy")]
+        for more in (got, prior if beta != 0 else None):
+            if more is not None:
+                arrays.append(more)
+        gain = self.inputs.scale.astype(np.float64) * r
+        for block in reference.iterate_blocks(arrays, self.problem.mode, (gain, relative + 4 * p.u, reach)):
+            dy, *others = block.arrays
+            gains, off, most = block.parameters
+            values = others.pop(0) if got is not None else None
+            result = dy * gains
+            error = np.abs(result) * off + np.abs(gains) * p.tiny
+            error = np.where(np.abs(dy) > most, np.inf, error)
+            before = others[0] if beta != 0 else None
+            out, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+            yield Part(block.index, out, values, [(bound, np.zeros(bound.shape, bool)) for _ in classes])
+
+
+class BackwardReduce(Expected):
+    """The sums of backward, about a given mean; the sums of the base class are those of r = 1."""
+
+    def _take_saved(self) -> None:
+        super()._take_saved()
+        self._given, self._inverse = self._inverse, np.ones_like(self._inverse)
+
+    def _take_sums(self) -> None:
+        super()._take_sums()
+        moment, total = self._parameters["dscale"], self._parameters["dbias"]
+        self._parameters |= {"sum_dy": total, "sum_dy_xmu": moment, "scaled": moment * self._given}
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        super().__init__(problem, inputs)
+        self.outputs = _Outputs({n: self._parameters[_SOURCE[n]] for n in _SOURCE}, tuple(_SOURCE), self._whole)
+
+    @property
+    def statistics(self) -> tuple[Array, Array]:
+        """The mean and the inverse standard deviation that are given."""
+        return self._mean, self._given
+
+    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
+        p, right = self.precision, self._parameters[_SOURCE[output]]
+        bounds = []
+        for tier in classes:
+            e_moment, e_total = self.sum_errors(tier)
+            error = e_total if output in ("sum_dy", "dbias") else e_moment
+            if output == "dscale":
+                moment = np.abs(self._parameters["sum_dy_xmu"])
+                between = error + p.u_param * (moment + error) + p.tiny_param
+                error = np.abs(self._given) * between + 8 * p.u * np.abs(right)
+                error = np.where(np.abs(right) + moment > p.reach, np.inf, error)
+            _, bound = stored(error, right, 1.0, 0.0, None, p.u, p.u_param, p.tiny_param)
+            bounds.append((bound, np.zeros(right.shape, bool)))
+        values = None if got is None else got.astype(np.float64).reshape(right.shape)
+        return Part(tuple(slice(0, n) for n in right.shape), right, values, bounds)
+
+
+_SOURCE = {"sum_dy": "dbias", "sum_dy_xmu": "sum_dy_xmu", "dscale": "scaled", "dbias": "dbias"}
+"""Outputs, and where `BackwardReduce` has them."""
+
+
+class BackwardElemt(Expected):
+    """dx from sums that are given."""
+
+    def _take_sums(self) -> None:
+        """The sums are inputs."""
+
+    def _totals(self) -> tuple[Array, Array, int]:
+        """sum_dy, sum_dy_xmu and n."""
+        total, moment = (self.inputs.need(name).astype(np.float64) for name in ("sum_dy", "sum_dy_xmu"))
+        return total, moment, self.problem.count
+
+    def _total_errors(self, tier: Tier) -> tuple[Array, Array]:
+        """How far sum_dy and r sum_dy_xmu may be off."""
+        return np.zeros(self._mean.shape), np.zeros(self._mean.shape)
+
+    def _factors(self) -> tuple[Array, Array, Array]:
+        """g, c and s."""
+        total, moment, n = self._totals()
+        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        return gain, total / n, self._inverse * self._inverse * (moment / n)
+
+    def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
+        """What dx is made of, and how."""
+        return list(self._factors()), lambda x, dy, mean, gain, centre, slope: (dy - centre - (x - mean) * slope) * gain
+
+    def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        p, (total, moment, n) = self.precision, self._totals()
+        alpha, beta, prior = self.blend(output)
+        gain, centre, slope = self._factors()
+        size = np.maximum(1, np.abs(self._inverse))
+        factor = np.maximum(1, np.abs(self.inputs.scale.astype(np.float64))) * size
+        lost = factor * size**2 * (np.abs(total) + np.abs(moment)) > p.reach
+        flushed = p.tiny_param * (1 + np.abs(gain) * (1 + np.abs(self._inverse)) / n)
+        parameters = [self._mean, gain, centre, slope, np.where(lost, np.inf, 0.0), flushed]
+        for tier in classes:
+            e_total, e_moment = self._total_errors(tier)
+            parameters += [np.abs(gain) * e_total / n, np.abs(gain * self._inverse) * e_moment / n]
+        arrays = [self.inputs.x, self.inputs.need("dy")]
+        for more in (got, prior if beta != 0 else None):
+            if more is not None:
+                arrays.append(more)
+        product = 8 * p.u + p.u_param
+        for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
+            x, dy, *others = block.arrays
+            mean, g, c, s, infinite, small, *own = block.parameters
+            values = others.pop(0) if got is not None else None
+            size = np.abs(g)
+            apart, centred = dy - c, x - mean
+            first, second = g * apart, g * s * centred
+            error = size * ((2 * p.u + p.u_param) * np.abs(c) + 4 * p.u * (np.abs(dy) + np.abs(c)) + p.tiny_param)
+            error += np.abs(first) * (4 * p.u + product) + np.abs(second) * (4 * p.u + 5 * product)
+            error += size * np.abs(s) * (4 * p.u * (np.abs(x) + np.abs(mean)) + p.tiny)
+            error += np.abs(centred) * small + infinite
+            kept = alpha * first
+            if beta != 0:
+                kept = kept + beta * others[0]
+            out = (apart - centred * s) * g * alpha
+            spread = np.abs(alpha * first) + np.abs(alpha * second)
+            if beta != 0:
+                out = out + beta * others[0]
+                spread += 2 * np.abs(beta * others[0])
+            bounds = []
+            for i in range(len(classes)):
+                whole = error + own[2 * i] + np.abs(centred) * own[2 * i + 1]
+                whole = abs(alpha) * whole + 4 * p.u * spread + p.u_out * np.abs(kept) + p.tiny_out
+                bound = whole + p.u_out * (np.abs(out) + whole) + p.tiny_out
+                bounds.append((bound, np.zeros(bound.shape, bool)))
+            yield Part(block.index, out, values, bounds)
+
+
+class SyncBackward(BackwardElemt):
+    """Backward over ranks: their sums, added up, and `BackwardElemt` of them."""
+
+    def _take_sums(self) -> None:
+        Expected._take_sums(self)
+
+    def _totals(self) -> tuple[Array, Array, int]:
+        """sum_dy, sum_dy_xmu and n."""
+        return self._parameters["dbias"], self._parameters["dscale"] / self._inverse, self.problem.m
+
+    def _total_errors(self, tier: Tier) -> tuple[Array, Array]:
+        e_dscale, e_dbias = self.sum_errors(tier)
+        return e_dbias, e_dscale
+
+    def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
+        """E of dscale and of dbias."""
+        p, ranks = self.precision, self.problem.ranks
+        e_dscale, e_dbias = super().sum_errors(tier if tier.exact else tier._replace(h=tier.h + ranks))
+        total, weighted = self._absolute_sums(False)
+        stored_ = 0.0 if tier.exact else p.u_param * total
+        return e_dscale + (8 * p.u + 2 * p.u_param) * weighted, e_dbias + stored_
+
+
+class SyncTraining(Expected):
+    """Training over ranks, whose statistics are merged."""
+
+    def _take_moments(self) -> None:
+        super()._take_moments()
+        problem, inputs, p, start = self.problem, self.inputs, self.precision, 0
+        parts = []
+        for images in problem.shares:
+            if images:
+                x = inputs.x[start : start + images]
+                found = reference.stats(x, epsilon=problem.epsilon, axis=self._axis)
+                absolute = reference.reduce_blocks(np.abs, (x,), problem.mode)[0] / (
+                    problem.m * images / problem.dims[0]
+                )
+                parts.append((images / problem.dims[0], found.mean, found.variance, absolute))
+            start += images
+        moments, m, epsilon = self._moments, problem.m, problem.epsilon
+        size, r, v = np.abs(moments.mean), moments.inverse, moments.variance
+        lost = (moments.absolute * m > p.reach) | (m * v > p.reach)
+
+        def of(tier: Tier) -> Deviations:
+            h, u, ranks = tier.h, p.u, len(parts)
+            d_mean = (h + ranks + 8) * u * moments.absolute + 2 * p.tiny
+            d_variance = (ranks + 20) * u * v + p.tiny * (4 + 4 * np.sqrt(v))
+            for weight, mean, variance, absolute in parts:
+                own = (h + 2) * u * absolute + p.tiny
+                each = own + d_mean + 9 * u * (np.abs(mean) + size)
+                apart = 2 * np.abs(mean - moments.mean) * each + each**2
+                within = (h + 4) * u * (variance + np.abs(mean) * np.sqrt(variance)) + own**2
+                d_variance = d_variance + weight * (apart + within)
+            if tier.one_pass:
+                other = (h + ranks + 8) * u * moments.square + 2 * size * d_mean + d_mean**2 + 2 * u * size**2
+                d_variance = np.maximum(d_variance, other)
+            d_inverse = inverse_deviation(v, d_variance, r, epsilon, p.tiny) + (17 * u + 2 * p.u_param) * r
+            return in_range(d_mean, d_variance, d_inverse, r, lost)
+
+        self._deviations = of
+
+    def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
+        p, right = self.precision, np.abs(self._parameters[output])
+        return super()._running_bound(output, d, f, inputs) + 2 * p.u * right
+
+
+class GatherStats(Expected):
+    """Statistics of several batches, merged."""
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        super().__init__(problem, inputs)
+        self.outputs = _Outputs(self._parameters, tuple(self._parameters), self._whole)
+
+    def ordinary(self, tier: Tier) -> Array:
+        """Which statistics can be judged."""
+        d = self.deviations(tier)
+        found: Array = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
+        return found
+
+    def _training(self) -> None:
+        problem, inputs = self.problem, self.inputs
+        m2s, n = inputs.need("m2s"), sum(problem.counts)
+        old = {name: inputs.need(name).reshape(-1) for name in ("mean", "variance") if problem.running}
+        found = reference.gather_stats(
+            inputs.x, m2s, problem.counts, running_mean=old.get("mean"), running_variance=old.get("variance"),
+            exponential_average_factor=problem.factor, epsilon=problem.epsilon,
+        )  # fmt: skip
+        shape = problem.parameter_dims
+        self._parameters = {name: value.reshape(shape) for name, value in found._asdict().items() if value is not None}
+        self._mean, variance, self._inverse = (self._parameters[n] for n in ("mean", "variance", "inv_variance"))
+        present = np.array(problem.counts) > 0
+        weights = (np.array(problem.counts, np.float64)[present] / n).reshape(-1, 1)
+        means = inputs.x.astype(np.float64)[present]
+        absolute, second = ((weights * a).sum(axis=0, keepdims=True) for a in (np.abs(means), means**2))
+        square = second + m2s.astype(np.float64)[present].sum(axis=0, keepdims=True) / n
+        self._moments = Moments(self._mean, variance, absolute, square, self._inverse)
+        if problem.running:
+            f, before = problem.factor, old["variance"].astype(np.float64).reshape(shape)
+            self.biased_running_variance = f * variance + (1 - f) * before
+        size, apart = np.abs(self._mean), np.abs(means - self._mean)
+        p, epsilon, r = self.precision, problem.epsilon, self._inverse
+
+        def of(tier: Tier) -> Deviations:
+            h, u = tier.h, p.u
+            d_mean = (h + 6) * u * absolute + p.tiny
+            each = d_mean + 9 * u * (np.abs(means) + size)
+            d_variance = (h + 12) * u * variance + (weights * (2 * apart * each + each**2)).sum(axis=0, keepdims=True)
+            d_variance = d_variance + p.tiny * (2 + 4 * np.sqrt(variance))
+            if tier.one_pass:
+                other = (h + 8) * u * square + 2 * size * d_mean + d_mean**2 + 2 * u * size**2
+                d_variance = np.maximum(d_variance, other)
+            d_inverse = inverse_deviation(variance, d_variance, r, epsilon, p.tiny) + 9 * u * r
+            return in_range(d_mean, d_variance, d_inverse, r, n * np.maximum(absolute, square) > p.reach)
+
+        self._deviations = of
+
+    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
+        p, problem, right = self.precision, self.problem, self._parameters[output]
+        n, f = sum(problem.counts), problem.factor
+        bounds = []
+        for tier in classes:
+            d = self.deviations(tier)
+            error, undecided = {
+                "variance": (d.variance, np.zeros(right.shape, bool)),
+                "inv_variance": (d.inverse, d.undecided),
+            }.get(output, (d.mean, np.zeros(right.shape, bool)))
+            bound = error + p.u_param * (np.abs(right) + error) + p.tiny_param
+            if output.startswith("running"):
+                name = output.removeprefix("running_")
+                c, slack, roundings = (1.0, d.mean, 5) if name == "mean" else (n / (n - 1), d.variance, 7)
+                kept = np.abs((1 - f) * self.inputs.need(name).astype(np.float64)) if f != 1 else 0.0
+                size = kept + np.abs(f * c * self._parameters[name])
+                bound = f * c * slack + (roundings * p.u + p.u_param) * size + p.tiny_param
+            bounds.append((bound, undecided))
+        values = None if got is None else got.astype(np.float64).reshape(right.shape)
+        return Part(tuple(slice(0, k) for k in right.shape), right, values, bounds)
+
+
+for _word, _kind in (
+    ("gather_stats", GatherStats),
+    ("sync_train", SyncTraining),
+    ("sync_backward", SyncBackward),
+    ("training_grad", TrainingGrad),
+    ("frozen", Frozen),
+    ("backward_reduce", BackwardReduce),
+    ("backward_elemt", BackwardElemt),
+):
+    Expected._kinds.append((_known(_word), _kind))

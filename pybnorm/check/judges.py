@@ -1,0 +1,66 @@
+"""Where a case is judged: by NumPy, or by CuPy or PyTorch on the GPU that the library computes on.
+
+NumPy is the definition. On a GPU the same functions run on arrays of another namespace
+(`pybnorm.reference.namespaces`), in float64, in the memory that the library has read and written; data are made there,
+to the same bits. Sums are added in another order, so that results differ by some 1e-15 of what was added.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from pybnorm._arrays import CPU
+from pybnorm.check.problem import FILE, Problem
+from pybnorm.errors import ArgumentError, LibraryNotFoundError
+from pybnorm.reference import namespaces
+from pybnorm.reference.namespaces import Namespace
+
+__all__ = ["LEAST", "VARIABLE", "chosen", "reason"]
+
+VARIABLE = "PYBNORM_JUDGE"
+"""Names the judge: numpy, cupy or torch. Not set: by the problem and the device."""
+LEAST = 1 << 20
+"""Elements of x from which a GPU is quicker."""
+
+
+def reason(problem: Problem) -> str:
+    """Why only NumPy can judge a problem, or nothing."""
+    if problem.fill == FILE:
+        return "data of a file"
+    if problem.fence:
+        return "memory between fences"
+    if problem.activation:
+        return "an activation"
+    return "a composed operation" if problem.composed else ""
+
+
+def chosen(problem: Problem, device: Any) -> Namespace | None:
+    """What judges `problem` on `device`; None: NumPy.
+
+    Raises
+    ------
+    ArgumentError
+        The variable names something else.
+    LibraryNotFoundError
+        What it names cannot be imported.
+    """
+    word = os.environ.get(VARIABLE, "")
+    if word and word not in namespaces.NAMES:
+        raise ArgumentError(VARIABLE, word, " | ".join(namespaces.NAMES))
+    if word == "numpy" or reason(problem):
+        return None
+    if word:
+        found = namespaces.namespace(word, device.device_id)
+        return found if found.on_cpu == (device.device_type == CPU) else None
+    if device.device_type == CPU or math.prod(problem.dims) < LEAST:
+        return None
+    for name in ("cupy", "torch"):
+        try:
+            found = namespaces.namespace(name, device.device_id)
+        except LibraryNotFoundError:
+            continue
+        if not found.on_cpu:
+            return found
+    return None

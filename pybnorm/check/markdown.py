@@ -1,0 +1,132 @@
+"""A run as Markdown, for the summary of a CI job or a ticket, and as annotations that CI services show beside a build.
+
+Both begin with what was found: one sentence per library. What is wrong follows, the worst first, each with the command
+that shows it again; refusals are counted by their reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+from pybnorm._text import one_line, write_visible
+from pybnorm.check.bounds import Status
+from pybnorm.check.conclusions import conclusions
+from pybnorm.check.results import BackendInfo, CaseResult, by_label, library_text, not_run, ratio_text, repro
+
+__all__ = ["FAILURES", "ci_annotations", "write"]
+
+FAILURES = 20
+"""Cases that are listed with their commands."""
+_ANNOTATIONS = 10
+"""What the service shows of one step."""
+
+
+def write(
+    target: str | IO[str], backends: Sequence[BackendInfo], results: Sequence[CaseResult], complete: bool = True
+) -> None:
+    """Write the run.
+
+    Parameters
+    ----------
+    target : path or text stream
+    backends : sequence of BackendInfo
+    results : sequence of CaseResult
+    complete : bool
+        Whether the run came to its end.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    write_visible(target, "\n".join(_lines(backends, results, complete)) + "\n")
+
+
+def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], complete: bool) -> Iterator[str]:
+    yield "# pybnorm check"
+    yield ""
+    for found in conclusions(backends, results, complete):
+        yield f"- **{found.worst.status.value if not found.worst.status.good else 'right'}**: {_plain(found.sentence)}"
+    for info in backends:
+        if info.problem:
+            yield f"- {info.backend} did not run: {_plain(info.problem)}"
+    if text := not_run(results):
+        yield f"- **{text}**"
+    yield ""
+    present = [status for status in Status if any(r.status == status for r in results)]
+    yield from _table(("library", *(s.value for s in present)), _totals(results, present))
+    bad = _worst_first(results)
+    if bad:
+        yield f"## What is wrong: {len(bad)} cases"
+        yield ""
+        rows = (
+            (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
+            for r in bad[:FAILURES]
+        )
+        yield from _table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
+        if len(bad) > FAILURES:
+            yield f"and {len(bad) - FAILURES} more."
+            yield ""
+    refused = Counter((r.backend, r.message.partition("\n")[0]) for r in results if r.status == Status.UNSUPPORTED)
+    if refused:
+        yield f"## Not supported: {sum(refused.values())} cases"
+        yield ""
+        reasons = ((backend, str(count), _plain(reason)) for (backend, reason), count in refused.most_common())
+        yield from _table(("library", "cases", "reason"), reasons)
+    yield "## Libraries"
+    yield ""
+    for info in backends:
+        if not info.problem:
+            yield f"- {info.backend}: {_plain(library_text(info))}"
+
+
+def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
+    """One ``::error`` command of GitHub's runner per case that is wrong, the worst first, at most ten; then a count."""
+    bad = _worst_first(results)
+    lines = [
+        f"::error title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
+        + _escaped(f"{r.case}\n{_worst(r) or r.message.partition(chr(10))[0]}\n{repro(r)}")
+        for r in bad[:_ANNOTATIONS]
+    ]
+    if len(bad) > _ANNOTATIONS:
+        lines.append(f"::notice::{len(bad) - _ANNOTATIONS} more cases are wrong; the report has all")
+    return lines
+
+
+def _worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
+    bad = [r for r in results if not r.status.good]
+    return sorted(bad, key=lambda r: (-r.status.severity, bool(r.known), -r.ratio))
+
+
+def _worst(result: CaseResult) -> str:
+    return ", ".join(f"{v.output} {ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good)
+
+
+def _totals(results: Sequence[CaseResult], present: Sequence[Status]) -> Iterator[Sequence[str]]:
+    for name, own in by_label(results).items():
+        counts = Counter(r.status for r in own)
+        yield name, *(str(counts[s]) for s in present)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield "|" + " --- |" * len(titles)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    """Text of a library or a user that neither formats nor links anything."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c for c in one_line(text))
+
+
+def _code(text: str) -> str:
+    return f"`{one_line(text).replace('`', chr(39))}`"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """As the runner reads it: percent, line ends and, in properties, `more` are written in hexadecimal."""
+    return "".join(f"%{ord(c):02X}" if c in "%\r\n" + more else c for c in text)

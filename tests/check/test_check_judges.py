@@ -1,0 +1,302 @@
+"""A case judged by arrays of another namespace: the same data, verdicts and bounds as by NumPy."""
+
+import os
+
+import numpy as np
+import pytest
+from simulated import Kernels, array_of, session
+
+from pybnorm import devices
+from pybnorm.check import data, judges
+from pybnorm.check.bounds import Expected, Status, tiers, untrusted
+from pybnorm.check.problem import Problem
+from pybnorm.check.runner import Session, run_case
+from pybnorm.check.verdicts import Record, judge_call
+from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
+from pybnorm.reference import namespaces
+from pybnorm.reference.namespaces import Foreign
+
+LINES = [
+    "train,spatial,f32,nchw,4x8x7x16,fill=exact",
+    "train,spatial,f64,nchw,9x3x5x5,fill=exact",
+    "train,peract,bf16,nchw,300x3x7,fill=randn",
+    "backward,spatial,f16,nhwc,3x8x15x17,fill=exact",
+    "backward,spatial,f32,nchw,16x8x8x8,fill=randn",
+    "backward,spatial,f32,nhwc,16x8x8x9,fill=ramp,beta=0.5",
+    "train,spatial,f32,nchw,16x8x8x8,fill=paired",
+    "infer,spatial,f64,nchw,3x8x26x16,fill=sparse",
+    "backward,peract,bf16,nchw,16x8x8x8,fill=sqrteps,beta=1,saved=0",
+    "train,spatial,f32,nchw,4x8x5x16,fill=range",
+    "train,spatial,f16,nchw,4x8x5x16,fill=special",
+    "backward,spatial,f32,nchw,4x8x5x16,fill=special,seed=3",
+    "infer,spatial,f32,nchw,4x8x5x16,fill=special",
+    "train,spatial,f32,nchw,4x8x5x16,fill=relu",
+    "backward,spatial,f16,nchw,4x8x5x16,fill=image",
+    "train,spatial,f16,nchw,4x8x5x16,fill=constant",
+    "train,spatial,f16,strides=5280x600x90x3,4x8x5x16,fill=level",
+]
+
+
+@pytest.fixture(params=["numpy", "torch", "cupy"])
+def space(request, need_package, monkeypatch):
+    """A namespace, with blocks of a few elements."""
+    need_package(request.param)
+    found = namespaces.namespace(request.param)
+    if request.param == "cupy" and found.on_cpu:
+        pytest.skip("CuPy finds no GPU")
+    monkeypatch.setattr(namespaces, "BLOCK", 1 << 11)
+    return found
+
+
+def right_outputs(expected, wrong=""):
+    """What a perfect kernel writes, or one that is `wrong` in y or dx."""
+    problem, outputs = expected.problem, {}
+    for name in expected.outputs:
+        values = np.empty(expected.shape(name))
+        for part in expected.parts(name, None, tiers(problem, name)[:1]):
+            values[part.index] = part.reference
+        if name in ("y", "dx"):
+            values.flat[{"": slice(0), "last": -1, "many": slice(None, None, 7)}[wrong]] += 0.01
+        dtype = problem.dtype if name in ("y", "dx") else problem.parameter_dtype
+        with np.errstate(invalid="ignore"):
+            outputs[name] = data.round_to(values, dtype)
+    return outputs
+
+
+def bits(array):
+    host = np.ascontiguousarray(array)
+    return host.view(f"u{host.itemsize}")
+
+
+def near(one, other, size):
+    with np.errstate(invalid="ignore"):
+        return bool(np.all((one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= 1e-13 * size)))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_data_are_the_same_bits(line, space):
+    problem = Problem.parse(line)
+    own = data.generate(problem).arrays()
+    made = data.generate(problem, space).arrays()
+    assert isinstance(made["x"], Foreign)
+    for name, array in own.items():
+        there = np.asarray(made[name])
+        assert there.dtype == array.dtype
+        assert (bits(there) == bits(array)).all(), name
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_reference_and_its_bounds_are_the_same_to_1e13(line, space):
+    problem = Problem.parse(line)
+    own, other = (Expected(problem, data.generate(problem, judge)) for judge in (None, space))
+    for name in own.outputs:
+        size = np.empty(own.shape(name))
+        whole = [[np.empty(size.shape) for _ in range(2)] for _ in range(2)]
+        for (right, bound), expected in zip(whole, (own, other), strict=True):
+            for part in expected.parts(name, None, tiers(problem, name)[-1:]):
+                right[part.index], bound[part.index] = np.asarray(part.reference), np.asarray(part.classes[0][0])
+        with np.errstate(invalid="ignore"):
+            largest = np.nanmax(np.where(np.isfinite(whole[0][0]), np.abs(whole[0][0]), 0.0))
+        # of what was added: a sum near 0 is made of terms that are not
+        assert near(whole[0][0], whole[1][0], max(largest, 1e-300))
+        with np.errstate(invalid="ignore"):
+            limit = np.nanmax(np.where(np.isfinite(whole[0][1]), whole[0][1], 0.0))
+        assert near(whole[0][1], whole[1][1], max(largest, limit))  # it has differences of numbers of the result's size
+
+
+@pytest.mark.parametrize("wrong", ["last", "many"])
+@pytest.mark.parametrize("line", LINES)
+def test_verdicts_are_the_same(line, wrong, space):
+    problem = Problem.parse(line)
+    inputs, there = data.generate(problem), data.generate(problem, space)
+    outputs = right_outputs(Expected(problem, inputs), wrong)
+    placed = {name: space.of(a) if name in ("y", "dx") else a for name, a in outputs.items()}
+    own, other = judge_call(Expected(problem, inputs), outputs), judge_call(Expected(problem, there), placed)
+    if wrong == "many":
+        assert Status.FAIL in {v.status for v in own.values()}
+    for name, verdict in own.items():
+        for field in ("status", "tier", "over", "undecided", "unjudged", "identical", "elements", "note"):
+            assert getattr(verdict, field) == getattr(other[name], field), (name, field)
+        assert other[name].ratio == pytest.approx(verdict.ratio, rel=1e-6, abs=1e-9)
+        assert other[name].noticed == pytest.approx(verdict.noticed, rel=1e-6)
+        assert [p.index for p in other[name].worst[:1]] == [p.index for p in verdict.worst[:1]] or wrong != "last"
+    assert untrusted(problem, there) == untrusted(problem, inputs)
+
+
+@pytest.mark.parametrize(
+    ("line", "output", "array"),
+    [
+        ("train,spatial,f32,nchw,8x16x32x32,fill=randn", "saved_mean", "x"),
+        ("backward,spatial,f32,nhwc,16x264x8x17,fill=randn", "dbias", "dy"),
+    ],
+)
+def test_matched_filters_name_the_same_bug(line, output, array, space):
+    problem = Problem.parse(line)
+    inputs, there = data.generate(problem), data.generate(problem, space)
+    expected = Expected(problem, inputs)
+    outputs = right_outputs(expected)
+    lost = getattr(inputs, array)[-1:, :, -1:, -1:].astype(np.float64) / (problem.m if output == "saved_mean" else 1)
+    outputs[output] = data.round_to(expected.outputs[output] - lost, problem.parameter_dtype)
+    noise = 1 + 1e-5 * np.random.default_rng(1).normal(size=lost.shape)  # is looked for at every place
+    other = "saved_inv_variance" if output == "saved_mean" else "dscale"
+    outputs[other] = data.round_to(expected.outputs[other] * noise, problem.parameter_dtype)
+    found = []
+    for given, put in ((inputs, lambda a: a), (there, space.of)):
+        record = Record()
+        placed = {name: put(a) if name in ("y", "dx") else a for name, a in outputs.items()}
+        verdicts = judge_call(Expected(problem, given), placed, record)
+        found.append([verdicts[output].note, *((t.output, t.sum, t.bug, t.hypotheses) for t in record.tried)])
+    assert "the last element of every channel were left out" in found[0][0]
+    assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------- a case
+
+
+@pytest.fixture
+def judged_there(space, monkeypatch):
+    if not space.on_cpu:
+        pytest.skip("simulated kernels compute on the CPU")
+    monkeypatch.setattr(judges, "chosen", lambda problem, device: space)
+    return space
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train,spatial,f32,nchw,8x3x4x4",
+        "backward,spatial,bf16,nhwc,8x3x4x4,fill=randn,misalign=1",
+        "infer,spatial,f16,strides=300x90x18x3,2x3x4x5,fill=randn,beta=1",
+        "train,peract,f64,nchw,9x3x4x4,fill=randn,repeats=3",
+    ],
+)
+def test_a_case_is_run_and_judged_there(line, judged_there):
+    result = run_case(Problem.parse(line), session())
+    assert (result.status, result.message, result.judge) == (Status.PASS, "", judged_there.name)
+
+
+def place(function):
+    class Wrong(Kernels):
+        def forward_training(self, x, scale, bias, y, **options):
+            super().forward_training(x, scale, bias, y, **options)
+            function(x, y)
+
+    return Session("onednn", Wrong(), devices.device_for(1))
+
+
+def behind(buffer):
+    return buffer._replace(pointer=buffer.pointer + 8 * 3 * 16 * 4, dims=(1,), strides=(1,))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x, y: array_of(behind(y)).fill(1), "wrote outside of y"),
+        (lambda x, y: array_of(x).__setitem__((0, 0, 0, 0), 7), "changed its input x"),
+        (lambda x, y: array_of(y).__setitem__((7, 2, 3, 3), 7), ""),
+    ],
+)
+def test_damage_is_seen_there(function, message, judged_there):
+    result = run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4"), place(function))
+    assert (result.status, result.message) == (Status.FAIL, message)
+
+
+# ---------------------------------------------------------------- which
+
+
+class Gpu:
+    device_type, device_id = 2, 0
+
+
+CPU = devices.device_for(1)
+LARGE = Problem.parse("train,spatial,f32,nchw,64x64x32x32")
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """CuPy and PyTorch, each there with a GPU, without one, or absent."""
+
+    def have(**found):
+        class Library:
+            def __init__(self, name, on_cpu):
+                self.name, self.on_cpu = name, on_cpu
+
+        def namespace(name, device_id=0):
+            if name not in found:
+                raise LibraryNotFoundError("absent", backend=name)
+            return Library(name, not found[name])
+
+        monkeypatch.setattr(namespaces, "namespace", namespace)
+
+    monkeypatch.delenv(judges.VARIABLE, raising=False)
+    return have
+
+
+def name_of(problem, device):
+    found = judges.chosen(problem, device)
+    return "numpy" if found is None else found.name
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        ({"cupy": True, "torch": True}, "cupy"),
+        ({"torch": True}, "torch"),
+        ({"cupy": False, "torch": True}, "torch"),
+        ({"cupy": False, "torch": False}, "numpy"),
+        ({}, "numpy"),
+    ],
+)
+def test_a_gpu_judges_a_large_case_by_what_there_is(found, name, libraries):
+    libraries(**found)
+    assert name_of(LARGE, Gpu) == name
+    assert name_of(LARGE, CPU) == "numpy"
+    assert name_of(Problem.parse("train,spatial,f32,nchw,8x3x4x4"), Gpu) == "numpy"
+
+
+def test_the_variable_names_it(libraries, monkeypatch):
+    libraries(cupy=True, torch=True)
+    small = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
+    for word in namespaces.NAMES:
+        monkeypatch.setenv(judges.VARIABLE, word)
+        assert {name_of(problem, Gpu) for problem in (small, LARGE)} == {word}
+    monkeypatch.setenv(judges.VARIABLE, "jax")
+    with pytest.raises(ArgumentError, match=r"numpy \| cupy \| torch"):
+        judges.chosen(LARGE, Gpu)
+    libraries()
+    monkeypatch.setenv(judges.VARIABLE, "torch")
+    with pytest.raises(LibraryNotFoundError):
+        judges.chosen(LARGE, Gpu)
+
+
+@pytest.mark.parametrize("option", ["activation=relu", "fence=end"])
+def test_what_only_numpy_can_judge(option, libraries):
+    libraries(cupy=True)
+    problem = Problem.parse(f"train,spatial,f32,nchw,64x64x32x32,{option}")
+    assert judges.reason(problem)
+    assert name_of(problem, Gpu) == "numpy"
+
+
+def test_the_option_names_it_for_the_run_and_not_after(need_device, monkeypatch, tmp_path):
+    import json
+
+    from click.testing import CliRunner
+
+    from pybnorm.cli.check import check
+
+    need_device("onednn")
+    monkeypatch.delenv(judges.VARIABLE, raising=False)
+    file = tmp_path / "run.json"
+    case = ["--case", "train,spatial,f32,nchw,8x3x4x4", "--backend", "onednn", "--json", str(file)]
+    assert CliRunner().invoke(check, [*case, "--judge", "numpy"]).exit_code == 0
+    document = json.loads(file.read_text())
+    assert document["cases"][0]["judge"] == "numpy"
+    assert document["environment"]["variables"][judges.VARIABLE] == "numpy"
+    assert judges.VARIABLE not in os.environ
+    assert CliRunner().invoke(check, [*case, "--judge", "jax"]).exit_code == 2
+
+
+@pytest.mark.parametrize("judge", [1, "cupy", np.zeros(2)])
+def test_data_are_made_by_a_namespace_only(judge):
+    with pytest.raises(ArgumentTypeError, match="judge"):
+        data.generate(LARGE, judge)

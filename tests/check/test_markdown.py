@@ -1,0 +1,133 @@
+"""A run as Markdown, as annotations of a CI service, and `pybnorm report`, which renders runs that are kept."""
+
+import io
+import re
+
+import pytest
+from click.testing import CliRunner
+from made_runs import made_document, made_result
+
+from pybnorm.check import archive, markdown
+from pybnorm.check.bounds import Status
+from pybnorm.check.results import LostNode, json_parts
+from pybnorm.check.runner import BackendInfo
+from pybnorm.cli import main
+
+INFOS = [
+    BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="a [device](there)"),
+    BackendInfo("miopen", problem="no libMIOpen.so.1"),
+]
+GOOD = [made_result(s, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i, s in enumerate(Status) if s.good]
+EVERY = [made_result(s, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i, s in enumerate(Status)]
+
+
+def markdown_of(results, **options):
+    stream = io.StringIO()
+    markdown.write(stream, INFOS, results, **options)
+    return stream.getvalue()
+
+
+def tables(text):
+    """The rows of each table, which all have as many cells as its titles."""
+    found = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            found[-1].append(re.split(r"(?<!\\)\|", line)[1:-1])
+        elif found[-1]:
+            found.append([])
+    for table in filter(None, found):
+        assert {len(row) for row in table} == {len(table[0])}
+    return [table for table in found if table]
+
+
+def test_the_verdict_comes_first_and_what_is_wrong_has_its_command():
+    text = markdown_of(EVERY)
+    bad = [r for r in EVERY if not r.status.good]
+    assert text.splitlines()[2].startswith("- **FAIL**: cuDNN 9.2.0: 1 of ")
+    assert "- miopen did not run: no libMIOpen.so.1" in text
+    _, wrong, refused = tables(text)
+    assert [row[0].strip() for row in wrong[2:]] == [
+        r.status.value for r in sorted(bad, key=lambda r: (-r.status.severity, -r.ratio))
+    ]
+    for result in bad:
+        assert f"pybnorm check --backend cudnn --case '{result.case}'" in text
+    assert refused[2][1].strip() == "1"
+    assert "(there)" in text
+    assert "[device](" not in text  # neither a link
+
+
+def test_a_run_that_is_right_says_so_and_lists_nothing():
+    text = markdown_of(GOOD)
+    assert text.splitlines()[2].startswith("- **right**: cuDNN 9.2.0: all 2 supported cases")
+    assert "What is wrong" not in text
+    assert markdown.ci_annotations(GOOD) == []
+    assert "so far" in markdown_of(GOOD, complete=False)
+
+
+def test_of_many_failures_the_first_are_listed_and_all_are_counted():
+    many = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(30)]
+    assert "and 10 more." in markdown_of(many)
+    lines = markdown.ci_annotations(many)
+    assert len(lines) == 11
+    assert lines[-1].startswith("::notice::20 more")
+
+
+def test_text_of_a_library_gives_no_command_to_the_runner():
+    evil = made_result(Status.CRASHED, message="100%\r\n::set-env name=X::y")
+    (line,) = markdown.ci_annotations([evil])
+    assert line.startswith("::error title=cudnn%3A CRASHED::")
+    assert "\n" not in line
+    assert "\r" not in line
+    assert "100%25%0D" in line
+    table = tables(markdown_of([made_result(Status.CRASHED, message="a | b `c` <i>")]))[1]
+    assert "a \\| b \\`c\\` \\<i\\>" in "|".join(table[2])
+
+
+@pytest.fixture
+def kept(tmp_path):
+    document = made_document(INFOS, EVERY) | {"lost_nodes": [LostNode("rank 1", "host-00112233", "cudnn", "it died")]}
+    archive.write_run(tmp_path, document)
+    return tmp_path
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_a_kept_run_is_rendered_again(kept, tmp_path):
+    files = {o: tmp_path / f"report.{o}" for o in ("json", "junit", "html", "markdown")}
+    done = command("report", kept, *(word for o, f in files.items() for word in (f"--{o}", f)))
+    assert done.exit_code == 0, done.output
+    assert "cuDNN 9.2.0: 1 of " in done.stdout.splitlines()[-1]
+    assert files["markdown"].read_text() == markdown_of(EVERY)
+    assert "it died" in files["html"].read_text()
+    assert files["junit"].read_text().count("<testcase") == len(EVERY) + 1
+    assert [r.case for r in archive.read_run(files["json"])["cases"]] == [r.case for r in EVERY]
+    assert command("report", kept, "--markdown").stdout == markdown_of(EVERY)
+    assert command("report", kept, "--annotations").stdout.splitlines() == markdown.ci_annotations(EVERY)
+
+
+def test_a_file_of_json_is_a_run_too(tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text("".join(json_parts(made_document(INFOS, GOOD))))
+    assert "all 2 supported cases" in command("report", file).stdout
+    done = command("report", file, "--json", file)
+    assert done.exit_code == 2
+    assert "would overwrite the run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere",), "RUN"),
+        ((), "Missing argument 'RUN'"),
+        (("--json", "--markdown"), "--markdown"),
+        (("--annotations", "--markdown"), "--annotations"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_name(kept, arguments, said):
+    run = () if not arguments or not arguments[0].startswith("--") else (kept,)
+    done = command("report", *run, *arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not done.stdout
