@@ -31,6 +31,8 @@ This module differs from hipDNN, or decides what hipDNN leaves open:
 * ``RELU_BWD``: hipDNN's reference and samples take (x, dy), its porting guide and cuDNN (dy, x). `Graph.pointwise`
   takes (x, dy); `Graph.relu_backward` takes cuDNN's names.
 * execute takes a workspace with its size, as an array or (address, bytes), and checks it.
+* A ReLU with clips or a slope is some ten calls, and as many tensors of workspace: fill, axpby and relu_backward, which
+  picks elements by a sign. Its results are exact but for the rounding of clips and of the slope's product.
 * All data tensors that nodes connect have one data type: float32, float16 or bfloat16. Accumulation is float32.
 
 Intermediate data type. A virtual tensor is stored in the workspace in the io data type, even if its own data type is
@@ -39,8 +41,11 @@ do not change before a ReLU (rounding and ReLU commute), in the mask of a ReLU g
 that a float16 value below 2**-25 becomes 0), and after a ReLU of io data. Batch norm followed by an addition is one
 call, which adds before it rounds. To ask for the rounding, set the virtual tensor's data type to the io data type.
 
-``PYBNORM_LOG_LEVEL=off|info|warn|error`` sends messages of the loggers ``pybnorm.*`` from this level on to standard
-error, as ``HIPDNN_LOG_LEVEL`` does. Without it they go where the application's logging sends them.
+``PYBNORM_LOG_LEVEL=off|info|warn|error``, or without it ``HIPDNN_LOG_LEVEL``, sends messages of the loggers
+``pybnorm.*`` from this level on to standard error. Without both they go where the application's logging sends them.
+
+`Graph.to_json` and `Graph.from_json` speak hipDNN's JSON. `pybnorm.hipdnn` has hipDNN's own Python names, error objects
+and handles: a script needs another import only.
 """
 
 from __future__ import annotations
@@ -68,7 +73,7 @@ from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
 from pybnorm.graph.lowering import _STAGES, _Lowering, _rounded, _Step
 from pybnorm.graph.rules import _dtype_of, _Record
-from pybnorm.graph.validation import _tensors, _validated
+from pybnorm.graph.validation import _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps
 from pybnorm.operations.program import Prepared, unsupported
 
@@ -156,13 +161,7 @@ class Graph(_Description):
         self._require(1, "build_operation_graph")
         _check_handle(handle)
         self._handle = handle
-        tensors = _tensors(self._nodes)
-        by_value = list({id(t): t for node in self._nodes for t in node.scalars.values()}.values())
-        used = {t.get_uid() for t in (*tensors, *by_value) if t.has_uid()}
-        free = (uid for uid in range(1, 2**63) if uid not in used)
-        for tensor in (*tensors, *by_value):
-            if not tensor.has_uid():
-                tensor.set_uid(next(free))
+        tensors, by_value = _with_uids(self._nodes)
         data = {id(t) for node in self._nodes for t in node.data()}
         outputs = {id(t) for node in self._nodes for t in node.outputs.values()}
         self._records = {id(t): _Record(t, self._storage[id(t)], id(t) not in data, id(t) in outputs) for t in tensors}
@@ -209,6 +208,50 @@ class Graph(_Description):
     def get_execution_plan_count(self) -> int:
         """1, once create_execution_plans has been called."""
         return 1 if self._stage >= 3 else 0
+
+    def get_plan_name(self) -> str:
+        """The backend and the operations of the plan, in their order.
+
+        Returns
+        -------
+        str
+            Such as ``"onednn: axpby, forward_training"``.
+
+        Raises
+        ------
+        ArgumentError
+            No plan has been created.
+        """
+        self._require(3, "get_plan_name")
+        assert self._handle is not None
+        return f"{self._handle.backend}: {', '.join(step.function for step in self._steps)}"
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        """`get_plan_name` of the plan 0, the only one."""
+        self._plan(index)
+        return self.get_plan_name()
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """`get_workspace_size` of the plan 0, the only one."""
+        self._plan(index)
+        return self.get_workspace_size()
+
+    def build_plan_at_index(self, index: int) -> None:
+        """`check_support` and `build_plans` of the plan 0, the only one."""
+        self._plan(index)
+        self.check_support()
+        self.build_plans()
+
+    def execute_plan_at_index(
+        self, handle: Handle, variant_pack: Mapping[int | TensorAttributes, Any], workspace: Any, index: int
+    ) -> None:
+        """`execute` with the plan 0, the only one; raises as it does."""
+        self._plan(index)
+        self.execute(handle, variant_pack, workspace)
+
+    @staticmethod
+    def _plan(index: int) -> None:
+        _arguments.integer(index, "index", 0, 0, "0: there is one plan")
 
     @_logged
     def check_support(self) -> None:

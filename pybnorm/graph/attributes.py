@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pybnorm import _arguments
@@ -170,6 +170,10 @@ class TensorAttributes(_Named):
         """Whether the tensor is a scalar, passed by value."""
         return self._value is not None
 
+    def get_is_pass_by_value(self) -> bool:
+        """As `get_pass_by_value`; hipDNN's Python has this name."""
+        return self.get_pass_by_value()
+
     def __repr__(self) -> str:
         kind = "by value" if self._value is not None else "virtual" if self._virtual else "real"
         dtype = self._data_type.short if self._data_type is not None else "no data type"
@@ -206,6 +210,7 @@ class _Attributes(_Named):
     def __init__(self) -> None:
         super().__init__()
         self._compute: DataType | None = None
+        self._slots: dict[str, TensorAttributes] = {}
 
     def set_compute_data_type(self: _SelfNode, data_type: object) -> _SelfNode:
         """float32, the only one; default: the graph's."""
@@ -215,6 +220,27 @@ class _Attributes(_Named):
     def get_compute_data_type(self) -> DataType | None:
         """None if the graph's is used."""
         return self._compute
+
+
+def _slot(
+    role: str,
+) -> tuple[
+    Callable[[_SelfNode, TensorAttributes], _SelfNode],
+    Callable[[_Attributes], TensorAttributes | None],
+]:
+    """hipDNN's setter and getter of a tensor that the graph's method is given, or makes: kept, and of no effect."""
+
+    def setter(self: _SelfNode, tensor: TensorAttributes) -> _SelfNode:
+        self._slots = {**self._slots, role: _tensor(tensor, role)}
+        return self
+
+    def getter(self: _Attributes) -> TensorAttributes | None:
+        return self._slots.get(role)
+
+    setter.__name__, getter.__name__ = f"set_{role}", f"get_{role}"
+    setter.__doc__ = f"Keep {role} for `get_{role}`, as hipDNN does; the graph's method decides what the node's is."
+    getter.__doc__ = f"What `set_{role}` was given; None unless set."
+    return setter, getter
 
 
 class _StatisticsAttributes(_Attributes):
@@ -287,13 +313,35 @@ class BatchnormAttributes(_StatisticsAttributes):
         """None without running statistics."""
         return self._momentum
 
+    set_x, get_x = _slot("x")
+    set_scale, get_scale = _slot("scale")
+    set_bias, get_bias = _slot("bias")
+    set_y, get_y = _slot("y")
+    set_mean, get_mean = _slot("mean")
+    set_inv_variance, get_inv_variance = _slot("inv_variance")
+    set_next_running_mean, get_next_running_mean = _slot("next_running_mean")
+    set_next_running_variance, get_next_running_variance = _slot("next_running_variance")
 
-class BatchnormInferenceAttributes(_Attributes):
+
+class _InferenceAttributes(_Attributes):
+    set_x, get_x = _slot("x")
+    set_mean, get_mean = _slot("mean")
+    set_scale, get_scale = _slot("scale")
+    set_bias, get_bias = _slot("bias")
+    set_y, get_y = _slot("y")
+
+
+class BatchnormInferenceAttributes(_InferenceAttributes):
     """Attributes of `Graph.batchnorm_inference`."""
 
+    set_inv_variance, get_inv_variance = _slot("inv_variance")
 
-class BatchnormInferenceAttributesVarianceExt(_Attributes):
+
+class BatchnormInferenceAttributesVarianceExt(_InferenceAttributes):
     """Attributes of `Graph.batchnorm_inference_variance_ext`; the epsilon is an argument there."""
+
+    set_variance, get_variance = _slot("variance")
+    set_epsilon, get_epsilon = _slot("epsilon")
 
 
 class BatchnormBackwardAttributes(_StatisticsAttributes):
@@ -328,6 +376,13 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
         """None if statistics are computed from x."""
         return self._inv_variance
 
+    set_dy, get_dy = _slot("dy")
+    set_x, get_x = _slot("x")
+    set_scale, get_scale = _slot("scale")
+    set_dx, get_dx = _slot("dx")
+    set_dscale, get_dscale = _slot("dscale")
+    set_dbias, get_dbias = _slot("dbias")
+
 
 class PointwiseAttributes(_Attributes):
     """Attributes of `Graph.pointwise`."""
@@ -351,16 +406,16 @@ class PointwiseAttributes(_Attributes):
         return self._mode
 
     def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
-        """Must be 0: validate accepts no other."""
+        """Where the slope below begins, 0 unless set: there y is the clip plus slope times the distance from it."""
         self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
         return self
 
     def set_relu_upper_clip(self, value: float) -> PointwiseAttributes:
-        """Refused by validate: no clipped ReLU yet."""
+        """The largest y; infinity unless set."""
         self._clips["relu_upper_clip"] = _arguments.scalar(value, "relu_upper_clip")
         return self
 
     def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
-        """Must be 0: validate accepts no other."""
+        """The slope below the lower clip; 0 unless set."""
         self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
         return self

@@ -23,6 +23,7 @@ from pybnorm.graph.attributes import (
     _tensor,
 )
 from pybnorm.graph.rules import _Node
+from pybnorm.graph.serialization import from_json, to_json
 
 _SelfGraph = TypeVar("_SelfGraph", bound="_Description")
 
@@ -69,6 +70,38 @@ class _Description(_Named):
     def get_compute_data_type(self) -> DataType | None:
         """None unless set: float32."""
         return self._compute
+
+    # -------- JSON
+
+    def to_json(self) -> str:
+        """The description as hipDNN's JSON: data types, tensors and nodes, without memory. Assigns missing uids.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ArgumentError
+            A tensor that a node needs is missing.
+        """
+        return to_json(self._name, (self._compute, self._intermediate, self._io), self._nodes)
+
+    def from_json(self, text: str | bytes) -> None:
+        """Take the description that `to_json`, or hipDNN, wrote, in place of this graph's own.
+
+        Parameters
+        ----------
+        text : str or bytes
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not such JSON, or a node that this package has not; the graph is as it was.
+        """
+        name, dtypes, nodes = from_json(text)
+        self._name, self._nodes, self._stage = name, nodes, 0
+        self._compute, self._intermediate, self._io = dtypes
 
     # -------- tensors
 

@@ -1,4 +1,4 @@
-"""The log of graphs, and ``PYBNORM_LOG_LEVEL``."""
+"""The log of graphs, and ``PYBNORM_LOG_LEVEL``, or hipDNN's variable where that is not set."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def _logged(method: _Method) -> _Method:
 
 
 def _configure_logging() -> None:
-    value = os.environ.get("PYBNORM_LOG_LEVEL")
+    variable = "PYBNORM_LOG_LEVEL" if "PYBNORM_LOG_LEVEL" in os.environ else "HIPDNN_LOG_LEVEL"
+    value = os.environ.get(variable)
     if value is None:
         return
     level = _LEVELS.get(value.strip().lower())
     if level is None:
-        raise ArgumentError("PYBNORM_LOG_LEVEL", value, ", ".join(_LEVELS))
+        raise ArgumentError(variable, value, ", ".join(_LEVELS))
     logger = logging.getLogger("pybnorm")
     logger.setLevel(level)
     listening = [*logger.handlers, *logging.getLogger().handlers]

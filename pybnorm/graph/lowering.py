@@ -11,7 +11,7 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.graph.attributes import PointwiseMode, TensorAttributes
 from pybnorm.graph.log import _log
-from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
+from pybnorm.graph.rules import _clips_of, _dtype_of, _Node, _Record, _scalar_of
 from pybnorm.operations.preparation import prepare
 from pybnorm.operations.program import RECIPES, Prepared
 
@@ -120,6 +120,8 @@ class _Lowering:
         if index is None or not self.record(tensor).virtual:
             return True
         mode = _mode(self.nodes[index])
+        if _is_clipped(self.nodes[index]):
+            return False
         if mode == PointwiseMode.RELU_FWD:
             return self._exact(self.nodes[index].inputs["in_0"])
         if mode == PointwiseMode.RELU_BWD:
@@ -132,6 +134,8 @@ class _Lowering:
             return True  # never stored
         for node, role in self.consumers.get(id(tensor), []):
             mode = _mode(node)
+            if _is_clipped(node):
+                return False
             if mode == PointwiseMode.RELU_BWD and role == "in_0":
                 continue
             if mode not in (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD):
@@ -240,8 +244,53 @@ class _Lowering:
                 _log.warning("%s copies %r into the memory order of %r", node.name, record.name, out.name)
                 inputs[i] = record.copied_like(out)
                 steps.append(_Step(node.name, "axpby", (1.0, record, 0.0, inputs[i]), {}))
+        if _is_clipped(node):
+            return [*steps, *_clipped(node, inputs, out)]
         function = "relu" if mode == PointwiseMode.RELU_FWD else "relu_backward"
         return [*steps, _Step(node.name, function, (*inputs, out), {})]
+
+
+def _is_clipped(node: _Node) -> bool:
+    return node.kind == "pointwise" and _clips_of(node) != (0.0, math.inf, 0.0)
+
+
+def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step]:
+    """A ReLU with clips, of calls that every backend has: relu_backward picks elements by a sign, which is exact."""
+    lower, upper, slope = _clips_of(node)
+    x, dy = inputs[0], inputs[-1]
+    steps: list[_Step] = []
+
+    def then(function: str, *arguments: Any) -> None:
+        steps.append(_Step(node.name, function, arguments, {}))
+
+    def distance(sign: float, clip: float) -> _Record:
+        made = x.copied_like(out)
+        then("fill", -sign * clip, made)
+        then("axpby", sign, x, 1.0, made)
+        return made
+
+    def picked(mask: _Record, inside: _Record, outside: _Record, to: _Record) -> None:
+        """`inside` where the mask is above 0, else `outside`."""
+        one, inverse, rest = (x.copied_like(out) for _ in range(3))
+        then("fill", 1.0, one)
+        then("relu_backward", mask, one, inverse)
+        then("axpby", -1.0, inverse, 1.0, one)
+        then("relu_backward", one, outside, rest)
+        then("relu_backward", mask, inside, to)
+        then("axpby", 1.0, rest, 1.0, to)
+
+    backward = _mode(node) == PointwiseMode.RELU_BWD
+    below = x.copied_like(out)
+    then("fill", 0.0 if backward else (1 - slope) * lower, below)
+    if slope != 0:
+        then("axpby", slope, dy, 1.0, below)
+    middle = out if upper == math.inf else x.copied_like(out)
+    picked(distance(1.0, lower), dy, below, middle)
+    if middle is not out:
+        above = x.copied_like(out)
+        then("fill", 0.0 if backward else upper, above)
+        picked(distance(-1.0, upper), middle, above, out)
+    return steps
 
 
 def _mode(node: _Node) -> PointwiseMode | None:

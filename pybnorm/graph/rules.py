@@ -153,6 +153,16 @@ def _batchnorm_rules(node: _Node) -> None:
         _scalar_of(node, role)
 
 
+def _clips_of(node: _Node) -> tuple[float, float, float]:
+    """Lower and upper clip and the slope below the lower one; 0, infinity and 0 unless set."""
+    given = node.attributes._clips
+    return (
+        given.get("relu_lower_clip", 0.0),
+        given.get("relu_upper_clip", math.inf),
+        given.get("relu_lower_clip_slope", 0.0),
+    )
+
+
 def _pointwise_rules(node: _Node) -> None:
     mode = node.attributes.get_mode()
     if mode is None:
@@ -160,10 +170,11 @@ def _pointwise_rules(node: _Node) -> None:
     wanted = 1 if mode == PointwiseMode.RELU_FWD else 2
     if len(node.inputs) != wanted:
         raise ArgumentError(f"inputs of {node.name}", f"{len(node.inputs)} for {mode.name}", str(wanted))
-    for clip, value in node.attributes._clips.items():
-        if clip == "relu_upper_clip" or value != 0.0:
-            allowed = "none, or a lower clip or slope of 0: ReLU is max(x, 0)"
-            raise ArgumentError(f"{clip} of {node.name}", value, allowed)
+    if node.attributes._clips and mode == PointwiseMode.ADD:
+        raise ArgumentError(f"{next(iter(node.attributes._clips))} of {node.name}", mode.name, "a ReLU, or none")
+    lower, upper, _ = _clips_of(node)
+    if not lower < upper:
+        raise ArgumentError(f"relu_upper_clip of {node.name}", upper, f"above the lower clip, {lower}")
     dims = _data_rules(node, "in_0")
     for role in list(node.inputs)[1:]:
         _data_rules(node, role)

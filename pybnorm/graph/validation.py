@@ -35,6 +35,18 @@ def _tensors(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     return list(found.values())
 
 
+def _with_uids(nodes: Sequence[_Node]) -> tuple[list[TensorAttributes], list[TensorAttributes]]:
+    """Tensors with memory and those passed by value, each with a uid."""
+    tensors = _tensors(nodes)
+    by_value = list({id(t): t for node in nodes for t in node.scalars.values() if t is not None}.values())
+    used = {t.get_uid() for t in (*tensors, *by_value) if t.has_uid()}
+    free = (uid for uid in range(1, 2**63) if uid not in used)
+    for tensor in (*tensors, *by_value):
+        if not tensor.has_uid():
+            tensor.set_uid(next(free))
+    return tensors, by_value
+
+
 def _check_inputs(node: _Node, produced: set[int]) -> None:
     for role, tensor in {**node.inputs, **node.scalars}.items():
         where = f"{role} of {node.name}"

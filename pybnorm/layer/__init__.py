@@ -13,7 +13,8 @@ Differences from gocudnn:
   training first; gocudnn's zero-filled saved statistics give dx = 0. Staging twice is refused, because it would discard
   trained statistics.
 * `Info` can be restored and has every field filled. gocudnn declares epsilon, factor and NaN policy and leaves them
-  empty. The factor is a float; gocudnn's is an unsigned integer.
+  empty. The factor is a float; gocudnn's is an unsigned integer. `Info.from_gocudnn_json` and `Info.to_gocudnn_json`
+  read and write gocudnn's own JSON.
 * y = alpha * result + beta * y, as in the library; a comment in gocudnn swaps the two. Backward uses the statistics
   that the last forward training saved.
 * All dtypes of the backend, bfloat16 too.

@@ -190,6 +190,81 @@ class Info:
             values[name] = _decoded(name, values[name], kind, dims)
         return cls(**values)
 
+    def to_gocudnn_json(self) -> str:
+        """The state as gocudnn's ``batchnorm.Info`` is written by Go's ``encoding/json``.
+
+        Returns
+        -------
+        str
+            gocudnn's factor is an unsigned integer: one that is not whole is written as 0, gocudnn's own value. The
+            rest is as `from_gocudnn_json` reads it.
+        """
+        factor = self.exponential_average_factor
+        numbers = (self.epsilon, int(factor) if factor == int(factor) else 0, int(self.mode), 0, int(self.data_type), 1)
+        little = np.dtype(self.data_type.name.lower()).newbyteorder("<")
+        values: dict[str, object] = dict(zip(_GOCUDNN_NUMBERS, numbers, strict=True))
+        values |= {"Dims": self.dims, "Stride": self.strides}
+        for name, field in zip(_GOCUDNN_STATISTICS, STATISTICS, strict=True):
+            values[name] = base64.b64encode(getattr(self, field).astype(little).tobytes()).decode("ascii")
+        return json.dumps(values)
+
+    @classmethod
+    def from_gocudnn_json(cls, text: str | bytes) -> Info:
+        """The state that gocudnn's ``batchnorm.Info`` has in JSON.
+
+        Parameters
+        ----------
+        text : str or bytes
+            Statistics are base64 of little-endian bytes, or lists of numbers, as older versions have them. gocudnn
+            leaves epsilon and the factor at 0: they are those of the layer's next calls in gocudnn, and 0 here.
+
+        Returns
+        -------
+        Info
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Not such JSON: the error names the field.
+        """
+        try:
+            values = json.loads(text)
+        except Exception as error:  # also the object's own
+            raise ArgumentError("text", f"{type(text).__name__}: {error}", "the JSON of gocudnn's Info") from None
+        names = (*_GOCUDNN_NUMBERS, "Dims", "Stride", *_GOCUDNN_STATISTICS)
+        if type(values) is not dict or any(name not in values for name in names):
+            raise ArgumentError("text", values, "the JSON of gocudnn's Info, with " + ", ".join(names))
+        mode = _numbered(Mode, values["Mode"], "Mode")
+        kind = _numbered(DataType, values["DataType"], "DataType")
+        if kind not in (DataType.FLOAT32, DataType.FLOAT64):
+            raise ArgumentError("DataType", values["DataType"], "0 (float) or 1 (double), which statistics have")
+        if values["Format"] != 0:
+            raise ArgumentError("Format", values["Format"], "0 (NCHW), which every derived descriptor has")
+        dims = _arguments.dims(values["Dims"], "Dims")
+        strides = _arguments.strides(values["Stride"], dims, "Stride")
+        packed = _arguments.packed_strides(dims)
+        if any(d > 1 and s != p for d, s, p in zip(dims, strides, packed, strict=True)):
+            raise ArgumentError("Stride", strides, f"those of packed dims {dims}, {packed}")
+        arrays = {
+            field: _decoded(name, values[name], kind, dims)
+            for field, name in zip(STATISTICS, _GOCUDNN_STATISTICS, strict=True)
+        }
+        epsilon = _arguments.epsilon(values["Epsilon"])
+        factor = _arguments.factor(values["Exponentialfactor"], "Exponentialfactor")
+        return cls(mode, Layout.CHANNELS_FIRST, kind, PROPAGATE_NAN, dims, packed, epsilon, factor, **arrays)
+
+
+_GOCUDNN_NUMBERS = ("Epsilon", "Exponentialfactor", "Mode", "Format", "DataType", "Nan")
+_GOCUDNN_STATISTICS = ("RRM", "RRV", "RSM", "RSV")  # as STATISTICS
+
+
+def _numbered(enumeration: Any, value: object, argument: str) -> Any:
+    """A member by its number, which cuDNN gives the modes and types that both have."""
+    for member in enumeration:
+        if type(value) is int and value == member:
+            return member
+    raise ArgumentError(argument, value, "one of " + ", ".join(f"{int(m)} ({m.name})" for m in enumeration))
+
 
 def _named(enumeration: Any, value: object, argument: str) -> Any:
     try:
@@ -199,7 +274,12 @@ def _named(enumeration: Any, value: object, argument: str) -> Any:
 
 
 def _decoded(name: str, text: object, kind: DataType, dims: tuple[int, ...]) -> npt.NDArray[Any]:
-    nbytes = _arguments.numel(dims) * kind.itemsize
+    count = _arguments.numel(dims)
+    nbytes = count * kind.itemsize
+    if type(text) is list:
+        if len(text) != count or any(type(number) not in (int, float) for number in text):
+            raise ArgumentError(name, f"a list of {len(text)}", f"{count} numbers: dims {dims}")
+        return np.array(text, np.float64).astype(kind.name.lower()).reshape(dims)
     try:
         if not isinstance(text, str):
             raise ValueError(f"{type(text).__name__}, not text")

@@ -1,5 +1,6 @@
 """The layer that keeps its statistics: judged step by step, saved, and restored elsewhere."""
 
+import base64
 import dataclasses
 import json
 import subprocess
@@ -116,7 +117,8 @@ def infer(place, layer, problem):
 @pytest.mark.parametrize("mode", Mode, ids=lambda v: v.name)
 def test_steps_are_the_references(place, mode, dtype, layout):
     common = {"mode": mode, "dtype": dtype, "layout": layout}
-    can = {o: executes(place.handle, mode, dtype, layout, (o,)) for o in (TRAIN, INFER, BACKWARD)}
+    copies = executes(place.handle, mode, dtype, Layout.CHANNELS_FIRST)  # else "auto" would have nothing to copy to
+    can = {o: copies or executes(place.handle, mode, dtype, layout, (o,)) for o in (TRAIN, INFER, BACKWARD)}
     if not can[TRAIN]:
         with pytest.raises(UnsupportedError):
             forward(place, staged(place, mode, dtype), problem_of(TRAIN, **common))
@@ -712,3 +714,59 @@ def test_the_device_must_be_the_handles(place):
     else:
         with pytest.raises(ArgumentError, match=r"^device: got None"):
             layer.stage(x)
+
+
+# ---------------------------------------------------------------- gocudnn's own JSON
+
+
+def gocudnn_info(kind=0, **changes):
+    """As Go writes it: numbers for enumerations, base64 for bytes; epsilon and the factor are never filled there."""
+    dtype = np.dtype(["<f4", "<f8"][kind])
+    statistics = np.arange(12).reshape(4, 3).astype(dtype) / 8 + 0.125
+    values = {"Epsilon": 0, "Exponentialfactor": 0, "Mode": 1, "Format": 0, "DataType": kind, "Nan": 0}
+    values |= {"Dims": [1, 3, 1, 1], "Stride": [3, 1, 1, 1]}
+    for name, row in zip(("RRM", "RRV", "RSM", "RSV"), statistics, strict=True):
+        values[name] = base64.b64encode(row.tobytes()).decode()
+    return statistics, values | changes
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_gocudnns_json_is_read_and_written(kind):
+    statistics, values = gocudnn_info(kind)
+    info = Info.from_gocudnn_json(json.dumps(values))
+    assert (info.mode, info.data_type, info.dims) == (Mode.SPATIAL, DataType(kind), (1, 3, 1, 1))
+    names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+    for name, row in zip(names, statistics, strict=True):
+        np.testing.assert_array_equal(getattr(info, name).reshape(-1), row)
+    assert json.loads(info.to_gocudnn_json()) == values | {"Nan": 1}
+    older = {name: row.tolist() for name, row in zip(("RRM", "RRV", "RSM", "RSV"), statistics, strict=True)}
+    assert Info.from_gocudnn_json(json.dumps(values | older)) == info
+    own = dataclasses.replace(info, epsilon=1e-3, exponential_average_factor=0.1, mode=Mode.SPATIAL_PERSISTENT)
+    again = Info.from_gocudnn_json(own.to_gocudnn_json())
+    assert again == dataclasses.replace(own, exponential_average_factor=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"Mode": 3}, "Mode"),
+        ({"Mode": True}, "Mode"),
+        ({"DataType": 2}, "DataType"),
+        ({"Format": 1}, "Format"),
+        ({"Dims": [1, 1, 1, 3], "Stride": [3, 3, 3, 1]}, "dims"),
+        ({"Stride": [3, 2, 1, 1]}, "Stride"),
+        ({"RRV": "AAAA"}, "RRV"),
+        ({"RSM": [1, 2]}, "RSM"),
+        ({"RSV": [1, 2, "3"]}, "RSV"),
+        ({"Epsilon": -1}, "epsilon"),
+        ({"Exponentialfactor": 2}, "Exponentialfactor"),
+    ],
+)
+def test_what_is_not_gocudnns_json_is_refused_by_name(changes, named):
+    with pytest.raises(ArgumentError) as info:
+        Info.from_gocudnn_json(json.dumps(gocudnn_info(**changes)[1]))
+    assert info.value.argument == named
+    for text in ("{", "[]", json.dumps({"Mode": 1})):
+        with pytest.raises(ArgumentError) as info:
+            Info.from_gocudnn_json(text)
+        assert info.value.argument == "text"
