@@ -18,7 +18,9 @@ from pybnorm._text import visible
 __all__ = ["main"]
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
-_COMMANDS = ("bench", "check", "claims", "compare", "info", "selftest", "tune")
+ARGUMENTS = "pybnorm.arguments"
+"""Key of click's ``Context.meta`` with what the command was called with."""
+_COMMANDS = ("bench", "check", "claims", "compare", "info", "report", "selftest", "tune")
 
 
 class _Commands(click.Group):
@@ -32,9 +34,12 @@ class _Commands(click.Group):
                 self.add_command(getattr(importlib.import_module(f"{__name__}.{name}"), name))
         return super().get_command(ctx, cmd_name)
 
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> click.Context:
+        given = list(args)  # which click empties
         with _shown():
-            return super().make_context(*arguments, **options)
+            context = super().make_context(info_name, args, *more, **options)
+        context.meta[ARGUMENTS] = given
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         with _shown():

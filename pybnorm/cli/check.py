@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shlex
 import time
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 from rich.progress import TimeElapsedColumn, TimeRemainingColumn
@@ -15,29 +16,45 @@ from rich.text import Text
 
 import pybnorm
 from pybnorm._text import one_line
-from pybnorm.check import executors, terminal
+from pybnorm.check import executors, judges, terminal
 from pybnorm.check.bounds import Status
 from pybnorm.check.console import Console
 from pybnorm.check.data import read
-from pybnorm.check.problem import RANDOM, Problem, select
+from pybnorm.check.problem import RANDOM, Problem, load_suite, packaged_suites, select
 from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run, version_text
 from pybnorm.check.session import open_session
 from pybnorm.check.whole_run import WholeRun
-from pybnorm.cli import INTERRUPTED, output
+from pybnorm.cli import ARGUMENTS, INTERRUPTED, completion, output, reports
 from pybnorm.errors import ArgumentError
+from pybnorm.reference import namespaces
 
 __all__ = ["check"]
 
 REQUIRE = "PYBNORM_REQUIRE"
 _EXPLAIN = ("explained", "backends", "implementations", "json_target", "timeout")
-_BESIDE = ("--backend", "--implementation", "--timeout", "--json")
+_BESIDE = ("--backend", "--implementation", "--timeout", "--json", "--judge")
 _DRAWN = 20
 """Cases with a drawn seed that are printed before the run; the report has all."""
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 
 
+def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> None:
+    """Name the judge to the processes that cases run in."""
+    if word is not None:
+        before = os.environ.get(judges.VARIABLE)
+        os.environ[judges.VARIABLE] = word
+        own = functools.partial(os.environ.pop, judges.VARIABLE, None)
+        context.call_on_close(own if before is None else lambda: os.environ.update({judges.VARIABLE: before}))
+
+
 @click.command()
-@click.option("--backend", "backends", multiple=True, help="Backend to run; may be repeated. Default: all that load.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    shell_complete=completion.backends,
+    help="Backend to run; may be repeated. Default: all that load.",
+)
 @click.option(
     "--implementation",
     "implementations",
@@ -45,8 +62,28 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
     metavar="MODULE:OBJECT",
     help="Python object to run as if it were a library; may be repeated.",
 )
-@click.option("--case", "cases", multiple=True, help="Problem line; a/b in a token means both. May be repeated.")
-@click.option("--suite", "suites", multiple=True, help="Named suite, or a file of problem lines. May be repeated.")
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    shell_complete=completion.cases,
+    help="Problem line; a/b in a token means both. May be repeated.",
+)
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    shell_complete=completion.suites,
+    help="Named suite, or a file of problem lines. May be repeated.",
+)
+@click.option(
+    "--list-suites",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, asked: _list_suites(context) if asked else None,
+    help="Print the suites that there are, with their numbers of cases, and run nothing.",
+)
 @click.option("--data", "data", metavar="FILE", help="Tensors of a NumPy archive for the cases, instead of made ones.")
 @click.option("--explain", "explained", metavar="CASE", help="Run one case and show how each output was judged.")
 @click.option(
@@ -59,6 +96,7 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 )
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
 @output.json_option("the table")
+@output.markdown_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
 @click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
 @click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")
@@ -75,6 +113,13 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
     "--scheduler-timeout",
     type=float,
     help=f"Seconds that dask's scheduler and workers have to answer.  [default: {executors.CONNECT:g}]",
+)
+@click.option(
+    "--judge",
+    type=click.Choice(namespaces.NAMES),
+    expose_value=False,
+    callback=_judge_by,
+    help=f"What judges, as in {judges.VARIABLE}. Default: of large cases the GPU, by CuPy or PyTorch, else NumPy.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
@@ -93,6 +138,7 @@ def check(
     foreign: tuple[tuple[str, str], ...],
     only_list: bool,
     json_target: str | None,
+    markdown_target: str | None,
     junit_target: str | None,
     html_target: str | None,
     folder: str | None,
@@ -126,7 +172,9 @@ def check(
 
     \b
     A case, options at their default left out:
-      train|infer|backward,spatial|persistent|peract,f32|f64|f16|bf16,
+      train|infer|backward|frozen|training_grad|backward_reduce|backward_elemt|
+      elemt|gather_stats|sync_train|sync_backward,
+      spatial|persistent|peract,f32|f64|f16|bf16,
       nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
     Options: see the documentation of pybnorm.check.problem; what is in the file of
     --data: that of pybnorm.check.data.read; what an object needs
@@ -160,13 +208,15 @@ def check(
         farm = context.with_resource(opened)
         if farm is None:  # an MPI rank that has served the first one
             return
-        console = output.console(stderr=json_target == "-")
-        targets = output.targets(context, "check", folder, json=json_target, junit=junit_target, html=html_target)
+        silent = "-" in (json_target, markdown_target)
+        console = output.console(stderr=silent)
+        asked_for = {"json": json_target, "markdown": markdown_target, "junit": junit_target, "html": html_target}
+        targets = output.targets(context, "check", folder, **asked_for)
         journal = _journal(context, folder, resume)
     started = time.monotonic()
     if any(f"seed={RANDOM}" in case for case in cases):
         for problem in problems[:_DRAWN]:
-            click.echo(f"seed={RANDOM}: {problem}", err=json_target == "-")
+            click.echo(f"seed={RANDOM}: {problem}", err=silent)
     if farm.notice:
         click.echo(farm.notice, err=True)
     run = WholeRun(
@@ -183,7 +233,7 @@ def check(
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
     document = _document(run, farm, required, asked, allow_known, require_claims)
-    failed = _write_reports(document, targets)
+    failed = reports.write(document, targets)
     trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
     if journal is not None:
         from pybnorm.check import archive
@@ -192,11 +242,11 @@ def check(
             archive.write_run(journal.folder, document)
         except (OSError, ArgumentError) as error:
             trouble = trouble or output.WriteError(f"--save {folder}", error)
-    if json_target != "-":
+    if not silent:
         terminal.print_results(console, run.results, verbose)
     terminal.print_details(console, run.results, verbose)
     terminal.print_totals(console, run.results, time.monotonic() - started)
-    _explain(console, run, document, len(problems))
+    _explain(console, run, document, len(problems), _resumption(context, folder, executor))
     terminal.print_conclusions(console, run.found, run.results, not _ended(run))
     if trouble is not None:
         raise trouble
@@ -269,13 +319,36 @@ def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:
 def _problems(cases: tuple[str, ...], suites: tuple[str, ...], file: str | None) -> list[Problem]:
     """The problems asked for, with the tensors of a file if one is named."""
     if file is None:
-        return select(cases, suites)
+        try:
+            return select(cases, suites)
+        except ArgumentError:
+            for case in cases:
+                _named("--case", case, [case], ())
+            for suite in suites:
+                _named("--suite", suite, (), [suite])
+            raise
     if suites or not cases:
         raise ArgumentError("--data", file, "with --case, which says what call the tensors are for, without --suite")
     problems = select([f"{case},data={os.path.abspath(file)}" for case in cases], ())
     for problem in problems:
         read(problem)  # what is missing or of another shape is told before anything runs
     return problems
+
+
+def _named(option: str, value: str, cases: Sequence[str], suites: Sequence[str]) -> None:
+    """Have an error name the option that it is of, and the option's value."""
+    try:
+        select(cases, suites)
+    except ArgumentError as error:
+        raise click.UsageError(f"{option} {one_line(value)}: {error}") from None
+
+
+def _list_suites(context: click.Context) -> None:
+    stream = output.standard_output()
+    for name in packaged_suites():
+        stream.write(f"{name:16} {len(load_suite(name)):6} cases\n")
+    stream.flush()
+    context.exit()
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:
@@ -295,25 +368,6 @@ def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
     from pybnorm.check import archive
 
     return context.with_resource(archive.Journal(folder, resume=resume))
-
-
-def _write_reports(document: dict[str, Any], targets: dict[str, output.Target]) -> output.WriteError | None:
-    """Write every report that was asked for. An error does not keep the others from it; the first is returned."""
-    from pybnorm.check import html, junit
-
-    environment, backends, results = (document[key] for key in ("environment", "backends", "cases"))
-    writers: dict[str, Callable[[IO[str]], object]] = {
-        "--json": lambda stream: output.write_json(document, stream),
-        "--junit": lambda stream: junit.write(stream, environment, backends, results, document["required_but_absent"]),
-        "--html": lambda stream: html.write(stream, environment, backends, results, document["lost_nodes"]),
-    }
-    trouble: output.WriteError | None = None
-    for option, target in targets.items():
-        try:
-            target.put(writers[option])
-        except output.WriteError as error:
-            trouble = trouble or error
-    return trouble
 
 
 def _required(variable: str) -> tuple[str, ...]:
@@ -398,14 +452,16 @@ def _ended(run: WholeRun) -> str:
     return "stopped by --fail-fast" if run.stopped else ""
 
 
-def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems: int) -> None:
-    """Print what the exit status depends on beside the statuses of the cases."""
+def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems: int, resumption: str) -> None:
+    """Print what the exit status depends on beside the statuses of the cases, and how to go on."""
     for lost in document["lost_nodes"]:
         console.print(Text(one_line(lost_text(lost)), "red"), soft_wrap=True)
     if _ended(run):
         usable = len({i.backend for i in run.found if not i.problem})
         console.print(f"incomplete: {len(run.results)} of {usable * problems} cases", highlight=False)
         console.print(Text(_ended(run), "bold red"))
+        if not run.not_saved:
+            console.print(resumption, markup=False, highlight=False, soft_wrap=True)
     else:
         _explain_absence(console, run, document)
     for name in document["without_record"]:
@@ -420,6 +476,15 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
         )
     if text := not_run(run.results):
         console.print(Text(text, "bold red"))
+
+
+def _resumption(context: click.Context, folder: str | None, executor: str) -> str:
+    """How to go on with a run that has ended early."""
+    if folder is None:
+        return "a run with --save DIR can be gone on with"
+    given: list[str] = context.meta.get(ARGUMENTS, ["check"])
+    resumed = [*given, *([] if "--resume" in given else ["--resume"])]
+    return f"go on with it: {'the same launcher, ' if executor == 'mpi' else ''}pybnorm {shlex.join(resumed)}"
 
 
 def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) -> None:

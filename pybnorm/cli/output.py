@@ -8,11 +8,12 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, TypeVar, cast
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pybnorm import _files
 from pybnorm._text import one_line
@@ -29,6 +30,7 @@ __all__ = [
     "document",
     "json_option",
     "kind",
+    "markdown_option",
     "progress",
     "standard_output",
     "targets",
@@ -36,6 +38,9 @@ __all__ = [
     "write_json",
 ]
 
+_ALSO_STANDARD = ("--json", "--markdown")
+EVERY = 30.0
+"""Seconds between lines of progress."""
 NO_READER = 141  # 128 + SIGPIPE
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -119,10 +124,31 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else terminal.WIDTH)
 
 
+class _Lines(Progress):
+    """Progress where no terminal shows a bar: a line on standard error, every half minute."""
+
+    def __init__(self, on: Console) -> None:
+        super().__init__(console=on, disable=True)
+        self._start = time.monotonic()
+        self._next = self._start + EVERY
+
+    def update(self, task_id: TaskID, **values: Any) -> None:
+        super().update(task_id, **values)
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            task = next(task for task in self.tasks if task.id == task_id)
+            of = "" if task.total is None else f" of {task.total:g}"
+            with contextlib.suppress(OSError):  # nobody reads standard error
+                click.echo(f"{task.description}: {task.completed:g}{of}, {now - self._start:.0f} s", err=True)
+
+
 def progress(on: Console, *more: ProgressColumn) -> Progress:
-    """A progress bar, which only a terminal shows."""
+    """A progress bar on a terminal, else a line on standard error every `EVERY` seconds."""
+    if not on.is_terminal:
+        return _Lines(on)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *(more or (TimeElapsedColumn(),)))
-    return Progress(*columns, console=on, transient=True, disable=not on.is_terminal)
+    return Progress(*columns, console=on, transient=True)
 
 
 # ---------------------------------------------------------------- JSON
@@ -130,13 +156,22 @@ def progress(on: Console, *more: ProgressColumn) -> Progress:
 
 def json_option(instead: str) -> Callable[[_Command], _Command]:
     """The option ``--json [FILE]``; `instead` says what it replaces on standard output."""
+    return _file_or_standard("json", "JSON", instead)
+
+
+def markdown_option(instead: str) -> Callable[[_Command], _Command]:
+    """The option ``--markdown [FILE]``; `instead` says what it replaces on standard output."""
+    return _file_or_standard("markdown", "Markdown", instead)
+
+
+def _file_or_standard(name: str, what: str, instead: str) -> Callable[[_Command], _Command]:
     return click.option(
-        "--json",
-        "json_target",
+        f"--{name}",
+        f"{name}_target",
         is_flag=False,
         flag_value="-",
         metavar="[FILE]",
-        help=f"Write JSON to FILE, or to standard output in place of {instead}.",
+        help=f"Write {what} to FILE, or to standard output in place of {instead}.",
     )
 
 
@@ -166,6 +201,8 @@ def kind(option: str, command: str) -> _files.Kind:
     if option == "--html":
         header = rf'<!DOCTYPE html>.*?<meta name="generator" content="pybnorm {command}"'
         return _files.Kind(f"an earlier page of pybnorm {command}", header)
+    if option == "--markdown":
+        return _files.Kind(f"an earlier Markdown of pybnorm {command}", rf"# pybnorm {command}\n")
     return _files.Kind("an earlier plot of pybnorm", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench")
 
 
@@ -186,8 +223,8 @@ class Target:
         self._name = f"{option} {target}"
         self._stream: IO[str] | None = None
         if target == "-":
-            if option != "--json":
-                raise ArgumentError(option, target, "a file; --json alone writes to standard output")
+            if option not in _ALSO_STANDARD:
+                raise ArgumentError(option, target, f"a file; {' and '.join(_ALSO_STANDARD)} write to standard output")
             self._name = "standard output"
             self._stream = standard_output()
             return
@@ -257,7 +294,9 @@ def targets(
     taken = {} if folder is None else {os.path.join(folder, name): "--save" for name in ("run.json", "journal.jsonl")}
     for option, target in named.items():
         for other, its in taken.items():
-            if target != "-" and not _is_stream(target) and _files.same(target, other):
+            if (target == "-" == other) or (
+                "-" not in (target, other) and not _is_stream(target) and _files.same(target, other)
+            ):
                 raise ArgumentError(option, target, f"another file than {other} of {its}")
         taken[target] = option
     return {o: context.with_resource(Target(o, target, kind(o, command))) for o, target in named.items()}

@@ -1,0 +1,70 @@
+"""``pybnorm report``: the reports of a run that is kept."""
+
+from __future__ import annotations
+
+import click
+
+from pybnorm.check import archive, compare, markdown, terminal
+from pybnorm.cli import output, reports
+from pybnorm.errors import ArgumentError
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@output.json_option("the table")
+@click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
+@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@output.markdown_option("the table")
+@click.option("--annotations", is_flag=True, help="Print what is wrong as GitHub's runner takes it, and nothing else.")
+@click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
+@click.pass_context
+def report(
+    context: click.Context,
+    run: str,
+    json_target: str | None,
+    junit_target: str | None,
+    html_target: str | None,
+    markdown_target: str | None,
+    annotations: bool,
+    verbose: bool,
+) -> None:
+    """Show a run that is kept, or write it as a page, as JUnit XML, as Markdown.
+
+    RUN is a folder of check --save, or a file of check --json. Nothing is run or judged again.
+
+    \b
+    Exit status:
+      0  the run is shown and written, whatever it found
+      2  there is no run; bad arguments; or a report could not be written
+    """
+    from pybnorm.check import html
+
+    with output.usage_errors():
+        if annotations and "-" in (json_target, markdown_target):
+            raise ArgumentError("--annotations", True, "without --json or --markdown on standard output")
+        if html_target is not None:
+            html.require()
+        document = archive.read_run(run)
+        runs = compare.read([run])
+        for option, target in (("--json", json_target), ("--junit", junit_target), ("--html", html_target)):
+            if target is not None and compare.is_run(target, runs):
+                raise click.UsageError(f"{option} would overwrite the run; use {option}=FILE to write elsewhere")
+        targets = output.targets(
+            context, "check", json=json_target, junit=junit_target, html=html_target, markdown=markdown_target
+        )
+    results = document["cases"]
+    if annotations:
+        stream = output.standard_output()
+        stream.writelines(f"{line}\n" for line in markdown.ci_annotations(results))
+        stream.flush()
+    elif "-" not in (json_target, markdown_target):
+        console = output.console()
+        terminal.print_backends(console, document["backends"])
+        terminal.print_results(console, results, verbose)
+        terminal.print_details(console, results, verbose)
+        terminal.print_totals(console, results, sum(r.seconds for r in results))
+        terminal.print_conclusions(console, document["backends"], results, document.get("complete", True))
+    if trouble := reports.write(document, targets):
+        raise trouble
