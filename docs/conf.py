@@ -1,0 +1,30 @@
+"""Sphinx: ``sphinx-build -W docs BUILD``, or ``ci/docs.sh BUILD``, where pybnorm is installed; nothing is fetched."""
+
+import sys
+from pathlib import Path
+
+import pybnorm
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "pybnorm"
+author = "The pybnorm developers"
+project_copyright = author
+version = release = pybnorm.__version__
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "tables",  # beside this file
+]
+exclude_patterns = ["results"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+html_theme = "pydata_sphinx_theme"
+html_title = f"pybnorm {version}"
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False, "use_edit_page_button": False}
+html_show_sourcelink = False
+default_role = "literal"
