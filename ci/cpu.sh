@@ -27,7 +27,7 @@ python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
 rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
-python -m pip install --quiet '.[test,lint,dask]' -r ci/mpi.txt
+python -m pip install --quiet '.[test,lint,dask,docs]' -r ci/mpi.txt
 # cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what
 # tests/abi compares with.
 python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
@@ -39,8 +39,11 @@ ruff format --check .
 cython-lint pybnorm/*.pyx pybnorm/_core/*.pxi pybnorm/*.pxd
 mypy
 
-say "every C file without a warning, under both compilers found"
-for compiler in gcc clang; do
+say "documentation: a warning is an error"
+bash ci/docs.sh "$venv/site"
+
+say "every C file without a warning, under each compiler found; the third is for aarch64"
+for compiler in gcc clang aarch64-linux-gnu-gcc; do
     command -v "$compiler" >/dev/null || { echo "$compiler: not on this machine, skipped"; continue; }
     for file in pybnorm/backends/*.c pybnorm/backends/*/adapter.c; do
         "$compiler" -std=c11 -Wall -Wextra -Werror -O2 -fsyntax-only -D_GNU_SOURCE -Iinclude "$file"

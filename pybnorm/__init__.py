@@ -156,6 +156,7 @@ _SUBMODULES = frozenset(
         "errors",
         "functional",
         "graph",
+        "hipdnn",
         "layer",
         "miopen",
         "operations",
@@ -185,8 +186,8 @@ def _tuned(*arguments: Any) -> tuple[Plan, str]:
     return chosen
 
 
-def _avoiding(*arguments: Any) -> tuple[Any, int]:
-    found: tuple[Any, int] = importlib.import_module(f"{__name__}.operations.avoidance").plan(*arguments)
+def _avoiding(*arguments: Any) -> tuple[Any, int, Any]:
+    found: tuple[Any, int, Any] = importlib.import_module(f"{__name__}.operations.avoidance").plan(*arguments)
     return found
 
 

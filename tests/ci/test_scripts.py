@@ -1,9 +1,11 @@
 """The scripts of ci/ over stand-ins for what they call: what fails is told in the last line, nothing passes unrun."""
 
+import json
 import re
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 REASON = "Debian's archive cannot be had: the test says so"
 RIG = f"""#!/bin/bash
 [ "$1" = --root ] && echo "$*" >>"$CALLS"
+[ -z "${{VERSION:-}}" ] || STATUS=${{NEWER:-$STATUS}}
 [ "$STATUS" != 75 ] || echo "{REASON}" >"$2/unavailable"
 [ "$STATUS" != nothing ] || exit 75
 [ "$STATUS" != 1 ] || echo 'FAILED tests/a/test_b.py::test_c - no'
@@ -88,6 +91,16 @@ def test_only_an_archive_that_cannot_be_had_passes_and_the_last_line_says_so(rig
     assert rig.run(".ci/run", STATUS="nothing")[0] == 75  # the rig did not say what cannot be had
 
 
+def test_a_newer_version_that_cannot_be_had_is_told_and_all_else_counts(rig):
+    status, lines = rig.run("ci/rocm-rig.sh", STATUS="0", NEWER="75")
+    assert status == 0
+    assert any("MIOpen 3.5, the check: NOT TESTED" in line for line in lines)
+    status, lines = rig.run("ci/rocm-rig.sh", STATUS="0", NEWER="1")
+    assert status == 1
+    assert "    MIOpen 3.5, the check (exit status 1)" in lines
+    assert rig.run("ci/rocm-rig.sh", STATUS="0", NEWER="70")[0] == 70
+
+
 @pytest.mark.parametrize("fault", ["64", "70", "77"])
 def test_a_rig_that_cannot_run_is_a_failure(rig, fault):
     status, lines = rig.run(".ci/run", STATUS=fault)
@@ -129,7 +142,8 @@ def test_workflows_run_scripts_that_there_are_and_hide_no_status():
 
 @pytest.fixture
 def python(tree):
-    tools = ("python", "python3", "ruff", "cython-lint", "mypy", "pytest", "pybnorm", "gcc", "clang", "cc", "apt-get")
+    tools = ("python", "python3", "ruff", "cython-lint", "mypy", "pytest", "pybnorm", "gcc", "clang", "cc", "apt-get",
+             "sphinx-build")  # fmt: skip
     for name in tools:
         tree.stand_in(tree.bin / name, PYTHON)
     return tree
@@ -137,7 +151,8 @@ def python(tree):
 
 @pytest.mark.parametrize(
     ("fail", "step"),
-    [("pip install --quiet .[test", "environment: "), ("mypy", "lint"), ("gcc -std", "every C file"),
+    [("pip install --quiet .[test", "environment: "), ("mypy", "lint"),
+     ("sphinx-build", "documentation"), ("gcc -std", "every C file"),
      ("pytest -n", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
 )  # fmt: skip
 def test_a_failed_step_of_the_checks_is_in_the_last_line(python, fail, step):
@@ -220,3 +235,30 @@ def test_a_bare_machine_gets_an_environment(python, script, driver, extras, tmp_
     assert status == 0, lines
     assert "pip" not in python.calls.read_text()
     assert "setup.py -q build_ext --inplace" in python.calls.read_text()
+
+
+def test_the_page_of_versions_tells_first_bad_and_first_good(tmp_path):
+    def case(line, status, ratio, message=""):
+        return {"case": line, "status": status, "message": message, "verdicts": [{"ratio": ratio}]}
+
+    files = []
+    for version, statuses in (((3, 2, 0), "PF"), ((3, 6, 2), "FF"), ((3, 13, 2), "FP")):
+        words = {"P": ("PASS", "0.5"), "F": ("FAIL", "2.25")}
+        cases = [case(f"train,{i}", *words[s]) for i, s in enumerate(statuses)]
+        cases += [case("infer", "PASS", "0.125"), case("fill", "FAIL", "0", "PART is missing" * (version == (3, 6, 2)))]
+        files.append(tmp_path / f"{version[1]}.json")
+        run = {
+            "backends": [{"version": version, "device": "a machine"}],
+            "cases": [*cases, case(str(version), "PASS", "1")],
+        }
+        files[-1].write_text(json.dumps(run))
+    command = [sys.executable, str(ROOT / "ci/version-matrix.py"), "--without", "PART", *map(str, files)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert lines[2] == "| 3.2.0 | a machine | 5 | 3 | 0 | 0 | 2 FAIL |"
+    assert [line for line in lines if line.startswith("| `")] == [
+        "| `train,0` | PASS 0.5 | FAIL 2.25 | FAIL 2.25 | 3.6.2 | - |",
+        "| `train,1` | FAIL 2.25 | FAIL 2.25 | PASS 0.5 | 3.2.0 | 3.13.2 |",
+    ]
+    (told,) = [line for line in lines if "ran on all" in line]
+    assert told.startswith("1 cases are left out")
+    assert "3 cases ran on all" in told

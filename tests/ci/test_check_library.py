@@ -1,0 +1,134 @@
+"""The action and its script, with the variables that the service sets, on the real oneDNN."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import pybnorm
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "ci/check-library.sh"
+ACTION = (ROOT / "action.yml").read_text()
+WRONG = """
+import numpy as np
+
+
+class Kernel:
+    def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon, **_):
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        deviation = np.sqrt(running_variance.reshape(shape) + 2 * epsilon)
+        return (x - running_mean.reshape(shape)) / deviation * scale.reshape(shape)
+"""
+CASE = "infer,spatial,f32,nchw,2x3x4x4"
+
+
+@pytest.fixture
+def service(tmp_path, load_library):
+    """Variables of a step of the service; `pybnorm` is that of this interpreter."""
+    load_library("onednn")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, words in (("pybnorm", "-m pybnorm"), ("python3", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    dropped = ("PYBNORM_REQUIRE", "GITHUB_", "FORCE_COLOR")
+    own = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    files = {n: tmp_path / n.lower() for n in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    for file in files.values():
+        file.write_text("")
+    return own | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{Path(pybnorm.__file__).parents[1]}:{tmp_path}",
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_ACTION": "check",
+        "GITHUB_ACTION_PATH": str(ROOT),
+        "RUNNER_TEMP": str(tmp_path),
+        **{n: str(f) for n, f in files.items()},
+    }
+
+
+def ran(service, *command, **variables):
+    return subprocess.run(
+        command, env=service | variables, capture_output=True, text=True, timeout=300, check=False, cwd="/"
+    )
+
+
+def steps():
+    """The commands of the action, as the runner would run them."""
+    blocks = re.findall(r"^      run: \|\n((?:        .*\n|\n)+)", ACTION, re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
+
+
+def test_the_action_leaves_reports_and_a_summary(service, tmp_path):
+    _, check = steps()
+    suite = tmp_path / "own.txt"
+    suite.write_text(CASE + "\n")
+    inputs = {
+        "BACKEND": "onednn",
+        "SUITE": str(suite),
+        "ALLOW_KNOWN": "true",
+        "OPTIONS": "--jobs 1",
+        "LIBRARY": "",
+        "BASELINE": "",
+    }
+    done = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = tmp_path / "pybnorm-check"
+    assert Path(service["GITHUB_OUTPUT"]).read_text().split() == ["exit-status=0", f"reports={reports}"]
+    summary = Path(service["GITHUB_STEP_SUMMARY"]).read_text()
+    assert "the one supported case is within its bounds" in summary
+    assert json.loads((reports / "report.json").read_text())["cases"][0]["case"] == CASE
+    assert len(ET.parse(reports / "junit.xml").findall(".//testcase")) == 1
+    assert "<!DOCTYPE html>" in (reports / "report.html").read_text()
+    assert "::error" not in done.stdout
+    inputs["BASELINE"] = str(reports / "run")
+    again = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs, GITHUB_ACTION="again")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "## Compared with run" in Path(service["GITHUB_STEP_SUMMARY"]).read_text()
+    assert (tmp_path / "pybnorm-again/compare.json").is_file()
+
+
+def test_the_inputs_that_the_action_reads_are_declared():
+    declared = re.findall(r"^  ([a-z-]+):\n    description:", ACTION.partition("outputs:")[0], re.MULTILINE)
+    assert sorted(declared) == sorted(set(re.findall(r"inputs\.([a-z-]+)", ACTION)))
+
+
+def test_what_is_wrong_is_an_annotation_and_the_exit_status(service, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    out = tmp_path / "out"
+    words = ("--implementation", f"{tmp_path}/wrong.py:Kernel", "--case", CASE)
+    done = ran(service, "bash", SCRIPT, "--out", out, "--", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"^::error title=.*FAIL::infer,spatial", done.stdout, re.MULTILINE)
+    assert "- **FAIL**: " in Path(service["GITHUB_STEP_SUMMARY"]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--out is needed"),
+        (("--out",), "--out needs a value"),
+        (("--out", "here", "--library", "/nowhere"), "--library needs --backend"),
+        (("--out", "here", "--library", "/nowhere", "--backend", "onednn"), "/nowhere is no file"),
+        (("--out", "here", "--baseline", "/nowhere"), "--baseline /nowhere is not there"),
+        (("--aut", "here"), "what is --aut?"),
+    ],
+)
+def test_what_is_missing_is_named(service, arguments, said):
+    done = ran(service, "bash", SCRIPT, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_earlier_run_is_not_written_over(service, tmp_path):
+    (tmp_path / "out/run").mkdir(parents=True)
+    done = ran(service, "bash", SCRIPT, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "there is a run in" in done.stderr
