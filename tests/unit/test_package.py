@@ -114,7 +114,8 @@ def test_an_unknown_attribute_is_an_attribute_error():
 
 def test_a_submodule_whose_package_is_missing_is_an_attribute_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "pybnorm.torch", raising=False)
+    for name in [n for n in sys.modules if n == "pybnorm.torch" or n.startswith("pybnorm.torch.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(pybnorm, "torch", raising=False)
     with pytest.raises(AttributeError, match=r"pybnorm\.torch cannot be imported: .*torch"):
         _ = pybnorm.torch
