@@ -10,7 +10,8 @@ from example_here import run_here
 from pybnorm import graph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = sorted(p.stem for p in EXAMPLES.glob("*.py") if "pybnorm.graph" in p.read_text())
+SAMPLES = {p.stem: p.read_text() for p in EXAMPLES.glob("*.py")}
+NAMES = sorted(name for name, text in SAMPLES.items() if "import example\n" in text and "pybnorm.graph" in text)
 MISMATCH, ABSENT = 1, 2
 
 
