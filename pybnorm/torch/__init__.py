@@ -16,6 +16,7 @@ This package alone imports PyTorch, 1.13 or newer, and no other module imports i
 from __future__ import annotations
 
 from pybnorm.torch.autograd import batch_norm
-from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, convert
+from pybnorm.torch.conversion import convert
+from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm", "convert"]

@@ -1,17 +1,14 @@
-"""Modules, and the switch for a model."""
+"""Modules with the arguments and the state of PyTorch's."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from pybnorm.errors import ArgumentTypeError
 from pybnorm.torch.autograd import batch_norm
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "convert"]
-
-_Module = TypeVar("_Module", bound=torch.nn.Module)
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
 
 class _BatchNorm:
@@ -51,7 +48,7 @@ class _BatchNorm:
                 average, mean, variance = (mean, variance), torch.zeros_like(mean), torch.zeros_like(variance)
         elif momentum is None:
             momentum = 0.0
-        y = batch_norm(input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback)
+        y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
         if counter is not None:
             counter.add_(1)
         if average is not None:
@@ -59,6 +56,19 @@ class _BatchNorm:
                 for kept, now in zip(average, (mean, variance), strict=True):
                     kept.add_((now - kept) / counter)  # on the device, without waiting for the count
         return y
+
+    def _normalized(
+        self: Any,
+        input: torch.Tensor,
+        mean: torch.Tensor | None,
+        variance: torch.Tensor | None,
+        batch: bool,
+        momentum: float,
+    ) -> torch.Tensor:
+        """What is computed, once it is known with which statistics."""
+        return batch_norm(
+            input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback
+        )
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -71,44 +81,3 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d``, arguments and state included, computed by the vendors' libraries."""
-
-
-_OURS = {
-    torch.nn.BatchNorm1d: BatchNorm1d,
-    torch.nn.BatchNorm2d: BatchNorm2d,
-    torch.nn.BatchNorm3d: BatchNorm3d,
-}
-
-
-def convert(model: _Module, *, fallback: bool = False) -> _Module:
-    """Make the batch norms of a model those of this module, in place.
-
-    Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
-    so do references to them, such as an optimizer's. Subclasses of PyTorch's three (lazy, synchronized, quantized,
-    parametrized) behave differently and are not converted.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    fallback : bool
-        Let PyTorch compute calls that are refused here.
-
-    Returns
-    -------
-    torch.nn.Module
-        `model`.
-
-    Raises
-    ------
-    ArgumentTypeError
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError("model", model, "a torch.nn.Module")
-    if not isinstance(fallback, bool):
-        raise ArgumentTypeError("fallback", fallback, "a bool")
-    for module in model.modules():
-        ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
-        if ours is not None:
-            module.__class__ = ours
-            module.fallback = fallback
-    return model
