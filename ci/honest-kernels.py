@@ -9,7 +9,7 @@ import collections
 import random
 import sys
 
-from pybnorm.check.bounds import Expected, Status
+from pybnorm.check.bounds import Status, expect
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.selftest import rows
@@ -45,7 +45,7 @@ objections = problems = 0
 while sum(counts.values()) < wanted:
     case = problem()
     inputs = generate(case)
-    expected, by_channel = Expected(case, inputs), rows.Rows(case, inputs)
+    expected, by_channel = expect(case, inputs), rows.Rows(case, inputs)
     problems += 1
     for style, kernel in rows.STYLES.items():
         if style in CHAINS and case.fill in ADD_UP:

@@ -39,7 +39,7 @@ def main(this: example.Example) -> None:
     given |= {mean: this.parameter(inputs.saved_mean), inv_variance: this.parameter(inputs.saved_inv_variance)}
     graph.execute(this.handle, {**given, **made}, this.workspace(graph.get_workspace_size()))
 
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     for name, memory in zip(("dx", "dscale", "dbias"), made.values(), strict=True):
         this.check(expected, name, memory)
 

@@ -35,14 +35,14 @@ def main(this: example.Example) -> None:
         )
         if form == "variance":
             given = inputs.variance
-            expected = bounds.Expected(problem, inputs)
+            expected = bounds.expect(problem, inputs)
             node = BatchnormInferenceAttributesVarianceExt().set_name("bn")
             y = graph.batchnorm_inference_variance_ext(x, mean, spread, scale, bias, EPSILON, node)
         else:
             given = (1 / np.sqrt(inputs.variance.astype(np.float64) + EPSILON)).astype(np.float32)
             # The reference takes a variance: of the inverse standard deviation as stored, in float64.
             exact = dataclasses.replace(inputs, variance=given.astype(np.float64) ** -2)
-            expected = bounds.Expected(dataclasses.replace(problem, eps=0.0), exact)
+            expected = bounds.expect(dataclasses.replace(problem, eps=0.0), exact)
             y = graph.batchnorm_inference(x, mean, spread, scale, bias, BatchnormInferenceAttributes().set_name("bn"))
         y.set_output(True)
         graph.build(this.handle)

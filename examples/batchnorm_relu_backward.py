@@ -38,13 +38,13 @@ def main(this: example.Example) -> None:
 
     # Where y is so near 0 that no bound decides its sign, dy is 0: either mask is right there.
     masked = inputs.dy.copy()
-    expected_y = bounds.Expected(forward, before)
+    expected_y = bounds.expect(forward, before)
     tier = next(t for t in bounds.tiers(forward, "y") if not t.one_pass)
     for part in expected_y.parts("y", None, (tier,)):
         undecided = np.abs(part.reference) <= part.classes[0][0]
         inputs.dy[part.index][undecided] = 0
         masked[part.index] = np.where(part.reference > 0, inputs.dy[part.index], 0)
-    expected = bounds.Expected(problem, dataclasses.replace(inputs, dy=masked))
+    expected = bounds.expect(problem, dataclasses.replace(inputs, dy=masked))
 
     graph = Graph().set_name("relu backward")
     graph.set_io_data_type(this.dtype).set_intermediate_data_type("float").set_compute_data_type("float")

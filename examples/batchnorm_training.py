@@ -51,7 +51,7 @@ def main(this: example.Example) -> None:
     pack = {tensor.get_uid(): memory for tensor, memory in {**given, **made}.items()}
     graph.execute(this.handle, pack, this.workspace(graph.get_workspace_size()))
 
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
     for name, memory in zip(names, made.values(), strict=True):
         this.check(expected, name, memory)

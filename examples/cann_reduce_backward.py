@@ -41,7 +41,7 @@ def main(this: example.Example) -> None:
     )
     cann.batch_norm_reduce_backward(this.workspace(nbytes), nbytes, executor)
 
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     this.check(expected, "saved_mean", mean)
     this.check(expected, "saved_inv_variance", invstd)
 

@@ -46,7 +46,7 @@ def train(this: example.Example) -> Info:
             x, y = this.data(inputs.x), this.empty(dims)
             workspace = this.workspace(layer.workspace_size("forward_training", handle.descriptor(x)))
             layer.forward_training(x, scale, bias, y, workspace=workspace)
-            expected = bounds.Expected(problem, inputs)
+            expected = bounds.expect(problem, inputs)
             this.check(expected, "y", y)
             for name in ("saved_mean", "saved_inv_variance", "running_mean", "running_variance"):
                 this.check(expected, name, getattr(layer, name))
@@ -59,7 +59,7 @@ def train(this: example.Example) -> Info:
         dx, dscale, dbias = this.empty(dims), this.channels(C), this.channels(C)
         workspace = this.workspace(layer.workspace_size("backward", handle.descriptor(x)))
         layer.backward(x, this.data(inputs.dy), scale, dx, dscale, dbias, workspace=workspace)
-        expected = bounds.Expected(problem, inputs)
+        expected = bounds.expect(problem, inputs)
         for name, buffer in (("dx", dx), ("dscale", dscale), ("dbias", dbias)):
             this.check(expected, name, buffer)
         return info
@@ -74,7 +74,7 @@ def infer(this: example.Example, info: Info) -> None:
         workspace = this.workspace(layer.workspace_size("forward_inference", this.handle.descriptor(x)))
         scale, bias = this.parameter(inputs.scale), this.parameter(inputs.bias)
         layer.forward_inference(x, scale, bias, y, workspace=workspace)
-        this.check(bounds.Expected(problem, inputs), "y", y)
+        this.check(bounds.expect(problem, inputs), "y", y)
 
 
 def main(this: example.Example) -> None:

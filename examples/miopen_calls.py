@@ -42,7 +42,7 @@ def main(this: example.Example) -> None:
             handle, mode, 1.0, 0.0, data, x, data, y, derived, scale, bias, factor, mean, variance, EPSILON,
             saved_mean, saved_inv_variance,
         )  # fmt: skip
-        expected = bounds.Expected(case, inputs)
+        expected = bounds.expect(case, inputs)
         made = (y, saved_mean, saved_inv_variance, mean, variance)
         for name, buffer in zip(expected.outputs, made, strict=True):
             this.check(expected, name, buffer)
@@ -54,7 +54,7 @@ def main(this: example.Example) -> None:
     miopen.batch_normalization_forward_inference(
         handle, mode, 1.0, 0.0, data, x, data, y, derived, scale, bias, mean, variance, EPSILON
     )
-    this.check(bounds.Expected(case, inputs), "y", y)
+    this.check(bounds.expect(case, inputs), "y", y)
 
     case = problem(Operation.BACKWARD)
     inputs = generate(case)
@@ -64,7 +64,7 @@ def main(this: example.Example) -> None:
         handle, mode, 1.0, 0.0, 1.0, 0.0, data, x, data, dy, data, dx, derived, this.parameter(inputs.scale), dscale,
         dbias, EPSILON, this.parameter(inputs.saved_mean), this.parameter(inputs.saved_inv_variance),
     )  # fmt: skip
-    expected = bounds.Expected(case, inputs)
+    expected = bounds.expect(case, inputs)
     for name, buffer in (("dx", dx), ("dscale", dscale), ("dbias", dbias)):
         this.check(expected, name, buffer)
 

@@ -42,7 +42,7 @@ def main(this: example.Example) -> None:
     given |= {scale: this.parameter(inputs.scale), bias: this.parameter(inputs.bias)}
     graph.execute(this.handle, {**given, **made}, this.workspace(graph.get_workspace_size()))
 
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     this.check_relu(expected, made[out])
     this.check(expected, "saved_mean", made[mean])
     this.check(expected, "saved_inv_variance", made[inv_variance])

@@ -16,7 +16,7 @@ import numpy as np
 import pybnorm
 from pybnorm import cann, devices, directml, functional, operations
 from pybnorm._arrays import CPU, Buffer
-from pybnorm.check.bounds import Expected, Status
+from pybnorm.check.bounds import Status, expect
 from pybnorm.check.data import generate, numpy_dtype
 from pybnorm.check.defects import explain
 from pybnorm.check.guarded import execute
@@ -581,7 +581,7 @@ def run(problem: Problem, way: Way) -> CaseResult:
     try:
         inputs = way.inputs(problem, generate(problem))
         observed = execute(problem, inputs, _Session(backend, way, way.device))
-        settle(result, problem, inputs, judge_call(Expected(problem, inputs), observed.outputs))
+        settle(result, problem, inputs, judge_call(expect(problem, inputs), observed.outputs))
         if observed.damage:
             result.status, result.message = Status.FAIL, "; ".join(observed.damage)
     except Exception as error:

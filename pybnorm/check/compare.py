@@ -34,7 +34,7 @@ import numpy.typing as npt
 from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
 from pybnorm.check import archive
-from pybnorm.check.bounds import Expected, Status, Tier, Verdict, tiers
+from pybnorm.check.bounds import Expected, Status, Tier, Verdict, expect, tiers
 from pybnorm.check.bounds.verdict import WORST_POINTS
 from pybnorm.check.data import generate
 from pybnorm.check.problem import DATA_OUTPUTS, Problem
@@ -523,7 +523,7 @@ class _Outputs:
             return OutputPair(output, Outcome.EQUAL, verdict.elements if verdict else 0, classes=(one.name, two.name))
         if self._expected is None:
             assert self.problem is not None
-            self._expected = Expected(self.problem, generate(self.problem))
+            self._expected = expect(self.problem, generate(self.problem))
         return compare_outputs(
             self._expected, output, (self._array(first, output), self._array(second, output)), (one, two)
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pybnorm.check import runner
-from pybnorm.check.bounds import Expected, Point, Status, Tier, Verdict, tiers
+from pybnorm.check.bounds import Expected, Point, Status, Tier, Verdict, expect, tiers
 from pybnorm.check.bounds.tally import compare
 from pybnorm.check.bounds.terms import Term, terms
 from pybnorm.check.data import generate, sums_are_exact
@@ -153,7 +153,7 @@ def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> t
     problem = Problem.parse(case)
     inputs = generate(problem)
     outputs = execute(problem, inputs, runner.opened(opener, backend)).outputs
-    return result, dataclasses.replace(explain(problem, Expected(problem, inputs), outputs), judge=result.judge)
+    return result, dataclasses.replace(explain(problem, expect(problem, inputs), outputs), judge=result.judge)
 
 
 # ---------------------------------------------------------------- text

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pybnorm import _arguments
 from pybnorm._arrays import numpy_dtype
 from pybnorm.check import calls
-from pybnorm.check.bounds import Expected, Status, Verdict
+from pybnorm.check.bounds import Status, Verdict, expect
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.problem import MODES, Problem, checked
 from pybnorm.check.results import CaseResult
@@ -128,7 +128,7 @@ def judge(problem: Problem | str, outputs: dict[str, Any]) -> CaseResult:
     arrays = {name: _array(case, tensor, given[name]) for name, tensor in needed.items()}
     result = CaseResult("", str(case), Status.PASS)
     inputs = generate(case)
-    settle(result, case, inputs, judge_call(Expected(case, inputs), arrays))
+    settle(result, case, inputs, judge_call(expect(case, inputs), arrays))
     return result
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU
 from pybnorm.check import archive, fence, judges, support
-from pybnorm.check.bounds import Expected, Status, judge
+from pybnorm.check.bounds import Status, expect, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.environment import visible
 from pybnorm.check.guarded import Observed, execute, same_bits
@@ -99,7 +99,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         calls = _Calls(problem, inputs, session, judge_on)
         result.seconds = calls.seconds
         result.capability = capability_words(session.capability(problem))
-        expected = Expected(problem, inputs)
+        expected = expect(problem, inputs)
         verdicts = judge_call(expected, calls.first)
         if problem.repeats > 1:
             result.repeat = ", ".join(dict.fromkeys(name for name, _, _ in calls.different)) or "equal"

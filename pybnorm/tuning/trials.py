@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pybnorm import _arguments, _core, devices
 from pybnorm._arrays import CUDA, Buffer
 from pybnorm.check import calls
-from pybnorm.check.bounds import Expected, Status, judge
+from pybnorm.check.bounds import Expected, Status, expect, judge
 from pybnorm.check.data import Inputs, numpy_dtype
 from pybnorm.check.problem import Problem
 from pybnorm.devices.cpu import Allocation
@@ -389,7 +389,7 @@ class _Scratch:
             raise NotMeasuredError(f"its results cannot be judged: {error}") from None
         if "prior" not in inputs:
             inputs["prior"] = np.full(dims, np.nan, numpy_dtype(x.dtype))
-        return Expected(problem, Inputs(**inputs))
+        return expect(problem, Inputs(**inputs))
 
     @property
     def _judged_dims(self) -> tuple[int, ...]:

@@ -94,9 +94,6 @@ def rounded_terms(stores, u, left, right, bound):
 class Expected(bounds.Expected):
     """What is right, with the common bounds but for what STORES says of the backend."""
 
-    def __new__(cls, backend, problem, inputs):
-        return super().__new__(cls, problem, inputs)
-
     def __init__(self, backend, problem, inputs):
         super().__init__(problem, inputs)
         self.stores = stores_of(backend, problem.dtype)

@@ -45,7 +45,7 @@ class Case:
         backward = Problem.parse(f"backward,spatial,{dtype},nhwc,{dims},fill=randn")
         self.dtype, self.z = self.problem.dtype, None
         self.inputs = generate(self.problem)
-        self.expected = bounds.Expected(self.problem, self.inputs)
+        self.expected = bounds.expect(self.problem, self.inputs)
         rng = np.random.default_rng(29)
         if z:
             self.z = round_to(rng.standard_normal(self.problem.dims), self.dtype)
@@ -73,7 +73,7 @@ class Case:
         inputs = dataclasses.replace(
             generate(self.backward), x=self.inputs.x, scale=self.inputs.scale, dy=self.masked, **given
         )
-        expected = bounds.Expected(self.backward, inputs)
+        expected = bounds.expect(self.backward, inputs)
         wrong = [
             n for n in ("dx", "dscale", "dbias")
             if bounds.judge(expected, n, seen[n].reshape(expected.shape(n))).status != Status.PASS
@@ -156,7 +156,7 @@ class Inference:
         self.dtype, self.inputs = self.problem.dtype, generate(self.problem)
         values = np.random.default_rng(31).standard_normal(self.problem.dims)
         self.z = round_to(values, self.dtype) if z else None
-        self.result, self.bound = before_relu(bounds.Expected(self.problem, self.inputs), self.z)
+        self.result, self.bound = before_relu(bounds.expect(self.problem, self.inputs), self.z)
 
     def right(self, y):
         with np.errstate(invalid="ignore"):

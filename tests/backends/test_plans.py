@@ -45,7 +45,7 @@ def run(handle, problem, algorithm, inputs):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_every_algorithm_is_within_the_bound_or_refuses(handle, problem):
     inputs = generate(problem)
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     try:
         plain = run(handle, problem, "", inputs)
     except pybnorm.UnsupportedError:
@@ -447,7 +447,7 @@ def test_one_plan_computes_on_the_memory_of_each_call(handle, word, layout, opti
                 got = runner.execute(dataclasses.replace(problem, algorithm=algorithm), inputs, session)
             except pybnorm.UnsupportedError:
                 break
-            expected = bounds.Expected(problem, inputs)
+            expected = bounds.expect(problem, inputs)
             for name in expected.outputs:
                 verdict = bounds.judge(expected, name, got.outputs[name])
                 # MIOpen's backward without saved statistics is a known defect of its own

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pybnorm.check import archive
-from pybnorm.check.bounds import Expected, Point, Status, Verdict, judge
+from pybnorm.check.bounds import Point, Status, Verdict, expect, judge
 from pybnorm.check.data import generate, round_to
 from pybnorm.check.environment import machine
 from pybnorm.check.problem import Problem
@@ -13,7 +13,7 @@ from pybnorm.check.runner import BackendInfo, CaseResult
 
 def right_outputs(problem):
     """What a library that rounds once would write, and what it is judged by."""
-    expected = Expected(problem, generate(problem))
+    expected = expect(problem, generate(problem))
     outputs = {}
     for name, values in expected.outputs.items():
         alpha, beta, prior = expected.blend(name)

@@ -9,7 +9,7 @@ from simulated import Kernels, array_of
 from pybnorm import Activation, devices
 from pybnorm._arrays import as_buffer
 from pybnorm.check.activations import activate, before, passes
-from pybnorm.check.bounds import Expected, Status, judge
+from pybnorm.check.bounds import Status, expect, judge
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import Session, open_session, run_case
@@ -126,8 +126,8 @@ def test_kernels_that_fuse_wrongly_are_found(fault, line, outputs):
 def test_what_is_beyond_a_limit_has_no_error_and_the_right_result_is_activated():
     problem = Problem.parse("train,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,residual=1")
     inputs = generate(problem)
-    activated = Expected(problem, inputs)
-    plain = Expected(Problem.parse("train,spatial,f32,nchw,8x6x5x7,fill=randn"), inputs)
+    activated = expect(problem, inputs)
+    plain = expect(Problem.parse("train,spatial,f32,nchw,8x6x5x7,fill=randn"), inputs)
     right = activate(problem, plain.outputs["y"] + inputs.z)
     assert np.array_equal(activated.outputs["y"], right)
     result = result_of(Fused(), str(problem))
@@ -156,17 +156,17 @@ def test_a_gradient_whose_mask_rounding_decides_may_be_there_or_not(there):
     scale, bias, mean, inverse = (np.float64(v) for v in channel)
     inputs.x[3, 2, 1, 1] = mean - bias / scale / inverse  # batch norm's result there is 0, but for the rounding of x
     inputs.dy[3, 2, 1, 1] = 64.0
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     assert expected._near.sum() == 1
     plain = Problem.parse("backward,spatial,f32,nchw,8x6x5x7,fill=randn")
     statistics = inputs.saved_mean, inputs.saved_inv_variance
     result = before(problem, inputs.x, inputs.scale, inputs.bias, statistics)
     masked = np.where(passes(problem, result), inputs.dy, 0)
     masked[3, 2, 1, 1] = 64.0 if there else 0.0
-    right = Expected(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
+    right = expect(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
     for name, values in right.outputs.items():
         verdict = judge(expected, name, values.astype(np.float32))
         assert verdict.status == Status.PASS, (name, verdict.note)
     masked[3, 2, 1, 2] += 64.0  # of an element whose mask is certain
-    wrong = Expected(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
+    wrong = expect(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
     assert judge(expected, "dx", wrong.outputs["dx"].astype(np.float32)).status == Status.FAIL

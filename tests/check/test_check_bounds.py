@@ -12,11 +12,12 @@ from pybnorm.check import judging, runner
 from pybnorm.check.bounds import (
     TRUNCATED,
     UNBIASED,
-    Expected,
     Status,
     Tier,
     depth,
+    expect,
     judge,
+    kinds,
     precision,
     tiers,
     untrusted,
@@ -24,13 +25,37 @@ from pybnorm.check.bounds import (
 from pybnorm.check.bounds.causes import UNEXPLAINED, truncate
 from pybnorm.check.bounds.trust import _changes
 from pybnorm.check.data import Inputs, generate, round_to
-from pybnorm.check.problem import FILLS, Problem, expand, read_suite
+from pybnorm.check.problem import COMPOSED, FILLS, Problem, expand, read_suite
 from pybnorm.check.runner import execute, run_case
 from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, session
 from pybnorm.check.session import Session
 from pybnorm.enums import DataType, Mode
+from pybnorm.errors import ArgumentError
 
 SMOKE = read_suite((importlib.resources.files("pybnorm.check") / "suites" / "smoke.txt").read_text(), "smoke")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train,spatial,f32,nchw,2x3x2x2",
+        "elemt,spatial,f32,nchw,2x3x2x2",
+        "train,spatial,f32,nchw,2x3x2x2,activation=relu",
+        "backward,spatial,f32,nchw,2x3x2x2,activation=relu",
+        *(f"{word},spatial,f32,nchw,4x3x2x2" for word in COMPOSED if word not in ("elemt", "gather_stats")),
+        "gather_stats,spatial,f32,nchw,4x3",
+    ],
+)
+def test_one_class_has_the_bounds_of_a_problem(line):
+    problem = Problem.parse(line)
+    own = expect(problem, generate(problem))
+    for kind in kinds._KINDS:
+        if kind is type(own):
+            kind(problem, generate(problem))
+        else:
+            assert not kind.knows(problem)
+            with pytest.raises(ArgumentError, match=f"one that {kind.__name__} knows"):
+                kind(problem, generate(problem))
 
 
 # ---------------------------------------------------------------- the formulas, spelt out once more in plain Python
@@ -143,7 +168,7 @@ def plain_bounds(problem, inputs, h, one_pass):
 def test_every_bound_is_the_derived_one(dtype, options, tier):
     problem = Problem.parse(options.format(f"spatial,{dtype},nchw"))
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     plain = plain_bounds(problem, inputs, tier.h, tier.one_pass)
     assert set(plain) == set(expected.outputs)
     for name, bounds in plain.items():
@@ -203,7 +228,7 @@ def once_per_problem(monkeypatch):
 
         return kept
 
-    for module, name in ((runner, "generate"), (runner, "Expected"), (judging, "untrusted")):
+    for module, name in ((runner, "generate"), (runner, "expect"), (judging, "untrusted")):
         monkeypatch.setattr(module, name, keeping_the_last(getattr(module, name)))
 
 
@@ -312,7 +337,7 @@ def test_a_sequential_chain_explains_a_failure_and_does_not_excuse_it():
     """One float32 chain over a million elements with an offset misses the bound of the mean."""
     problem = Problem.parse("train,spatial,f32,nchw,256x1x64x64,fill=randn,kappa=300")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     mean = expected.outputs["saved_mean"]
     chain = (np.add.accumulate(inputs.x.ravel())[-1:] / np.float32(problem.m)).reshape(mean.shape)
     verdict = judge(expected, "saved_mean", chain)
@@ -458,7 +483,7 @@ def test_a_wrong_convention_of_the_running_variance_is_named():
 def test_ten_worst_points_are_kept_worst_first():
     problem = Problem.parse("infer,spatial,f32,nchw,7x5x40x60,fill=randn")  # more than one block
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     y = round_to(expected.outputs["y"], problem.dtype)
     rng = [(6, 4, 39, 59), (0, 0, 0, 0), (3, 2, 20, 30)]
     for i, index in enumerate(rng):
@@ -478,7 +503,7 @@ def test_ten_worst_points_are_kept_worst_first():
 def test_infinities_out_of_the_type_s_range_are_right():
     problem = Problem.parse("infer,spatial,f16,nchw,4x3x4x4,fill=randn,alpha=30000")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     right = 30000 * expected.outputs["y"]
     y = round_to(right, problem.dtype)
     assert np.isinf(y).any()
@@ -556,7 +581,7 @@ def grown(y):
 @pytest.mark.parametrize("wrong", [shrunk, nudged, grown])
 def test_errors_toward_zero_are_not_yet_truncation(wrong):
     problem = Problem.parse("infer,spatial,bf16,nchw,8x3x6x5,fill=randn")
-    expected = Expected(problem, generate(problem))
+    expected = expect(problem, generate(problem))
     verdict = judge(expected, "y", wrong(expected.outputs["y"]))
     assert verdict.status == Status.FAIL
     assert verdict.ratio < 4
@@ -645,7 +670,7 @@ def test_what_can_be_judged_beside_what_cannot_still_is():
     for fill in ("special", "constant"):
         problem = Problem.parse(f"train,spatial,f32,nchw,8x6x5x4,fill={fill}")
         inputs = generate(problem)
-        expected = Expected(problem, inputs)
+        expected = expect(problem, inputs)
         y = execute(problem, inputs, session()).outputs["y"]
         assert judge(expected, "y", y).status == Status.PASS
         y[0, -1, 0, 0] = np.nan
@@ -655,7 +680,7 @@ def test_what_can_be_judged_beside_what_cannot_still_is():
         assert verdict.worst[0].index == (0, 5, 0, 0)
     problem = Problem.parse("infer,spatial,f32,nchw,8x6x5x4,fill=special,alpha=0,beta=1")
     inputs = generate(problem)
-    verdict = judge(Expected(problem, inputs), "y", inputs.prior)
+    verdict = judge(expect(problem, inputs), "y", inputs.prior)
     assert verdict.unjudged == 1
     assert "not judged" in verdict.note
 
@@ -682,7 +707,7 @@ def test_a_faulty_kernel_is_found_on_the_fill_made_for_it(bug, line):
 
 def test_a_class_whose_bound_is_infinite_does_not_hold_what_a_stricter_one_rejects():
     problem = Problem.parse("train,spatial,f32,nchw,64x1x14x14,fill=randn,kappa=3000,eps=0")
-    expected = Expected(problem, generate(problem))
+    expected = expect(problem, generate(problem))
     right = expected.outputs["saved_inv_variance"]
     assert judge(expected, "saved_inv_variance", right.astype(np.float32)).status == Status.PASS
     assert judge(expected, "saved_inv_variance", (1.5 * right).astype(np.float32)).status == Status.INCONCLUSIVE
@@ -691,7 +716,7 @@ def test_a_class_whose_bound_is_infinite_does_not_hold_what_a_stricter_one_rejec
 
 def test_a_class_whose_bound_ends_beyond_the_range_does_not_hold_either():
     problem = Problem.parse("train,spatial,f16,nchw,4x8x3x3,fill=randn,kappa=100,alpha=20000")
-    expected = Expected(problem, generate(problem))
+    expected = expect(problem, generate(problem))
     y, between = np.empty(problem.dims), 0
     for part in expected.parts("y", None, tiers(problem, "y")):
         (a, _), (b, _) = part.classes
@@ -717,7 +742,7 @@ def test_results_are_the_reference_s_own_bit_for_bit(mode, layout):
         line = f"{word},{mode},f32,{layout},5x6x30x40,fill=randn,kappa=3{',saved=0' if recomputed else ''}"
         problem = Problem.parse(line)
         inputs, m = generate(problem), Mode.PER_ACTIVATION if mode == "peract" else Mode.SPATIAL
-        expected = Expected(problem, inputs)
+        expected = expect(problem, inputs)
         if word == "train":
             right = reference.forward_training(
                 inputs.x,
@@ -760,7 +785,7 @@ def test_judging_needs_no_copy_of_the_tensor(operation):
         inputs.prior_scale = inputs.prior_bias = zero
     tracemalloc.start()
     try:
-        expected = Expected(problem, inputs)
+        expected = expect(problem, inputs)
         judge(expected, "y" if operation == "train" else "dx", data)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -852,7 +877,7 @@ def noted(line, change, output):
     problem = Problem.parse(line)
     inputs = generate(problem)
     outputs = execute(problem, inputs, session()).outputs
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     return judge(expected, output, change(outputs[output].astype(np.float64), expected).astype(outputs[output].dtype))
 
 
@@ -912,9 +937,9 @@ def test_inputs_that_are_flushed_are_no_failure():
 def test_what_is_shared_between_variants_is_what_each_would_compute(problem):
     inputs = generate(problem)
     with np.errstate(all="ignore"):
-        baseline = Expected(problem, inputs)
+        baseline = expect(problem, inputs)
         for _, changed, other in _changes(problem, inputs):
-            varied, fresh = baseline.varied(changed, other), Expected(changed, other)
+            varied, fresh = baseline.varied(changed, other), expect(changed, other)
             for name in fresh.outputs:
                 classes = tiers(changed, name)
                 for one, two in zip(varied.parts(name, None, classes), fresh.parts(name, None, classes), strict=True):

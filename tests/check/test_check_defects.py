@@ -10,7 +10,7 @@ import pytest
 
 import pybnorm
 from pybnorm.check import defects
-from pybnorm.check.bounds import Expected, Status, Verdict
+from pybnorm.check.bounds import Status, Verdict, expect
 from pybnorm.check.data import generate
 from pybnorm.check.defects import DEFECTS, STATUSES, Defect, explain, makes
 from pybnorm.check.executors import annotated
@@ -213,7 +213,7 @@ def test_a_new_fault_on_the_shape_of_a_known_defect_is_not_explained():
     """As a run has it: the verdicts of a simulated kernel, under MIOpen's name."""
     problem = Problem.parse("train,spatial,f32,nchw,769x2x1x1025,fill=randn,repeats=1")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     right = {name: values.astype(np.float32) for name, values in expected.outputs.items()}
     y = right["y"].copy()
     y[3, 1, 0, 7] += 1e-2
@@ -232,7 +232,7 @@ def test_a_chain_of_sums_is_explained_and_data_left_out_on_the_same_shape_are_no
     """Both are within class C; on these data a chain is off by a twentieth of what the other is."""
     problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")
     inputs = generate(problem)
-    expected, by_channel = Expected(problem, inputs), rows.Rows(problem, inputs)
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
     chain, part = (
         judge_call(expected, rows.outputs(kernel, by_channel))
         for kernel in (

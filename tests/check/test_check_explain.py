@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pybnorm.check import worker
-from pybnorm.check.bounds import Expected, Status, tiers
+from pybnorm.check.bounds import Status, expect, tiers
 from pybnorm.check.bounds.terms import terms
 from pybnorm.check.data import generate
 from pybnorm.check.explain import explain, explain_line, lines
@@ -33,7 +33,7 @@ from pybnorm.cli import main
 )
 def test_the_terms_of_a_bound_add_up_to_it(line, fill):
     problem = Problem.parse(f"{line},{fill}")
-    expected = Expected(problem, generate(problem))
+    expected = expect(problem, generate(problem))
     for output in expected.outputs:
         classes = tiers(problem, output)
         for part in expected.parts(output, None, classes):
@@ -89,7 +89,7 @@ def test_an_excuse_is_shown_with_its_reason():
     outputs = execute(problem, inputs, session()).outputs
     outputs["saved_mean"] = np.nextafter(outputs["saved_mean"], np.float32(9))
     outputs["saved_inv_variance"] *= np.float32(1 + 3e-6)
-    explanation = explain(problem, Expected(problem, inputs), outputs)
+    explanation = explain(problem, expect(problem, inputs), outputs)
     granted = {shown.output: shown.excuse for shown in explanation.outputs if shown.excuse}
     assert granted == {"saved_inv_variance": "granted: no output of the call shows that sums were not rounded"}
     _, explanation = told("two_pass", "biased running variance", "train,spatial,f32,nchw,32x32x56x56")

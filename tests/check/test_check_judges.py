@@ -8,7 +8,7 @@ from simulated import Kernels, array_of, session
 
 from pybnorm import devices
 from pybnorm.check import data, judges
-from pybnorm.check.bounds import Expected, Status, tiers, untrusted
+from pybnorm.check.bounds import Status, expect, tiers, untrusted
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import Session, run_case
 from pybnorm.check.verdicts import Record, judge_call
@@ -88,7 +88,7 @@ def test_data_are_the_same_bits(line, space):
 @pytest.mark.parametrize("line", LINES)
 def test_the_reference_and_its_bounds_are_the_same_to_1e13(line, space):
     problem = Problem.parse(line)
-    own, other = (Expected(problem, data.generate(problem, judge)) for judge in (None, space))
+    own, other = (expect(problem, data.generate(problem, judge)) for judge in (None, space))
     for name in own.outputs:
         size = np.empty(own.shape(name))
         whole = [[np.empty(size.shape) for _ in range(2)] for _ in range(2)]
@@ -109,9 +109,9 @@ def test_the_reference_and_its_bounds_are_the_same_to_1e13(line, space):
 def test_verdicts_are_the_same(line, wrong, space):
     problem = Problem.parse(line)
     inputs, there = data.generate(problem), data.generate(problem, space)
-    outputs = right_outputs(Expected(problem, inputs), wrong)
+    outputs = right_outputs(expect(problem, inputs), wrong)
     placed = {name: space.of(a) if name in ("y", "dx") else a for name, a in outputs.items()}
-    own, other = judge_call(Expected(problem, inputs), outputs), judge_call(Expected(problem, there), placed)
+    own, other = judge_call(expect(problem, inputs), outputs), judge_call(expect(problem, there), placed)
     if wrong == "many":
         assert Status.FAIL in {v.status for v in own.values()}
     for name, verdict in own.items():
@@ -133,7 +133,7 @@ def test_verdicts_are_the_same(line, wrong, space):
 def test_matched_filters_name_the_same_bug(line, output, array, space):
     problem = Problem.parse(line)
     inputs, there = data.generate(problem), data.generate(problem, space)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     outputs = right_outputs(expected)
     lost = getattr(inputs, array)[-1:, :, -1:, -1:].astype(np.float64) / (problem.m if output == "saved_mean" else 1)
     outputs[output] = data.round_to(expected.outputs[output] - lost, problem.parameter_dtype)
@@ -144,7 +144,7 @@ def test_matched_filters_name_the_same_bug(line, output, array, space):
     for given, put in ((inputs, lambda a: a), (there, space.of)):
         record = Record()
         placed = {name: put(a) if name in ("y", "dx") else a for name, a in outputs.items()}
-        verdicts = judge_call(Expected(problem, given), placed, record)
+        verdicts = judge_call(expect(problem, given), placed, record)
         found.append([verdicts[output].note, *((t.output, t.sum, t.bug, t.hypotheses) for t in record.tried)])
     assert "the last element of every channel were left out" in found[0][0]
     assert found[0] == found[1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pybnorm.check import matched_filters
-from pybnorm.check.bounds import Expected, Status
+from pybnorm.check.bounds import Status, expect
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.matched_filters import matches
 from pybnorm.check.problem import Problem
@@ -30,7 +30,7 @@ def right():
             for name in ("x", "dy")
             if getattr(inputs, name) is not None
         }
-        return problem, Expected(problem, inputs), outputs, rows
+        return problem, expect(problem, inputs), outputs, rows
 
     return {line: made(line) for line in (TRAIN, BACKWARD)}
 
@@ -134,7 +134,7 @@ def test_channels_that_go_together_prove_nothing(right):
     problem, _expected, _outputs, _rows = right[TRAIN]
     inputs = generate(problem)
     inputs.x[...] = inputs.x[:, :1]
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     outputs = execute(problem, inputs, session()).outputs
     one = inputs.x[-1, 0, -1, -1]
     outputs["saved_mean"] = like(outputs["saved_mean"], outputs["saved_mean"].ravel() - one / problem.m)
@@ -159,7 +159,7 @@ def test_one_channel_with_a_large_element_does_not_hide_the_others(right):
     inputs = generate(problem)
     rows = np.moveaxis(inputs.x, 1, 0).reshape(16, -1)
     inputs.x[-1, 3, -1, -1] = rows[3].mean() + 20 * rows[3].std()
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     outputs = execute(problem, inputs, session(bug="dropped element")).outputs
     (found,) = matches(expected, {"saved_mean": outputs["saved_mean"]}).values()
     assert found.bug == "the last element of every channel were left out"

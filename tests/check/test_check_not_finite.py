@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pybnorm import reference
-from pybnorm.check.bounds import Expected, Status, judge, not_finite, tiers
+from pybnorm.check.bounds import Status, expect, judge, not_finite, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import execute, open_session, run_case
@@ -25,7 +25,7 @@ def outputs_of(line, kernel=None):
 
 
 def verdicts_of(problem, inputs, outputs):
-    return judge_call(Expected(problem, inputs), outputs)
+    return judge_call(expect(problem, inputs), outputs)
 
 
 # ---------------------------------------------------------------- honest kernels
@@ -70,7 +70,7 @@ def test_results_beyond_the_range_are_infinite(style):
 
 def test_a_kernel_that_multiplies_by_alpha_first_may_overflow_on_the_way():
     problem, inputs, outputs = outputs_of("infer,spatial,f32,nchw,4x6x5x3,fill=randn,alpha=2e+38")
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     inverse = 1 / np.sqrt(inputs.variance.astype(np.float64) + problem.eps)
     with np.errstate(all="ignore"):
         factor = (problem.alpha * inputs.scale * inverse * 4).astype(np.float32)
@@ -111,7 +111,7 @@ def test_swallowed_is_found_in_every_output_that_must_not_be_finite():
         outputs = execute(problem, inputs, session()).outputs
         for name, values in outputs.items():
             reached = not np.isfinite(values).all()
-            verdict = judge(Expected(problem, inputs), name, swallow(values))
+            verdict = judge(expect(problem, inputs), name, swallow(values))
             assert (verdict.status == Status.FAIL) == reached, (str(problem), name, verdict)
             if reached:
                 seen.add((problem.word, name, problem.seed // 3))
@@ -173,7 +173,7 @@ def test_sums_that_skip_a_nan_are_found():
 def test_saturated_and_wrong_signs_are_found(line):
     problem, inputs, outputs = outputs_of(line)
     name = next(iter(outputs))
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     assert judge(expected, name, outputs[name]).status in (Status.PASS, Status.WARN)
     verdict = judge(expected, name, saturate(outputs[name]))
     assert verdict.status == Status.FAIL
@@ -186,7 +186,7 @@ def test_saturated_and_wrong_signs_are_found(line):
 
 def test_infinity_where_nan_must_come_out_is_found():
     problem, inputs, outputs = outputs_of("train,spatial,f32,nchw,4x6x5x3,fill=special")
-    verdict = judge(Expected(problem, inputs), "y", nan_to_infinity(outputs["y"]))
+    verdict = judge(expect(problem, inputs), "y", nan_to_infinity(outputs["y"]))
     assert verdict.status == Status.FAIL
     assert "infinite where NaN must come out" in verdict.note
 
@@ -194,7 +194,7 @@ def test_infinity_where_nan_must_come_out_is_found():
 def test_spread_says_so():
     problem, inputs, outputs = outputs_of("train,spatial,f32,nchw,4x6x5x3,fill=special")
     outputs["y"][:, 5] = np.nan
-    verdict = judge(Expected(problem, inputs), "y", outputs["y"])
+    verdict = judge(expect(problem, inputs), "y", outputs["y"])
     assert verdict.status == Status.FAIL
     assert verdict.note.startswith("spread: 60 elements NaN or infinite where the right value is finite")
 
@@ -213,7 +213,7 @@ def test_running_statistics_of_no_weight_are_nan_or_left_out(factor, poison):
     literal = execute(problem, inputs, session()).outputs
     name = f"running_{poison}" if poison != "x" else "running_variance"
     assert np.isnan(literal[name]).any()
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     for values, status in ((literal[name], Status.WARN), (right[name], Status.PASS)):
         verdict = judge(expected, name, values)
         assert verdict.status == status, verdict
@@ -229,7 +229,7 @@ def test_running_statistics_of_no_weight_are_nan_or_left_out(factor, poison):
 def test_at_a_factor_of_0_running_statistics_stay_even_where_the_batch_overflows():
     problem = Problem.parse("train,spatial,f32,nchw,8x6x5x4,fill=range,magnitude=1e+37,factor=0")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     old = inputs.variance.copy()
     for values in (old, np.full_like(old, np.nan)):
         assert judge(expected, "running_variance", values).status == Status.PASS
@@ -239,7 +239,7 @@ def test_at_a_factor_of_0_running_statistics_stay_even_where_the_batch_overflows
 def test_alpha_0_leaves_the_result_open():
     problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=special,alpha=0,beta=1")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     for y in (inputs.prior, np.where(np.isnan(inputs.x), np.float32(np.nan), inputs.prior)):
         verdict = judge(expected, "y", y)
         assert verdict.status == Status.PASS
@@ -250,7 +250,7 @@ def test_a_nan_that_is_blended_in_must_come_out():
     problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=randn,alpha=0,beta=1")
     inputs = generate(problem)
     inputs.prior[0, 0, 0, 0] = np.nan
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     assert judge(expected, "y", inputs.prior).status == Status.PASS
     verdict = judge(expected, "y", np.nan_to_num(inputs.prior))
     assert verdict.status == Status.FAIL
@@ -266,15 +266,15 @@ def test_infinities_of_both_signs_and_a_scale_of_zero():
     inputs.x[0, 1, 0, 0], inputs.x[1, 1, 0, 0] = np.inf, -np.inf
     outputs = execute(problem, inputs, session()).outputs
     assert np.isnan(outputs["saved_mean"][0, 1])
-    assert judge(Expected(problem, inputs), "saved_mean", outputs["saved_mean"]).status == Status.PASS
-    verdict = judge(Expected(problem, inputs), "saved_mean", nan_to_infinity(outputs["saved_mean"]))
+    assert judge(expect(problem, inputs), "saved_mean", outputs["saved_mean"]).status == Status.PASS
+    verdict = judge(expect(problem, inputs), "saved_mean", nan_to_infinity(outputs["saved_mean"]))
     assert "infinite where NaN must come out" in verdict.note
     problem = Problem.parse("infer,spatial,f32,nchw,4x6x5x3,fill=special,seed=1")
     inputs = generate(problem)
     inputs.scale[...] = 0
     y = execute(problem, inputs, session()).outputs["y"]
-    assert judge(Expected(problem, inputs), "y", y).status == Status.PASS
-    assert judge(Expected(problem, inputs), "y", nan_to_infinity(y)).status == Status.FAIL
+    assert judge(expect(problem, inputs), "y", y).status == Status.PASS
+    assert judge(expect(problem, inputs), "y", nan_to_infinity(y)).status == Status.FAIL
 
 
 def test_a_case_of_finite_values_is_not_walked_twice(monkeypatch):
@@ -289,13 +289,13 @@ def test_a_tensor_without_a_finite_value_is_judged():
     inputs.x[...] = np.nan
     outputs = execute(problem, inputs, session()).outputs
     assert {v.status for v in verdicts_of(problem, inputs, outputs).values()} == {Status.PASS}
-    assert judge(Expected(problem, inputs), "y", np.zeros_like(outputs["y"])).status == Status.FAIL
+    assert judge(expect(problem, inputs), "y", np.zeros_like(outputs["y"])).status == Status.FAIL
 
 
 def test_findings_name_the_first_element():
     problem, inputs, outputs = outputs_of("infer,spatial,f32,nchw,4x6x5x3,fill=special,seed=1")
     where = np.argwhere(np.isinf(outputs["y"]))
-    found = not_finite.find(Expected(problem, inputs), "y", swallow(outputs["y"]), tiers(problem, "y")[-1])
+    found = not_finite.find(expect(problem, inputs), "y", swallow(outputs["y"]), tiers(problem, "y")[-1])
     assert found.judged == len(where) == 1
     (finding,) = found.found
     assert finding.index == tuple(where[0])

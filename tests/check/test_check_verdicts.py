@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pybnorm.check.bounds import Expected, Status, tiers
+from pybnorm.check.bounds import Status, expect, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import verdict_text
@@ -20,7 +20,7 @@ def cases(*lines):
     for line in lines:
         problem = Problem.parse(line)
         inputs = generate(problem)
-        made[line] = problem, inputs, Expected(problem, inputs)
+        made[line] = problem, inputs, expect(problem, inputs)
     return made
 
 
@@ -110,7 +110,7 @@ def test_the_width_of_the_excuse_is_that_of_the_recurrence(dims, chains):
     """Sums of squares in long chains are too small by more than the mean's scatter tells."""
     problem = Problem.parse(f"train,spatial,f32,nchw,{dims}")
     inputs = generate(problem)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     mean, variance = rows.welford(rows.Rows(problem, inputs).x, chains)
     right, v = expected.moments.mean.reshape(-1, 1), expected.moments.variance.reshape(-1, 1)
     away = right != 0

@@ -77,7 +77,7 @@ def test_results_are_within_the_bound(frame, problem):
     if frame.name == "cupy" and problem.dtype == DataType.BFLOAT16:
         pytest.skip("CuPy has no arrays of ml_dtypes' bfloat16")
     inputs = generate(problem)
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     try:
         found = perform(frame, problem, inputs)
     except pybnorm.UnsupportedError as error:

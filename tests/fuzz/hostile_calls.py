@@ -39,7 +39,7 @@ LEFT_OUT = {
 """Modules, with those below them."""
 PUBLIC = {
     "pybnorm.check.archive": ("read_run",),
-    "pybnorm.check.bounds": ("judge", "Expected"),
+    "pybnorm.check.bounds": ("judge", "expect"),
     "pybnorm.check.vendor_lines": ("benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"),
     "pybnorm.check.compare": ("is_run", "read"),
     "pybnorm.check.data": ("generate",),
@@ -129,7 +129,7 @@ def problem(w: World) -> Any:
 def expected(w: World) -> Any:
     from pybnorm.check import bounds
 
-    return bounds.Expected(problem(w), inputs(w))
+    return bounds.expect(problem(w), inputs(w))
 
 
 def inputs(w: World) -> Any:

@@ -11,7 +11,7 @@ from graph_bench import NUMPY, Bench, build, judge, judge_relu, new_graph, parts
 import pybnorm
 from pybnorm import ArgumentError, DataType, Layout, Mode, Operation, UnsupportedError, _arguments
 from pybnorm.check import bounds
-from pybnorm.check.bounds import Expected
+from pybnorm.check.bounds import expect
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.graph import (
@@ -97,7 +97,7 @@ def test_training(bench, dims, layout, dtype, running):
     if running:
         given |= {p.mean: inputs.mean, p.variance: inputs.variance}
     got = bench.run(p.graph, given, made)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
     for name, values in zip(names, got, strict=False):
         judge(expected, name, values, bench)
@@ -112,7 +112,7 @@ def test_inference(bench, dims, layout, dtype, form):
     inputs = generate(problem)
     p = Parts(problem, "scale", "bias", "mean", "spread")
     if form == "variance":
-        node, spread, expected = BatchnormInferenceAttributesVarianceExt(), inputs.variance, Expected(problem, inputs)
+        node, spread, expected = BatchnormInferenceAttributesVarianceExt(), inputs.variance, expect(problem, inputs)
         y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.spread, p.scale, p.bias, EPSILON, node)
     else:
         spread, expected = inverse(problem, inputs)
@@ -129,7 +129,7 @@ def inverse(problem, inputs):
     """An inverse standard deviation as stored, and what is right for exactly it."""
     spread = (1 / np.sqrt(inputs.variance.astype(np.float64) + problem.epsilon)).astype(np.float32)
     exact = dataclasses.replace(inputs, variance=spread.astype(np.float64) ** -2)
-    return spread, Expected(dataclasses.replace(problem, eps=0.0), exact)
+    return spread, expect(dataclasses.replace(problem, eps=0.0), exact)
 
 
 @dtypes
@@ -153,7 +153,7 @@ def test_backward(bench, dims, layout, dtype, saved):
     if saved:
         given |= {p.mean: inputs.saved_mean, p.inv_variance: inputs.saved_inv_variance}
     got = bench.run(p.graph, given, made)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     for name, values in zip(("dx", "dscale", "dbias"), got, strict=True):
         judge(expected, name, values, bench)
 
@@ -201,7 +201,7 @@ def test_training_and_relu(bench, dims, layout, dtype):
         return
     given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias}
     relu, saved = bench.run(p.graph, given, made)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     judge_relu(expected, relu, bench)
     judge(expected, "saved_mean", saved)
     assert 0.2 < np.count_nonzero(relu.astype(np.float64)) / relu.size < 0.8
@@ -225,7 +225,7 @@ def test_sum_and_relu_are_rounded_once(bench, dims, layout, dtype, order):
         return
     given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias, p.mean: inputs.mean}
     (got,) = bench.run(p.graph, {**given, p.variance: inputs.variance, shortcut: inputs.prior}, [out])
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     if bench.handle.backend == "miopen" and dtype == DataType.FLOAT16:
         # MIOpen adds in the data's own type: what it adds to the shortcut has been rounded, too.
         u = bounds.precision(dtype).u_out
@@ -249,13 +249,13 @@ def test_gradient_through_relu(bench, dims, layout, dtype, x_dy_in_one_layout):
     before.x, before.scale, before.mean = inputs.x, inputs.scale, inputs.saved_mean
     before.variance = inputs.saved_inv_variance.astype(np.float64) ** -2
     masked, undecided = inputs.dy.copy(), 0
-    for index, right, bound in parts(Expected(forward, before)):
+    for index, right, bound in parts(expect(forward, before)):
         near = np.abs(right) <= bound
         undecided += int(np.count_nonzero(near))
         inputs.dy[index][near] = 0  # either mask is right there
         masked[index] = np.where(right > 0, inputs.dy[index], 0)
     assert undecided <= 0.01 * masked.size
-    expected = Expected(problem, dataclasses.replace(inputs, dy=masked))
+    expected = expect(problem, dataclasses.replace(inputs, dy=masked))
 
     p = Parts(problem, "scale", "bias", "mean", "inv_variance")
     dy = p.data("dy")
@@ -290,7 +290,7 @@ def test_forward_and_backward_in_one_graph(bench):
     p.graph.build(bench.handle)
     bias = np.zeros(problem.parameter_dims, np.float32)
     got = bench.run(p.graph, {p.x: inputs.x, dy: inputs.dy, p.scale: inputs.scale, p.bias: bias}, made)
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     judge(expected, "dx", got[0])
     judge(expected, "dscale", got[1])
 
@@ -322,7 +322,7 @@ def test_next_running_statistics_may_be_the_previous_ones_memory(bench):
     size = p.graph.get_workspace_size()
     p.graph.execute(bench.handle, memory, device.empty_bytes(size) if size else None)
     device.synchronize()
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     for tensor, name in ((y, "y"), (p.mean, "running_mean"), (p.variance, "running_variance")):
         judge(expected, name, device.to_numpy(memory[tensor]))
 
@@ -348,7 +348,7 @@ def test_sixteen_bit_parameters(bench):
         p.variance: inputs.variance,
     }
     (got,) = bench.run(p.graph, given, [y])
-    judge(Expected(problem, inputs), "y", got, bench)
+    judge(expect(problem, inputs), "y", got, bench)
 
 
 # ---------------------------------------------------------------- intermediate data types
@@ -501,7 +501,7 @@ def test_changes_after_building_have_no_effect(bench):
         p.variance: inputs.variance,
     }
     (got,) = bench.run(p.graph, given, [y])
-    judge(Expected(problem, inputs), "y", got, bench)
+    judge(expect(problem, inputs), "y", got, bench)
 
 
 def test_attributes_are_taken_as_they_are_when_the_node_is_added():

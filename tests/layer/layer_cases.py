@@ -84,7 +84,7 @@ def hold(handle, problem, inputs, outputs, parameter_dtypes=None):
     `parameter_dtypes` names the dtypes of parameter outputs that are not of the derived dtype.
     """
     assert not bounds.untrusted(problem, inputs)
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     assert set(outputs) == set(expected.outputs)
     own = expected.precision._replace(u_out=stored_roundoff(handle, problem.dtype))
     worst = 0.0

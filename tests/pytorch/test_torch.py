@@ -54,7 +54,7 @@ def test_gradients_are_within_the_bound_of_the_float64_reference(torch, ours, de
     # The saved statistics of a backward problem are not x's own; those of autograd are, so the problem saves none.
     (problem,) = expand(f"backward,spatial,{line},fill=randn,kappa=2,saved=0")
     inputs = generate(problem)
-    expected = bounds.Expected(problem, inputs)
+    expected = bounds.expect(problem, inputs)
     order = sorted(range(len(problem.dims)), key=lambda axis: -problem.strides[axis])
 
     def data(values):

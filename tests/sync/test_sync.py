@@ -17,7 +17,7 @@ from sync_worker import CASES, Threads, bounds_of
 
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
-from pybnorm.check.bounds import Expected, Status, judge, precision, tiers
+from pybnorm.check.bounds import Status, expect, judge, precision, tiers
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType
@@ -31,7 +31,7 @@ worst = collections.defaultdict(float)  # (kind, dtype, output) -> error / bound
 
 def ratio_of(problem, inputs, output, got):
     """Worst error / bound; at most 1 is right."""
-    expected = Expected(problem, inputs)
+    expected = expect(problem, inputs)
     verdict = judge(expected, output, got)
     if output == "dx" and problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16):
         # backward_elemt stores the part with dy before it adds the part with x: one more rounding than one call has.

@@ -83,12 +83,12 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
-from pybnorm.check.bounds import activated, composed
 from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
 from pybnorm.check.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
 from pybnorm.check.bounds.expected import Expected
 from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, stored
 from pybnorm.check.bounds.judging import judge, judge_by
+from pybnorm.check.bounds.kinds import expect
 from pybnorm.check.bounds.trust import untrusted
 from pybnorm.check.bounds.verdict import Point, Status, Verdict
 
@@ -104,12 +104,11 @@ __all__ = [
     "Status",
     "Tier",
     "Verdict",
-    "activated",
     "backward_error",
     "bessel_convention",
-    "composed",
     "depth",
     "deviations",
+    "expect",
     "forward_error",
     "judge",
     "judge_by",

@@ -39,6 +39,7 @@ __all__ = ["Activated"]
 class Activated(Expected):
     """The right outputs of a problem with an activation."""
 
+    activated = True
     _near: Array | None = None
     """Elements whose mask is uncertain; None where none is."""
 
@@ -142,6 +143,3 @@ class Activated(Expected):
         bounds = [(flushed, np.zeros(right.shape, bool)) for _ in classes]
         values = None if got is None else got.astype(np.float64).reshape(right.shape)
         return Part(index, right, values, bounds)
-
-
-Expected._kinds.append((lambda problem: problem.activation, Activated))

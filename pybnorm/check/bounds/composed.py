@@ -50,12 +50,10 @@ from pybnorm.check.problem import Problem
 __all__ = ["BackwardElemt", "BackwardReduce", "Frozen", "GatherStats", "SyncBackward", "SyncTraining", "TrainingGrad"]
 
 
-def _known(word: str) -> Callable[[Problem], bool]:
-    return lambda problem: problem.composed == word
-
-
 class TrainingGrad(Expected):
     """Backward from the batch's mean and variance."""
+
+    composed = ("training_grad",)
 
     def _has(self, *names: str) -> bool:
         """Whether these inputs are those of the one that this varies, and the statistics with them."""
@@ -88,6 +86,8 @@ class TrainingGrad(Expected):
 class Frozen(TrainingGrad):
     """Backward of inference: the statistics are constants."""
 
+    composed = ("frozen",)
+
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """dx is scale * r * dy."""
         gain = self.inputs.scale.astype(np.float64) * self._inverse
@@ -118,6 +118,8 @@ class Frozen(TrainingGrad):
 
 class BackwardReduce(Expected):
     """The sums of backward, about a given mean; the sums of the base class are those of r = 1."""
+
+    composed = ("backward_reduce",)
 
     def _take_saved(self) -> None:
         super()._take_saved()
@@ -160,6 +162,8 @@ _SOURCE = {"sum_dy": "dbias", "sum_dy_xmu": "sum_dy_xmu", "dscale": "scaled", "d
 
 class BackwardElemt(Expected):
     """dx from sums that are given."""
+
+    composed = ("backward_elemt",)
 
     def _take_sums(self) -> None:
         """The sums are inputs."""
@@ -231,6 +235,8 @@ class BackwardElemt(Expected):
 class SyncBackward(BackwardElemt):
     """Backward over ranks: their sums, added up, and `BackwardElemt` of them."""
 
+    composed = ("sync_backward",)
+
     def _take_sums(self) -> None:
         Expected._take_sums(self)
 
@@ -253,6 +259,8 @@ class SyncBackward(BackwardElemt):
 
 class SyncTraining(Expected):
     """Training over ranks, whose statistics are merged."""
+
+    composed = ("sync_train",)
 
     def _take_moments(self) -> None:
         super()._take_moments()
@@ -296,6 +304,8 @@ class SyncTraining(Expected):
 
 class GatherStats(Expected):
     """Statistics of several batches, merged."""
+
+    composed = ("gather_stats",)
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         super().__init__(problem, inputs)
@@ -364,15 +374,3 @@ class GatherStats(Expected):
             bounds.append((bound, undecided))
         values = None if got is None else got.astype(np.float64).reshape(right.shape)
         return Part(tuple(slice(0, k) for k in right.shape), right, values, bounds)
-
-
-for _word, _kind in (
-    ("gather_stats", GatherStats),
-    ("sync_train", SyncTraining),
-    ("sync_backward", SyncBackward),
-    ("training_grad", TrainingGrad),
-    ("frozen", Frozen),
-    ("backward_reduce", BackwardReduce),
-    ("backward_elemt", BackwardElemt),
-):
-    Expected._kinds.append((_known(_word), _kind))

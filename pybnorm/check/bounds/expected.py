@@ -16,6 +16,7 @@ from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, d
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
+from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import beside
 
 __all__ = ["Expected", "Part"]
@@ -52,7 +53,7 @@ class _Outputs(Mapping[str, Array]):
 
 
 class Expected:
-    """The right outputs of a problem and the bounds of each.
+    """The right outputs of a problem and the bounds of each; `pybnorm.check.bounds.expect` finds the class.
 
     Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked.
 
@@ -75,21 +76,26 @@ class Expected:
     _normalize_unbiased = False
     """For diagnosis: what comes of the usual mistake to normalize by v m / (m - 1)."""
 
-    _kinds: ClassVar[list[tuple[Callable[[Problem], object], type[Expected]]]] = []
-    """Problems that a subclass knows more of, and which."""
+    composed: ClassVar[tuple[str, ...]] = ("", "elemt")
+    """Words of the composed operations (`Problem.composed`) whose bounds this class has; "": of none."""
+    activated: ClassVar[bool] = False
+    """Whether it has them with an activation, or without one."""
 
     _moments: Moments
     _like: Expected | None = None
     """Another one, whose statistics and sums are this one's where they are made of the same arrays."""
 
-    def __new__(cls, problem: Problem, inputs: Inputs) -> Expected:
-        """Of the subclass that knows more of the problem, if one does."""
-        checked(problem)
-        kinds = [kind for known, kind in Expected._kinds if known(problem)] if cls is Expected else []
-        return object.__new__(kinds[0] if kinds else cls)
+    @classmethod
+    def knows(cls, problem: Problem) -> bool:
+        """Whether this class has the bounds of a problem."""
+        return problem.composed in cls.composed and bool(problem.activation) == cls.activated
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         checked(problem)
+        if not self.knows(problem):
+            raise ArgumentError(
+                "problem", str(problem), f"one that {type(self).__name__} knows; expect() finds the class"
+            )
         _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.data.generate makes them")
         self.problem, self.inputs = problem, inputs
         self.precision = precision(problem.dtype, problem.parameter_dtype)
@@ -109,7 +115,7 @@ class Expected:
         self.outputs: Mapping[str, Array] = _Outputs(self._parameters, (data, *self._parameters), self._whole)
 
     def varied(self, problem: Problem, inputs: Inputs) -> Expected:
-        """`Expected` of a problem and inputs that differ from these in a few arrays or options.
+        """The same of a problem and inputs that differ from these in a few arrays or options.
 
         What depends on none of them is not computed again; arrays are told apart by identity.
         """

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pybnorm.check import activations
 from pybnorm.check.bounds.classes import LONG, Tier, tiers
 from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.bounds.kinds import expect
 from pybnorm.check.data import Inputs, round_to
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Mode, Operation
@@ -42,11 +43,11 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
     """
     count = int(np.prod(problem.parameter_dims))
     small, small_inputs = _few(problem, inputs, sorted({*range(min(3, count)), count - 1}))
-    baseline = Expected(small, small_inputs)
+    baseline = expect(small, small_inputs)
     tier = [t for t in tiers(small, "y") if one_pass or not t.one_pass][-1]
     if not baseline.ordinary(tier).flat[-1]:
         small, small_inputs = _few(problem, inputs, _with_an_ordinary_last(problem, inputs, tier))
-        baseline = Expected(small, small_inputs)
+        baseline = expect(small, small_inputs)
     bounds = _bounds(baseline, one_pass)
     return [
         name
@@ -66,7 +67,7 @@ def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list
     """Statistics to look at where the last one is special: one that can be judged comes last, if there is any."""
     count = int(np.prod(problem.parameter_dims))
     candidates = sorted({*range(min(16, count)), count - 1})
-    ordinary = Expected(*_few(problem, inputs, candidates)).ordinary(tier).ravel()
+    ordinary = expect(*_few(problem, inputs, candidates)).ordinary(tier).ravel()
     last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
     return [*(i for i in candidates[:3] if i != last), last]
 

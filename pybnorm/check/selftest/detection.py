@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm.check.bounds import Expected, Status, judge
+from pybnorm.check.bounds import Expected, Status, expect, judge
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import Session, execute
@@ -144,7 +144,7 @@ def run(
         for operation in OPERATIONS:
             problem = Problem.parse(f"{operation},spatial,{dtype},nchw,{SHAPES[m]},{FILLS[fill]}")
             inputs = generate(problem)
-            cases.append((problem, inputs, Expected(problem, inputs)))
+            cases.append((problem, inputs, expect(problem, inputs)))
         for kernel, simulated in zip(kernels, sessions, strict=True):
             places = kernel.found.setdefault(fill, [])
             alarms = set(Status) - {Status.PASS} if kernel.correct else {Status.FAIL, Status.WARN}

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pybnorm
-from pybnorm.check.bounds import Expected, Status, Tier
+from pybnorm.check.bounds import Expected, Status, Tier, expect
 from pybnorm.check.data import generate
 from pybnorm.check.matched_filters import LEVEL
 from pybnorm.check.problem import Problem
@@ -235,7 +235,7 @@ def _one(setting: Setting) -> Report:
     report = Report([str(setting)], {}, {}, {}, [], 0, 0.0)
     problem = setting.problem
     inputs = generate(problem)
-    expected, by_channel = Expected(problem, inputs), rows.Rows(problem, inputs)
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
     for style, kernel in rows.STYLES.items():
         if style in rows.ONE_CHAIN and setting.m > LONGEST_CHAIN:
             continue

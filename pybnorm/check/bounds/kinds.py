@@ -1,0 +1,45 @@
+"""Which class has the bounds of a problem."""
+
+from __future__ import annotations
+
+from pybnorm.check.bounds.activated import Activated
+from pybnorm.check.bounds.composed import (
+    BackwardElemt,
+    BackwardReduce,
+    Frozen,
+    GatherStats,
+    SyncBackward,
+    SyncTraining,
+    TrainingGrad,
+)
+from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.data import Inputs
+from pybnorm.check.problem import Problem, checked
+
+__all__ = ["expect"]
+
+_KINDS = (
+    Expected,
+    Activated,
+    GatherStats,
+    SyncTraining,
+    SyncBackward,
+    TrainingGrad,
+    Frozen,
+    BackwardReduce,
+    BackwardElemt,
+)
+
+
+def expect(problem: Problem, inputs: Inputs) -> Expected:
+    """The right outputs of a problem and the bounds of each.
+
+    Parameters
+    ----------
+    problem : Problem
+    inputs : Inputs
+        As stored; need not be the ones `pybnorm.check.data.generate` gives.
+    """
+    checked(problem)
+    kind = next(kind for kind in _KINDS if kind.knows(problem))
+    return kind(problem, inputs)
