@@ -98,6 +98,10 @@ class _Torch:
         return tensor
 
     def all_gather(self, send: Any, received: Any, stream: int) -> None:
+        if send.device.type == "cpu":  # gloo has gathered into one tensor only since PyTorch 2
+            rows = list(received.view(self.size, -1).unbind())
+            self._distributed.all_gather(rows, send, group=self._group)
+            return
         with self._on(stream, send.device.type):
             self._gather(received, send, group=self._group)
 

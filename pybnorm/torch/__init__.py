@@ -1,8 +1,8 @@
 """Batch norm for PyTorch by the vendors' libraries: a function, modules, and a switch for a model.
 
-``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d`` of a model one
-of this module; `batch_norm` replaces ``torch.nn.functional.batch_norm``. Both are differentiable once, by
-`pybnorm.functional` on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
+``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d``, ``BatchNorm3d`` and
+``SyncBatchNorm`` of a model one of this module; `batch_norm` replaces ``torch.nn.functional.batch_norm``. All are
+differentiable once, on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
 the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread that captures;
 ``torch.compile`` calls them as they are.
 
@@ -18,5 +18,6 @@ from __future__ import annotations
 from pybnorm.torch.autograd import batch_norm
 from pybnorm.torch.conversion import convert
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from pybnorm.torch.sync import SyncBatchNorm
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm", "convert"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert"]

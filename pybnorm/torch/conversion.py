@@ -8,6 +8,7 @@ import torch
 
 from pybnorm.errors import ArgumentTypeError
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
+from pybnorm.torch.sync import SyncBatchNorm
 
 __all__ = ["convert"]
 
@@ -16,6 +17,7 @@ _OURS = {
     torch.nn.BatchNorm1d: BatchNorm1d,
     torch.nn.BatchNorm2d: BatchNorm2d,
     torch.nn.BatchNorm3d: BatchNorm3d,
+    torch.nn.SyncBatchNorm: SyncBatchNorm,
 }
 
 
@@ -23,8 +25,8 @@ def convert(model: _Module, *, fallback: bool = False) -> _Module:
     """Make the batch norms of a model those of this module, in place.
 
     Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
-    so do references to them, such as an optimizer's. Subclasses of PyTorch's three (lazy, synchronized, quantized,
-    parametrized) behave differently and are not converted.
+    so do references to them, such as an optimizer's. Other subclasses of PyTorch's batch norms than its
+    synchronized one (lazy, quantized, parametrized) behave differently and are not converted.
 
     Parameters
     ----------

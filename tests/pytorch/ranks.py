@@ -1,0 +1,154 @@
+"""One of three ranks over gloo: ``python ranks.py RANK FOLDER``; the tests read what it leaves there.
+
+Every rank makes the whole batch from a seed and computes its own rows of it, of all ranks and of the first two.
+"""
+
+import copy
+import datetime
+import sys
+import warnings
+
+warnings.filterwarnings("ignore")  # PyTorch without NumPy, and its own of processes
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import pybnorm.torch as ours  # noqa: E402
+
+CASES = {
+    "first": {},
+    "last": {"layout": torch.channels_last},
+    "uneven, last": {"rows": (1, 4, 2), "layout": torch.channels_last},
+    "an empty rank": {"rows": (3, 0, 4)},
+    "average": {"options": {"momentum": None}},
+    "bare": {"options": {"affine": False, "track_running_stats": False}},
+    "bf16": {"dtype": torch.bfloat16, "layout": torch.channels_last},
+    "one axis": {"space": ()},
+    "volumes, far": {"space": (3, 2, 4), "offset": 1000.0},
+    "one row each": {"rows": (1, 1, 1), "space": (2,)},
+}
+STEPS, SIZE = 2, 3
+
+
+def randn(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rows_of(case, size):
+    return CASES[case].get("rows", (3, 3, 3))[:size]
+
+
+def batch(case, size, step):
+    """x and dy of all ranks, in the dtype and layout of a case."""
+    terms = CASES[case]
+    shape = sum(rows_of(case, size)), 5, *terms.get("space", (6, 7))
+    made = (randn(10 * step + 1, *shape) * 1.5 + 0.5 + terms.get("offset", 0.0), randn(10 * step + 2, *shape))
+    layout = terms.get("layout", torch.contiguous_format)
+    return tuple(t.to(terms.get("dtype", torch.float32)).contiguous(memory_format=layout) for t in made)
+
+
+def module_of(kind, case):
+    """A batch norm of a class of PyTorch's, with a state that is not the initial one."""
+    module = kind(5, **CASES[case].get("options", {}))
+    with torch.no_grad():
+        for number, value in enumerate([*module.parameters(), *(b for b in module.buffers() if b.dim())]):
+            value.copy_(randn(50 + number, 5).abs() + 0.25)
+    return module
+
+
+def part_of(case, size, rank):
+    rows = rows_of(case, size)
+    return slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+
+
+def steps(module, case, size, part=slice(None), wide=False):
+    """(y, dx, gradients of parameters, buffers) of each step, of some rows; `wide`: in float64."""
+    found = []
+    for step in range(STEPS):
+        x, dy = (t[part].double() if wide else t[part] for t in batch(case, size, step))
+        module.zero_grad()
+        leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        y = module(leaf)
+        y.backward(dy)
+        gradients = [p.grad.clone() for p in module.parameters()]
+        found.append((y.detach(), leaf.grad, gradients, [b.clone() for b in module.buffers()]))
+    return found
+
+
+def network():
+    torch.manual_seed(4)
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
+        nn.Linear(16, 2),
+    )  # fmt: skip
+
+
+def trained(model, rank=0, size=1):
+    """Parameters and buffers after some steps on a share of the batch; gradients are averages over ranks."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = randn(90 + step, 12, 3, 6, 6).contiguous(memory_format=torch.channels_last)
+        share = 12 // size
+        model(x[rank * share : (rank + 1) * share]).square().mean().backward()
+        optimizer.step()
+    return {name.removeprefix("module."): value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def others(rank, size):
+    """What is no comparison of steps."""
+    found = {}
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network())
+    found["types"] = [type(m).__name__ for m in model if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    found["ddp"] = trained(torch.nn.parallel.DistributedDataParallel(model), rank, size)
+    mine = module_of(ours.SyncBatchNorm, "first")
+    x = batch("first", size, 0)[0][part_of("first", size, rank)]
+    mine.eval()
+    found["eval"] = mine(x).detach()
+    mine.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        found["autocast"] = mine(x.bfloat16())
+    found["copy"] = copy.deepcopy(mine)(x).detach()
+    mine.weight.requires_grad_(False)  # frozen in part
+    mine(x).sum().backward()
+    found["frozen in part"] = [p.grad is not None for p in mine.parameters()]
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    single = module_of(lambda *a, **o: ours.SyncBatchNorm(*a, process_group=alone, **o), "first")
+    found["alone"] = single(x).detach()
+    wrong = module_of(ours.SyncBatchNorm, "first")
+    try:  # in the constructor's collective, and in that of a call
+        wrong(x.bfloat16() if rank == 0 else x)
+        found["disagreement"] = "nothing"
+    except Exception as error:
+        found["disagreement"] = type(error).__name__
+    again = module_of(ours.SyncBatchNorm, "first")
+    again(x)
+    try:
+        if rank == 0:
+            again.weight.data = again.weight.data.double()
+        again(x)
+        found["one refused"] = "nothing"
+    except Exception as error:
+        found["one refused"] = type(error).__name__
+    return found
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=240)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=SIZE, timeout=limit)
+    found = {}
+    for size, group in ((2, dist.new_group([0, 1])), (SIZE, None)):
+        for case in CASES if rank < size else ():
+            module = module_of(torch.nn.SyncBatchNorm, case)
+            module.process_group = group
+            found[size, case] = steps(ours.convert(module), case, size, part_of(case, size, rank))
+    found |= others(rank, SIZE)
+    torch.save(found, f"{folder}/rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,105 @@
+"""``pybnorm.torch.SyncBatchNorm`` on some ranks is PyTorch's batch norm of the whole batch in one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 280
+
+
+@pytest.fixture(scope="module")
+def ranks(torch, ours):
+    """The module that each rank runs."""
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("this PyTorch has no gloo")
+    assert ours
+    return pytest.importorskip("ranks")
+
+
+@pytest.fixture(scope="module")
+def results(torch, ranks, need_device, tmp_path_factory):
+    """What each rank found, of one launch for all tests."""
+    need_device("onednn")
+    size, folder = ranks.SIZE, tmp_path_factory.mktemp("ranks")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = []
+    for rank in range(size):
+        command = [sys.executable, str(Path(ranks.__file__)), str(rank), str(folder)]
+        with (folder / f"log{rank}.txt").open("wb") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+    try:
+        codes = [process.wait(SECONDS) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    logs = "\n".join((folder / f"log{rank}.txt").read_text(errors="replace")[-2000:] for rank in range(size))
+    assert codes == [0] * size, logs
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def near(torch, got, right, case=""):
+    tolerance = 0.06 if got.dtype == torch.bfloat16 else 2e-3 if "far" in case else 3e-5
+    got, right = got.detach(), right.detach().double()
+    return float((got.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("number", range(10))
+def test_steps_are_those_of_the_whole_batch(torch, ranks, results, number, size):
+    case = list(ranks.CASES)[number]
+    assert len(ranks.CASES) == 10
+    theirs = torch.nn.BatchNorm1d if len(ranks.CASES[case].get("space", (6, 7))) < 2 else torch.nn.BatchNorm2d
+    theirs = torch.nn.BatchNorm3d if len(ranks.CASES[case].get("space", (6, 7))) == 3 else theirs
+    module = ranks.module_of(theirs, case)
+    right = ranks.steps(module.double(), case, size, wide=True)
+    for step, (y, dx, gradients, buffers) in enumerate(right):
+        mine = [result[size, case][step] for result in results[:size]]
+        assert near(torch, torch.cat([m[0] for m in mine]), y, case)
+        assert near(torch, torch.cat([m[1] for m in mine]), dx, case)
+        for at, wanted in enumerate(gradients):
+            assert near(torch, sum(m[2][at] for m in mine), wanted, case)
+        for at, wanted in enumerate(buffers):
+            for m in mine:
+                assert near(torch, m[3][at], wanted, case)
+                assert torch.equal(m[3][at], mine[0][3][at])
+        if "last" in case:
+            assert all(m[n].is_contiguous(memory_format=torch.channels_last) for m in mine for n in (0, 1))
+
+
+def test_ddp_trains_as_one_process_with_the_whole_batch(torch, ranks, results):
+    right = ranks.trained(ranks.network())
+    for result in results:
+        assert result["types"] == ["SyncBatchNorm"] * 2
+        assert result["ddp"].keys() == right.keys()
+        for name, wanted in right.items():
+            assert near(torch, result["ddp"][name], wanted), name
+
+
+def test_what_is_not_synchronized_and_what_is_refused(torch, ranks, results):
+    size = len(results)
+    x = ranks.batch("first", size, 0)[0]
+    plain = ranks.module_of(torch.nn.BatchNorm2d, "first")
+    parts = [ranks.part_of("first", size, rank) for rank in range(size)]
+    plain.eval()
+    assert near(torch, torch.cat([r["eval"] for r in results]), plain(x))
+    plain.train()
+    assert near(torch, torch.cat([r["copy"] for r in results]), plain(x))
+    assert near(torch, torch.cat([r["autocast"] for r in results]), plain(x))
+    for result, part in zip(results, parts, strict=True):
+        assert near(torch, result["alone"], plain(x[part]))
+        assert result["frozen in part"] == [False, True]
+    assert [r["disagreement"] for r in results] == ["ArgumentError"] * size
+    assert [r["one refused"] for r in results] == ["ArgumentTypeError"] + ["RankError"] * (size - 1)
+
+
+def test_without_a_group_it_is_batch_norm(torch, ours, ranks, device):
+    case = "last"
+    mine = ours.convert(ranks.module_of(torch.nn.SyncBatchNorm, case)).to(device)
+    assert type(mine) is ours.SyncBatchNorm
+    x = ranks.batch(case, 2, 0)[0].to(device)
+    right = ranks.module_of(torch.nn.BatchNorm2d, case).to(device)(x)
+    assert near(torch, mine(x), right)
