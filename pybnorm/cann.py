@@ -17,6 +17,17 @@ shape (C,), each of its own dtype. Any strides without overlap, of vectors too; 
 
 An error's text ends in the status that CANN gives for the same mistake: 161001, ``ACLNN_ERR_PARAM_NULLPTR``, or 161002,
 ``ACLNN_ERR_PARAM_INVALID``. Where CANN's pages, releases and chips disagree, the functions say what holds here.
+
+Examples
+--------
+The two phases:
+
+>>> x, (mean, invstd) = np.float32([[[1, 2, 3]]]), np.empty((2, 1), np.float32)
+>>> with pybnorm.Handle("onednn") as handle:
+...     nbytes, executor = pybnorm.cann.batch_norm_stats_get_workspace_size(handle, x, 0.0, mean, invstd)
+...     pybnorm.cann.batch_norm_stats(pybnorm.devices.device_for(1).empty_bytes(nbytes), nbytes, executor)
+>>> mean, invstd.round(3)
+(array([2.], dtype=float32), array([1.225], dtype=float32))
 """
 
 from __future__ import annotations
@@ -273,6 +284,17 @@ def reduce_backward(
 
     Calls (`pybnorm.operations`): backward_reduce; axpby for vectors that are not contiguous.
     Workspace: that of backward_reduce, which includes an array of x's size.
+
+    Examples
+    --------
+    >>> x, grad_out = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> mean, invstd, sum_dy, sum_dy_xmu, grad_weight, grad_bias = np.full((6, 1), 2, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.cann.reduce_backward(
+    ...         handle, grad_out, x, mean, invstd, None, True, True, True, sum_dy, sum_dy_xmu, grad_weight, grad_bias
+    ...     )
+    >>> sum_dy, sum_dy_xmu, grad_weight, grad_bias
+    (array([1.], dtype=float32), array([1.], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
     c = _Call(p)
     x = c.data("input", input)
@@ -329,6 +351,14 @@ def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspa
     the rank's count is 0.
 
     Calls (`pybnorm.operations`): stats; fill for an empty batch. Workspace: that of stats.
+
+    Examples
+    --------
+    >>> x, (mean, invstd) = np.float32([[[1, 2, 3]]]), np.empty((2, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.cann.stats(handle, x, 0.0, mean, invstd)
+    >>> mean, invstd.round(3)
+    (array([2.], dtype=float32), array([1.225], dtype=float32))
     """
     c = _Call(p)
     x = c.data("input", input)
@@ -397,6 +427,18 @@ def gather_stats_with_counts(
     Calls (`pybnorm.operations`): variance_from_inverse, gather_stats; convert for 16-bit rows, axpby for arrays that
     are not contiguous.
     Workspace: 1 to 3 float32 arrays of (R, C), and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, counts = np.zeros((2, 1, 3), np.float32), np.float32([2, 1])
+    >>> mean, invstd = np.float32([[1], [4]]), np.float32([[1], [1]])
+    >>> mean_all, invstd_all = np.empty((2, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.cann.gather_stats_with_counts(
+    ...         handle, x, mean, invstd, None, None, 0.1, 0.0, counts, mean_all, invstd_all
+    ...     )
+    >>> mean_all, invstd_all.round(3)
+    (array([2.], dtype=float32), array([0.577], dtype=float32))
     """
     c = _Call(p)
     x = c.data("input", input, read=False)
@@ -465,6 +507,15 @@ def elemt(
     Notes
     -----
     Calls (`pybnorm.operations`): elemt; axpby for vectors that are not contiguous. Workspace: that of elemt.
+
+    Examples
+    --------
+    >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
+    >>> weight, bias, mean, invstd = np.ones((4, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.cann.elemt(handle, x, weight, bias, mean, invstd, 1e-5, output)
+    >>> output
+    array([[[1., 2., 3.]]], dtype=float32)
     """
     c = _Call(p)
     x = c.data("input", input)
@@ -520,6 +571,15 @@ def elemt_backward(
 
     Calls (`pybnorm.operations`): backward_elemt; axpby for vectors that are not contiguous.
     Workspace: that of backward_elemt.
+
+    Examples
+    --------
+    >>> x, grad_out, grad_input = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.empty((1, 1, 3), np.float32)
+    >>> one, mean, counter = np.ones(1, np.float32), np.full(1, 2, np.float32), np.int32([3])
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.cann.elemt_backward(handle, grad_out, x, mean, one, one, one, one, counter, grad_input)
+    >>> grad_input.round(3)
+    array([[[ 0.   , -0.333,  0.333]]], dtype=float32)
     """
     c = _Call(p)
     x = c.data("input", input)

@@ -159,8 +159,8 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
 
     Examples
     --------
-    >>> call = Call(Operation.BACKWARD, Mode.SPATIAL, DataType.FLOAT32, (4, 8, 35, 35))
-    >>> [defect.id for defect in known_defects("miopen", call, (3, 4, 0))]
+    >>> call = pybnorm.check.Problem.parse("backward,spatial,f32,nchw,4x8x35x35")
+    >>> [defect.id for defect in pybnorm.known_defects("miopen", call, (3, 4, 0))]
     ['miopen-backward-vector-tail']
     """
     names = sorted({d.backend for d in DEFECTS} | SPECS.keys())
@@ -219,6 +219,11 @@ def named(identity: str) -> Defect:
     ------
     ArgumentError
         There is none.
+
+    Examples
+    --------
+    >>> pybnorm.defects.named("miopen-bf16-truncation").effect
+    <Effect.WRONG: 'wrong'>
     """
     found = {d.id: d for d in DEFECTS}.get(_arguments.text(identity, "identity"))
     if found is None:
@@ -674,7 +679,7 @@ def page() -> str:
 
     Examples
     --------
-    >>> page().splitlines()[0]
+    >>> pybnorm.defects.page().splitlines()[0]
     '# Known defects'
     """
     lines = [

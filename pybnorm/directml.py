@@ -118,6 +118,17 @@ def batch_normalization(
     on zeros for each that is smaller than the union of them, which spreads it; for ``linear``, multiply and fill on
     scale and bias; for ``relu``, forward_inference into scratch and relu from there.
     Workspace: up to 6 float32 vectors of that union, an array like `output` for ``relu``, and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
+    >>> mean, variance, scale, bias = np.float32([2, 1, 1, 0]).reshape(4, 1, 1, 1)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.directml.batch_normalization(
+    ...         handle, x, mean, variance, scale, bias, output, epsilon=0, fused_activation="relu"
+    ...     )
+    >>> output
+    array([[[0., 0., 1.]]], dtype=float32)
     """
     x = _data(p, "input", input)
     given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
@@ -176,6 +187,17 @@ def batch_normalization_grad(
     Notes
     -----
     Calls (`pybnorm.operations`): backward_frozen; its workspace.
+
+    Examples
+    --------
+    >>> x, dy, dx = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.empty((1, 1, 3), np.float32)
+    >>> mean, variance, scale, dscale, dbias = np.ones((5, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.directml.batch_normalization_grad(
+    ...         handle, x, dy, mean, variance, scale, dx, dscale, dbias, epsilon=0
+    ...     )
+    >>> dx, dscale.ravel(), dbias.ravel()
+    (array([[[0., 0., 1.]]], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
     x = _data(p, "input", input)
     dy = _like_input(p, "input_gradient", input_gradient, x)
@@ -234,6 +256,17 @@ def batch_normalization_training(
     lost, as would be in ``1 / inv_variance**2 - epsilon``.
     Workspace: up to 7 float32 vectors of `scale`'s size, an array like `output` for ``relu``, and what the calls ask
     for.
+
+    Examples
+    --------
+    >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
+    >>> scale, bias, mean, variance = np.ones((4, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.directml.batch_normalization_training(
+    ...         handle, x, scale, bias, None, output, mean, variance, epsilon=0
+    ...     )
+    >>> output.round(3), mean.ravel(), variance.ravel().round(3)
+    (array([[[-0.225,  1.   ,  2.225]]], dtype=float32), array([2.], dtype=float32), array([0.667], dtype=float32))
     """
     x = _data(p, "input", input)
     s = _parameter(p, "scale", scale, x)
@@ -301,6 +334,17 @@ batch_normalization_training_grad = alias(
     Notes
     -----
     Calls (`pybnorm.operations`): training_grad; its workspace.
+
+    Examples
+    --------
+    >>> x, dy, dx = np.float32([[[1, 2, 4]]]), np.float32([[[0, 0, 1]]]), np.empty((1, 1, 3), np.float32)
+    >>> mean, variance, scale, dscale, dbias = np.float32([7 / 3, 14 / 9, 1, 0, 0]).reshape(5, 1, 1, 1)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.directml.batch_normalization_training_grad(
+    ...         handle, x, dy, mean, variance, scale, dx, dscale, dbias, epsilon=0
+    ...     )
+    >>> dx.round(3), dscale.ravel().round(3), dbias.ravel()
+    (array([[[ 0.115, -0.172,  0.057]]], dtype=float32), array([1.336], dtype=float32), array([1.], dtype=float32))
     """,
     _OPERATORS,
     _operation="training_grad",
@@ -326,6 +370,15 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     ------
     ArgumentError, ArgumentTypeError, UnsupportedError
         As the operator would.
+
+    Examples
+    --------
+    >>> x, parameter = np.zeros((8, 64, 32, 32), np.float32), np.ones((1, 64, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.directml.workspace_size(
+    ...         handle, "batch_normalization", x, parameter, parameter, parameter, parameter, x.copy()
+    ...     ) >= 0
+    True
     """
     recipe = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
     if recipe is None:

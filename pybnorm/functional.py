@@ -110,6 +110,15 @@ def batch_norm_training(
     Notes
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_forward_training`, or those of the plan's algorithm.
+
+    Examples
+    --------
+    >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
+    >>> y, mean, inv_variance = pybnorm.functional.batch_norm_training(x, ones, zeros, epsilon=0)
+    >>> y.round(3)
+    array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32)
+    >>> mean, inv_variance.round(3)
+    (array([2.5], dtype=float32), array([0.894], dtype=float32))
     """
     if unknown:
         raise _names.unexpected(batch_norm_training, unknown)
@@ -176,6 +185,12 @@ def batch_norm_inference(
     Notes
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_forward_inference`, or those of the plan's algorithm.
+
+    Examples
+    --------
+    >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
+    >>> pybnorm.functional.batch_norm_inference(x, ones, zeros, running_mean=ones, running_variance=4 * ones, epsilon=0)
+    array([[[0. , 0.5, 1. , 1.5]]], dtype=float32)
     """
     if unknown:
         raise _names.unexpected(batch_norm_inference, unknown)
@@ -243,6 +258,13 @@ def batch_norm_backward(
     Notes
     -----
     Vendor symbols: those of `pybnorm.batch_normalization_backward`, or those of the plan's algorithm.
+
+    Examples
+    --------
+    >>> x, dy, ones = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones(1, np.float32)
+    >>> dx, dscale, dbias = pybnorm.functional.batch_norm_backward(x, dy, ones, epsilon=0)
+    >>> dx.round(3), dscale.round(3), dbias
+    (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     if unknown:
         raise _names.unexpected(batch_norm_backward, unknown)

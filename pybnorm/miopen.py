@@ -102,6 +102,11 @@ def cumulative_average_factor(n: int) -> float:
     ------
     ArgumentError, ArgumentTypeError
         `n` is not an integer, or negative.
+
+    Examples
+    --------
+    >>> [round(pybnorm.miopen.cumulative_average_factor(n), 3) for n in range(3)]
+    [1.0, 0.5, 0.333]
     """
     number = _arguments.index(n)
     if number is None:
@@ -133,6 +138,12 @@ def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> Te
     Notes
     -----
     Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`.
+
+    Examples
+    --------
+    >>> x_desc = pybnorm.TensorDescriptor("onednn", "f16", (8, 64, 32, 32))
+    >>> pybnorm.miopen.derive_bn_tensor_descriptor(x_desc, "spatial")
+    <TensorDescriptor onednn f32 dims=(1, 64, 1, 1) strides=(64, 1, 1, 1)>
     """
     return core.derive_bn_tensor_descriptor(x_desc, _mode(bn_mode))
 
@@ -181,6 +192,20 @@ def batch_normalization_forward_training(
     Source of the formula: MIOpen's batch-norm page; where that says nothing, the module does.
     Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = miopen.derive_bn_tensor_descriptor(data, "spatial")
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_training(
+    ...         handle, "spatial", 1, 0, data, x, data, y, derived, scale, bias, 0.5, mean, variance, 0, None, None
+    ...     )
+    >>> y.round(3), mean, variance
+    (array([[[[-0.225,  1.   ,  2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.FORWARD_TRAINING, locals())
 
@@ -216,6 +241,20 @@ result_running_variance, epsilon, result_save_mean, result_save_inv_variance, wo
     Vendor symbols: those of the plain call where all parameters have the derived dtype, else those of
     `pybnorm.operations.forward_training`, which widens 16-bit parameters in the workspace and rounds results once.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_training_v2(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, mean, variance, 0, None, None
+    ...     )
+    >>> y.round(3), mean, variance
+    (array([[[[-0.225,  1.   ,  2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.FORWARD_TRAINING, locals())
 
@@ -261,6 +300,20 @@ def batch_normalization_forward_inference(
     `pybnorm.batch_normalization_forward_training`.
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`, without estimates of
     `Operation.FORWARD_TRAINING` with ``running=False, saved=False``.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = miopen.derive_bn_tensor_descriptor(data, "spatial")
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_inference(
+    ...         handle, "spatial", 1, 0, data, x, data, y, derived, scale, bias, mean, variance, 0
+    ...     )
+    >>> y
+    array([[[[1., 2., 3.]]]], dtype=float32)
     """
     _run(Operation.FORWARD_INFERENCE, locals())
 
@@ -292,6 +345,20 @@ epsilon, workspace
     `pybnorm.operations.forward_inference`, or `forward_training` without estimates, which widen 16-bit parameters in
     the workspace.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_inference_v2(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, variance, 0
+    ...     )
+    >>> y
+    array([[[[1., 2., 3.]]]], dtype=float32)
     """
     _run(Operation.FORWARD_INFERENCE, locals())
 
@@ -341,6 +408,20 @@ def batch_normalization_backward(
     Source of the formula: MIOpen's batch-norm page and Ioffe & Szegedy 2015, section 3.
     Vendor symbols: see `pybnorm.batch_normalization_backward`.
     Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
+    >>> dx, (scale, dscale, dbias) = np.empty_like(x), np.ones((3, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = miopen.derive_bn_tensor_descriptor(data, "spatial")
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_backward(
+    ...         handle, "spatial", 1, 0, 1, 0, data, x, data, dy, data, dx, derived, scale, dscale, dbias, 0, None, None
+    ...     )
+    >>> dx.round(3), dscale.round(3), dbias
+    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.BACKWARD, locals())
 
@@ -376,6 +457,21 @@ dx_desc, dx, bn_scale, result_bn_scale_diff, result_bn_bias_diff, epsilon, saved
     Vendor symbols: those of the plain call where all parameters have the derived dtype, else those of
     `pybnorm.operations.backward`, which widens 16-bit parameters in the workspace and rounds results once.
     Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
+    >>> dx, (scale, bias, dscale, dbias) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_backward_v2(
+    ...         handle, "spatial", 1, 0, 1, 0, data, x, data, dy, data, dx, *derived, scale, dscale, dbias,
+    ...         0, None, None,
+    ...     )
+    >>> dx.round(3), dscale.round(3), dbias
+    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.BACKWARD, locals())
 
@@ -405,6 +501,11 @@ class ActivationDescriptor(NamedTuple):
     alpha, beta : float
         The bounds that `mode` reads; others are ignored, as MIOpen does. CLIPPEDRELU's must be above 0, CLAMP's beta
         above its alpha.
+
+    Examples
+    --------
+    >>> pybnorm.miopen.ActivationDescriptor(pybnorm.miopen.ActivationMode.CLIPPEDRELU, alpha=6.0)
+    ActivationDescriptor(mode=<ActivationMode.CLIPPEDRELU: 7>, alpha=6.0, beta=0.0)
     """
 
     mode: ActivationMode
@@ -443,6 +544,22 @@ result_save_inv_variance, workspace
     Vendor symbols: ``miopenBatchNormForwardTrainingActivation``, or those of `pybnorm.operations.forward_training`,
     ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``.
     Workspace: `Handle.workspace_size` with the activation; composed as much as WorkspaceError says.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_norm_forward_training_activation(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias,
+    ...         0.5, mean, variance, 0, None, None, relu,
+    ...     )
+    >>> y.round(3), mean, variance
+    (array([[[[0.   , 1.   , 2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.FORWARD_TRAINING, locals())
 
@@ -476,6 +593,21 @@ bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace
     Vendor symbols: ``miopenBatchNormForwardInferenceActivation``, or those of `pybnorm.operations.forward_inference`,
     ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward training.
     Workspace: as in `batch_norm_forward_training_activation`.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.float32([[1], [-2], [0], [1]])
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_norm_forward_inference_activation(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, variance, 0, relu
+    ...     )
+    >>> y
+    array([[[[0., 0., 1.]]]], dtype=float32)
     """
     _run(Operation.FORWARD_INFERENCE, locals())
 
@@ -517,6 +649,22 @@ epsilon, saved_mean, saved_inv_variance, workspace
     `pybnorm.operations.forward_inference_inv_variance` (without saved statistics: ``forward_training``),
     ``relu_backward`` and ``backward``.
     Workspace: as in `batch_norm_forward_training_activation`.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
+    >>> dx, (scale, bias, dscale, dbias) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_norm_backward_activation(
+    ...         handle, "spatial", 1, 0, 1, 0, data, x, data, dy, data, dx, *derived, scale, bias, dscale, dbias,
+    ...         0, None, None, relu,
+    ...     )
+    >>> dx.round(3), dscale.round(3), dbias
+    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     _run(Operation.BACKWARD, locals())
 

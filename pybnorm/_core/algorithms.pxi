@@ -11,6 +11,11 @@ def algorithms(backend):
     -------
     tuple of str
         ``"auto"``, ``"fast"`` and ``"plain"``, the vendor's entry point for the mode, on every backend.
+
+    Examples
+    --------
+    >>> pybnorm.algorithms("onednn")
+    ('auto', 'fast', 'plain', 'rows')
     """
     cdef const pbn_backend *table = _table(backend)
     return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _decoded(table.algorithms)))

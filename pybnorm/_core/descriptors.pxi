@@ -41,6 +41,13 @@ cdef class TensorDescriptor:
 
     A descriptor never changes, so several threads may use it at once. `close` ends its use; the vendor's object
     goes with the last reference, so that a call in another thread never sees it destroyed.
+
+    Examples
+    --------
+    >>> pybnorm.TensorDescriptor("onednn", "f32", (8, 64, 32, 32))
+    <TensorDescriptor onednn f32 dims=(8, 64, 32, 32) strides=(65536, 1024, 32, 1)>
+    >>> pybnorm.TensorDescriptor("onednn", "bf16", (8, 64, 32, 32), (65536, 1, 2048, 64))
+    <TensorDescriptor onednn bf16 dims=(8, 64, 32, 32) strides=(65536, 1, 2048, 64)>
     """
 
     cdef const pbn_backend *table
@@ -257,6 +264,14 @@ def derive_bn_tensor_descriptor(x_desc, mode):
     Notes
     -----
     Vendor symbols: ``cudnnDeriveBNTensorDescriptor``, ``miopenDeriveBNTensorDescriptor``; oneDNN has none.
+
+    Examples
+    --------
+    >>> x_desc = pybnorm.TensorDescriptor("onednn", "bf16", (8, 64, 32, 32))
+    >>> pybnorm.derive_bn_tensor_descriptor(x_desc, "spatial")
+    <TensorDescriptor onednn f32 dims=(1, 64, 1, 1) strides=(64, 1, 1, 1)>
+    >>> pybnorm.derive_bn_tensor_descriptor(x_desc, "per_activation")
+    <TensorDescriptor onednn f32 dims=(1, 64, 32, 32) strides=(65536, 1024, 32, 1)>
     """
     if not isinstance(x_desc, TensorDescriptor):
         raise errors.ArgumentTypeError("x_desc", x_desc, "a TensorDescriptor")

@@ -106,6 +106,22 @@ def batch_normalization_forward_training(
     Vendor symbols: ``cudnnBatchNormalizationForwardTraining``; ``miopenBatchNormalizationForwardTraining_V2`` or,
     where it is missing, ``miopenBatchNormalizationForwardTraining``, with an activation
     ``miopenBatchNormForwardTrainingActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = pybnorm.derive_bn_tensor_descriptor(data, "spatial")
+    >>> workspace = pybnorm.devices.device_for(1).empty_bytes(2048)
+    >>> scale_at, bias_at, mean_at, variance_at = (a.ctypes.data for a in (scale, bias, mean, variance))
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.batch_normalization_forward_training(
+    ...         handle, "spatial", 1, 0, data, x.ctypes.data, data, y.ctypes.data, derived, scale_at, bias_at,
+    ...         0.5, mean_at, variance_at, 0, None, None, workspace=workspace.pointer, workspace_size=2048,
+    ...     )
+    >>> y.round(3), mean, variance
+    (array([[[-0.225,  1.   ,  2.225]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
     if unknown:
         raise _names.unexpected(batch_normalization_forward_training, unknown)
@@ -186,6 +202,20 @@ activation_high, workspace, workspace_size
     where it is missing, ``miopenBatchNormalizationForwardInference``, with an activation
     ``miopenBatchNormForwardInferenceActivation``; ``dnnl_primitive_execute`` of a batch normalization forward primitive
     with global statistics.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = pybnorm.derive_bn_tensor_descriptor(data, "spatial")
+    >>> at = [a.ctypes.data for a in (scale, bias, mean, variance)]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.batch_normalization_forward_inference(
+    ...         handle, "spatial", 1, 0, data, x.ctypes.data, data, y.ctypes.data, derived, *at, 0
+    ...     )
+    >>> y
+    array([[[1., 2., 3.]]], dtype=float32)
     """
     if unknown:
         raise _names.unexpected(batch_normalization_forward_inference, unknown)
@@ -275,6 +305,22 @@ def batch_normalization_backward(
     Vendor symbols: ``cudnnBatchNormalizationBackward``; ``miopenBatchNormalizationBackward_V2`` or, where it is
     missing, ``miopenBatchNormalizationBackward``, with an activation ``miopenBatchNormBackwardActivation``;
     ``dnnl_primitive_execute`` of a batch normalization backward primitive.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> dx, (scale, dscale, dbias) = np.empty_like(x), np.ones((3, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = pybnorm.derive_bn_tensor_descriptor(data, "spatial")
+    >>> workspace = pybnorm.devices.device_for(1).empty_bytes(2048)
+    >>> at = [a.ctypes.data for a in (x, dy, dx, scale, dscale, dbias)]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.batch_normalization_backward(
+    ...         handle, "spatial", 1, 0, 1, 0, data, at[0], data, at[1], data, at[2], derived, *at[3:], 0, 0, 0,
+    ...         workspace=workspace.pointer, workspace_size=2048,
+    ...     )
+    >>> dx.round(3), dscale.round(3), dbias
+    (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     if unknown:
         raise _names.unexpected(batch_normalization_backward, unknown)
@@ -338,6 +384,15 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     Notes
     -----
     Vendor symbols: ``cudnnTransformTensor``; ``miopenOpTensor``; for oneDNN plain C in the adapter.
+
+    Examples
+    --------
+    >>> x, y = np.float32([1, 2, 3]), np.float32([10, 10, 10])
+    >>> desc = pybnorm.TensorDescriptor("onednn", "f32", (1, 3))
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.axpby(handle, 2, desc, x.ctypes.data, 0.5, desc, y.ctypes.data)
+    >>> y
+    array([ 7.,  9., 11.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
@@ -370,6 +425,15 @@ def fill(handle, value, y_desc, y):
     Notes
     -----
     Vendor symbols: ``cudnnSetTensor``; ``miopenSetTensor``; for oneDNN plain C in the adapter.
+
+    Examples
+    --------
+    >>> y = np.empty(3, np.float32)
+    >>> desc = pybnorm.TensorDescriptor("onednn", "f32", (1, 3))
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.fill(handle, 0.5, desc, y.ctypes.data)
+    >>> y
+    array([0.5, 0.5, 0.5], dtype=float32)
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
@@ -402,6 +466,15 @@ def relu(handle, x_desc, x, y_desc, y):
     -----
     Vendor symbols: ``cudnnActivationForward``; ``miopenActivationForward`` (float32 and float16, packed, x and y in
     one layout); for oneDNN plain C in the adapter. A NaN stays one; MIOpen makes a NaN of minus infinity too.
+
+    Examples
+    --------
+    >>> x, y = np.float32([-1, 0, 2]), np.empty(3, np.float32)
+    >>> desc = pybnorm.TensorDescriptor("onednn", "f32", (1, 3))
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.relu(handle, desc, x.ctypes.data, desc, y.ctypes.data)
+    >>> y
+    array([0., 0., 2.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
@@ -436,6 +509,15 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     Vendor symbols: ``cudnnActivationBackward`` (x, dy and dx of the same strides); ``miopenActivationBackward``
     (float32 and float16, packed, all in one layout); for oneDNN plain C in the adapter. Where x is not above 0, a dy
     that is not finite gives NaN on MIOpen.
+
+    Examples
+    --------
+    >>> x, dy, dx = np.float32([-1, 0, 2]), np.float32([5, 6, 7]), np.empty(3, np.float32)
+    >>> desc = pybnorm.TensorDescriptor("onednn", "f32", (1, 3))
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.relu_backward(handle, desc, x.ctypes.data, desc, dy.ctypes.data, desc, dx.ctypes.data)
+    >>> dx
+    array([0., 0., 7.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)

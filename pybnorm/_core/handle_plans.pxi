@@ -48,6 +48,15 @@ cdef class Handle(_HandleCalls):
 
     Calls through one handle are serialised by a lock. Calls on a device return before they ran: keep the arrays
     alive, and do not read results, until the stream has been synchronised.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3, 4]]])
+    >>> y, scale, bias = np.empty_like(x), np.ones(1, np.float32), np.zeros(1, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     handle.forward_training(x, scale, bias, y, epsilon=0)
+    >>> y.round(3)
+    array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32)
     """
 
     def workspace_size(

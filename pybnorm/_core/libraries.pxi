@@ -167,6 +167,11 @@ def backends():
     Returns
     -------
     tuple of str
+
+    Examples
+    --------
+    >>> pybnorm.backends()
+    ('cudnn', 'miopen', 'onednn')
     """
     _look_outside()
     return tuple(_tables[i].name.decode() for i in range(_table_count))
@@ -213,7 +218,13 @@ cdef object _device_name(object device_type):
 
 
 def loaded(backend):
-    """The backend's `Library` if it has been loaded by this process, else ``None``."""
+    """The backend's `Library` if it has been loaded by this process, else ``None``.
+
+    Examples
+    --------
+    >>> pybnorm.load("onednn") == pybnorm.loaded("onednn")
+    True
+    """
     return _libraries.get(_table(backend).name.decode())
 
 
@@ -241,6 +252,12 @@ def load(backend, path=None):
     LibraryLoadError, SymbolNotFoundError, LibraryVersionError
         The named file is no library, lacks a symbol or is of a version this backend does not speak; or another
         file has been loaded already.
+
+    Examples
+    --------
+    >>> library = pybnorm.load("onednn")
+    >>> library.label, library.version >= (3, 0)
+    ('oneDNN', True)
     """
     backend = _table(backend).name.decode()  # an unknown name is refused here
     if path is not None:
@@ -312,6 +329,11 @@ def has_symbol(backend, name):
     -------
     bool or None
         ``None`` if the backend does not use such a symbol.
+
+    Examples
+    --------
+    >>> pybnorm.has_symbol("onednn", "dnnl_primitive_execute")
+    True
     """
     load(backend)
     name = _arguments.text(name, "name")
@@ -342,6 +364,13 @@ def capability(backend, operation, mode, dtype, layout, rank):
         No bit set if the combination is refused.
     reason : str
         Why it is refused; empty otherwise. Known defects depend on sizes: ask `known_defects` about a call.
+
+    Examples
+    --------
+    >>> pybnorm.capability("onednn", "train", "spatial", "f32", "nchw", 4)
+    (Capability.RUNS|Capability.BLEND_SCRATCH|Capability.HOST_STEPS, '')
+    >>> pybnorm.capability("onednn", "train", "spatial", "f64", "nchw", 4)
+    (Capability(0), "oneDNN's CPU batch normalization has no float64")
     """
     load(backend)
     cdef const pbn_backend *table = _table(backend)

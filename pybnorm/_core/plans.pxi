@@ -44,6 +44,16 @@ cdef class Plan:
         Bytes that each call needs, aligned to 64; on the CPU the handle lends its own.
     reserve_size : int
         Bytes, aligned to 64, that forward training's call writes and its backward's reads; 0 without a fused residual.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3, 4]]])
+    >>> y, scale, bias = np.empty_like(x), np.ones(1, np.float32), np.zeros(1, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     plan = handle.plan_forward_training(x, y, running=False, saved=False, epsilon=0)
+    ...     plan(x, scale, bias, y)
+    >>> y.round(3), plan.algorithm, plan.reason
+    (array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32), 'plain', 'rows of so few elements are slower')
     """
 
     # Nothing of this changes once the plan is made, so that a call needs no lock of the plan's own.

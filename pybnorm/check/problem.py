@@ -273,6 +273,14 @@ class Problem:
     ------
     ArgumentError
         A value that is not allowed; the message names the token and what is allowed.
+
+    Examples
+    --------
+    >>> problem = pybnorm.check.Problem.parse("backward,spatial,bf16,nhwc,8x3x4x4,fill=randn")
+    >>> problem.dims, problem.strides, problem.dtype
+    ((8, 3, 4, 4), (48, 1, 12, 3), DataType.BFLOAT16)
+    >>> str(problem)
+    'backward,spatial,bf16,nhwc,8x3x4x4,fill=randn'
     """
 
     operation: Operation
@@ -748,6 +756,11 @@ def expand(line: str) -> Iterator[Problem]:
     ------
     ArgumentError
         As for `Problem.parse`; more than `CASES_MAX` problems, before the first.
+
+    Examples
+    --------
+    >>> [str(problem) for problem in pybnorm.check.expand("train/infer,spatial,f32,nchw,2x3x4x4,eps=0.001")]
+    ['train,spatial,f32,nchw,2x3x4x4,eps=0.001', 'infer,spatial,f32,nchw,2x3x4x4,eps=0.001']
     """
     choices = []
     line = _arguments.text(line, "line")
@@ -805,7 +818,7 @@ def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
 
 
 def read_suite(text: str, name: str = "suite") -> list[Problem]:
-    """The problems of a suite file: one line each, alternatives multiplied out, ``#`` starts a comment.
+    r"""The problems of a suite file: one line each, alternatives multiplied out, ``#`` starts a comment.
 
     ``@other`` on a line of its own includes all problems of another suite: a file, relative to the one that names it
     (here to the current folder), else a packaged suite. A problem that came before, from either file, is kept once.
@@ -817,6 +830,12 @@ def read_suite(text: str, name: str = "suite") -> list[Problem]:
         With the file's name and line number in front of the bad token, also for a problem on two lines of one file and
         for suites that include each other in a circle, in a chain of more than `INCLUDES_MAX`, or have more than
         `CASES_MAX` problems.
+
+    Examples
+    --------
+    >>> text = "# two cases\ntrain/infer,spatial,f32,nchw,2x3x4x4\n"
+    >>> len(pybnorm.check.read_suite(text))
+    2
     """
     reader = _Reader()
     text, name = _arguments.text(text, "text"), _arguments.text(name, "name")

@@ -80,6 +80,15 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     session : Session
     keep : str, optional
         Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
+
+    Examples
+    --------
+    >>> from pybnorm.check.session import open_session
+    >>> problem = pybnorm.check.Problem.parse("infer,spatial,f32,nchw,2x3x4x4")
+    >>> session = open_session("onednn")
+    >>> with session.handle:
+    ...     pybnorm.check.run_case(problem, session).status.name
+    'PASS'
     """
     checked(problem)
     _arguments.instance(session, Session, "session", "a Session")

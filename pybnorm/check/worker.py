@@ -60,6 +60,14 @@ class Worker:
         Seconds that a case may take, the start of the process and of the library included.
     environment : mapping of str to str, optional
         Variables that the process has in addition to those of this one.
+
+    Examples
+    --------
+    >>> problem = pybnorm.check.Problem.parse("infer,spatial,f32,nchw,2x3x4x4")
+    >>> with pybnorm.check.Worker("onednn", timeout=60) as worker:
+    ...     result = worker.run(problem)
+    >>> result.status.name
+    'PASS'
     """
 
     def __init__(

@@ -79,6 +79,12 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
         CUDA without the packages ``cuda-core`` and ``cuda-bindings``, ROCm without libamdhip64.
     NotInitializedError
         CUDA without a driver or without a device; ROCm without a device that the HIP runtime finds.
+
+    Examples
+    --------
+    >>> device = pybnorm.devices.device_for(1)  # DLPack's number of the CPU
+    >>> device.to_numpy(device.from_numpy(np.float32([1, 2])))
+    array([1., 2.], dtype=float32)
     """
     device_id = _arguments.integer(device_id, "device_id")
     device_type = _known(device_type)
@@ -96,7 +102,13 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
 
 
 def device_count(device_type: int) -> int:
-    """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`."""
+    """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`.
+
+    Examples
+    --------
+    >>> pybnorm.devices.device_count(1)  # CPUs count as one device
+    1
+    """
     device_type = _known(device_type)
     if device_type == CPU:
         return 1
@@ -110,7 +122,13 @@ def device_count(device_type: int) -> int:
 
 
 def driver(device_type: int) -> str:
-    """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`."""
+    """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`.
+
+    Examples
+    --------
+    >>> pybnorm.devices.driver(1)
+    ''
+    """
     device_type = _known(device_type)
     if device_type == CPU:
         return ""

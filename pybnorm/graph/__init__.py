@@ -96,7 +96,17 @@ class Graph(_Description):
 
     Examples
     --------
-    See the module and ``examples/``.
+    >>> graph = pybnorm.graph.Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    >>> graph = graph.set_compute_data_type("float")
+    >>> x = graph.tensor(name="x", dim=(1, 1, 1, 3), stride=(3, 3, 3, 1))
+    >>> y = graph.relu(x)
+    >>> y = y.set_output(True)
+    >>> result = np.empty((1, 1, 1, 3), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     graph.build(handle)
+    ...     graph.execute(handle, {x: np.float32([[[[-1, 0, 2]]]]), y: result})
+    >>> result.ravel()
+    array([0., 0., 2.], dtype=float32)
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,9 @@ class BatchNorm(StagedLayer):
 
     Examples
     --------
-    >>> with pybnorm.Handle("onednn") as handle, BatchNorm.spatial(handle) as layer:
+    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
+    >>> y, dx, (dscale, dbias) = np.empty_like(x), np.empty_like(x), np.empty((2, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle, pybnorm.layer.BatchNorm.spatial(handle, epsilon=0) as layer:
     ...     layer.stage(x)
     ...     properties = layer.bias_scale_properties()
     ...     scale = np.ones(properties.dims, np.float32)
@@ -34,6 +36,8 @@ class BatchNorm(StagedLayer):
     ...     layer.forward_training(x, scale, bias, y)
     ...     layer.backward(x, dy, scale, dx, dscale, dbias)
     ...     text = layer.info().to_json()
+    >>> dx.round(3), dbias
+    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.], dtype=float32))
     """
 
     @classmethod

@@ -122,6 +122,13 @@ def derive(dims: Sequence[int], dtype: object, axis: Axis = 1) -> Derived:
     Makes no vendor call: ``cudnnDeriveBNTensorDescriptor`` and ``miopenDeriveBNTensorDescriptor`` know two of the
     subsets only (`pybnorm.derive_bn_tensor_descriptor`). The rule for any subset is that of DirectML's
     ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``, whose MeanTensor has 1 or the size of InputTensor in every axis.
+
+    Examples
+    --------
+    >>> pybnorm.operations.derive((8, 64, 32, 32), "f16")
+    Derived(dims=(1, 64, 1, 1), data_type=DataType.FLOAT32)
+    >>> pybnorm.operations.derive((8, 64, 32, 32), "f32", axis=(0, 1)).dims
+    (8, 64, 1, 1)
     """
     shape = _arguments.dims(dims, low=1)
     kind = _arguments.data_type(dtype)
@@ -150,6 +157,14 @@ def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Pla
     ------
     ArgumentError, UnsupportedError
         As the operation would.
+
+    Examples
+    --------
+    >>> x, parameter = np.zeros((8, 64, 32, 32), np.float32), np.zeros((1, 64, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     plan = pybnorm.operations.plan(handle, "stats", x, mean=parameter)
+    >>> plan.operation, plan.copies
+    ('stats', ())
     """
     found = _prepared(handle, operation, arguments, options)
     return Plan(_OLD_NAMES.get(operation, operation), found.nbytes, found.calls, found.copies)
@@ -172,12 +187,27 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
     ------
     ArgumentError, UnsupportedError
         As the operation would.
+
+    Examples
+    --------
+    >>> x, parameter = np.zeros((8, 64, 32, 32), np.float32), np.zeros((1, 64, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     nbytes = pybnorm.operations.workspace_size(handle, "stats", x, mean=parameter)
+    >>> nbytes > 0
+    True
     """
     return _prepared(handle, operation, arguments, options).nbytes
 
 
 def kept_workspace_nbytes(handle: Handle) -> int:
-    """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest."""
+    """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest.
+
+    Examples
+    --------
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.kept_workspace_nbytes(handle)
+    0
+    """
     _arguments.instance(handle, Handle, "handle", "a Handle")
     kept = _kept.get(handle)
     return 0 if kept is None else kept.memory.nbytes

@@ -93,6 +93,15 @@ def backward(
     -----
     Calls: backward; fill where scale is None.
     Workspace: x's size where dx is None, a vector for each other output that is None, and what the call asks for.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> dx, (scale, dscale, dbias) = np.empty_like(x), np.ones((3, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.backward(handle, x, dy, scale, dx, dscale, dbias, epsilon=0)
+    >>> dx.round(3), dscale.ravel().round(3), dbias.ravel()
+    (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
     epsilon = _arguments.epsilon(epsilon)
@@ -140,6 +149,17 @@ def backward_frozen(
     scratch dx.
     Workspace: x's size for the scratch dx where dscale or dbias is asked for, up to 7 parameter vectors, and what the
     calls ask for.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> dx, (scale, mean, variance, dscale, dbias) = np.empty_like(x), np.ones((5, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.backward_frozen(
+    ...         handle, x, dy, scale=scale, mean=mean, variance=variance, dx=dx, dscale=dscale, dbias=dbias, epsilon=0
+    ...     )
+    >>> dx, dscale.ravel(), dbias.ravel()
+    (array([[[0., 0., 1.]]], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
     g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
     epsilon = _arguments.epsilon(epsilon)
@@ -174,6 +194,15 @@ training_grad = alias(
     -----
     Calls: forward inference on a vector of ones for c, then backward with `mean` and c as the saved statistics.
     Workspace: x's size where dx is None, up to 6 parameter vectors, and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 4]]]), np.float32([[[0, 0, 1]]])
+    >>> dx, (scale, mean, variance) = np.empty_like(x), np.float32([1, 7 / 3, 14 / 9]).reshape(3, 1, 1, 1)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.training_grad(handle, x, dy, scale=scale, mean=mean, variance=variance, dx=dx, epsilon=0)
+    >>> dx.round(3)
+    array([[[ 0.115, -0.172,  0.057]]], dtype=float32)
     """,
     _frozen=False,
 )
@@ -207,6 +236,15 @@ def backward_reduce(
     Calls: backward with saved statistics `mean` and 1 and scratch dx; forward inference on vectors for the product
     with `inv_variance`; axpby where both `sum_dy` and `dbias` are asked for.
     Workspace: x's size, up to 6 parameter vectors, and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> mean, sum_dy, sum_dy_xmu = np.full((3, 1, 1, 1), 2, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.backward_reduce(handle, x=x, dy=dy, mean=mean, sum_dy=sum_dy, sum_dy_xmu=sum_dy_xmu)
+    >>> sum_dy.ravel(), sum_dy_xmu.ravel()
+    (array([1.], dtype=float32), array([1.], dtype=float32))
     """
     xb = p.data("x", x, empty=True)
     shape = _Shape(xb, axis)
@@ -271,6 +309,17 @@ def backward_elemt(
     sum_dy / count and scale ``scale * inv_variance``, and forward inference on x, added with beta 1. For 16-bit data dx
     is rounded by each of the two.
     Workspace: up to 9 parameter vectors and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> dx, (one, mean) = np.empty_like(x), np.float32([[[[1]]], [[[2]]]])
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.backward_elemt(
+    ...         handle, x=x, dy=dy, scale=one, mean=mean, inv_variance=one, sum_dy=one, sum_dy_xmu=one, count=3, dx=dx
+    ...     )
+    >>> dx.round(3)
+    array([[[ 0.   , -0.333,  0.333]]], dtype=float32)
     """
     xb = p.data("x", x, empty=True)
     shape = _Shape(xb, axis)

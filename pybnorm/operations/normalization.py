@@ -41,6 +41,14 @@ def stats(
     lost, as it would be in ``1 / inv_variance**2 - epsilon`` where epsilon is the larger part. With m = 1 the
     variance is a product of the mean with 0.
     Workspace: one array of x's size for y, up to 6 parameter vectors, and what the calls ask for.
+
+    Examples
+    --------
+    >>> x, (mean, variance) = np.float32([[[1, 2, 3]]]), np.empty((2, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.stats(handle, x, mean=mean, variance=variance)
+    >>> mean.ravel(), variance.ravel().round(3)
+    (array([2.], dtype=float32), array([0.667], dtype=float32))
     """
     xb = p.data("x", x)
     shape = _Shape(xb, axis)
@@ -91,6 +99,16 @@ def forward_training(
     -----
     Calls: forward training; fill where scale or bias is None.
     Workspace: none beyond the call's own, unless arrays are copied or converted.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]], [[4, 6, 8]]])
+    >>> y, (scale, bias) = np.empty_like(x), np.ones((2, 2, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.forward_training(handle, x, scale, bias, y, axis=0, epsilon=0)
+    >>> y.round(3).reshape(2, 3)
+    array([[-0.225,  1.   ,  2.225],
+           [-0.225,  1.   ,  2.225]], dtype=float32)
     """
     xb = p.data("x", x)
     shape = _Shape(xb, axis)
@@ -150,6 +168,15 @@ def forward_inference(
     -----
     Calls: forward inference; fill where scale or bias is None.
     Workspace: none beyond the call's own, unless arrays are copied or converted.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]]])
+    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.forward_inference(handle, x, scale, bias, mean, variance, y, epsilon=0)
+    >>> y
+    array([[[1., 2., 3.]]], dtype=float32)
     """
     xb = p.data("x", x, empty=True)
     shape = _Shape(xb, axis)
@@ -189,6 +216,15 @@ def forward_inference_inv_variance(
     Calls: forward inference on vectors for ``scale * inv_variance``, then forward inference with that as the scale,
     variance 1 and epsilon 0.
     Workspace: up to 4 parameter vectors and what the calls ask for.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]]])
+    >>> y, (scale, bias, mean, inv_variance) = np.empty_like(x), np.ones((4, 1, 1, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.forward_inference_inv_variance(handle, x, scale, bias, mean, inv_variance, y)
+    >>> y
+    array([[[1., 2., 3.]]], dtype=float32)
     """
     xb = p.data("x", x, empty=True)
     shape = _Shape(xb, axis)
@@ -217,6 +253,15 @@ elemt = alias(
     Notes
     -----
     Calls and workspace: those of `forward_inference_inv_variance`.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3]]])
+    >>> y, (scale, bias, mean, inv_variance) = np.empty_like(x), np.full((4, 1, 1, 1), 2, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.elemt(handle, x, scale, bias, mean, inv_variance, y)
+    >>> y
+    array([[[-2.,  2.,  6.]]], dtype=float32)
     """,
 )
 
@@ -274,6 +319,15 @@ def gather_stats(
     standard deviation; axpby for running statistics. Rows are added in their order or as the vendor reduces, which is
     the same on every rank of one library.
     Workspace: 5 arrays of (R, C), up to 10 vectors, and what the calls ask for.
+
+    Examples
+    --------
+    >>> means, m2s = np.float32([[1], [4]]), np.float32([[2], [0]])
+    >>> mean, variance = np.empty((2, 1), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.gather_stats(handle, means, m2s, [2, 1], mean=mean, variance=variance)
+    >>> mean, variance.round(3)
+    (array([2.], dtype=float32), array([2.667], dtype=float32))
     """
     rows = p.data("means", means)
     if len(rows.dims) != 2:

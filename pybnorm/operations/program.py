@@ -61,6 +61,11 @@ def kept_axes(axis: Axis, rank: int) -> Dims:
     Raises
     ------
     ArgumentError, ArgumentTypeError
+
+    Examples
+    --------
+    >>> pybnorm.operations.kept_axes(1, 4), pybnorm.operations.kept_axes((-1, 0), 4)
+    ((1,), (0, 3))
     """
     return _arguments.axes(axis, _arguments.count(rank, "rank", 0))
 

@@ -33,6 +33,14 @@ def multiply(
     Notes
     -----
     Calls: forward inference on `a` with scale `b`, mean 0, variance 1, epsilon 0 and bias 0; fill for the constants.
+
+    Examples
+    --------
+    >>> a, b, out = np.float32([1, 2, 3]), np.float32([4, 5, 6]), np.empty(3, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.multiply(handle, a, b, out)
+    >>> out
+    array([ 4., 10., 18.], dtype=float32)
     """
     shape = _vectors(p, "a", a)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
@@ -56,6 +64,14 @@ def inverse_standard_deviation(
     Notes
     -----
     Calls: forward inference on ones, with mean 0 and bias 0; fill for the constants.
+
+    Examples
+    --------
+    >>> variance, inverse = np.float32([1, 4, 16]), np.empty(3, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.inverse_standard_deviation(handle, variance, inverse, epsilon=0)
+    >>> inverse
+    array([1.  , 0.5 , 0.25], dtype=float32)
     """
     shape = _vectors(p, "variance", variance)
     spread = p.parameter("variance", variance, shape)
@@ -80,6 +96,14 @@ def variance_from_inverse(
     Notes
     -----
     Calls: `multiply` for the square, forward inference on ones for its inverse root, `multiply` again, axpby.
+
+    Examples
+    --------
+    >>> inverse, variance = np.float32([1, 0.5, 0.25]), np.empty(3, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.variance_from_inverse(handle, inverse, variance, epsilon=0)
+    >>> variance
+    array([ 1.,  4., 16.], dtype=float32)
     """
     shape = _vectors(p, "inv_variance", inv_variance)
     inv, target = p.parameter("inv_variance", inv_variance, shape), p.result("variance", variance, shape)
@@ -102,6 +126,14 @@ def convert(p: Program, source: Any, target: Any, *, workspace: Any = None) -> N
     -----
     Calls: to float32, forward training over one element per statistic, whose saved mean is the value; to 16 bits,
     forward inference of zeros with scale 0 and the vector as the bias, which rounds once; axpby within one dtype.
+
+    Examples
+    --------
+    >>> source, target = np.float32([1, 0.1, 70000]), np.empty(3, np.float16)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.convert(handle, source, target)
+    >>> target
+    array([1. , 0.1, inf], dtype=float16)
     """
     shape = _vectors(p, "source", source)
     value, result = p.flat("source", source, shape.derived), p.flat("target", target, shape.derived, True)
@@ -128,6 +160,14 @@ def axpby(p: Program, a: float, x: Any, b: float, y: Any, *, workspace: Any = No
     -----
     Calls: axpby, on the view of least rank. MIOpen only copies bfloat16; other factors are those of float32 copies,
     rounded once.
+
+    Examples
+    --------
+    >>> x, y = np.float32([1, 2, 3]), np.float32([10, 10, 10])
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.axpby(handle, 2, x, 0.5, y)
+    >>> y
+    array([ 7.,  9., 11.], dtype=float32)
     """
     xb = p.data("x", x)
     yb = p.data("y", y, xb, output=True)
@@ -148,6 +188,15 @@ def fill(p: Program, value: float, y: Any, *, workspace: Any = None) -> None:
     Notes
     -----
     Calls: fill, on the view of least rank.
+
+    Examples
+    --------
+    >>> y = np.empty((2, 2), np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.fill(handle, 0.5, y)
+    >>> y
+    array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
     """
     yb = p.data("y", y, output=True)
     p.fill(_arguments.fill(value, yb), yb)
@@ -168,6 +217,14 @@ def relu(p: Program, x: Any, y: Any, *, workspace: Any = None) -> None:
     become is the vendor's: see `Handle.relu`. MIOpen takes packed float32 and float16 in one memory order: others are
     copied (axpby), bfloat16 through float32.
     Workspace: for the copies.
+
+    Examples
+    --------
+    >>> x, y = np.float32([-1, 0, 2]), np.empty(3, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.relu(handle, x, y)
+    >>> y
+    array([0., 0., 2.], dtype=float32)
     """
     xb = p.data("x", x)
     elementwise.relu(p, xb, p.data("y", y, xb, output=True))
@@ -188,6 +245,14 @@ def relu_backward(p: Program, x: Any, dy: Any, dx: Any, *, workspace: Any = None
     Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
     lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only; MIOpen's as for `relu`.
     Workspace: for the copies.
+
+    Examples
+    --------
+    >>> x, dy, dx = np.float32([-1, 0, 2]), np.float32([5, 6, 7]), np.empty(3, np.float32)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     pybnorm.operations.relu_backward(handle, x, dy, dx)
+    >>> dx
+    array([0., 0., 7.], dtype=float32)
     """
     xb = p.data("x", x)
     elementwise.relu_backward(p, xb, p.data("dy", dy, xb), p.data("dx", dx, xb, output=True))

@@ -156,6 +156,13 @@ def forward_training(
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed; nothing has been written then. Running statistics with
         one element per statistic are refused, because the unbiased variance is 0 / 0.
+
+    Examples
+    --------
+    >>> x = np.float32([[[1, 2, 3, 4]]])
+    >>> found = pybnorm.reference.forward_training(x, np.ones((1, 1, 1)), np.zeros((1, 1, 1)), epsilon=0)
+    >>> found.y.round(3), found.saved_mean.ravel(), found.variance.ravel()
+    (array([[[-1.342, -0.447,  0.447,  1.342]]]), array([2.5]), array([1.25]))
     """
     tensor = _data("x", x)
     running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
@@ -240,6 +247,12 @@ def forward_inference(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed; nothing has been written then.
+
+    Examples
+    --------
+    >>> x, one = np.float32([[[1, 2, 3]]]), np.ones((1, 1, 1))
+    >>> pybnorm.reference.forward_inference(x, one, one, one, one, epsilon=0).y
+    array([[[1., 2., 3.]]])
     """
     tensor = _data("x", x)
     bn_mode, alpha, beta, epsilon = _arguments.forward_inference(mode, alpha, beta, tensor, tensor, None, epsilon)
@@ -307,6 +320,13 @@ def backward(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed; nothing has been written then.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> found = pybnorm.reference.backward(x, dy, np.ones((1, 1, 1)), epsilon=0)
+    >>> found.dx.round(3), found.dscale.ravel().round(3), found.dbias.ravel()
+    (array([[[ 0.204, -0.408,  0.204]]]), array([1.225]), array([1.]))
     """
     tensor, gradient = _data("x", x), _data("dy", dy)
     bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.backward(
@@ -377,6 +397,11 @@ def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | 
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed; nothing has been written then.
+
+    Examples
+    --------
+    >>> pybnorm.reference.axpby(2, np.float32([[1, 2]]), 0.5, np.float32([[10, 10]]))
+    array([[7., 9.]])
     """
     tensor = _data("x", x)
     a, b = _arguments.axpby(a, b, tensor, tensor)

@@ -71,6 +71,11 @@ def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> pybnorm.reference.fold((8, 64, 32, 32), (0, 1)).dims
+    (1, 512, 1024)
     """
     shape = _arguments.dims(dims, low=1)
     rank = len(shape)
@@ -195,6 +200,12 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> found = pybnorm.reference.stats(np.float32([[[1, 2, 3]]]))
+    >>> found.mean.ravel(), found.variance.ravel().round(3)
+    (array([2.]), array([0.667]))
     """
     epsilon = _arguments.epsilon(epsilon)
     case = _Case("x", x, axis)
@@ -243,6 +254,12 @@ def forward_inference_inv_variance(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, one = np.float32([[[1, 2, 3]]]), np.ones((1, 1, 1))
+    >>> pybnorm.reference.forward_inference_inv_variance(x, one, one, one, one).y
+    array([[[1., 2., 3.]]])
     """
     case = _Case("x", x, axis)
     alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
@@ -281,6 +298,12 @@ def elemt(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, two = np.float32([[[1, 2, 3]]]), np.full((1, 1, 1), 2.0)
+    >>> pybnorm.reference.elemt(x, two, two, two, two).y
+    array([[[-2.,  2.,  6.]]])
     """
     return forward_inference_inv_variance(
         x, scale, bias, mean, inv_variance, alpha=alpha, beta=beta, axis=axis, prior=prior
@@ -377,6 +400,13 @@ backward_frozen = _given(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
+    >>> found = pybnorm.reference.backward_frozen(x, dy, scale=one, mean=one, variance=one, epsilon=0)
+    >>> found.dx, found.dscale.ravel(), found.dbias.ravel()
+    (array([[[0., 0., 1.]]]), array([2.]), array([1.]))
     """,
     _gradient,
 )
@@ -405,6 +435,12 @@ training_grad = _given(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
+    >>> pybnorm.reference.training_grad(x, dy, scale=one, mean=2 * one, variance=2 / 3 * one, epsilon=0).dx.round(3)
+    array([[[ 0.204, -0.408,  0.204]]])
     """,
     _gradient,
 )
@@ -447,6 +483,13 @@ def backward_reduce(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
+    >>> found = pybnorm.reference.backward_reduce(x=x, dy=dy, mean=np.full((1, 1, 1), 2.0))
+    >>> found.sum_dy.ravel(), found.sum_dy_xmu.ravel()
+    (array([1.]), array([1.]))
     """
     case = _Case("x", x, axis)
     dys = case.data("dy", dy)
@@ -497,6 +540,12 @@ def gather_stats(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> found = pybnorm.reference.gather_stats(np.float32([[1], [4]]), np.float32([[2], [0]]), [2, 1])
+    >>> found.mean, found.variance.round(3)
+    (array([2.]), array([2.667]))
     """
     _data("means", means)
     means = _plain(means)
@@ -570,6 +619,14 @@ def backward_elemt(
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
+    >>> pybnorm.reference.backward_elemt(
+    ...     x=x, dy=dy, scale=one, mean=2 * one, inv_variance=one, sum_dy=one, sum_dy_xmu=one, count=3
+    ... ).round(3)
+    array([[[ 0.   , -0.333,  0.333]]])
     """
     case = _Case("x", x, axis)
     dys = case.data("dy", dy)

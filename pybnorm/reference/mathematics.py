@@ -240,6 +240,11 @@ def derive(dims: Sequence[int], data_type: DataType | str | npt.DTypeLike, mode:
     ------
     ArgumentError, ArgumentTypeError
         Names the argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> pybnorm.reference.derive((8, 64, 32, 32), "bf16", "spatial")
+    Derived(dims=(1, 64, 1, 1), data_type=DataType.FLOAT32)
     """
     bn_mode = _arguments.mode(mode)
     shape = _arguments.dims(dims)

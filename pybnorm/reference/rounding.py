@@ -85,6 +85,11 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     ------
     ArgumentTypeError
         Any other dtype.
+
+    Examples
+    --------
+    >>> pybnorm.reference.round_to(np.array([0.1, 1 / 3, 70000.0]), np.float16)
+    array([0.1   , 0.3333,    inf], dtype=float16)
     """
     _arguments.instance(values, ARRAYS, "values", "a NumPy array of float64")
     _data_type(values, "values")

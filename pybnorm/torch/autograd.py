@@ -57,6 +57,14 @@ def batch_norm(
     Notes
     -----
     A second derivative is an error, raised by PyTorch's ``once_differentiable``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[[1.0, 2.0, 3.0]]], requires_grad=True)
+    >>> pybnorm.torch.batch_norm(x, None, None, training=True).sum().backward()
+    >>> x.grad.abs().max().item() < 1e-5
+    True
     """
     if _opaque is not None and torch.compiler.is_compiling():
         return _opaque(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)

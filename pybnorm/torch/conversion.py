@@ -42,6 +42,13 @@ def convert(model: _Module, *, fallback: bool = False) -> _Module:
     Raises
     ------
     ArgumentTypeError
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16))
+    >>> type(pybnorm.torch.convert(model)[1]).__module__
+    'pybnorm.torch.modules'
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError("model", model, "a torch.nn.Module")

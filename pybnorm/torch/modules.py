@@ -76,7 +76,14 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d``, arguments and state included, computed by the vendors' libraries."""
+    """``torch.nn.BatchNorm2d``, arguments and state included, computed by the vendors' libraries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pybnorm.torch.BatchNorm2d(16)(torch.ones(2, 16, 4, 4)).abs().max().item()
+    0.0
+    """
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):

@@ -37,7 +37,13 @@ Entry = dict[str, Any]
 
 
 def cache_file() -> str | None:
-    """Path of the file; None where this user has no home."""
+    """Path of the file; None where this user has no home.
+
+    Examples
+    --------
+    >>> pybnorm.tuning.cache_file().endswith("tuning.json")
+    True
+    """
     named = os.environ.get(VARIABLE)
     if named:
         return os.path.abspath(named)
@@ -48,7 +54,13 @@ def cache_file() -> str | None:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """What the file holds: by problem ``algorithm``, ``seconds``, the ``rule``'s choice, ``rule_seconds`` and more."""
+    """What the file holds: by problem ``algorithm``, ``seconds``, the ``rule``'s choice, ``rule_seconds`` and more.
+
+    Examples
+    --------
+    >>> {key: entry["algorithm"] for key, entry in pybnorm.tuning.entries().items()}  # before any tuning
+    {}
+    """
     path = cache_file()
     return {} if path is None else _read(path)[0]
 
@@ -67,6 +79,11 @@ def clear() -> int:
         The file cannot be removed.
     ArgumentError
         What is there is not of this format.
+
+    Examples
+    --------
+    >>> pybnorm.tuning.clear()  # nothing was there
+    0
     """
     store.forget()
     path = cache_file()
