@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 
 from pybnorm.errors import ArgumentTypeError
+from pybnorm.torch import fusion
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
 from pybnorm.torch.sync import SyncBatchNorm
 
@@ -21,7 +23,7 @@ _OURS = {
 }
 
 
-def convert(model: _Module, *, fallback: bool = False) -> _Module:
+def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tuple[str, str]] = False) -> _Module:
     """Make the batch norms of a model those of this module, in place.
 
     Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
@@ -33,6 +35,12 @@ def convert(model: _Module, *, fallback: bool = False) -> _Module:
     model : torch.nn.Module
     fallback : bool
         Let PyTorch compute calls that are refused here.
+    fuse : bool or sequence of (str, str)
+        True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
+        where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
+        decided now. Hooks that are added later to such a batch norm see the result of ReLU, and those of the ReLU
+        nothing. Pairs: names of a batch norm and of the ``torch.nn.ReLU`` that alone gets its result and nothing else.
+        `unfuse` undoes it.
 
     Returns
     -------
@@ -41,7 +49,8 @@ def convert(model: _Module, *, fallback: bool = False) -> _Module:
 
     Raises
     ------
-    ArgumentTypeError
+    ArgumentError, ArgumentTypeError
+        `fuse` names what is not there; the batch norms were converted.
 
     Examples
     --------
@@ -59,4 +68,6 @@ def convert(model: _Module, *, fallback: bool = False) -> _Module:
         if ours is not None:
             module.__class__ = ours
             module.fallback = fallback
+    if fuse is not False:
+        fusion.fuse(model, None if fuse is True else fuse)
     return model

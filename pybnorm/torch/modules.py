@@ -17,12 +17,25 @@ class _BatchNorm:
     fallback = False
     """Let PyTorch compute calls that are refused here."""
 
-    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self: Any,
+        input: torch.Tensor,
+        *,
+        activation: str | None = None,
+        residual: Any = None,
+        in_place: bool = False,
+    ) -> torch.Tensor:
         """Normalize; see ``torch.nn.BatchNorm2d`` and `batch_norm`.
 
         Parameters
         ----------
         input : Tensor
+        activation : None or "relu"
+            What is taken of the result, as `convert` with ``fuse`` joins it.
+        residual : Tensor, optional
+            Added in front of the activation, by PyTorch's rules of shapes and dtypes.
+        in_place : bool
+            Those of an addition in place.
 
         Returns
         -------
@@ -55,7 +68,7 @@ class _BatchNorm:
             with torch.no_grad():
                 for kept, now in zip(average, (mean, variance), strict=True):
                     kept.add_((now - kept) / counter)  # on the device, without waiting for the count
-        return y
+        return y if activation is None else _activated(y, residual, in_place)
 
     def _normalized(
         self: Any,
@@ -69,6 +82,14 @@ class _BatchNorm:
         return batch_norm(
             input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback
         )
+
+
+def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:
+    """``relu(y + residual)`` in the memory of y, which nobody else has, where the sum fits into it."""
+    if residual is not None:
+        fits = isinstance(residual, torch.Tensor) and (residual.shape, residual.dtype) == (y.shape, y.dtype)
+        y = y.add_(residual) if fits or in_place else y + residual
+    return y.relu_()
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):

@@ -1,0 +1,361 @@
+"""``convert(model, fuse=True)``: the model computes what it did, with fewer steps, and keeps all else."""
+
+import copy
+import io
+import random
+
+import pytest
+
+import pybnorm
+
+
+@pytest.fixture(scope="module")
+def nets(torch, ours, device):
+    """Small models, by PyTorch's modules; `here` on the device that is tested."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    class Block(nn.Module):
+        """Of a ResNet: the ReLU used twice and in place."""
+
+        def __init__(self, given, made, in_place=True):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(given, made, 3, padding=1, bias=False), nn.BatchNorm2d(made)
+            self.conv2, self.bn2 = nn.Conv2d(made, made, 3, padding=1, bias=False), nn.BatchNorm2d(made)
+            self.relu = nn.ReLU(inplace=in_place)
+            self.down = None
+            if given != made:
+                self.down = nn.Sequential(nn.Conv2d(given, made, 1, bias=False), nn.BatchNorm2d(made))
+
+        def forward(self, x):
+            identity = x
+            out = self.relu(self.bn1(self.conv1(x)))
+            out = self.bn2(self.conv2(out))
+            if self.down is not None:
+                identity = self.down(x)
+            out += identity
+            return self.relu(out)
+
+    class Functional(nn.Module):
+        """The same without modules for the small steps; the sum the other way round."""
+
+        def __init__(self, made):
+            super().__init__()
+            self.conv, self.bn1, self.bn2 = nn.Conv2d(made, made, 1), nn.BatchNorm2d(made), nn.BatchNorm2d(made)
+
+        def forward(self, x):
+            out = functional.relu(self.bn1(x), inplace=True)
+            return torch.add(x, self.bn2(self.conv(out))).relu()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+            self.one, self.two, self.three = Block(6, 6), Block(6, 8, in_place=False), Functional(8)
+            self.head = nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 5), nn.BatchNorm1d(5, affine=False), nn.ReLU())
+
+        def forward(self, x):
+            x = self.one(self.one(self.stem(x)))  # shared: its batch norms see two batches a step
+            return self.head(self.three(self.two(x)))
+
+    def made():
+        torch.manual_seed(3)
+        net = Net().to(device)
+        with torch.no_grad():
+            for module in net.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.weight.uniform_(-1.0, 1.5)
+                    module.bias.uniform_(-0.5, 0.5)
+        return net
+
+    return made
+
+
+def joined(model):
+    """The modules that have another ``forward``."""
+    return sorted(name for name, module in model.named_modules() if "forward" in vars(module))
+
+
+def images(torch, device, step, dtype=None, layout=None):
+    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(step)).to(device, dtype or torch.float32)
+    return x.contiguous(memory_format=layout or torch.contiguous_format)
+
+
+def close(torch, got, right, share=2e-4):
+    got, right = got.detach().double(), right.detach().double()
+    assert float((got - right).abs().max()) <= share * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_a_fused_model_trains_and_evaluates_as_pytorchs(torch, ours, device, nets, layout):
+    memory = torch.channels_last if layout == "last" else torch.contiguous_format
+    theirs = nets().to(memory_format=memory)
+    mine = ours.convert(copy.deepcopy(theirs), fuse=True)
+    assert joined(mine) == ["head", "one", "stem", "three", "two"]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02) for model in (theirs, mine)]
+    for step, training in enumerate([True, True, False, True]):
+        x, outputs = images(torch, device, step, layout=memory), []
+        for model, optimizer in zip((theirs, mine), optimizers, strict=True):
+            model.train(training)
+            optimizer.zero_grad()
+            leaf = x.clone().requires_grad_()
+            y = model(leaf)
+            y.square().mean().backward()
+            outputs.append([y, leaf.grad, *(p.grad for p in model.parameters())])
+            optimizer.step()
+        for right, got in zip(*outputs, strict=True):
+            close(torch, got, right, 2e-3)
+    assert mine.state_dict().keys() == theirs.state_dict().keys()
+    for name, right in theirs.state_dict().items():
+        close(torch, mine.state_dict()[name], right, 2e-3)
+
+
+def test_the_steps_are_those_of_the_model_that_is_not_fused_bit_for_bit(torch, ours, device, nets):
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = ours.convert(nets())
+        fused = ours.convert(copy.deepcopy(plain), fuse=True)
+        for training in (True, False):
+            results = []
+            for model in (plain, fused):
+                model.train(training)
+                model.zero_grad()
+                with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype != torch.float32):
+                    y = model(images(torch, device, 1))
+                y.float().square().mean().backward()
+                results.append([y, *(p.grad for p in model.parameters()), *model.state_dict().values()])
+            assert all(torch.equal(got, right) for right, got in zip(*results, strict=True)) or device != "cpu"
+
+
+def test_steps_are_fewer(torch, ours, device, nets):
+    if not hasattr(torch, "profiler"):
+        pytest.skip("this PyTorch has no profiler")
+    counts = []
+    for fuse in (False, True):
+        model = ours.convert(nets(), fuse=fuse)
+        with torch.profiler.profile() as profile:
+            model(images(torch, device, 1))
+        names = [event.name for event in profile.events()]
+        counts.append([names.count(name) for name in ("aten::relu", "aten::add", "aten::relu_", "aten::add_")])
+    new, in_place = (sum(counts[1][:2]), sum(counts[1][2:])) if counts else (0, 0)
+    # Every sum and ReLU is computed in the memory of batch norm's result.
+    assert counts[0][0] + counts[0][1] > 0
+    assert new == 0
+    assert in_place > 0
+
+
+def test_what_is_kept_and_what_unfuse_gives_back(torch, ours, device, nets):
+    plain = ours.convert(nets())
+    tensors = {name: id(value) for name, value in [*plain.named_parameters(), *plain.named_buffers()]}
+    modules = {name: (id(m), type(m)) for name, m in plain.named_modules()}
+    contents = {name: set(vars(m)) for name, m in plain.named_modules()}
+    training = [m.training for m in plain.modules()]
+    state = (random.getstate(), torch.get_rng_state())
+    fused = ours.convert(plain, fuse=True)
+    assert fused is plain
+    assert joined(fused)
+    assert (state[0], True) == (random.getstate(), torch.equal(state[1], torch.get_rng_state()))
+    assert {name: id(value) for name, value in [*fused.named_parameters(), *fused.named_buffers()]} == tensors
+    assert {name: (id(m), type(m)) for name, m in fused.named_modules()} == modules
+    assert [m.training for m in fused.modules()] == training
+    again = joined(fused)
+    assert joined(ours.convert(fused, fuse=True)) == again
+    twin = copy.deepcopy(fused)
+    fused.eval()
+    twin.eval()
+    x = images(torch, device, 2)
+    with torch.no_grad():
+        for parameter in fused.one.parameters():
+            parameter.mul_(1.5)  # the copy has its own
+        assert not torch.equal(twin(x), fused(x))
+        twin.load_state_dict(fused.state_dict())
+        right = twin(x)
+    assert torch.equal(right, fused(x))
+    assert ours.unfuse(fused) is fused
+    assert not joined(fused)
+    assert {name: set(vars(m)) for name, m in fused.named_modules()} == contents
+    assert torch.equal(fused(x), right)
+    assert type(fused.one.bn1) is ours.BatchNorm2d
+
+
+def test_hooks_are_called_with_what_they_were(torch, ours, device, nets):
+    theirs = nets()
+    seen = ([], [])
+    mine = copy.deepcopy(theirs)
+    for model, calls in zip((theirs, mine), seen, strict=True):
+        model.one.bn1.register_forward_hook(lambda m, given, y, calls=calls: calls.append(y.detach().clone()))
+        model.two.relu.register_forward_hook(lambda m, given, y, calls=calls: calls.append(y.detach().clone()))
+        model.stem[1].register_full_backward_hook(lambda m, dx, dy, calls=calls: calls.append(dy[0].clone()))
+        model.one.register_forward_hook(lambda m, given, y, calls=calls: calls.append(y.detach().clone()))
+        model.three.bn2.register_forward_pre_hook(lambda m, given, calls=calls: calls.append(given[0].detach().clone()))
+    ours.convert(mine, fuse=True)
+    assert joined(mine) == ["head", "one", "three"]
+    for model in (theirs, mine):
+        model(images(torch, device, 4)).square().sum().backward()
+    assert len(seen[0]) == len(seen[1]) == 8
+    for right, got in zip(*seen, strict=True):
+        close(torch, got, right, 5e-3)
+
+
+def variants(torch):  # noqa: C901
+    """(forward over self.conv, self.bn, self.relu, self.steps; whether it can be joined)."""
+    functional = torch.nn.functional
+
+    def used_again(self, x):
+        y = self.bn(x)
+        return self.relu(y) + y
+
+    def sum_used_again(self, x):
+        y = self.bn(self.conv(x)) + x
+        return y.relu() + y
+
+    def broadcast(self, x):
+        return self.relu(self.bn(self.conv(x)) + x.mean((2, 3), keepdim=True))
+
+    def a_number(self, x):
+        return (self.bn(self.conv(x)) + 0.25).relu()
+
+    def wider(self, x):
+        return functional.relu(self.bn(self.conv(x)) + x.double())
+
+    def wider_in_place(self, x):
+        y = self.bn(self.conv(x))
+        y += x.double()
+        return functional.relu(y)
+
+    def narrower(self, x):
+        return (self.bn(self.conv(x)) + x.half()).relu()
+
+    def scaled(self, x):
+        return torch.add(self.bn(self.conv(x)), x, alpha=2).relu()
+
+    def other_gets_the_sum(self, x):
+        z = x * 1.0
+        z += self.bn(self.conv(x))
+        return z.relu() * z
+
+    def changed_in_between(self, x):
+        x = x * 1.0
+        y = self.bn(x)
+        x.mul_(0.5)
+        return (y + x).relu()
+
+    def by_another_name(self, x):
+        y = kept = self.relu(self.bn(x)) * 1.0
+        y += 1.0
+        return kept * 2
+
+    def twice(self, x):
+        return self.relu(self.bn(self.conv(self.relu(self.bn(x)))) + x)
+
+    def doubled(self, x):
+        y = self.bn(x)
+        return (y + y).relu()
+
+    def by_mode(self, x):
+        y = self.bn(x)
+        return self.relu(y) if self.training else torch.tanh(y)
+
+    def by_type(self, x):
+        y = self.relu(self.bn(x))
+        return y if isinstance(x, torch.Tensor) else y * 0
+
+    def by_chance(self, x):
+        y = self.relu(self.bn(x))
+        return y * float(torch.rand(1)) if self.training else y * 0.5
+
+    def counts(self, x):
+        self.steps.add_(1)
+        return self.relu(self.bn(x)) * self.steps
+
+    def counts_aside(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.relu(self.bn(x)) * self.calls
+
+    def by_value(self, x):
+        y = self.relu(self.bn(x))
+        return y if x.sum() > 0 else -y
+
+    def optional(self, x, scale=None):
+        y = self.relu(self.bn(x))
+        return y if scale is None else y * scale
+
+    alone = [used_again, sum_used_again, scaled, other_gets_the_sum, changed_in_between, doubled, by_mode, by_type]
+    alone += [by_chance, counts_aside, by_value]
+    both = [broadcast, a_number, wider, wider_in_place, narrower, by_another_name, twice, counts, optional]
+    return [(f, False) for f in alone] + [(f, True) for f in both]
+
+
+def test_models_that_are_hard_to_see_through(torch, ours, device):
+    for forward, can_be in variants(torch):
+
+        class Small(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.bn = torch.nn.Conv2d(3, 3, 1), torch.nn.BatchNorm2d(3)
+                self.relu = torch.nn.ReLU(inplace=forward.__name__ not in ("used_again",))  # noqa: B023
+                self.register_buffer("steps", torch.zeros(()))
+
+        Small.forward = forward
+        torch.manual_seed(7)
+        plain = ours.convert(Small().to(device))
+        fused = ours.convert(copy.deepcopy(plain), fuse=True)
+        assert bool(joined(fused)) == can_be, forward.__name__
+        assert float(fused.steps) == 0
+        for training in (True, True, False):
+            results = []
+            for model in (plain, fused):
+                model.train(training)
+                torch.manual_seed(11)
+                x = images(torch, device, 5).requires_grad_()
+                if forward.__name__ != "changed_in_between":  # a derivative of that is PyTorch's error
+                    y = model(x)
+                    y.square().sum().backward()
+                else:
+                    with torch.no_grad():
+                        y = model(x)
+                found = [y, x.grad if x.grad is not None else y, model.bn.running_mean, model.steps]
+                if forward.__name__ == "optional":
+                    found.append(model(x, scale=images(torch, device, 6)[:, :, :1, :1]))
+                results.append(found)
+            for right, got in zip(*results, strict=True):
+                assert got.dtype == right.dtype, forward.__name__
+                assert torch.equal(got, right) or device != "cpu", forward.__name__
+
+
+def test_pairs_that_are_told(torch, ours, device):
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.act = torch.nn.BatchNorm2d(3), torch.nn.ReLU()
+
+        def forward(self, x):
+            y = self.act(self.first(x))
+            return y if x.sum() > 0 else -y  # torch.fx cannot follow
+
+    plain = ours.convert(Sums().to(device))
+    assert not joined(ours.convert(copy.deepcopy(plain), fuse=True))
+    fused = ours.convert(copy.deepcopy(plain), fuse=[("first", "act")])
+    assert joined(fused) == ["act", "first"]
+    x = images(torch, device, 8)
+    for model in (plain, copy.deepcopy(fused), fused):
+        assert torch.equal(model(x), plain(x))
+    assert not joined(ours.unfuse(fused))
+    for bad, match in (
+        ([("first", "nothing")], "nothing"), ([("act", "first")], "act"), ("first", "first"), ([("first",)], "first"),
+        (1, "1"),
+    ):  # fmt: skip
+        with pytest.raises(pybnorm.ArgumentError, match=match):
+            ours.convert(plain, fuse=bad)
+        assert not joined(plain)
+    with pytest.raises(pybnorm.ArgumentTypeError, match="model"):
+        ours.unfuse(None)
+
+
+def test_a_fused_model_is_saved_whole(torch, ours, device):
+    model = ours.convert(torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU()).to(device), fuse=True)
+    assert joined(model)
+    x = images(torch, device, 9)
+    file = io.BytesIO()
+    torch.save(model.eval(), file)
+    file.seek(0)
+    options = {} if torch.__version__.startswith("1.") else {"weights_only": False}
+    assert torch.equal(torch.load(file, **options)(x), model(x))
