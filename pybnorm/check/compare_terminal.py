@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pybnorm.check import compare_conclusions
 from pybnorm.check.compare import (
     ACCURACY,
     REFERENCE,
@@ -65,6 +66,8 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
     _print_alone(console, comparison, verbose)
     for name, lines in comparison.only.items():
         _print_list(console, f"only in {name}: {len(lines)} cases", lines, verbose)
+    for found in compare_conclusions.found(comparison):
+        console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
 
 
 def _print_pairs(console: Console, comparison: Comparison) -> None:

@@ -39,12 +39,14 @@ __all__ = [
     "lost_text",
     "not_run",
     "place",
+    "plain",
     "ratio_text",
     "repro",
     "result_from_json",
     "to_json",
     "verdict_text",
     "version_text",
+    "without_codes",
     "worst_ratios",
 ]
 
@@ -83,6 +85,8 @@ OUTPUTS = {
 }
 """Outputs of each operation, with their titles in tables and plots."""
 _HOST = re.compile(r"host-[0-9a-f]{8}")
+_CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
+_WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")
 
 
 @dataclasses.dataclass
@@ -382,6 +386,23 @@ def ratio_text(value: float) -> str:
 def version_text(info: BackendInfo) -> str:
     """The version as people write it."""
     return ".".join(map(str, info.version))
+
+
+def without_codes(message: str) -> str:
+    """A message without the codes of this package's own statuses, which say nothing that its words do not."""
+    return _CODE.sub("", message)
+
+
+def plain(reason: str) -> str:
+    """Why a case was refused, without the function that said so and its status: these differ where the reason does not.
+
+    Examples
+    --------
+    >>> from pybnorm.check.results import plain
+    >>> plain("UnsupportedError: onednn backward: PBN_E_UNSUPPORTED (-1): a CPU has no streams")
+    'a CPU has no streams'
+    """
+    return _WHERE.sub("", reason, count=1) if _WHERE.match(reason) else reason
 
 
 def verdict_text(verdict: Verdict) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,17 +23,18 @@ from pybnorm.check.results import (
     by_label,
     groups,
     label,
+    plain,
     ratio_text,
     repro,
     verdict_text,
     version_text,
+    without_codes,
     worst_ratios,
 )
 from pybnorm.check.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 __all__ = [
     "WIDTH",
-    "plain",
     "print_attempts",
     "print_backends",
     "print_conclusions",
@@ -42,7 +42,6 @@ __all__ = [
     "print_results",
     "print_totals",
     "shown",
-    "without_codes",
 ]
 
 STYLES = {
@@ -68,25 +67,6 @@ DETAILS = 50
 """Failures shown with their points if there are many cases."""
 WIDTH = 200
 """Columns of output that goes to no terminal: wide enough for every case line."""
-_CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
-_WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")
-
-
-def without_codes(message: str) -> str:
-    """A message without the codes of this package's own statuses, which say nothing that its words do not."""
-    return _CODE.sub("", message)
-
-
-def plain(reason: str) -> str:
-    """Why a case was refused, without the function that said so and its status: these differ where the reason does not.
-
-    Examples
-    --------
-    >>> from pybnorm.check import terminal
-    >>> terminal.plain("UnsupportedError: onednn backward: PBN_E_UNSUPPORTED (-1): a CPU has no streams")
-    'a CPU has no streams'
-    """
-    return _WHERE.sub("", reason, count=1) if _WHERE.match(reason) else reason
 
 
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:

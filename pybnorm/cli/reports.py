@@ -26,7 +26,9 @@ def write(document: Mapping[str, Any], targets: Mapping[str, output.Target]) -> 
     writers: dict[str, Callable[[IO[str]], object]] = {
         "--json": lambda stream: output.write_json(document, stream),
         "--junit": lambda stream: junit.write(stream, environment, backends, results, missing),
-        "--html": lambda stream: html.write(stream, environment, backends, results, lost),
+        "--html": lambda stream: html.write(
+            stream, environment, backends, results, lost, document.get("complete", True)
+        ),
         "--markdown": lambda stream: markdown.write(stream, backends, results, document.get("complete", True)),
     }
     trouble: output.WriteError | None = None

@@ -18,9 +18,22 @@ import pytest
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
-from pybnorm.check import archive, compare, defects, environment, junit, support, terminal, vendor_lines
+from pybnorm.check import (
+    archive,
+    compare,
+    compare_conclusions,
+    defects,
+    environment,
+    junit,
+    support,
+    terminal,
+    vendor_lines,
+)
 from pybnorm.check import html as page
+from pybnorm.check import plots as drawings
 from pybnorm.check.bounds import Point, Status, Verdict
+from pybnorm.check.causes import causes
+from pybnorm.check.conclusions import conclusions
 from pybnorm.check.console import Console
 from pybnorm.check.environment import machine
 from pybnorm.check.results import host_digest, json_parts, ratio_text, repro, result_from_json, to_json, worst_ratios
@@ -122,7 +135,7 @@ def test_every_status_has_a_style_and_a_row():
     for i, status in enumerate(Status):
         assert any(line.split()[:1] == [status.value] and f"seed={i}" in line for line in text.splitlines() if line)
         assert status in terminal.STYLES
-        assert status.value in page.COLOURS
+        assert status.value in drawings.COLOURS
 
 
 def test_known_defects_are_shown_with_the_failure():
@@ -561,7 +574,7 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.stack, self.texts, self.styles = [], [], [], ""
+        self.elements, self.stack, self.texts, self.styles, self.text = [], [], [], "", text
         self.feed(text)
         self.close()
         assert self.stack == []
@@ -597,8 +610,27 @@ class Page(html.parser.HTMLParser):
         assert "url(" not in self.styles
         ids = [a["id"] for _, a in self.elements if "id" in a]
         assert len(ids) == len(set(ids))
-        targets = {a["href"][1:] for tag, a in self.elements if tag == "a"}
-        assert targets <= set(ids)
+        targets = {a.get("href", a.get("xlink:href")) for tag, a in self.elements if tag == "a"}
+        assert {t for t in targets if not re.fullmatch(r"#(case|cause)-\d+", t)} <= {f"#{i}" for i in ids}
+        for table in (a for tag, a in self.elements if tag == "th"):
+            assert table.get("scope") in ("col", "row")
+        assert sum(tag == "caption" for tag, _ in self.elements) == sum(tag == "table" for tag, _ in self.elements)
+
+    @property
+    def data(self):
+        """What the page's script makes a table of; its rows as dictionaries, their cases and texts whole."""
+        (found,) = re.findall(r'id="data">(.*?)</script>', self.text, re.S)
+        data, rows = json.loads(found), []
+        for line in data["rows"]:
+            row = {}
+            for column, cell in zip(data["columns"], line.split("|"), strict=True):
+                if column["values"]:
+                    cell = column["values"][int(cell)]
+                elif column["kind"] == "case":
+                    cell = ",".join(data["words"][int(word)] for word in cell.split())
+                row[column["title"]] = cell
+            rows.append(row)
+        return data | {"rows": rows}
 
 
 @pytest.fixture
@@ -621,37 +653,66 @@ def test_the_page_shows_everything_and_loads_nothing(plots):
     hostile = made_result(
         Status.CRASHED, "infer,spatial,f32,nchw,2x3x4x5", message="</pre><script>alert(1)</script>\x1b"
     )
-    text, found = page_of([*EVERY, known, hostile])
+    every = [*EVERY, known, hostile]
+    text, found = page_of(every)
     assert "<script>alert" not in text
     assert "\x1b" not in text
-    rows = [a for tag, a in found.elements if tag == "tr" and "data-status" in a]
-    assert len(rows) == len(EVERY) + 2
-    assert {row["data-status"] for row in rows} == {s.value for s in Status}
-    assert {row["data-operation"] for row in rows} == {"train", "backward", "infer"}
     assert sum(tag == "svg" for tag, _ in found.elements) == 2
     words = " ".join(found.texts)
     assert defects.DEFECTS[0].what in words
     assert "libMIOpen" in words
     assert "NVIDIA <made>" in words
-    for result in [*EVERY, known, hostile]:
-        assert result.case in words
-        shown = repro(result) in words
-        assert shown == (result.status not in (Status.PASS, Status.UNSUPPORTED))
+    (verdict,) = (found.sentence for found in conclusions(INFOS, every))
+    assert words.index(verdict) < words.index("What did not pass")
+    data = found.data
+    assert [(row["status"], row["operation"], row["case"]) for row in data["rows"]] == [
+        (r.status.value, r.case.partition(",")[0], r.case) for r in every
+    ]
+    assert repro(dataclasses.replace(known, case="CASE")) == data["commands"]["cudnn"]
+    assert sorted(map(int, data["details"])) == [
+        i for i, r in enumerate(every) if r.status not in (Status.PASS, Status.UNSUPPORTED)
+    ]
     for line in vendor_lines.of_case(known.case).values():
         assert line in words
+        assert ["pre", line] in data["details"][str(len(EVERY))]
     (passed,) = (v for v in EVERY[0].verdicts if v.status == Status.PASS)
-    assert f"<small>{passed.noticed:.0e}</small>" in text[text.index("<h2>Cases") :]
-    details = text[text.index("<h2>Details") : text.index("<h2>Cases")]
-    failure = details[details.index(f"d{len(EVERY) - 1}") :].partition("</details>")[0]  # EVERY's FAIL
-    for i in range(10):
-        assert f'<td class="number">0,1,2,{i}</td><td class="number">{1.25 + i:.9g}</td>' in failure
-    assert '</td><td class="number">nan</td><td class="number">1e-06</td>' in failure
+    ratio, noticed = map(float, data["rows"][0]["y"].split())
+    assert (ratio, noticed) == (round(passed.ratio, 2), float(f"{passed.noticed:.0e}"))
+    (points,) = (block[3] for block in data["details"][str(len(EVERY) - 1)] if block[0] == "table")  # EVERY's FAIL
+    assert [p[:2] for p in points] == [[f"0,1,2,{i}", f"{1.25 + i:.9g}"] for i in range(10)]
+    assert ["nan", "1e-06"] in [p[2:4] for p in points]
+
+
+def test_causes_are_words_that_wrong_cases_have_and_right_ones_lack(plots):
+    def made(dtype, layout, shape, status, outputs=("y",), **more):
+        result = made_result(status, f"backward,spatial,{dtype},{layout},{shape},fill=randn", **more)
+        wrong = [dataclasses.replace(v, output=name) for v in result.verdicts for name in outputs]
+        return dataclasses.replace(result, verdicts=wrong)
+
+    shapes = [f"{i}x3x4x5" for i in range(2, 20)]
+    results = [
+        made(d, n, s, Status.FAIL if (d, n) == ("bf16", "nhwc") else Status.PASS, ("y", "dx")[: 1 + (s < "15")])
+        for d in ("f32", "bf16")
+        for n in ("nchw", "nhwc")
+        for s in reversed(shapes)
+    ]
+    results += [made("bf16", "nhwc", "1x3x4x5", Status.UNSUPPORTED), made("f16", "nchw", "1x9x9x9", Status.CRASHED)]
+    wrong, crash = causes(results)
+    assert crash.text == "f16: 1 of 1"
+    assert wrong.text == "bf16 and nhwc: 18 of 18, y and dx"
+    assert wrong.cases[0].case == "backward,spatial,bf16,nhwc,2x3x4x5,fill=randn"
+    half = [made("f32", "nchw", s, Status.FAIL if i < 9 else Status.PASS) for i, s in enumerate(shapes)]
+    assert sum(len(c.cases) for c in causes(half)) == 9  # no word in common, and none is lost
+    known = [made("f32", "nchw", s, Status.FAIL, known="X") for s in shapes]
+    assert [(c.known, len(c.cases)) for c in causes([*known, *results])] == [("", 18), ("X", 18), ("", 1)]
+    text, _ = page_of(results)
+    assert "<strong>bf16 and nhwc: 18 of 18, y and dx</strong>" in text
 
 
 def test_colours_and_text_follow_the_page(plots):
     text, _ = page_of(EVERY)
     assert "prefers-color-scheme: dark" in text
-    assert page._INK not in text
+    assert drawings.INK not in text
     assert "currentColor" in text
 
 
@@ -673,9 +734,11 @@ def test_every_result_has_a_point_and_a_cell(plots, monkeypatch):
     monkeypatch.setattr(Axes, "imshow", lambda *a, **k: (shown.append(a[1]), imshow(*a, **k))[1])
     both = [*EVERY, made_result(Status.FAIL, "train,spatial,f32,nchw,2x3x4x5,seed=0", "miopen")]
     page_of(both)
-    heights = [float(y) for _, ys in scattered for y in ys]
+    crosses, *strips = scattered
+    assert len(crosses[0]) == sum(not r.status.good for r in both)
+    heights = [float(y) for _, ys in strips for y in ys]
     assert len(heights) == sum(len(r.verdicts) for r in both)
-    assert heights.count(page.CEILING) == 2  # the infinite ones are not lost
+    assert heights.count(drawings.CEILING) == 2  # the infinite ones are not lost
     (grid,) = shown
     assert grid.shape == (2, len(EVERY))
     numbers = {s: i + 1 for i, s in enumerate(Status)}
@@ -718,10 +781,10 @@ def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
     file = tmp_path / "page.html"
     page.write(file, machine(), INFOS, results)
     assert time.monotonic() - started < 60
-    assert file.stat().st_size < 10e6
+    assert file.stat().st_size < 800e3  # each case is another and 400 fail: of 4,566 real ones 600e3
     found = Page(file.read_text(encoding="utf-8"))
     found.check_that_it_loads_nothing()
-    assert sum("data-status" in a for _, a in found.elements) == 5000
+    assert len(found.data["rows"]) == 5000
     bad = sum(r.status not in (Status.PASS, Status.UNSUPPORTED) for r in results)
     left_out = bad - page.DETAILS
     words = " ".join(found.texts)
@@ -731,10 +794,8 @@ def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
 def test_details_beyond_the_limit_are_counted(plots, monkeypatch):
     monkeypatch.setattr(page, "DETAILS", 3)
     text, found = page_of(EVERY)
-    assert f"The first 3 cases; {len(EVERY) - 2 - 3} more are in the JSON document." in text
-    assert [a["id"] for tag, a in found.elements if tag == "details" and "id" in a] == [
-        f"d{len(EVERY) - number}" for number in (1, 2, 3)
-    ]
+    assert f"Elements are shown of 3 cases; {len(EVERY) - 2 - 3} more are in the JSON document." in text
+    assert sorted(map(int, found.data["details"])) == [len(EVERY) - number for number in (3, 2, 1)]
 
 
 def test_the_page_of_a_comparison(plots, tmp_path):
@@ -757,12 +818,15 @@ def test_the_page_of_a_comparison(plots, tmp_path):
     words = " ".join(found.texts)
     assert "newly failing" in words
     assert "B:cudnn" in words
-    rows = [a for tag, a in found.elements if tag == "tr" and "data-outcome" in a]
-    assert len(rows) == 9
-    assert sorted({row["data-outcome"] for row in rows}) == ["beyond", "differ", "equal", "within"]
+    verdicts = [f.sentence for f in compare_conclusions.found(comparison)]
+    assert "libcudnn 2.0 stands alone in 2 cases." in verdicts
+    assert all(words.index(sentence) < words.index("Runs") for sentence in verdicts)
+    data = found.data
+    assert len(data["rows"]) == 9
+    assert sorted({row["outcome"] for row in data["rows"]}) == ["beyond", "differ", "equal", "within"]
     point = next(o for c in comparison.cases for o in c.outputs if o.outcome.value == "beyond").worst[0]
-    assert f"{point.reference:.9g}" in found.texts
-    assert f"{point.second:.9g}" in found.texts
+    shown = [p for blocks in data["details"].values() for b in blocks if b[0] == "table" for p in b[3]]
+    assert [f"{point.reference:.9g}", f"{point.first:.9g}", f"{point.second:.9g}"] in [p[1:4] for p in shown]
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])

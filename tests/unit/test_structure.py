@@ -41,7 +41,7 @@ STOREYS = [
 ]
 # Of the check: what makes results, and what is below or beside it.
 MAKERS = {"implementations", "session", "guarded", "runner", "worker", "nodes", "executors", "whole_run"}
-READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal"}
+READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal", "causes", "plots", "page_data"}
 BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
 FORBIDDEN = {  # sharper than the storeys
     "reference": {"_core", "devices", "_arrays", "_find"},

@@ -1,0 +1,114 @@
+"""What a comparison found, in one sentence of plain words for each two libraries, and for each that stands alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from pybnorm.check.bounds import Status
+from pybnorm.check.compare import REFERENCE, CasePair, Change, Comparison, Outcome, Pair, lost_text
+from pybnorm.check.results import version_text
+
+__all__ = ["Found", "found"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One sentence."""
+
+    sentence: str
+    good: bool
+    """Nothing of it makes the exit status 1."""
+
+
+def found(comparison: Comparison) -> list[Found]:
+    """What there is to say: who stands alone and what is lost first, then each pair, those with differences first.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    """
+    names = _names(comparison)
+    said = [Found(f"{lost_text(item)}.", False) for item in comparison.lost]
+    cases: dict[str, set[str]] = {}
+    for item in comparison.alone:
+        cases.setdefault(item.alone, set()).add(item.case)
+    for alone, own in sorted(cases.items(), key=lambda item: (item[0] != REFERENCE, -len(item[1]))):
+        if alone == REFERENCE:
+            text = f"In {_cases(len(own))} all libraries agree with one another and not with the reference."
+        elif alone:
+            text = f"{names.get(alone, alone)} stands alone in {_cases(len(own))}."
+        else:
+            text = f"In {_cases(len(own))} no single one stands alone."
+        said.append(Found(text, alone != REFERENCE))
+    pairs = [_pair(comparison, pair, names) for pair in comparison.pairs]
+    return said + sorted(pairs, key=lambda item: item.good)
+
+
+def _names(comparison: Comparison) -> dict[str, str]:
+    """By side, its library and version; with its run's letter where several have the same."""
+    sides = {f"{run.name}:{key}": (run.name, info) for run in comparison.runs for key, info in run.backends.items()}
+    plain = {side: f"{i.label or i.backend} {version_text(i)}".strip() for side, (_, i) in sides.items()}
+    counts = Counter(plain.values())
+    return {side: name + (f" ({sides[side][0]})" if counts[name] > 1 else "") for side, name in plain.items()}
+
+
+def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
+    own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    counts = Counter(c.outcome for c in own)
+    compared = len(own) - counts[Outcome.REFUSED]
+    first, second = names.get(pair.first, pair.first), names.get(pair.second, pair.second)
+    name = f"{first} and {second}" if pair.kind == "vendors" else f"{first} to {second}"
+    if not own:
+        return Found(f"{name}: no case in common.", True)
+    parts = [
+        f"{counts[outcome]} of {_cases(compared)} {words}"
+        for outcome, words in (
+            (Outcome.BEYOND, "are farther apart than both bounds allow"),
+            (Outcome.DIFFER, "are right on one side only"),
+            (Outcome.UNDECIDED, "differ where no bound decides"),
+        )
+        if counts[outcome]
+    ]
+    regressions = sum(c.change.regression for c in own)
+    changes = Counter(c.change for c in own if c.change != Change.NONE)
+    for change in Change:
+        if change not in (Change.NONE, Change.BITS) and changes[change]:
+            parts.append(f"{changes[change]} {change.value}")
+    bits = [c for c in own if c.change == Change.BITS]
+    if bits:
+        wrong = sum(not c.outcome.good for c in bits)
+        parts.append(
+            f"bits changed in {_cases(len(bits))}, " + (f"{wrong} not" if wrong else "all") + " within the bounds"
+        )
+    if not parts and pair.kind != "vendors":
+        parts = [f"no change in {_cases(compared)}"]
+    elif not parts and compared:
+        parts = [_agreement(counts, compared)]
+    if counts[Outcome.REFUSED]:
+        parts.append(f"{_cases(counts[Outcome.REFUSED])} refused by {_refuser(own, first, second)}")
+    good = not regressions and all(c.outcome.good for c in own)
+    return Found(f"{name}: {'; '.join(parts)}.", good)
+
+
+def _agreement(counts: Counter[Outcome], compared: int) -> str:
+    ways = [
+        f"{counts[outcome]} {words}"
+        for outcome, words in (
+            (Outcome.EQUAL, "to the bit"),
+            (Outcome.WITHIN, "within the sum of their bounds"),
+            (Outcome.AGREE, "in their status"),
+        )
+        if counts[outcome]
+    ]
+    return f"all {_cases(compared)} agree, " + ", ".join(ways)
+
+
+def _refuser(own: Sequence[CasePair], first: str, second: str) -> str:
+    sides = {i for c in own if c.outcome == Outcome.REFUSED for i in (0, 1) if c.statuses[i] == Status.UNSUPPORTED}
+    return "one or both" if len(sides) > 1 else (first, second)[sides.pop()]
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'' if count == 1 else 's'}"

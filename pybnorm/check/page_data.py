@@ -1,0 +1,98 @@
+"""Tables of a page whose rows its script makes when they are looked at: their data, short for thousands of rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybnorm._text import visible
+from pybnorm.check.results import ratio_text
+
+__all__ = ["Block", "Column", "data", "script"]
+
+Block = tuple[Any, ...]
+"""Of a row's details: ("p", text), ("pre", text) or ("table", caption, titles, rows of texts)."""
+
+
+class Column:
+    """One column.
+
+    Parameters
+    ----------
+    title : str
+    kind : str
+        "pick": one of few texts, which the table can be filtered by; "badge": a pick that is a status; "hidden": a pick
+        that is only filtered by; "ratio": a number, "" for none, or a pair with the smallest error that
+        would have been noticed; "case": a case; "note": a text below the case.
+    cells : sequence
+    order : sequence of str, optional
+        Of the texts of a pick; else as they come.
+    """
+
+    def __init__(self, title: str, kind: str, cells: Sequence[Any], order: Sequence[str] = ()) -> None:
+        self.title, self.kind, self.cells = title, kind, cells
+        there = dict.fromkeys(cells) if kind in _CODED else {}
+        self.values = list(dict.fromkeys([*(value for value in order if value in there), *there]))
+
+
+_CODED = ("pick", "badge", "hidden", "note")
+
+
+def data(
+    columns: Sequence[Column], commands: Mapping[str, str], details: Mapping[int, Sequence[Block]]
+) -> dict[str, Any]:
+    """What the page's script makes a table of.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    commands : mapping of str to str
+        By a text of the column "library", the command that runs a case, with CASE in its place.
+    details : mapping of int to sequence
+        By row: what is shown where its case is opened.
+    """
+    words: dict[str, int] = {}
+    coded: list[list[str]] = []
+    for column in columns:
+        if column.kind in _CODED:
+            places = {value: i for i, value in enumerate(column.values)}
+            coded.append([str(places[cell]) for cell in column.cells])
+        elif column.kind == "case":
+            coded.append(
+                [" ".join(str(words.setdefault(w, len(words))) for w in cell.split(",")) for cell in column.cells]
+            )
+        else:
+            coded.append([_short(cell) for cell in column.cells])
+    return {
+        "columns": [{"title": c.title, "kind": c.kind, "values": c.values} for c in columns],
+        "words": list(words),
+        "commands": dict(commands),
+        "rows": ["|".join(row) for row in zip(*coded, strict=True)],
+        "details": {str(row): blocks for row, blocks in details.items()},
+    }
+
+
+def _short(cell: Any) -> str:
+    """A number with the digits that are shown, and no others."""
+    if isinstance(cell, tuple):
+        return " ".join(map(_short, cell))
+    if cell == "":
+        return ""
+    return re.sub(r"^0(?=\.)|(?<=e[+-])0", "", ratio_text(cell))
+
+
+def script(found: Mapping[str, Any]) -> str:
+    """`data` as the text of a script element, which no text in it can end."""
+    text = json.dumps(_shown(found), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _shown(value: Any) -> Any:
+    """Before JSON escapes them: the page would have its escapes as the hidden characters again."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {visible(key): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
