@@ -215,6 +215,14 @@ def _ways(met: Sequence[Defect], call: Call) -> tuple[str, ...]:
 def named(identity: str) -> Defect:
     """The defect of an id.
 
+    Parameters
+    ----------
+    identity : str
+
+    Returns
+    -------
+    Defect
+
     Raises
     ------
     ArgumentError

@@ -213,7 +213,12 @@ def _handle(handle: object) -> pybnorm.Handle:
 
 
 def destroy_handle(handle: Handle) -> None:
-    """Close a handle; it is not to be used any more."""
+    """Close a handle; it is not to be used any more.
+
+    Parameters
+    ----------
+    handle : Handle
+    """
     _arguments.instance(handle, Handle, "handle", "a Handle")
     if handle._handle is not None:
         handle._handle.close()
@@ -221,13 +226,30 @@ def destroy_handle(handle: Handle) -> None:
 
 
 def set_stream(handle: Handle, stream: int) -> None:
-    """`Handle.set_stream`."""
+    """Compute on another stream from now on.
+
+    Parameters
+    ----------
+    handle : Handle
+    stream : int
+        Its address.
+    """
     _arguments.instance(handle, Handle, "handle", "a Handle")
     handle.set_stream(stream)
 
 
 def get_stream(handle: Handle) -> int:
-    """`Handle.get_stream`."""
+    """The stream that a handle computes on.
+
+    Parameters
+    ----------
+    handle : Handle
+
+    Returns
+    -------
+    int
+        Its address.
+    """
     _arguments.instance(handle, Handle, "handle", "a Handle")
     return handle.get_stream()
 

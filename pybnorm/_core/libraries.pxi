@@ -218,7 +218,16 @@ cdef object _device_name(object device_type):
 
 
 def loaded(backend):
-    """The backend's `Library` if it has been loaded by this process, else ``None``.
+    """What `load` has loaded in this process.
+
+    Parameters
+    ----------
+    backend : str
+
+    Returns
+    -------
+    Library or None
+        None before the first `load`.
 
     Examples
     --------

@@ -752,6 +752,14 @@ def _format(value: object) -> str:
 def expand(line: str) -> Iterator[Problem]:
     """Every problem of a line whose tokens may hold alternatives separated by ``/``, the last token varying fastest.
 
+    Parameters
+    ----------
+    line : str
+
+    Yields
+    ------
+    Problem
+
     Raises
     ------
     ArgumentError
@@ -823,6 +831,17 @@ def read_suite(text: str, name: str = "suite") -> list[Problem]:
     ``@other`` on a line of its own includes all problems of another suite: a file, relative to the one that names it
     (here to the current folder), else a packaged suite. A problem that came before, from either file, is kept once.
     Alternatives of one line that mean the same, such as nchw/nhwc of one channel, are one problem.
+
+    Parameters
+    ----------
+    text : str
+        What the file holds.
+    name : str
+        What errors call it.
+
+    Returns
+    -------
+    list of Problem
 
     Raises
     ------

@@ -81,6 +81,10 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     keep : str, optional
         Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
 
+    Returns
+    -------
+    CaseResult
+
     Examples
     --------
     >>> from pybnorm.check.session import open_session

@@ -102,7 +102,20 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
 
 
 def device_count(device_type: int) -> int:
-    """How many devices of a DLPack device type this process sees; 1 for the CPU. Raises as `device_for`.
+    """How many devices of a DLPack device type this process sees; 1 for the CPU.
+
+    Parameters
+    ----------
+    device_type : int
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ArgumentError, LibraryNotFoundError, NotInitializedError
+        As `device_for`.
 
     Examples
     --------
@@ -122,7 +135,20 @@ def device_count(device_type: int) -> int:
 
 
 def driver(device_type: int) -> str:
-    """The driver or runtime of a DLPack device type and its version; empty for the CPU. Raises as `device_for`.
+    """The driver or runtime of a DLPack device type and its version; empty for the CPU.
+
+    Parameters
+    ----------
+    device_type : int
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ArgumentError, LibraryNotFoundError, NotInitializedError
+        As `device_for`.
 
     Examples
     --------

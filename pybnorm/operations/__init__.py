@@ -202,6 +202,14 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
 def kept_workspace_nbytes(handle: Handle) -> int:
     """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest.
 
+    Parameters
+    ----------
+    handle : Handle
+
+    Returns
+    -------
+    int
+
     Examples
     --------
     >>> with pybnorm.Handle("onednn") as handle:

@@ -166,10 +166,11 @@ def _registered(
     if recipes is RECIPES:
         module = "pybnorm.operations"
         head, _, notes = doc.partition("\n\nNotes\n")
+        head, _, raises = head.partition("\n\nRaises\n------\n")
+        head = head.replace("\n----------\n", "\n----------\nhandle : Handle\n", 1)
         if "workspace" not in head:
             head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
-        if "\nRaises\n" not in head:
-            head += "\n\nRaises\n------\nArgumentError, UnsupportedError, VendorError"
+        head += f"\n\nRaises\n------\n{raises or 'ArgumentError, UnsupportedError, VendorError'}"
         doc = f"{head}\n\nNotes\n{notes}\n"
     return recipe.function(module, doc, "run(handle, workspace, recipe, values)", run=run or perform, recipe=recipe)
 

@@ -37,7 +37,12 @@ Entry = dict[str, Any]
 
 
 def cache_file() -> str | None:
-    """Path of the file; None where this user has no home.
+    """Path of the file.
+
+    Returns
+    -------
+    str or None
+        None where this user has no home.
 
     Examples
     --------
@@ -54,7 +59,12 @@ def cache_file() -> str | None:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """What the file holds: by problem ``algorithm``, ``seconds``, the ``rule``'s choice, ``rule_seconds`` and more.
+    """What the file holds.
+
+    Returns
+    -------
+    dict of str to dict
+        By problem: ``algorithm``, ``seconds``, the ``rule``'s choice, ``rule_seconds`` and more.
 
     Examples
     --------
