@@ -462,6 +462,20 @@ _MIOPEN = (
         better=True,
     ),
     _chained("miopen", (3, 4), (3, 5)),
+    Defect(
+        id="miopen-inference-absolute-variance",
+        backend="miopen",
+        first=(3, 4),
+        last=(3, 5),
+        effect=Effect.WEAK,
+        outputs=("y",),
+        what="inference takes 1/sqrt(|variance + epsilon|): a negative running variance, which no batch has, gives "
+        "finite results where a square root gives NaN, and so is not noticed",
+        links=(),
+        case="infer,spatial,f32,nchw,16x8x10x8,fill=special,seed=14",
+        predicate=lambda p: p.operation == Operation.FORWARD_INFERENCE,
+        note="|variance + epsilon|",
+    ),
 )
 
 # ---------------------------------------------------------------- oneDNN

@@ -8,6 +8,7 @@ import pytest
 from pybnorm import reference
 from pybnorm.check.bounds import Status, expect, judge, not_finite, tiers
 from pybnorm.check.data import generate
+from pybnorm.check.defects import explain, named
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import execute, open_session, run_case
 from pybnorm.check.selftest import rows
@@ -124,6 +125,28 @@ def test_swallowed_is_found_in_every_output_that_must_not_be_finite():
     assert {(word, name, 0) for word, names in every.items() for name in names} <= seen
     assert {("backward", "dbias", 1), ("train", "y", 1), ("infer", "y", 4), ("backward", "dx", 2)} <= seen
     assert len(seen) == 24
+
+
+def test_a_negative_variance_without_its_sign_is_a_warning_and_any_other_number_wrong():
+    for line in (
+        "infer,spatial,f32,nchw,4x6x3x5,fill=special,seed=14",
+        "infer,peract,bf16,nchw,4x6x3x5,fill=special,seed=14",
+    ):
+        problem, inputs, outputs = outputs_of(line)
+        assert (inputs.variance < 0).any()
+        positive = dataclasses.replace(inputs, variance=np.abs(inputs.variance))
+        without_sign = execute(problem, positive, session()).outputs["y"]
+        verdict = judge(expect(problem, inputs), "y", without_sign)
+        assert verdict.status == Status.WARN
+        assert "as of |variance + epsilon|" in verdict.note
+        assert not verdict.wild
+        assert (explain("miopen", (3, 4, 0), problem, [verdict], Status.WARN)) == [
+            named("miopen-inference-absolute-variance")
+        ]
+        off = np.where(np.isnan(outputs["y"]), without_sign * without_sign.dtype.type(1.03), without_sign)
+        verdict = judge(expect(problem, inputs), "y", off)
+        assert verdict.status == Status.FAIL
+        assert "swallowed" in verdict.note
 
 
 def test_a_maximum_with_zero_swallows_the_variance_s_nan():

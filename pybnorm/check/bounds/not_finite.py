@@ -22,6 +22,10 @@ it is the largest finite number of the type. So are infinity where NaN must come
 certain. NaN where the definition says infinity, infinity where it says NaN, are WARN: formulas that are right may
 differ there (Welford's recurrence makes inf - inf of an infinite mean).
 
+Batch norm of a negative variance is not defined. IEEE's square root makes NaN of it, which shows that a running
+variance is spoilt; a library that takes |variance + epsilon| hides it. Values of inference that are just that, to
+within twice their bound, are WARN and not swallowed: no document of a vendor says that they must be NaN.
+
 A right library may skip what has no weight: alpha = 0, the batch's statistics at a factor of 0, the old ones at a
 factor of 1. Running statistics are then what there is without it, or NaN, which is WARN; any other value is FAIL. Open
 is y or dx of alpha = 0, what comes of finite inputs by overflow on the way, and of a variance + epsilon of 0. With an
@@ -32,6 +36,7 @@ either sign are then right in another order, and finite values alone are judged.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -96,9 +101,11 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     overflows = expected.overflows(output)
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
     result = Findings()
+    unsigned = _without_sign(expected, output, tier)
     for part in expected.parts(output, got, (tier,)):
         assert part.got is not None
         right, values, bound = part.reference, part.got, part.classes[0][0]
+        other = next(unsigned, None)
         here = [np.broadcast_to(a, expected.shape(output))[part.index] for a in (tainted, nan, open_)]
         with np.errstate(all="ignore"):
             finite = np.isfinite(right)
@@ -109,6 +116,9 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
             opposite = np.sign(values) == -np.sign(right)
             infinite, not_a_number = np.isinf(values), np.isnan(values)
             in_range, ends = np.isfinite(values), np.abs(values) == largest
+            absolute = np.zeros(right.shape, bool)
+            if other is not None:  # twice: a store that truncates is judged where the value is certain
+                absolute = must_nan & (np.abs(values - other.reference) <= 2 * other.classes[0][0])
             weightless = np.zeros(right.shape, bool)
             if output.startswith("running"):
                 lost = finite & np.isinf(bound) & (expected.problem.factor == 0)
@@ -116,8 +126,9 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
             other_sign = infinite & np.isinf(right) & either & opposite
             wrong_sign = (beyond & infinite & opposite) | (other_sign & signed)
             kinds = (
-                ((must_nan | either) & in_range & ~ends, True, _SWALLOWED),
-                ((must_nan | either | beyond) & ends, True, _SATURATED),
+                ((must_nan | either) & in_range & ~ends & ~absolute, True, _SWALLOWED),
+                ((must_nan | either | beyond) & ends & ~absolute, True, _SATURATED),
+                (absolute, False, _WITHOUT_SIGN),
                 (beyond & in_range & ~ends, True, "finite where infinity must come out"),
                 (weightless & in_range & _other(expected, output, values, tier, weightless), True, _WEIGHTLESS),
                 (weightless & not_a_number & ~finite, False, "NaN of statistics that have no weight, which were read"),
@@ -131,6 +142,17 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
         for where, wrong, text in kinds:
             _add(result.found, where, wrong, text, part)
     return result
+
+
+def _without_sign(expected: Expected, output: str, tier: Tier) -> Iterator[Part]:
+    """Blocks of inference from the absolute value of variance + epsilon; none if no variance is negative."""
+    problem, inputs = expected.problem, expected.inputs
+    if problem.operation != Operation.FORWARD_INFERENCE or problem.inverse:
+        return
+    total = inputs.need("variance").astype(np.float64) + problem.epsilon
+    if (total < 0).any():
+        changed = dataclasses.replace(inputs, variance=np.abs(total) - problem.epsilon)
+        yield from expected.varied(problem, changed).parts(output, None, (tier,))
 
 
 def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Array) -> Array:
@@ -152,6 +174,7 @@ def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Ar
 _WEIGHTLESS = "neither NaN nor what comes without the statistics that have no weight"
 _SWALLOWED = "swallowed: finite where NaN or infinity must come out"
 _SATURATED = "saturated: the type's largest finite number where NaN or infinity must come out"
+_WITHOUT_SIGN = "of a negative variance finite, as of |variance + epsilon|, where a square root is NaN"
 _OTHER_SIGN = "infinite with another sign than the definition's"
 _NAN_FOR_INFINITY = "NaN where the definition gives infinity, as another order of operations may"
 _INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order of operations may"
