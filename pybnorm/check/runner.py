@@ -233,7 +233,9 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     result = run_case(problem, session, keep)
     library = getattr(session.handle, "library", None)  # simulated kernels have none
     if library is not None:
-        result.claim = support.check(backend, library.version, problem, result.status, result.repeat)
+        result.claim = support.check(
+            backend, library.version, session.device.name, problem, result.status, result.repeat
+        )
     if result.claim == support.NEWLY_UNSUPPORTED:
         result.status = Status.FAIL
         result.message = f"{result.claim}, but recorded as running in this version: {result.message}"

@@ -12,9 +12,11 @@ A record holds for the entry point and for the algorithms that every backend has
 ``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
 counts. ``blends``: alpha and beta may be other than 1 and 0.
 
-``pybnorm claims record RUN`` makes a record of what a run of `pybnorm check` found, for the one version that ran; it
-holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call, by algorithm, whether
-there are saved statistics, and for x of up to so many elements::
+``pybnorm claims record RUN`` makes a record of what a run of `pybnorm check` found, for the one version that ran and
+the device it ran on; it holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call,
+by algorithm, whether there are saved statistics, and for x of up to so many elements. Which kernel a library takes, and
+so what repeats, depends on the device: on another one the record says nothing. One without ``device``, of an older
+release of this package, holds on every device::
 
     {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
      "saved": [true, false], "elements": 32768}
@@ -74,8 +76,8 @@ VARIABLE = "PYBNORM_CLAIMS"
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
-def check(backend: str, version: Sequence[int], problem: Problem, status: Status, repeat: str = "") -> str:
-    """What is recorded about a case that ended with `status`; `repeat` is as in `CaseResult`.
+def check(backend: str, version: Sequence[int], device: str, problem: Problem, status: Status, repeat: str = "") -> str:
+    """What is recorded about a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
 
     Returns
     -------
@@ -84,7 +86,8 @@ def check(backend: str, version: Sequence[int], problem: Problem, status: Status
         one that is recorded as giving the same bits at every call and did not, or "" if there is no record for the
         version.
     """
-    records = [record for record in (record_of(backend, version), run_of(backend, version)) if record is not None]
+    both = record_of(backend, version), run_of(backend, version, device)
+    records = [record for record in both if record is not None]
     if not records:
         return ""
     if repeat not in ("", "equal") and any(repeatable(record, problem) for record in records):
@@ -165,17 +168,21 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
     found = [
         record
         for record in _records(backend)
-        if "repeatable" not in record
+        if not _is_of_run(record)
         and numbers[: len(record["first"])] >= record["first"]
         and (record["last"] is None or numbers[: len(record["last"])] <= record["last"])
     ]
     return max(found, key=lambda record: list(record["first"]), default=None)
 
 
-def run_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
-    """The record that a run of this very version made."""
-    own = (r for r in _records(backend) if "repeatable" in r and r["first"] == list(version))
-    return next(own, None)
+def run_of(backend: str, version: Sequence[int], device: str) -> dict[str, Any] | None:
+    """The record that a run of this very version made on a device of this name, or else one of no named device."""
+    own = {r.get("device", ""): r for r in reversed(_records(backend)) if _is_of_run(r) and r["first"] == list(version)}
+    return own.get(device) or own.get("")
+
+
+def _is_of_run(record: Mapping[str, Any]) -> bool:
+    return "repeatable" in record
 
 
 @functools.cache
@@ -187,8 +194,8 @@ def _records(backend: str) -> tuple[dict[str, Any], ...]:
     return tuple(record for file in files if file.is_file() for record in json.loads(file.read_text(encoding="utf-8")))
 
 
-def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -> dict[str, Any]:
-    """A record of what one version of a library did in a run.
+def of_run(results: Iterable[CaseResult], version: Sequence[int], device: str, source: str) -> dict[str, Any]:
+    """A record of what one version of a library did in a run on one device.
 
     A combination is recorded if no case of it was refused; one that the run did not try is not.
 
@@ -197,6 +204,8 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
     results : iterable of CaseResult
         Of one library. Cases of another version's language are left out.
     version : sequence of int
+    device : str
+        Its name, as `pybnorm.check.results.BackendInfo` has it.
     source : str
         Where the run was made.
     """
@@ -235,6 +244,7 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
     return {
         "first": list(version),
         "last": list(version),
+        "device": device,
         "source": source,
         "below": {"batch": None, "elements": reach + 1},
         "combinations": [_combination(group) for group in groups],
@@ -246,8 +256,14 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], source: str) -
 
 
 def with_record(records: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
-    """The text of a file of records with one more, in place of that of a run of the same version."""
-    kept = [r for r in records if not ("repeatable" in r and r["first"] == record["first"])]
+    """The text of a file of records with one more, in place of that of a run of the same version and device.
+
+    One of the version without a device is replaced, too.
+    """
+    replaced = record["device"], ""
+    kept = [
+        r for r in records if not (_is_of_run(r) and r["first"] == record["first"] and r.get("device", "") in replaced)
+    ]
     text = json.dumps([*kept, record], indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text) + "\n"
 

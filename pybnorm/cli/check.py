@@ -124,7 +124,7 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
-@click.option("--require-claims", is_flag=True, help="A library without a record of its version exits with 1.")
+@click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
 def check(
@@ -162,7 +162,7 @@ def check(
       1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
          PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
          others, a file that PYBNORM_LIB_<BACKEND> names cannot be used, or with
-         --require-claims there is no record of a library's version
+         --require-claims there is no record of a library's version on its device
       2  nothing could be judged: no library, no supported case, bad arguments;
          a case is ERROR, which is no verdict: the library could not be used on
          any node that tried, or pybnorm itself failed; nodes differ that must
@@ -396,12 +396,12 @@ def _judged(result: CaseResult, allow_known: bool) -> CaseResult:
 
 
 def _without_record(run: WholeRun) -> list[str]:
-    """Libraries of which no run of their version is recorded, such as "onednn 3.2.0"."""
+    """Libraries of which no run of their version on the device is recorded, such as "onednn 3.2.0 on AMD EPYC"."""
     from pybnorm.check import support
 
     usable = [i for i in run.found if not i.problem and not is_implementation(i.backend)]
-    bare = [f"{i.backend} {version_text(i)}" for i in usable if support.run_of(i.backend, i.version) is None]
-    return list(dict.fromkeys(bare))
+    bare = [i for i in usable if support.run_of(i.backend, i.version, i.device) is None]
+    return list(dict.fromkeys(f"{i.backend} {version_text(i)} on {i.device}" for i in bare))
 
 
 def _document(
@@ -467,8 +467,8 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
     for name in document["without_record"]:
         backend = name.partition(" ")[0]
         console.print(
-            f"{name}: no record of a run of this version, so nothing that it no longer does would show. To make one: "
-            f"pybnorm claims record RUN --backend {backend} --into DIR, with PYBNORM_CLAIMS=DIR from then on",
+            f"{name}: no record of a run of this version there, so nothing that it no longer does would show. "
+            f"To make one: pybnorm claims record RUN --backend {backend} --into DIR, then PYBNORM_CLAIMS=DIR",
             style="yellow",
             markup=False,
             highlight=False,

@@ -18,10 +18,10 @@ __all__ = ["claims"]
 
 @click.group()
 def claims() -> None:
-    """Records of what a version of a library runs, and what of it gives the same bits at every call.
+    """Records of what a version of a library runs, and what of it gives the same bits at every call on a device.
 
-    pybnorm check holds a library against the records of its version: what was recorded and is refused, or no longer
-    repeatable, is a failure. check --require-claims demands that there is a record.
+    pybnorm check holds a library against the records of its version and of the device: what was recorded and is
+    refused, or no longer repeatable, is a failure. check --require-claims demands that there is a record.
     """
 
 
@@ -32,7 +32,8 @@ def claims() -> None:
 def record(run: str, backend: str, folder: str | None) -> None:
     """Record what RUN, a folder of check --save or a file of check --json, found of one backend.
 
-    The record is printed, or put into the file of a folder in place of an earlier one of the same version.
+    The record is printed, or put into the file of a folder in place of an earlier one of the same version and
+    device.
     """
     with output.usage_errors():
         if backend not in pybnorm.backends():
@@ -47,7 +48,7 @@ def record(run: str, backend: str, folder: str | None) -> None:
             raise ArgumentError("RUN", f"{run}, which is not complete", "a finished run: check --save DIR --resume")
         results = by_label(document["cases"]).get(label(info, document["backends"]), [])
         source = f"pybnorm {pybnorm.__version__} check, {info.label} {version_text(info)} on {info.device}"
-        made = support.of_run(results, info.version, source)
+        made = support.of_run(results, info.version, info.device, source)
         if not made["combinations"]:
             raise ArgumentError("RUN", run, "a run in which this backend computed something")
         known = []

@@ -1,10 +1,12 @@
-"""Records made of runs, by version: what they hold, what losing it is, and how a runner demands one."""
+"""Records made of runs, by version and device: what they hold, what losing it is, and how a runner demands one."""
 
+import dataclasses
 import json
 
 import pytest
 from click.testing import CliRunner
 
+from pybnorm import devices
 from pybnorm.check import support
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import Problem
@@ -12,6 +14,7 @@ from pybnorm.check.results import CaseResult
 from pybnorm.cli import main
 
 VERSION = (3, 2, 7)
+HERE, ELSEWHERE = "one processor", "another"
 
 
 def result(line, status=Status.PASS, repeat="equal"):
@@ -35,7 +38,7 @@ RESULTS = [
 
 
 def test_a_record_holds_what_ran_and_what_repeated():
-    record = support.of_run(RESULTS, VERSION, "here")
+    record = support.of_run(RESULTS, VERSION, HERE, "here")
     assert (record["first"], record["last"], record["source"]) == ([3, 2, 7], [3, 2, 7], "here")
     claimed = {
         "train,spatial,f32,nchw,2x3x4x5": True,
@@ -72,23 +75,47 @@ def own_records(tmp_path, monkeypatch):
 
 
 def test_a_record_of_this_version_holds_beside_the_other_and_can_be_lost(own_records):
-    text = support.with_record([], support.of_run(RESULTS, VERSION, "here"))
+    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "here"))
     (own_records / "onednn.json").write_text(text)
-    assert support.run_of("onednn", VERSION)["source"] == "here"
-    assert support.run_of("onednn", (3, 2, 8)) is None
+    assert support.run_of("onednn", VERSION, HERE)["source"] == "here"
+    assert support.run_of("onednn", (3, 2, 8), HERE) is None
     assert support.record_of("onednn", VERSION)["first"] == [3, 0]
     problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
-    assert support.check("onednn", VERSION, problem, Status.PASS, "equal") == support.CLAIMED
-    assert support.check("onednn", VERSION, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
-    assert support.check("onednn", (3, 2, 8), problem, Status.PASS, "y") == support.CLAIMED
-    again = support.with_record(json.loads(text), support.of_run(RESULTS[:2], VERSION, "later"))
+    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "equal") == support.CLAIMED
+    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
+    assert support.check("onednn", (3, 2, 8), HERE, problem, Status.PASS, "y") == support.CLAIMED
+    again = support.with_record(json.loads(text), support.of_run(RESULTS[:2], VERSION, HERE, "later"))
     assert [r["source"] for r in json.loads(again)] == ["later"]
     assert max(map(len, again.splitlines())) < 200
 
 
+def test_what_repeats_on_one_device_is_no_claim_for_another(own_records):
+    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
+    other = [dataclasses.replace(r, repeat="y") if r.repeat else r for r in RESULTS]
+    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "here"))
+    text = support.with_record(json.loads(text), support.of_run(other, VERSION, ELSEWHERE, "there"))
+    assert [r["device"] for r in json.loads(text)] == [HERE, ELSEWHERE]
+    (own_records / "onednn.json").write_text(text)
+    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
+    assert support.check("onednn", VERSION, ELSEWHERE, problem, Status.PASS, "y") == support.CLAIMED
+    assert support.run_of("onednn", VERSION, "a third") is None
+    assert support.check("onednn", VERSION, "a third", problem, Status.PASS, "y") == support.CLAIMED  # of every device
+
+
+def test_a_record_without_a_device_holds_on_all_until_there_is_a_newer_one(own_records):
+    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
+    old = support.of_run(RESULTS, VERSION, HERE, "old")
+    del old["device"]  # as an older release wrote it
+    (own_records / "onednn.json").write_text(json.dumps([old]))
+    assert support.run_of("onednn", VERSION, ELSEWHERE)["source"] == "old"
+    assert support.check("onednn", VERSION, ELSEWHERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
+    new = support.with_record([old], support.of_run(RESULTS, VERSION, HERE, "new"))
+    assert [r["source"] for r in json.loads(new)] == ["new"]
+
+
 def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
     version = ".".join(map(str, load_library("onednn").version))
-    call = CliRunner().invoke
+    device, call = devices.device_for(1).name, CliRunner().invoke
     run = tmp_path / "run.json"
     check = [
         "check",
@@ -103,8 +130,8 @@ def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(support, "run_of", lambda *_: None)  # as of a version that the package has none of
         done = call(main, [*check, f"--json={run}"])
-        assert (done.exit_code, json.loads(run.read_text())["without_record"]) == (1, [f"onednn {version}"])
-        assert f"onednn {version}: no record of a run of this version" in done.stdout
+        assert (done.exit_code, json.loads(run.read_text())["without_record"]) == (1, [f"onednn {version} on {device}"])
+        assert f"onednn {version} on {device}: no record of a run of this version there" in done.stdout
     done = call(main, ["claims", "record", str(run), "--backend", "onednn", "--into", str(own_records)])
     assert done.exit_code == 0, done.output
     support._records.cache_clear()
