@@ -65,6 +65,7 @@ def batch_norm_training(
     running_variance: Any = None,
     *,
     exponential_average_factor: float = 0.1,
+    unbiased: bool = True,
     epsilon: float = 1e-5,
     mode: Mode | int | str = Mode.SPATIAL,
     algorithm: str = "auto",
@@ -83,9 +84,11 @@ def batch_norm_training(
     scale, bias : array, shape (C,) or (1, C, 1...), or None
         With PER_ACTIVATION (1, C, spatial...). Contiguous; float64 for float64 x, else float32. None: 1 and 0.
     running_mean, running_variance : array, as scale, optional
-        Updated in place, both or none: ``(1 - factor) * running + factor * batch``, with the unbiased batch variance.
+        Updated in place, both or none: ``(1 - factor) * running + factor * batch``.
     exponential_average_factor : float
         That factor, from 0 to 1.
+    unbiased : bool
+        Whether the running variance takes the unbiased batch variance. False: the biased one, as ONNX and TensorFlow.
     epsilon : float
         Finite, not negative.
     mode, algorithm, handle, out
@@ -126,7 +129,7 @@ def batch_norm_training(
     key = (
         "training", type(x), describe(x, "x")[0], type(scale), bias is None,
         type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
-        type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3),
+        type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3), unbiased,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -134,7 +137,7 @@ def batch_norm_training(
         running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         data = {"x": x, "y": None if out is None else out[0]}
         options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
-        options["exponential_average_factor"] = exponential_average_factor
+        options |= {"exponential_average_factor": exponential_average_factor, "unbiased": unbiased}
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
         call, kept = _prepare("training", handle, data, vectors, options, out)
         if kept:
@@ -793,7 +796,8 @@ _CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_c
 def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:
     """A call for JAX arrays on the CPU: they are read in place, and results are computed in NumPy's memory."""
     options = {name: value for name, value in options.items() if name not in ("running", "saved")}
-    function = {"training": batch_norm_training, "inference": batch_norm_inference}.get(operation, batch_norm_backward)
+    functions: dict[str, Call] = {"training": batch_norm_training, "inference": batch_norm_inference}
+    function: Call = functions.get(operation, batch_norm_backward)
     asarray: Call = sys.modules["jax"].numpy.asarray
 
     def read(value: Any) -> Any:

@@ -20,6 +20,7 @@ cdef class _HandleCalls(_HandleArrays):
         beta=0.0,
         epsilon=1e-5,
         exponential_average_factor=0.1,
+        unbiased=True,
         running_mean=None,
         running_variance=None,
         saved_mean=None,
@@ -52,7 +53,11 @@ cdef class _HandleCalls(_HandleArrays):
         exponential_average_factor : float
             ``running = (1 - factor) * running + factor * batch``; from 0 to 1.
         running_mean, running_variance : array, derived shape, optional
-            Updated in place; both or none. The batch variance enters unbiased, ``m / (m - 1)`` times the biased one.
+            Updated in place; both or none.
+        unbiased : bool
+            Whether the running variance takes the unbiased variance of the batch, ``m / (m - 1)`` times the biased one,
+            as cuDNN, MIOpen and PyTorch do. ONNX, TensorFlow and hipDNN's README take the biased one: False, which adds
+            a small call before and one after.
         saved_mean, saved_inv_variance : array, derived shape, optional
             Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
         activation : Activation
@@ -94,9 +99,10 @@ cdef class _HandleCalls(_HandleArrays):
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         factor = _arguments.factor(exponential_average_factor)
         act = self._activation(activation, activation_low, activation_high, x)
+        unbiased = unbiased if type(unbiased) is bool else _arguments.boolean(unbiased, "unbiased")
         key = (
             PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-            _keyed(factor), has_running, has_saved, act,
+            _keyed(factor), has_running, has_saved, act, unbiased,
         )
         plan = self._cached(key)
         if plan is None:
@@ -107,7 +113,7 @@ cdef class _HandleCalls(_HandleArrays):
                 key,
                 _plan(
                     <Handle>self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y}, values, _has(has_running, has_saved), act,
-                    algorithm,
+                    algorithm, None, True, unbiased,
                 ),
                 _ARRAYS,
             )

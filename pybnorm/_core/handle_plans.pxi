@@ -75,6 +75,7 @@ cdef class Handle(_HandleCalls):
         epsilon=1e-5,
         running=True,
         saved=True,
+        unbiased=True,
         algorithm=None,
         activation=Activation.NONE,
         activation_low=None,
@@ -98,6 +99,8 @@ cdef class Handle(_HandleCalls):
         epsilon : float
         running, saved : bool
             Whether the call passes running and saved statistics.
+        unbiased : bool
+            That of the call; forward training's only.
         algorithm : str, optional
             That of the call; not with `Operation.AXPBY`.
         activation, activation_low, activation_high
@@ -132,19 +135,21 @@ cdef class Handle(_HandleCalls):
         alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
         cdef int has = _has(running, saved)
+        unbiased = _arguments.boolean(unbiased, "unbiased")
         key = (
             "size", op, *[(<TensorDescriptor>tensors[name]).key if name in tensors else None for name in _DATA_NAMES],
             mode, _keyed(alpha), _keyed(beta), _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has, act,
-            algorithm,
+            algorithm, unbiased,
         )
         cdef Plan plan = self._cached(key)
         if plan is None:
             values = {
                 "mode": mode, "alpha": alpha, "beta": beta, "a": alpha,
                 "b": beta, "alpha_param": alpha_param, "beta_param": beta_param, "epsilon": epsilon,
-                "exponential_average_factor": 0.0,
+                "exponential_average_factor": 0.0 if unbiased else 0.5,
             }
-            plan = self._keep(key, _plan(self, op, tensors, values, has, act, algorithm, None, False), _ADDRESSES)
+            plan = _plan(self, op, tensors, values, has, act, algorithm, None, False, unbiased)
+            plan = self._keep(key, plan, _ADDRESSES)
         return plan.workspace_size
 
     def plan_forward_training(
@@ -158,6 +163,7 @@ cdef class Handle(_HandleCalls):
         beta=0.0,
         epsilon=1e-5,
         exponential_average_factor=0.1,
+        unbiased=True,
         running=True,
         saved=True,
         activation=Activation.NONE,
@@ -186,7 +192,7 @@ cdef class Handle(_HandleCalls):
             mode, as `forward_training` calls it. The same bits at every call: inference, ``"spatial"``, and ``"ex"``
             and ``"graph"`` with saved statistics, as far as was seen on one device; the sums of ``"columns"`` and
             ``"rows"``, and backward's of statistics that are not saved, differ in their last digits on large maps.
-        alpha, beta, epsilon, exponential_average_factor
+        alpha, beta, epsilon, exponential_average_factor, unbiased
             As in `forward_training`.
         running, saved : bool
             Whether the calls pass running and saved statistics.
@@ -229,7 +235,7 @@ cdef class Handle(_HandleCalls):
                 dict(
                     y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
                     exponential_average_factor=exponential_average_factor, running=running, saved=saved,
-                    activation=activation, z=z,
+                    activation=activation, z=z, unbiased=unbiased,
                 ),
             )
         values = {
@@ -238,7 +244,8 @@ cdef class Handle(_HandleCalls):
         }
         return _plan(
             self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y, "z": z}, values, _has(running, saved, z),
-            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
+            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm, None, True,
+            _arguments.boolean(unbiased, "unbiased"),
         )
 
     def plan_forward_inference(

@@ -13,6 +13,11 @@ cdef object _space_error(str name, void *address, size_t size, size_t need):
     )
 
 
+cdef size_t _aligned(size_t size) noexcept:
+    """The next multiple of a workspace's alignment."""
+    return (size + _WORKSPACE_ALIGNMENT - 1) // _WORKSPACE_ALIGNMENT * _WORKSPACE_ALIGNMENT
+
+
 cdef tuple _key(object buffer):
     return buffer.dtype, buffer.dims, buffer.strides
 
@@ -89,13 +94,13 @@ cdef object _tuned(Handle handle, int operation, object x, object algorithm, dic
 
 cdef Plan _plan(
     Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
-    TensorDescriptor param=None, bint warns=True,
+    TensorDescriptor param=None, bint warns=True, bint unbiased=True,
 ):
     """A call made ready.
 
     `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
-    `warns`: of known defects; not for a query.
+    `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
@@ -183,7 +188,41 @@ cdef Plan _plan(
             argument.element = found[i].dtype.itemsize
         plan.descriptors = tuple(found)
         plan._make(handle, algorithm, warns, refusal)
+        if not unbiased and has & PBN_RUNNING and operation == PBN_OP_FORWARD_TRAINING and call.factor != 0:
+            _keep_biased(plan, handle)
     return plan
+
+
+cdef int _keep_biased(Plan plan, Handle handle) except -1:
+    """Has a training's running variance take the biased variance, v, which is v * m / (m - 1) to every library.
+
+    The library updates a copy, r' = (1 - f) * r + f * v * m / (m - 1), of which r' * (m - 1) / m + r * (1 - f) / m
+    is what was asked for.
+    """
+    cdef TensorDescriptor vector = plan.descriptors[plan.names.index("running_variance")]
+    cdef TensorDescriptor x = plan.descriptors[0]
+    cdef double m = _arguments.reduced_count(x.dims, Mode(plan.call.mode))
+    cdef double f = plan.call.factor
+    size = _aligned(_span_bytes(vector))
+    inner = handle.workspace_size(Operation.AXPBY, vector, alpha=(m - 1) / m, beta=(1 - f) / m)
+    plan.behind = _aligned(plan.workspace_size)
+    copy, real = [
+        _arrays.Buffer(
+            slot << _SLOT_BITS, vector.dims, vector.strides, vector.dtype, handle.table.device_type,
+            plan.device_id, True, None,
+        )
+        for slot in (0, 1)
+    ]
+    if f != 1:
+        plan.before = CallList(handle)
+        plan.before.append(handle, Operation.AXPBY, {"x": real, "y": copy}, (size, inner), a=1.0, b=0.0)
+    after = CallList(handle)
+    after.append(
+        handle, Operation.AXPBY, {"x": copy, "y": real}, (size, inner), a=(m - 1) / m, b=(1 - f) / m
+    )
+    plan.after, plan.workspace_size = after, plan.behind + size + inner
+    plan.reason += "; the running variance takes the biased variance: a copy is updated, and added to it by axpby"
+    return 0
 
 
 cdef int _has(object running, object saved, object z=None) except -1:

@@ -76,6 +76,10 @@ cdef class Plan:
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
     cdef CallList others  # made in this one's place where it has a known defect; else None
+    # Around a training that keeps the biased variance; None in others, `before` also where the prior is not read.
+    cdef CallList before
+    cdef CallList after
+    cdef size_t behind  # where their part of the workspace begins
 
     def __cinit__(self):
         self.plan = NULL
@@ -352,12 +356,26 @@ cdef class Plan:
         try:
             if lent:
                 handle._lend(&call, self.workspace_size, self.name)
-            if self.others is not None:
-                self.others.run(handle, self._slots(&call))
+            if self.after is None:
+                self._once(handle, &call)
             else:
-                _run(handle, &call, self.plan, self.name, self.algorithm)
+                variance = (<uintptr_t>call.workspace + self.behind, <uintptr_t>call.running_variance)
+                if self.before is not None:
+                    self.before.run(handle, variance)
+                call.running_variance = <void *><uintptr_t>variance[0]
+                if self.behind == 0:
+                    call.workspace, call.workspace_size = NULL, 0
+                self._once(handle, &call)
+                self.after.run(handle, variance)
         finally:
             lock.release()
+        return 0
+
+    cdef int _once(self, Handle handle, pbn_call *call) except -1:
+        if self.others is not None:
+            self.others.run(handle, self._slots(call))
+        else:
+            _run(handle, call, self.plan, self.name, self.algorithm)
         return 0
 
     cdef tuple _slots(self, pbn_call *call):

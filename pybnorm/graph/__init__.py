@@ -21,7 +21,8 @@ synchronisation and without a branch on the vendor.
 
 This module differs from hipDNN, or decides what hipDNN leaves open:
 
-* The running variance takes the unbiased batch variance, as in hipDNN's reference; hipDNN's README says plain variance.
+* The running variance takes the unbiased batch variance, as in hipDNN's reference; hipDNN's README says plain variance,
+  which `BatchnormAttributes.set_unbiased` (False) asks for.
   If next is the same memory as prev, it is updated in place. Otherwise prev is copied to next first.
 * Parameters and statistics without a data type are float32. hipDNN would give them the io data type, which its MIOpen
   provider refuses.

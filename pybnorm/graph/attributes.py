@@ -279,11 +279,12 @@ class BatchnormAttributes(_StatisticsAttributes):
         self._momentum: TensorAttributes | None = None
         self._prev_running_mean: TensorAttributes | None = None
         self._prev_running_variance: TensorAttributes | None = None
+        self._unbiased = True
 
     def set_previous_running_stats(
         self, mean: TensorAttributes, variance: TensorAttributes, momentum: TensorAttributes | float
     ) -> BatchnormAttributes:
-        """Ask for next = (1 - momentum) * previous + momentum * batch, with the unbiased batch variance."""
+        """Ask for next = (1 - momentum) * previous + momentum * batch; `set_unbiased` says which batch variance."""
         return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
 
     def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
@@ -300,6 +301,15 @@ class BatchnormAttributes(_StatisticsAttributes):
         """From 0 to 1; set together with the previous mean and variance."""
         self._momentum = _scalar(momentum, "momentum")
         return self
+
+    def set_unbiased(self, unbiased: bool) -> BatchnormAttributes:
+        """Whether the running variance takes the unbiased variance, as hipDNN does; its README says the plain one."""
+        self._unbiased = _arguments.boolean(unbiased, "unbiased")
+        return self
+
+    def get_unbiased(self) -> bool:
+        """True unless set."""
+        return self._unbiased
 
     def get_prev_running_mean(self) -> TensorAttributes | None:
         """None without running statistics."""

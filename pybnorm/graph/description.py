@@ -155,7 +155,7 @@ class _Description(_Named):
         """Batch norm with the statistics of the batch.
 
         ``y = scale * (x - mean) * inv_variance + bias`` with ``inv_variance = 1 / sqrt(biased variance + epsilon)``;
-        ``next = (1 - momentum) * previous + momentum * batch`` with the unbiased variance.
+        ``next = (1 - momentum) * previous + momentum * batch`` with the unbiased variance (`set_unbiased`).
 
         Parameters
         ----------

@@ -189,6 +189,7 @@ class _Lowering:
         pair = ("running_mean", "running_variance")
         if "momentum" in node.scalars and any(self.wanted(node.outputs[f"next_{name}"]) for name in pair):
             options["exponential_average_factor"] = _scalar_of(node, "momentum")
+            options["unbiased"] = node.attributes.get_unbiased()
             for name in pair:
                 prev, following = self.record(node.inputs[f"prev_{name}"]), self.record(node.outputs[f"next_{name}"])
                 if prev.dtype == following.dtype:

@@ -131,6 +131,8 @@ def _node_out(node: _Node) -> dict[str, Any]:
         inputs |= {clip: clips.get(clip) for clip in _CLIPS} | dict.fromkeys(_UNUSED)
     elif hasattr(node.attributes, "get_peer_stats"):
         inputs["peer_stats_tensor_uid"] = [t.get_uid() for t in node.attributes.get_peer_stats()]
+        if node.kind == "batchnorm" and not node.attributes.get_unbiased():
+            inputs["unbiased"] = False  # no word of hipDNN's
     return {
         "name": node.name,
         "type": _NAMES[node.kind],
@@ -223,6 +225,8 @@ def _node_in(entry: Any, tensors: Mapping[int, TensorAttributes]) -> _Node:
     peers = [found(uid, "peer_stats") for uid in _get(inputs, "peer_stats_tensor_uid", list, where, [])]
     if peers:
         attributes.set_peer_stats(peers)
+    if form.kind == "batchnorm":
+        attributes.set_unbiased(_get(inputs, "unbiased", bool, where, True))
     made = held(form.inputs, inputs), held(form.outputs, outputs), held(form.scalars, inputs)
     for role, tensor in {**made[0], **made[2]}.items():
         if role in ("epsilon", "momentum", *_RUNNING) or (form.kind == "batchnorm_backward" and role in _MISSING):

@@ -158,6 +158,7 @@ class BatchNorm(StagedLayer):
         alpha: float = 1.0,
         beta: float = 0.0,
         exponential_average_factor: float | None = None,
+        unbiased: bool = True,
         epsilon: float | None = None,
         workspace: Any = None,
         averaging_factor: float | None = None,
@@ -166,7 +167,7 @@ class BatchNorm(StagedLayer):
         """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
 
         ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``,
-        ``running = (1 - factor) * running + factor * batch``, the batch variance unbiased there.
+        ``running = (1 - factor) * running + factor * batch``.
 
         Parameters
         ----------
@@ -180,6 +181,8 @@ class BatchNorm(StagedLayer):
         exponential_average_factor, epsilon : float, optional
             Default: the layer's. A value given becomes the layer's, and part of `info`.
             `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
+        unbiased : bool
+            Whether the running variance takes the unbiased variance of the batch.
         workspace : array or (int, int), optional
             As in `Handle.forward_training`.
         averaging_factor : float, optional
@@ -217,6 +220,7 @@ class BatchNorm(StagedLayer):
             beta=beta,
             epsilon=added,
             exponential_average_factor=factor,
+            unbiased=unbiased,
             workspace=workspace,
             **self._state,
         )

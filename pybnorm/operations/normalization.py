@@ -72,7 +72,7 @@ def stats(
 def forward_training(
     p: Program, x: Any, scale: Any, bias: Any, y: Any,
     *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1,
-    running_mean: Any = None, running_variance: Any = None, saved_mean: Any = None,
+    unbiased: bool = True, running_mean: Any = None, running_variance: Any = None, saved_mean: Any = None,
     saved_inv_variance: Any = None, axis: Axis = 1, workspace: Any = None,
 ) -> None:  # fmt: skip
     """Normalize by the batch's own statistics.
@@ -90,6 +90,8 @@ def forward_training(
     y : array, shape and dtype of x
         Written. Read only if `beta` is not 0.
     alpha, beta, epsilon, exponential_average_factor : float
+    unbiased : bool
+        False: the running variance takes the biased variance too, as ONNX and TensorFlow do.
     running_mean, running_variance : array, derived shape, optional
         Updated in place; both or none; needs m > 1.
     saved_mean, saved_inv_variance : array, derived shape, optional
@@ -97,8 +99,9 @@ def forward_training(
 
     Notes
     -----
-    Calls: forward training; fill where scale or bias is None.
-    Workspace: none beyond the call's own, unless arrays are copied or converted.
+    Calls: forward training; fill where scale or bias is None; where not `unbiased` axpby before, for a copy of the
+    running variance which the call updates, and after.
+    Workspace: none beyond the call's own, unless arrays are copied or converted; that copy.
 
     Examples
     --------
@@ -115,7 +118,7 @@ def forward_training(
     yb = p.data("y", y, xb, output=True)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
     epsilon = _arguments.epsilon(epsilon)
-    factor = _arguments.factor(exponential_average_factor)
+    factor, unbiased = _arguments.factor(exponential_average_factor), _arguments.boolean(unbiased, "unbiased")
     has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
     has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     if has_running and shape.m == 1:
@@ -124,12 +127,17 @@ def forward_training(
             f"dims {xb.dims} with axis {axis}",
             "at least two elements per statistic when running statistics are updated",
         )
-    running = saved = None
+    running = kept = saved = None
     if has_running:
         running = (
             p.result("running_mean", running_mean, shape, prior=True),
             p.result("running_variance", running_variance, shape, prior=True),
         )
+        if not unbiased and factor != 0:
+            kept, copy = running[1], p.vector(shape)
+            running = running[0], copy
+            if factor != 1:
+                p.axpby(1.0, kept, 0.0, copy)
     if has_saved:
         saved = (
             p.result("saved_mean", saved_mean, shape),
@@ -140,6 +148,8 @@ def forward_training(
         shape.kept, xb, gain, offset, yb,
         alpha=alpha, beta=beta, epsilon=epsilon, factor=factor, running=running, saved=saved,
     )  # fmt: skip
+    if kept is not None:  # what the library added to the copy is m / (m - 1) too large
+        p.axpby((shape.m - 1) / shape.m, copy, (1 - factor) / shape.m, kept)
 
 
 @operation("x scale bias running_mean running_variance y", mean="running_mean", variance="running_variance")
@@ -282,7 +292,7 @@ def gather_stats(
     p: Program, means: Any, m2s: Any, counts: Sequence[int],
     *, variances: Any = None, mean: Any = None, variance: Any = None, inv_variance: Any = None,
     running_mean: Any = None, running_variance: Any = None, exponential_average_factor: float = 0.1,
-    epsilon: float = 1e-5, workspace: Any = None,
+    unbiased: bool = True, epsilon: float = 1e-5, workspace: Any = None,
 ) -> None:  # fmt: skip
     """Merge the statistics of several batches into those of their union.
 
@@ -305,6 +315,8 @@ def gather_stats(
         Written.
     running_mean, running_variance : array of C elements, optional
         Updated in place; both or none; needs n > 1. A factor of 1 replaces them unread.
+    unbiased : bool
+        False: the running variance takes the variance as it is.
     exponential_average_factor, epsilon : float
 
     Raises
@@ -341,6 +353,7 @@ def gather_stats(
     numbers = _arguments.counts(counts, rows.dims[0])
     n = sum(numbers)
     factor, epsilon = _arguments.factor(exponential_average_factor), _arguments.epsilon(epsilon)
+    unbiased = _arguments.boolean(unbiased, "unbiased")
     shape = _Shape(rows, 1)
     has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
     if has_running and n == 1:
@@ -391,4 +404,4 @@ def gather_stats(
         p.inverse(spread, epsilon, inverse)
     if running is not None:
         p.axpby(factor, centre, 1.0 - factor, running[0])
-        p.axpby(factor * (n / (n - 1)), spread, 1.0 - factor, running[1])
+        p.axpby(factor * (n / (n - 1) if unbiased else 1.0), spread, 1.0 - factor, running[1])

@@ -177,6 +177,7 @@ class SyncBatchNorm:
         beta: float = 0.0,
         epsilon: float = 1e-5,
         exponential_average_factor: float = 0.1,
+        unbiased: bool = True,
         running_mean: Any = None,
         running_variance: Any = None,
         saved_mean: Any = None,
@@ -199,6 +200,8 @@ class SyncBatchNorm:
             Written. Read only if `beta` is not 0.
         alpha, beta, epsilon, exponential_average_factor : float
             Of this rank; ranks should give the same.
+        unbiased : bool
+            False: the running variance takes the variance over n.
         running_mean, running_variance : array, derived shape, optional
             Updated in place, to the same values on all ranks; both or none.
         saved_mean, saved_inv_variance : array, derived shape and dtype, optional
@@ -224,7 +227,7 @@ class SyncBatchNorm:
         Workspace: the larger of `operations.stats` and `operations.elemt`.
         """
         arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
-        values = *arrays, alpha, beta, epsilon, exponential_average_factor
+        values = *arrays, alpha, beta, epsilon, exponential_average_factor, unbiased
         counts, plan, merge, addresses, _held = self._exchange(_ForwardPlan, values, self._counts, workspace)
         total = sum(counts)
         if counts != self._counts:

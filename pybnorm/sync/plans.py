@@ -116,8 +116,8 @@ class _ForwardPlan(_Plan):
 
     code, name = FORWARD, "forward"
     array_names = "x", "scale", "bias", "y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"
-    scalar_names = "alpha", "beta", "epsilon", "exponential_average_factor"
-    roles = *array_names, None, None, None, None
+    scalar_names = "alpha", "beta", "epsilon", "exponential_average_factor", "unbiased"
+    roles = *array_names, *(None,) * 5
 
     def _prepare(self) -> None:
         memory, arrays, scalars = self.memory, self.arrays, self.scalars
@@ -132,7 +132,7 @@ class _ForwardPlan(_Plan):
             for name, vector in zip(saved, merged, strict=True):
                 if vector.dtype != memory.dtype:
                     raise ArgumentTypeError(name, f"dtype {vector.dtype.short}", memory.dtype.short)
-        self._merged = {name: scalars[name] for name in ("epsilon", "exponential_average_factor")}
+        self._merged = {name: scalars[name] for name in ("epsilon", "exponential_average_factor", "unbiased")}
         self._merged |= dict(zip(("mean", "inv_variance"), merged, strict=True))
         if _arguments.pair(running[0], arrays[running[0]], running[1], arrays[running[1]]):
             self._merged |= dict(zip(running, self._vectors(*running, output=True), strict=True))

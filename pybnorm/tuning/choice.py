@@ -65,7 +65,7 @@ def choose(
     names = tuple(plan._candidates(algorithm == "fast"))
     if len(names) < 2:
         return plan, f"{plan.reason}; nothing to measure it against"
-    known = ("running", "saved", *_others(operation), *calls.OPTIONS[operation])
+    known = ("running", "saved", "unbiased", *_others(operation), *calls.OPTIONS[operation])
     strange = [
         name
         for name, value in options.items()

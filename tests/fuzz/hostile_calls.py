@@ -368,6 +368,7 @@ GRAPH = {
     **{
         "data_type": is_("f32"),
         "is_virtual": is_(False),
+        "unbiased": is_(False),
         "output": is_(True),
         "value": is_(0.5),
         "name": is_("n"),

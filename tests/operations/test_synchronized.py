@@ -25,7 +25,7 @@ def rows(counts, kind, offset=3.0):
     return means, variances
 
 
-def gathered(dtype, means, parts, counts, by_m2, factor, old):
+def gathered(dtype, means, parts, counts, by_m2, factor, old, unbiased):
     """(right, bound) of every output."""
     p, n = precision(dtype), sum(counts)
     u, h = p.u, depth(sum(c > 0 for c in counts))
@@ -58,7 +58,7 @@ def gathered(dtype, means, parts, counts, by_m2, factor, old):
         "inv_variance": (r, np.maximum(above, below) + (8 * u + p.u_param) * r),
     }
     if old is not None:
-        c = n / (n - 1)
+        c = n / (n - 1) if unbiased else 1.0
         for name, batch, slack, before in [
             ("running_mean", right.mean, d_mean, old[0]),
             ("running_variance", c * right.variance, c * d_variance, old[1]),
@@ -67,6 +67,9 @@ def gathered(dtype, means, parts, counts, by_m2, factor, old):
             # both factors rounded, both products, their sum; stored
             bound = factor * slack + (4 * u + p.u_param) * (kept + np.abs(factor * batch)) + p.tiny_param
             expected[name] = getattr(right, name), bound
+        if not unbiased:
+            kept = 0 if factor == 1 else (1 - factor) * old[1]
+            expected["running_variance"] = kept + factor * right.variance, bound
     return expected
 
 
@@ -85,12 +88,13 @@ def test_gather_stats(bench, dtype, counts, by_m2, factor):
         names += ["running_mean", "running_variance"]
         fill = np.nan if factor == 1 else 1.5  # a factor of 1 does not read them
         old = np.full(COLUMNS, fill, kind), np.full(COLUMNS, fill, kind)
-    expected = gathered(dtype, means, parts, counts, by_m2, factor, old)
+    unbiased = by_m2 == (factor == 1)
+    expected = gathered(dtype, means, parts, counts, by_m2, factor, old, unbiased)
     given = {"means": means, "m2s": parts if by_m2 else None, "variances": None if by_m2 else parts}
     given |= {name: np.full(COLUMNS, np.nan, kind) for name in names[:3]}
     if old is not None:
         given |= dict(zip(names[3:], (a.copy() for a in old), strict=True))
-    options = {"counts": counts, "epsilon": EPSILON, "exponential_average_factor": factor}
+    options = {"counts": counts, "epsilon": EPSILON, "exponential_average_factor": factor, "unbiased": unbiased}
     bench.check("gather_stats", given, expected, options, support=expected_support(bench.handle.backend, dtype))
 
 
@@ -99,7 +103,7 @@ def test_gather_stats_of_strided_rows(bench):
     counts = [3, 0, 4]
     means, parts = rows(counts, np.float32)
     wide = np.concatenate([means, parts], axis=1)
-    expected = gathered(DataType.FLOAT32, means, parts, counts, True, 0.1, None)
+    expected = gathered(DataType.FLOAT32, means, parts, counts, True, 0.1, None, True)
     given = {"means": wide[:, :COLUMNS], "m2s": wide[:, COLUMNS:]}
     given |= {name: np.full(COLUMNS, np.nan, np.float32) for name in ("mean", "variance", "inv_variance")}
     support = expected_support(bench.handle.backend, DataType.FLOAT32)

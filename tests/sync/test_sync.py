@@ -319,6 +319,21 @@ def over_threads(work, size=4):
     return results
 
 
+def test_the_running_variance_may_take_the_biased_variance():
+    x = np.random.default_rng(1).normal(2, 3, (4, 5, 6)).astype(np.float32)
+
+    def work(communicator, handle):
+        layer, mine = SyncBatchNorm(handle, communicator, 5), np.ascontiguousarray(x[communicator.rank :: 2])
+        running = {"running_mean": np.full(5, 0.5, np.float32), "running_variance": np.full(5, 2.0, np.float32)}
+        layer.forward(mine, None, None, np.empty_like(mine), **running, exponential_average_factor=0.25, unbiased=False)
+        return running
+
+    for running in over_threads(work, 2):
+        batch = x.mean((0, 2), dtype=np.float64), x.var((0, 2), dtype=np.float64)
+        for got, old, new in zip(running.values(), (0.5, 2.0), batch, strict=True):
+            np.testing.assert_allclose(got, 0.75 * old + 0.25 * new, rtol=1e-6)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_one_collective_a_call_and_no_memory_after_the_constructor(deterministic):
     def work(communicator, handle):
