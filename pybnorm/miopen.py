@@ -4,7 +4,7 @@ The calls of MIOpen's batch-norm page, plain and ``_V2``, in snake case. The mat
 what differs from MIOpen is what its documentation leaves open or its library gets wrong:
 
 * Of a pair (running mean and variance, saved mean and inverse variance, estimated mean and variance) both are given or
-  none. MIOpen silently skips the pair when one of the two is NULL.
+  none. With ``strict=False`` they count as none where one is NULL, as MIOpen silently does.
 * Inference without estimates normalizes by the batch, as MIOpen documents. Here both estimates must be absent, and the
   call is forward training without statistics, so it works where the vendor's own does not.
 * alpha and beta are Python floats and blend on every backend. MIOpen reads ``float *`` whatever the data are and
@@ -44,6 +44,9 @@ workspace : array or (int, int), optional
     MIOpen has no such argument. Device backends need it for alpha and beta other than 1 and 0, for parameters of
     mixed dtypes, and for a composed activation; without it they raise WorkspaceError, which says how many bytes. On
     the CPU pybnorm keeps its own.
+strict : bool, default True
+    Whether NULL in one of a pair is refused. False: as in MIOpen running and saved statistics are then neither read nor
+    written, inference normalizes by the batch, and backward takes the statistics of x.
 
 Errors name MIOpen's arguments, in snake case.
 """
@@ -155,7 +158,7 @@ def batch_normalization_forward_training(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
     exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
-    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None,
+    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardTraining``: normalize by the statistics of the batch.
 
@@ -164,7 +167,7 @@ def batch_normalization_forward_training(
 
     Parameters
     ----------
-    handle, bn_mode, workspace
+    handle, bn_mode, workspace, strict
         See the module.
     alpha, beta : float
         With beta 0 the prior y is not read.
@@ -215,7 +218,7 @@ def batch_normalization_forward_training_v2(
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
     saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
     exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
-    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None,
+    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.
 
@@ -228,7 +231,7 @@ def batch_normalization_forward_training_v2(
     saved_var_desc : TensorDescriptor
         Of `result_running_variance` and `result_save_inv_variance`.
     handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, bn_scale, bn_bias, exp_avg_factor, result_running_mean, \
-result_running_variance, epsilon, result_save_mean, result_save_inv_variance, workspace
+result_running_variance, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
         As in `batch_normalization_forward_training`. Parameters of data that are not float64 may each be float32,
         float16 or bfloat16.
 
@@ -265,7 +268,7 @@ result_running_variance, epsilon, result_save_mean, result_save_inv_variance, wo
 def batch_normalization_forward_inference(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None,
+    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardInference``: normalize by estimated statistics, or the batch's without them.
 
@@ -273,7 +276,7 @@ def batch_normalization_forward_inference(
 
     Parameters
     ----------
-    handle, bn_mode, workspace
+    handle, bn_mode, workspace, strict
         See the module.
     alpha, beta : float
         With beta 0 the prior y is not read.
@@ -322,7 +325,7 @@ def batch_normalization_forward_inference_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
     est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None,
+    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.
 
@@ -331,7 +334,7 @@ def batch_normalization_forward_inference_v2(
     scale_desc, bias_desc, est_mean_desc, est_variance_desc : TensorDescriptor
         Of `bn_scale`, `bn_bias`, `estimated_mean` and `estimated_variance`.
     handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, bn_scale, bn_bias, estimated_mean, estimated_variance, \
-epsilon, workspace
+epsilon, workspace, strict
         As in `batch_normalization_forward_inference`. Parameters of data that are not float64 may each be float32,
         float16 or bfloat16.
 
@@ -371,7 +374,7 @@ def batch_normalization_backward(
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
     dx_desc: TensorDescriptor, dx: Any, bn_scale_bias_diff_desc: TensorDescriptor, bn_scale: Any,
     result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
-    *, workspace: Any = None,
+    *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationBackward``: gradients of forward training.
 
@@ -381,7 +384,7 @@ def batch_normalization_backward(
 
     Parameters
     ----------
-    handle, bn_mode, workspace
+    handle, bn_mode, workspace, strict
         See the module.
     alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff : float
         With a beta of 0 its prior is not read.
@@ -431,7 +434,8 @@ def batch_normalization_backward_v2(
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
     dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
     saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, result_bn_scale_diff: Any,
-    result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any, *, workspace: Any = None,
+    result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
+    *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationBackward_V2``: a descriptor for each parameter, dtypes may differ.
 
@@ -444,7 +448,8 @@ def batch_normalization_backward_v2(
     saved_mean_desc, saved_var_desc : TensorDescriptor
         Of `saved_mean` and `saved_inv_variance`.
     handle, bn_mode, alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff, x_desc, x, dy_desc, dy, \
-dx_desc, dx, bn_scale, result_bn_scale_diff, result_bn_bias_diff, epsilon, saved_mean, saved_inv_variance, workspace
+dx_desc, dx, bn_scale, result_bn_scale_diff, result_bn_bias_diff, epsilon, saved_mean, saved_inv_variance, \
+workspace, strict
         As in `batch_normalization_backward`. Parameters of data that are not float64 may each be float32, float16 or
         bfloat16.
 
@@ -519,7 +524,7 @@ def batch_norm_forward_training_activation(
     saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
     exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
     result_save_mean: Any, result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
-    workspace: Any = None,
+    workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormForwardTrainingActivation``: forward training, then an activation.
 
@@ -531,7 +536,7 @@ def batch_norm_forward_training_activation(
         None is PASTHRU.
     handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
 bn_scale, bn_bias, exp_avg_factor, result_running_mean, result_running_variance, epsilon, result_save_mean, \
-result_save_inv_variance, workspace
+result_save_inv_variance, workspace, strict
         As in `batch_normalization_forward_training_v2`.
 
     Raises
@@ -569,7 +574,7 @@ def batch_norm_forward_inference_activation(
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
     est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
     estimated_mean: Any, estimated_variance: Any, epsilon: float, activ_desc: ActivationDescriptor | None, *,
-    workspace: Any = None,
+    workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.
 
@@ -580,7 +585,7 @@ def batch_norm_forward_inference_activation(
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
     handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, est_variance_desc, \
-bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace
+bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace, strict
         As in `batch_normalization_forward_inference_v2`.
 
     Raises
@@ -618,7 +623,7 @@ def batch_norm_backward_activation(
     dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
     saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
     result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
-    activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
+    activ_desc: ActivationDescriptor | None, *, workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
     """``miopenBatchNormBackwardActivation``: gradients of forward training followed by an activation.
 
@@ -635,7 +640,7 @@ def batch_norm_backward_activation(
         None is PASTHRU.
     handle, bn_mode, alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff, x_desc, x, dy_desc, dy, \
 dx_desc, dx, scale_desc, saved_mean_desc, saved_var_desc, bn_scale, result_bn_scale_diff, result_bn_bias_diff, \
-epsilon, saved_mean, saved_inv_variance, workspace
+epsilon, saved_mean, saved_inv_variance, workspace, strict
         As in `batch_normalization_backward_v2`.
 
     Raises
@@ -822,6 +827,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
     """Make a call of this module; `given` has its arguments by MIOpen's names."""
     mode, handle = _mode(given["bn_mode"]), given["handle"]
     _arguments.instance(handle, Handle, "handle", "a Handle")
+    strict = _arguments.boolean(given["strict"], "strict")
     shared = next((name for name in _OF_ALL if name in given), None)
     found: dict[str, Buffer | None] = {}
     act: dict[str, Any] = {}
@@ -835,6 +841,8 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
             act = _activation(given.get("activ_desc"), _need(found[name]))
     for first, second in _PAIRS:
         if first in found:
+            if not strict and None in (found[first], found[second]):
+                found[first] = found[second] = None
             _arguments.pair(first, found[first], second, found[second])
     names = {_OPERANDS[name].name: name for name in found} | {_SCALARS[n]: n for n in given if n in _SCALARS}
     arrays = {_OPERANDS[name].name: buffer for name, buffer in found.items()}

@@ -59,7 +59,7 @@ def test_arguments_are_miopens_in_miopens_order(name):
     # The header's slip: it describes the bias; and one name for the variance's, which the header calls by two.
     words = PROTOTYPES[name].replace("biasVarDesc", "biasDesc").replace("savedVarianceDesc", "savedVarDesc").split()
     snake = [re.sub(r"(?<=[a-z])([A-Z])", lambda m: "_" + m[1].lower(), w).lower() for w in words]
-    assert list(inspect.signature(getattr(miopen, name)).parameters) == [*snake, "workspace"]
+    assert list(inspect.signature(getattr(miopen, name)).parameters) == [*snake, "workspace", "strict"]
 
 
 def test_every_call_of_the_page_is_there():
@@ -290,12 +290,15 @@ def test_pairs_may_be_absent(place, running, saved):
     case.judge(case.run())
 
 
-@pytest.mark.parametrize(("operation", "names"), [
+PAIRS = [
     (TRAIN, ("result_running_mean", "result_running_variance")),
     (TRAIN, ("result_save_mean", "result_save_inv_variance")),
     (INFER, ("estimated_mean", "estimated_variance")),
     (BACKWARD, ("saved_mean", "saved_inv_variance")),
-], ids=str)  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("operation", "names"), PAIRS, ids=str)
 @pytest.mark.parametrize("null", [None, 0])
 @pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
 def test_half_a_pair_is_refused_by_name(place, operation, names, null, v2):
@@ -310,6 +313,29 @@ def test_half_a_pair_is_refused_by_name(place, operation, names, null, v2):
         assert caught.value.allowed == f"to be given, because {given} is, or both absent"
         for name, after in case.outputs().items():
             assert np.array_equal(after, before[name], equal_nan=True), name
+
+
+@pytest.mark.parametrize(("operation", "names"), PAIRS, ids=str)
+@pytest.mark.parametrize("v2", [False, True], ids=["plain", "v2"])
+def test_half_a_pair_counts_as_none_where_that_is_wanted(place, operation, names, v2):
+    """As in MIOpen: the same bits as without both, and the half that is there is neither read nor written."""
+
+    def outputs(*null, **options):
+        case = Case(place, problem_of(operation))
+        left = {name: place.get(case.memory[name]) for name in names}
+        batch = problem_of(BACKWARD, saved=False) if operation == BACKWARD else problem_of(TRAIN)
+        arguments = (case.v2() if v2 else case.plain()) | dict.fromkeys(null)
+        space = place.workspace(batch, running=False, saved=False)
+        CALLS[operation][v2](**arguments, workspace=space, **options)
+        assert all(np.array_equal(place.get(case.memory[n]), old, equal_nan=True) for n, old in left.items())
+        return case.outputs()
+
+    without = outputs(*names)
+    for missing in names:
+        found = outputs(missing, strict=False)
+        for name, array in found.items():
+            if name not in [OUTPUTS.get(n) for n in names]:
+                assert np.array_equal(array, without[name], equal_nan=True), name
 
 
 @pytest.mark.parametrize("null", [None, 0])
