@@ -33,6 +33,7 @@ The two phases:
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 import threading
 from collections.abc import Callable, Iterator
@@ -240,7 +241,8 @@ WorkspaceError, VendorError
 @operation("grad_out input mean invstd weight sum_dy sum_dy_xmu grad_weight grad_bias", _RECIPES, _run)
 def reduce_backward(
     p: Program, grad_out: Any, input: Any, mean: Any, invstd: Any, weight: Any, input_g: bool, weight_g: bool,
-    bias_g: bool, sum_dy: Any, sum_dy_xmu: Any, grad_weight: Any, grad_bias: Any, *, workspace: Any = None,
+    bias_g: bool, sum_dy: Any, sum_dy_xmu: Any, grad_weight: Any, grad_bias: Any, *, averages: bool = False,
+    workspace: Any = None,
 ) -> None:  # fmt: skip
     """The sums of a backward pass over one rank's batch (``aclnnBatchNormReduceBackward``).
 
@@ -261,6 +263,8 @@ def reduce_backward(
         Whether `sum_dy` and `sum_dy_xmu`, `grad_weight`, `grad_bias` are wanted.
     sum_dy, sum_dy_xmu, grad_weight, grad_bias : array, shape (C,), or None
         Written where the mask is True. Masked off they may be None and are not looked at.
+    averages : bool
+        True: `sum_dy` and `sum_dy_xmu` get averages, the sums divided by the elements of a channel in `input`.
     workspace
         See the module.
 
@@ -273,8 +277,8 @@ def reduce_backward(
     Notes
     -----
     Sums, as CANN's current page, its kernel and PyTorch's ``batch_norm_backward_reduce`` have it. Older pages speak of
-    the "mean of" the gradient, and older PyTorch returned averages under nearly the same names (``mean_dy``); divide
-    by the count for those.
+    the "mean of" the gradient, and older PyTorch returned averages under nearly the same names (``mean_dy``):
+    `averages` is for code that was written for those.
 
     CANN computes ``sum(grad_out * input) - mean * sum(grad_out)`` in float32, which cancels when the mean is large
     against the deviation. Here differences from the mean are taken before they are summed.
@@ -311,8 +315,18 @@ def reduce_backward(
         for name, array in wanted.items()
         if masks[_MASKS[name]]
     }
+    scaled = []
+    if _arguments.boolean(averages, "averages") and 0 not in x.dims:
+        for name in [n for n in ("sum_dy", "sum_dy_xmu") if n in results]:
+            scaled.append((p.scratch(mu.dims, DataType.FLOAT32), results[name]))
+            results[name] = scaled[-1][0]
     if results:
         p.then("backward_reduce", x=x, dy=dy, mean=mu, inv_variance=iv, **results)
+    for total, target in scaled:
+        average = target if target.dtype == total.dtype else p.scratch(total.dims, total.dtype)
+        p.axpby(x.dims[1] / math.prod(x.dims), total, 0.0, average)
+        if average is not target:
+            p.then("convert", average, target)
     c.finish()
 
 
@@ -533,7 +547,7 @@ batch_norm_elemt_get_workspace_size, batch_norm_elemt = _phases(elemt, "BatchNor
 @operation("grad_out input mean invstd weight sum_dy sum_dy_xmu grad_input", _RECIPES, _run)
 def elemt_backward(
     p: Program, grad_out: Any, input: Any, mean: Any, invstd: Any, weight: Any, sum_dy: Any, sum_dy_xmu: Any,
-    counter: Any, grad_input: Any, *, workspace: Any = None,
+    counter: Any, grad_input: Any, *, averages: bool = False, workspace: Any = None,
 ) -> None:  # fmt: skip
     """The gradient of the input, from the sums of all ranks (``aclnnBatchNormElemtBackward``).
 
@@ -550,11 +564,13 @@ def elemt_backward(
     weight : array, shape (C,), or None
         None: 1.
     sum_dy, sum_dy_xmu : array, shape (C,)
-        Those of `reduce_backward`, added up over the ranks: sums, not averages.
+        Those of `reduce_backward`, added up over the ranks: sums, unless `averages`.
     counter : sequence of numbers, on the host
         Elements per channel of each rank, whole numbers, as for `gather_stats_with_counts`.
     grad_input : array, shape and dtype of `input`
         Written.
+    averages : bool
+        True: `sum_dy` and `sum_dy_xmu` are averages over the elements of all ranks, so that n above is 1.
     workspace
         See the module.
 
@@ -590,6 +606,8 @@ def elemt_backward(
     count = sum(_whole_numbers("counter", counter))
     if count < 1:
         _invalid("counter", counter, "a sum above 0")
+    if _arguments.boolean(averages, "averages"):
+        count = 1
     dx = c.data("grad_input", grad_input, x, output=True)
     p.then("backward_elemt", x=x, dy=dy, scale=scale, mean=mu, inv_variance=iv, **sums, count=count, dx=dx)
     c.finish()

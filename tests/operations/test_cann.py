@@ -106,6 +106,37 @@ def test_reduce_backward(bench, dims, data, vectors, order):
     check_reduce(case, *outputs)
 
 
+@pytest.mark.parametrize("vectors", ["f32", "bf16"])
+def test_averages_in_place_of_sums(bench, vectors):
+    """The old form: averages come out of `reduce_backward`, and into `elemt_backward`; the gradient is the same."""
+    case = given((4, 3, 5, 2), "f32", vectors)
+    n, results = 40, []
+    for averages in (False, True):
+        outputs = [upload(bench, fresh(case[2])) for _ in range(4)]
+        inputs = [upload(bench, array) for array in case]
+        options = {"averages": averages}
+        size, executor = cann.batch_norm_reduce_backward_get_workspace_size(
+            bench.handle, *inputs, True, True, True, *outputs, **options
+        )
+        _, address = bench.memory(size)
+        cann.batch_norm_reduce_backward(address, size, executor)
+        dx = upload(bench, np.empty_like(case[1]))
+        arguments = (inputs[0], inputs[1], *inputs[2:5], *outputs[:2], [n], dx)
+        size, executor = cann.batch_norm_elemt_backward_get_workspace_size(bench.handle, *arguments, **options)
+        _, address = bench.memory(size)
+        cann.batch_norm_elemt_backward(address, size, executor)
+        results.append([wide(bench.device.to_numpy(a)) for a in (*outputs, dx)])
+    sums, averages = results
+    slack = 2.0**-7 if vectors == "bf16" else 1e-6
+    for total, average in zip(sums[:2], averages[:2], strict=True):
+        assert np.allclose(average, total / n, rtol=slack, atol=0)
+        assert not np.allclose(average, total, rtol=0.5)
+    for one, other in zip(sums[2:], averages[2:], strict=True):
+        assert np.allclose(one, other, rtol=slack, atol=10 * slack)
+    with pytest.raises(pybnorm.ArgumentTypeError, match="averages"):
+        cann.elemt_backward(bench.handle, *arguments, averages="yes")
+
+
 def test_the_example_of_the_page_is_exact(bench):
     dy = np.array([[1, 1], [1, 2], [2, 2], [3, 3]], np.float32)
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
