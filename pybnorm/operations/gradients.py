@@ -212,7 +212,7 @@ training_grad = alias(
 def backward_reduce(
     p: Program,
     *, x: Any, dy: Any, mean: Any, inv_variance: Any = None, sum_dy: Any = None, sum_dy_xmu: Any = None,
-    dscale: Any = None, dbias: Any = None, axis: Axis = 1, workspace: Any = None,
+    dscale: Any = None, dbias: Any = None, axis: Axis = 1, workspace: Any = None, _dx: Buffer | None = None,
 ) -> None:  # fmt: skip
     """The sums of backward, to be joined over ranks before `backward_elemt`.
 
@@ -265,7 +265,7 @@ def backward_reduce(
     total = totals[0] if totals else p.vector(shape)
     moment = wanted.get("sum_dy_xmu") or p.vector(shape)
     ones = p.constant(1.0, shape)
-    p.gradient(shape.kept, xb, dyb, ones, None, moment, total, saved=(centre, ones))
+    p.gradient(shape.kept, xb, dyb, ones, _dx, moment, total, saved=(centre, ones))
     if "dscale" in wanted:
         p.product(moment, _need(inv), wanted["dscale"])
     for other in totals[1:]:

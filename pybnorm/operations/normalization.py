@@ -19,7 +19,7 @@ from pybnorm.operations.views import Axis, _row, _rows
 def stats(
     p: Program, x: Any,
     *, mean: Any = None, variance: Any = None, inv_variance: Any = None, epsilon: float = 1e-5, axis: Axis = 1,
-    workspace: Any = None,
+    workspace: Any = None, _sample: bool = False, _y: Buffer | None = None,
 ) -> None:  # fmt: skip
     """Mean, biased variance and inverse standard deviation of the batch.
 
@@ -59,9 +59,13 @@ def stats(
     target = None if variance is None else p.result("variance", variance, shape)
     running = None
     if target is not None and shape.m > 1:
-        running = p.filled(0.0, shape), p.filled(0.0, shape)
+        # Those of `_sample` are finite: its caller has filled them, both by one call.
+        running = (saved[0], target) if _sample else (p.filled(0.0, shape), p.filled(0.0, shape))
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
-    p.training(shape.kept, xb, ones, zeros, None, epsilon=epsilon, factor=1.0, running=running, saved=saved)
+    written = (p.vector(shape), saved[1]) if running is not None and _sample else saved
+    p.training(shape.kept, xb, ones, zeros, _y, epsilon=epsilon, factor=1.0, running=running, saved=written)
+    if running is not None and _sample:
+        return
     if running is not None:
         p.axpby((shape.m - 1) / shape.m, running[1], 0.0, _need(target))
     elif target is not None:
@@ -292,7 +296,7 @@ def gather_stats(
     p: Program, means: Any, m2s: Any, counts: Sequence[int],
     *, variances: Any = None, mean: Any = None, variance: Any = None, inv_variance: Any = None,
     running_mean: Any = None, running_variance: Any = None, exponential_average_factor: float = 0.1,
-    unbiased: bool = True, epsilon: float = 1e-5, workspace: Any = None,
+    unbiased: bool = True, epsilon: float = 1e-5, workspace: Any = None, _sample: bool = False,
 ) -> None:  # fmt: skip
     """Merge the statistics of several batches into those of their union.
 
@@ -326,10 +330,10 @@ def gather_stats(
 
     Notes
     -----
-    Calls: axpby for each run of ranks with equal counts, to weight rows; backward on the weighted rows, whose dbias
-    and dscale are the sums over ranks; forward inference for the differences from the mean and for the inverse
-    standard deviation; axpby for running statistics. Rows are added in their order or as the vendor reduces, which is
-    the same on every rank of one library.
+    Calls: axpby for each run of ranks with equal counts, to weight rows, where not all counts are equal; backward on
+    the rows, whose dbias and dscale are the sums over ranks; forward inference for the differences from the mean and
+    for the inverse standard deviation; axpby for the sum within and between ranks, and for running statistics. Rows are
+    added in their order or as the vendor reduces, which is the same on every rank of one library.
     Workspace: 5 arrays of (R, C), up to 10 vectors, and what the calls ask for.
 
     Examples
@@ -371,7 +375,8 @@ def gather_stats(
 
     runs = _runs(numbers)
     length = sum(stop - start for start, stop, _ in runs)
-    within = [1.0 / n if variances is None else count / n for _, _, count in runs]
+    within = [1.0 / n if variances is None else (count - _sample) / n for _, _, count in runs]
+    shares = [count / n for _, _, count in runs]
     if length == 1:
         (start, _, _), single = runs[0], within[0]
         p.axpby(1.0, _row(rows, start), 0.0, centre)
@@ -389,17 +394,19 @@ def gather_stats(
                 p.axpby(weight, taken, 0.0, _rows(target, place, after))
             return target
 
-        shares = [count / n for _, _, count in runs]
         present = rows if length == rows.dims[0] else weighted(rows, [1.0] * len(runs), True)
-        shared, unused = weighted(rows, shares, True), p.vector(shape)
-        p.gradient((1,), shared, shared, ones, None, unused, centre, saved=(zeros, ones))
+        even = present is rows and len(runs) == 1  # one weight: of the sums, not of the rows
+        unused, total = p.vector(shape), p.vector(shape)
+        shared = rows if even else weighted(rows, shares, True)
+        weight = shares[0] if even else 1.0
+        p.gradient((1,), shared, shared, ones, None, unused, centre, alpha_param=weight, saved=(zeros, ones))
         apart = p.scratch(present.dims, rows.dtype)
         p.inference((1,), present, ones, zeros, centre, ones, apart)
-        between = weighted(apart, shares, False)
+        between = apart if even else weighted(apart, shares, False)
         p.gradient((1,), present, between, ones, None, spread, unused, saved=(centre, ones))
-        inside, total = weighted(squares, within, True), p.vector(shape)
+        inside = squares if even else weighted(squares, within, True)
         p.gradient((1,), inside, inside, ones, None, unused, total, saved=(zeros, ones))
-        p.axpby(1.0, total, 1.0, spread)
+        p.axpby(within[0] if even else 1.0, total, weight, spread)
     if inverse is not None:
         p.inverse(spread, epsilon, inverse)
     if running is not None:

@@ -128,6 +128,8 @@ class Program:
         self.inner = 0  # the largest workspace that a call asks for
         self.inputs: list[_arguments.Region] = []
         self.outputs: list[_arguments.Region] = []
+        self.known: dict[tuple[float, DataType], Buffer] = {}
+        """Vectors of one value that the caller keeps; no call writes them."""
         self._constants: dict[tuple[float, int, DataType], Buffer] = {}
         self._packed: dict[tuple[int, Dims], Buffer] = {}
         self._pending: list[tuple[Buffer, Buffer]] = []
@@ -254,6 +256,9 @@ class Program:
     def constant(self, value: float, shape: _Shape, dtype: DataType | None = None) -> Buffer:
         """A parameter vector of one value that is only read; calls share it."""
         key = value, shape.count, dtype or shape.dtype
+        known = self.known.get((value, key[2]))
+        if known is not None and shape.count <= known.dims[0]:
+            return known._replace(dims=(shape.count,))
         if key not in self._constants:
             vector = self.scratch((shape.count,), key[2])
             self.fill(value, vector)

@@ -4,8 +4,8 @@ The vendors' libraries compute on one device. This module joins their split oper
 communicator that the caller has: mpi4py, ``torch.distributed``, or NCCL and RCCL through CuPy or nccl4py.
 
 ========  ==========================================================  =======================================
-forward   `stats` of the local x                                      all_gather of [mean, M2, count]
-          `gather_stats`, in the order of the ranks; `elemt`
+forward   `stats` of the local x                                      all_gather of [mean, variance, count]
+          `gather_stats`, in the order of the ranks; inference
 backward  `backward_reduce` with the mean of all ranks                all_reduce of [sum_dy, sum_dy_xmu]
           `backward_elemt`                                            (``deterministic``: all_gather and a sum)
 ========  ==========================================================  =======================================
@@ -223,8 +223,8 @@ class SyncBatchNorm:
 
         Notes
         -----
-        Calls: those of `operations.stats`, axpby, `operations.gather_stats` and `operations.elemt`.
-        Workspace: the larger of `operations.stats` and `operations.elemt`.
+        Calls: fill and forward training for the local statistics, with y as the memory of what nobody reads, where
+        beta is 0; those of `operations.gather_stats`; forward inference.
         """
         arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
         values = *arrays, alpha, beta, epsilon, exponential_average_factor, unbiased
@@ -237,7 +237,7 @@ class SyncBatchNorm:
             # Never expect a total of 1, which the merge refuses where running statistics are updated.
             self._counts = counts if total > 1 else self._counts
         self._memory.run(merge, "forward", addresses)
-        plan.elemt.execute(self._handle, "forward", addresses, workspace)
+        plan.elementwise.execute(self._handle, "forward", addresses, workspace)
         return total
 
     @_names.own()

@@ -74,11 +74,15 @@ class _Memory:
             "empty": message(FORWARD),
             "received": np.zeros(size * length, number),
             "sums": np.zeros(length, number),
-            "statistics": np.zeros(3 * section, number),  # mean, inverse standard deviation, variance of this rank
+            "statistics": np.zeros(2 * section, number),  # mean, variance
             "headers": np.zeros(size * _HEADER, number),
+            "ones": np.ones(2 * section, number),
+            "zeros": np.zeros(2 * section, number),
         }
         self.vectors = {name: self._new(values) for name, values in contents.items()}
-        self._host = np.zeros(size * _HEADER, number)
+        # Host memory is read as it is, headers among the rest; what a device has is packed first.
+        shapes = {True: (size, length), False: (1, length)} if self.device == CPU else {True: (size, _HEADER)}
+        self._host = {gathered: np.zeros(shapes.get(gathered, shapes[True]), number) for gathered in (True, False)}
         self._room, self._room_nbytes = None, 0
         buffers = {n: handle.buffer(vector, "communicator", output=True) for n, vector in self.vectors.items()}
         self.addresses: tuple[int, ...] = (0, *[buffer.pointer for buffer in buffers.values()])
@@ -86,6 +90,8 @@ class _Memory:
             name: buffer._replace(pointer=slot << SLOT_BITS, owner=None)
             for slot, (name, buffer) in enumerate(buffers.items(), 1)
         }
+        whole = (2 * section,)
+        self._known = {(value, dtype): self.part(name, 0, whole) for value, name in ((1.0, "ones"), (0.0, "zeros"))}
         head = self.part("sums", 2 * section, (_HEADER,)), self.part("headers", 0, (_HEADER,))
         heads = self.rows(2 * section, _HEADER), self.part("headers", 0, (size, _HEADER))
         self._pack = {
@@ -94,9 +100,9 @@ class _Memory:
         }
         both, zeros, total = self.rows(0, 2 * section), *(self.part(n, 0, (2 * section,)) for n in ("empty", "sums"))
         self._add = self.program("backward_reduce", x=both, dy=both, mean=zeros, sum_dy=total, axis=1)
-        flat = {n: self.statistic(i, flat=True) for i, n in enumerate(("mean", "inv_variance"))}
-        # A merge needs most where no rank is empty, whatever the counts.
-        self._reserve(self._add, *self._pack.values(), self.merge([1] * size, **flat))
+        flat = {n: self.statistic(i, flat=True) for i, n in enumerate(("mean", "variance"))}
+        # A merge needs most where no rank is empty and no counts are equal.
+        self._reserve(self._add, *self._pack.values(), self.merge(range(1, size + 1), **flat))
 
     def _new(self, values: Array) -> Any:
         self.nbytes += values.nbytes
@@ -110,23 +116,29 @@ class _Memory:
         return whole._replace(pointer=pointer, dims=shape, strides=_arguments.packed_strides(shape))
 
     def statistic(self, index: int, *, flat: bool = False) -> Buffer:
-        """The merged mean (0) or inverse standard deviation (1), or this rank's variance (2)."""
+        """The merged mean (0) or variance (1)."""
         return self.part("statistics", index * self.section, (self.width,) if flat else None)
 
     def rows(self, start: int, width: int) -> Buffer:
         """Part of each rank's message in what was received, as a matrix."""
         return self.part("received", start, (self.communicator.size, width))._replace(strides=(self.length, 1))
 
+    def started(self) -> Program:
+        """A program with vectors of ones and zeros at hand."""
+        made = Program(self.handle)
+        made.known = self._known
+        return made
+
     def program(self, operation: str, *arguments: Any, **options: Any) -> Prepared:
         """An operation on slots, checked and ready to run."""
-        made = Program(self.handle)
+        made = self.started()
         made.then(operation, *arguments, **options)
         return made.finish()
 
     def merge(self, counts: Sequence[int], **options: Any) -> Prepared:
         """`gather_stats` of what was received, of ranks with these counts."""
-        means, m2s = (self.rows(start, self.width) for start in (0, self.section))
-        return self.program("gather_stats", means, m2s, counts, **options)
+        means, variances = (self.rows(start, self.width) for start in (0, self.section))
+        return self.program("gather_stats", means, None, counts, variances=variances, _sample=True, **options)
 
     def add_rows(self) -> None:
         """Add the sums that were received, in the order of the ranks."""
@@ -152,10 +164,13 @@ class _Memory:
 
     def heads(self, code: int, gathered: bool) -> tuple[int, ...]:
         """The counts in the last messages: one for each rank, or only their sum; raises if a rank failed."""
-        self.run(self._pack[gathered], "headers")
-        self.communicator.read(self.vectors["headers"], self._host, self.handle.stream)
+        source, host = "received" if gathered else "sums", self._host[gathered]
+        if self.device != CPU:
+            self.run(self._pack[gathered], "headers")
+            source = "headers"
+        self.communicator.read(self.vectors[source], host.reshape(-1), self.handle.stream)
         size, me = self.communicator.size, self.communicator.rank
-        heads = self._host.reshape(size, _HEADER)
+        heads = host[:, -_HEADER:]
         if not gathered:
             head = heads[0]
             failures = round(float(head[_FAILURES]))

@@ -1,8 +1,8 @@
 """The messages between ranks: headers, failures, and integers as floats.
 
-A message is a vector of two sections, each of a parameter's length rounded up, and a header. Forward sends mean and M2,
-backward sum_dy and sum_dy_xmu. Communicators add floats only, so a header carries a count as digits whose sums over
-ranks stay exact.
+A message is a vector of two sections, each of a parameter's length rounded up, and a header. Forward sends mean and
+variance over n - 1, backward sum_dy and sum_dy_xmu. Communicators add floats only, so a header carries a count as
+digits whose sums over ranks stay exact.
 """
 
 from __future__ import annotations

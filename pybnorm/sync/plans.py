@@ -10,7 +10,7 @@ from pybnorm._arrays import Buffer, as_buffer
 from pybnorm._core import Cache
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-from pybnorm.operations.program import Prepared, Program, kept_axes
+from pybnorm.operations.program import Prepared, kept_axes
 from pybnorm.sync.memory import _Memory
 from pybnorm.sync.messages import _BASE, _COUNT, _DIGITS, BACKWARD, FORWARD, _digits
 
@@ -71,9 +71,9 @@ class _Plan:
         self.elements, self.derived = terms.examine(as_buffer(arrays["x"], "x"))  # None is none of its arrays
         self.row: int | str = self.code if self.elements or self.code == BACKWARD else "empty"
         """The vector with this rank's message. That of an empty forward never changes."""
-        self._first = Program(memory.handle)  # becomes `before`; it notes all arrays of the call
+        self._first = memory.started()  # becomes `before`; it notes all arrays of the call
         self._known = Cache()
-        header = Program(memory.handle)
+        header = memory.started()
         for place, digit in enumerate(_digits(self.elements), 2 * memory.section + _COUNT):
             header.then("fill", digit, memory.part(self.code, place, (1,)))
         self._header = header.finish()
@@ -125,24 +125,30 @@ class _ForwardPlan(_Plan):
         y = self._data("y", x, output=True)
         self._vectors("scale", "bias")
         saved, running = ("saved_mean", "saved_inv_variance"), ("running_mean", "running_variance")
-        statistics: list[Any] = [memory.statistic(0), memory.statistic(1)]
-        merged = [memory.statistic(0, flat=True), memory.statistic(1, flat=True)]
+        mean, variance = memory.statistic(0), memory.statistic(1)
+        self._merged = {name: scalars[name] for name in ("epsilon", "exponential_average_factor", "unbiased")}
+        self._merged |= {"mean": memory.statistic(0, flat=True), "variance": memory.statistic(1, flat=True)}
         if _arguments.pair(saved[0], arrays[saved[0]], saved[1], arrays[saved[1]]):
-            statistics, merged = [arrays[name] for name in saved], self._vectors(*saved, output=True)
-            for name, vector in zip(saved, merged, strict=True):
+            given = self._vectors(*saved, output=True)
+            for name, vector in zip(saved, given, strict=True):
                 if vector.dtype != memory.dtype:
                     raise ArgumentTypeError(name, f"dtype {vector.dtype.short}", memory.dtype.short)
-        self._merged = {name: scalars[name] for name in ("epsilon", "exponential_average_factor", "unbiased")}
-        self._merged |= dict(zip(("mean", "inv_variance"), merged, strict=True))
+            mean = arrays[saved[0]]
+            self._merged |= dict(zip(("mean", "inv_variance"), given, strict=True))
         if _arguments.pair(running[0], arrays[running[0]], running[1], arrays[running[1]]):
             self._merged |= dict(zip(running, self._vectors(*running, output=True), strict=True))
+        data = {"alpha": scalars["alpha"], "beta": scalars["beta"], "axis": self.axis, "epsilon": scalars["epsilon"]}
+        # y, not yet written, is where the statistics' own call writes what nobody reads.
+        unread = y if _arguments.scalar(scalars["beta"], "beta", x.dtype) == 0 and y.strides == x.strides else None
         if self.elements:
-            mean, m2, variance = memory.part(FORWARD), memory.part(FORWARD, memory.section), memory.statistic(2)
-            self._first.then("stats", x, mean=mean, variance=variance, epsilon=scalars["epsilon"], axis=self.axis)
-            self._first.then("axpby", float(self.elements), variance, 0.0, m2)
-        data = {"alpha": scalars["alpha"], "beta": scalars["beta"], "axis": self.axis}
-        self.elemt = memory.program("elemt", x, arrays["scale"], arrays["bias"], *statistics, y, **data)
-        self.before = self._first.finish(self.elemt.nbytes)
+            parts = {"mean": memory.part(FORWARD), "variance": memory.part(FORWARD, memory.section)}
+            self._first.then("fill", 0.0, memory.part(FORWARD, 0, (2 * memory.section,)))
+            own = {"epsilon": scalars["epsilon"], "axis": self.axis, "_sample": True, "_y": unread}
+            self._first.then("stats", x, **parts, **own)
+        self.elementwise = memory.program(
+            "forward_inference", x, arrays["scale"], arrays["bias"], mean, variance, y, **data
+        )
+        self.before = self._first.finish(self.elementwise.nbytes)
 
     def _after(self, outcome: Any) -> Prepared:
         return self.memory.merge(outcome, **self._merged)
@@ -171,7 +177,8 @@ class _BackwardPlan(_Plan):
         self._vectors("dscale", "dbias", output=True)
         sums = self._sums(BACKWARD)
         wanted = {name: arrays[name] for name in ("dscale", "dbias")}
-        self._first.then("backward_reduce", **self._common, **sums, **wanted, axis=self.axis)
+        unread = self._dx if self._blend["beta"] == 0 and self._dx.strides == x.strides else None
+        self._first.then("backward_reduce", **self._common, **sums, **wanted, axis=self.axis, _dx=unread)
         self.before = self._first.finish(self.after(self.expected).nbytes)
 
     def _after(self, outcome: Any) -> Prepared:
