@@ -8,12 +8,9 @@ nox.options.reuse_existing_virtualenvs = True
 
 @nox.session
 def lint(session):
-    """Style and types."""
+    """Style, types, scripts and workflows."""
     session.install(".[lint]")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("bash", "-c", "cython-lint pybnorm/*.pyx pybnorm/_core/*.pxi pybnorm/*.pxd", external=True)
-    session.run("mypy")
+    session.run("bash", "ci/lint.sh", external=True)
 
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])

@@ -34,10 +34,7 @@ python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/header
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|nvidia|cuda|ml_dtypes|pytest|pybnorm)' || true
 
 say "lint"
-ruff check .
-ruff format --check .
-cython-lint pybnorm/*.pyx pybnorm/_core/*.pxi pybnorm/*.pxd
-mypy
+bash ci/lint.sh
 
 say "documentation: a warning is an error"
 bash ci/docs.sh "$venv/site"

@@ -119,16 +119,16 @@ sanitize() {
 }
 
 examples() {
-    local failed=0 dtypes
+    local bad=0 dtypes
     for example in examples/*.py; do
         [ "$example" = examples/example.py ] && continue
         dtypes=$(python3 "$example" --help | sed -n 's/.*--dtype {\([a-z0-9,]*\)}.*/\1/p' | head -n 1)
-        [ -n "$dtypes" ] || { echo "$example does not say which dtypes it takes"; failed=1; }
+        [ -n "$dtypes" ] || { echo "$example does not say which dtypes it takes"; bad=1; }
         for dtype in ${dtypes//,/ }; do
-            python3 "$example" --backend cudnn --dtype "$dtype" || { echo "exit status $?"; failed=1; }
+            python3 "$example" --backend cudnn --dtype "$dtype" || { echo "exit status $?"; bad=1; }
         done
     done
-    return "$failed"
+    return "$bad"
 }
 
 for name in "${parts[@]}"; do

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154  # variables of those that source it
 # What is run on MIOpen, the same on the CPU (ci/rocm-rig.sh) and on a GPU (ci/rocm.sh), which source this file.
 # They define `part NAME VARIABLE=VALUE... -- COMMAND...`, which runs a command and notes its failure; $results, the
 # reports' folder as the command sees it; and $parallel and $jobs, options of pytest and of the check for several processes.

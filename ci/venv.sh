@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # For scripts that source this: `environment EXTRAS` makes the virtual environment that they run in, with pybnorm of this
 # checkout (built in place) and its extras installed.
 #   VENV unset     a temporary one, in $temporary_venv, which the script removes
@@ -24,7 +25,8 @@ environment() {
         venv=$temporary_venv/venv
     fi
     python3 -m venv "$venv" || lacks "python3 makes no virtual environment (on Debian and Ubuntu: python3-venv)"
-    export PATH="$(cd "$venv/bin" && pwd):$PATH"
+    venv=$(cd "$venv" && pwd)
+    export PATH="$venv/bin:$PATH"
     { python3 -m pip install --quiet --upgrade pip && python3 -m pip install --quiet --editable ".[$1]"; } ||
         lacks "pybnorm[$1] does not build or install here; VENV=none takes the python3 that is active as it is"
 }

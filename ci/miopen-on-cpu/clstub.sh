@@ -5,7 +5,7 @@
 set -eu
 [ "${HIPCPU_NATIVE:-0}" = 0 ] || exec /opt/stand-ins/hipstub.sh "$@"
 export LC_ALL=C  # lengths below are in bytes
-out= src= opts=
+out='' src='' opts=''
 keep() {
     case $1 in
         *[[:space:]]*) echo "clstub: white space in option: $1" >&2; exit 1 ;;

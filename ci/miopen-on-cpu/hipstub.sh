@@ -5,7 +5,7 @@
 set -eu
 export LC_ALL=C
 here=/opt/stand-ins
-out= src= opts=
+out='' src='' opts=''
 keep() {
     case $1 in
         *[[:space:]]*) echo "hipstub: white space in option: $1" >&2; exit 1 ;;

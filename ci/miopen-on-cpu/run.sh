@@ -406,8 +406,8 @@ pybnorm() {
         >>"$log" 2>&1 </dev/null || fault "pybnorm does not build"
     if [ -n "$built" ]; then
         rm -f "$cache"/pybnorm-on-cpu-*.tar.zst # one is enough: it is small, but each commit may make another
-        { tarball_mark && (cd "$fs" && tar -c --numeric-owner srv/pybnorm/pybnorm/*.so \
-            usr/local/lib/python3*/dist-packages) | zstd -q -T0 -3; } >"$built.$$" && mv "$built.$$" "$built" ||
+        { { tarball_mark && (cd "$fs" && tar -c --numeric-owner srv/pybnorm/pybnorm/*.so \
+            usr/local/lib/python3*/dist-packages) | zstd -q -T0 -3; } >"$built.$$" && mv "$built.$$" "$built"; } ||
             { rm -f "$built.$$"; fault "writing $built"; }
     fi
     finish pybnorm "$key"

@@ -52,8 +52,8 @@ gives 7 running --root "$root" --bare -- sh -c 'exit 7'
 gives 1 'reported as 1' --root "$root" --bare -- sh -c 'exit 75'
 gives 127 running --root "$root" --bare -- no-such-command
 PYBNORM_SEEN=1 HIDDEN=1 gives 0 running --root "$root" --bare -- sh -c '[ "$PYBNORM_SEEN" = 1 ] && [ -z "${HIDDEN:-}" ]'
-gives 0 running --root "$root" --out "$work/results" --bare -- sh -c 'echo done >/out/file'
-[ "$(cat "$work/results/file")" = done ] || fail "--out does not bring files back"
+gives 0 running --root "$root" --out "$work/results" --bare -- sh -c 'echo written >/out/file'
+[ "$(cat "$work/results/file")" = written ] || fail "--out does not bring files back"
 
 # A tarball that is cut is thrown away, and the root made anew (which cannot succeed from nowhere).
 "$here/run.sh" --mirror "$nowhere" --cache "$work/cache" --bare -- true >"$work/out" 2>&1 || true
@@ -129,7 +129,7 @@ os.execv(sys.argv[1], sys.argv[1:])' "$here/run.sh" "${arguments[@]}" >"$work/ou
         ! pgrep -f "sleep $mark" >/dev/null || fail "$signal, $place: the command lives on"
         ! pgrep -f "debootstrap.*$TMPDIR" >/dev/null || fail "$signal, $place: debootstrap lives on"
         if [ "$signal" = KILL ]; then # nobody was left to remove the folder; mounts went by themselves
-            rm -rf --one-file-system "$TMPDIR"/*
+            rm -rf --one-file-system "${TMPDIR:?}"/*
         fi
         nothing_left "$signal, $place"
     done
