@@ -15,9 +15,15 @@ def lint(session):
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
 def tests(session):
-    """The test suite on a real oneDNN; what follows ``--`` goes to pytest."""
-    session.install(".[test]")
+    """The quick tests on a real oneDNN; what follows ``--`` goes to pytest: ``--full`` is all of them."""
+    session.install(".[test-full]")
     session.run("pytest", *session.posargs)
+
+
+@nox.session(python="3.10")
+def oldest(session):
+    """The quick tests on the oldest versions that are allowed, together; what follows ``--`` goes to pytest."""
+    session.run("bash", "ci/oldest.sh", *session.posargs, external=True)
 
 
 @nox.session
@@ -33,8 +39,6 @@ def rig(session):
 
 
 @nox.session
-def wheel(session):
-    """A wheel for this machine, looked into."""
-    session.install("build", "twine", "check-wheel-contents")
-    session.run("python", "-m", "build", "--outdir", "dist")
-    session.run("bash", "-c", "twine check dist/* && check-wheel-contents dist/*.whl", external=True)
+def distributions(session):
+    """The source distribution and a wheel for this machine, looked into."""
+    session.run("bash", "ci/distributions.sh", "dist", external=True)

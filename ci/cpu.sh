@@ -27,7 +27,7 @@ python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
 rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
-python -m pip install --quiet '.[test,lint,dask,docs]' -r ci/mpi.txt
+python -m pip install --quiet '.[test-full,lint,dask,docs]' -r ci/mpi.txt
 # cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what
 # tests/abi compares with.
 python -m pip install --quiet --no-deps -r ci/cudnn-without-gpu.txt -r ci/headers.txt
@@ -49,7 +49,7 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask,cuda-core pytest -n "$(nproc)" --dist loadfile \
+PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask,cuda-core pytest --full -n "$(nproc)" --dist loadfile \
     --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
 say "PyTorch: its arrays, the modules, gradients"

@@ -45,7 +45,7 @@ python=${PYTHON:-$(command -v python3.14t || command -v python3.13t || echo "$di
 export PATH="$dir/venv/bin:$PATH"
 python -m pip install --quiet --upgrade pip
 # Some need a Rust compiler where their newest release has no wheel for this Python; an older one has.
-python -m pip install --quiet --prefer-binary --only-binary hypothesis,ml_dtypes,numpy,rpds-py '.[test]'
+python -m pip install --quiet --prefer-binary --only-binary hypothesis,ml_dtypes,numpy,rpds-py '.[test-full]'
 python -m pip list --format=freeze | grep -iE '^(numpy|cython|onednn|ml_dtypes|pytest|hypothesis|pybnorm)' || true
 PYBNORM_REQUIRE=onednn PYBNORM_REQUIRE_DEVICE=onednn pytest -q -n "$(nproc)" --dist loadfile \
     tests/backends tests/functional tests/operations tests/layer tests/graph tests/fuzz tests/unit

@@ -9,8 +9,8 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 export PATH="$work/venv/bin:$PATH" VIRTUAL_ENV=$work/venv
 python -m pip install --quiet uv
-# The extra test has what builds the extension, too.
-uv pip install --quiet --resolution lowest-direct -r pyproject.toml --extra test
+# The extra test-full has what builds the extension, too.
+uv pip install --quiet --resolution lowest-direct -r pyproject.toml --extra test-full
 uv pip install --quiet --no-deps --no-build-isolation .
 uv pip freeze | grep -iE '^(numpy|cython|setuptools|onednn|ml_dtypes|click|rich|pytest|hypothesis|jsonschema|matplotlib|jinja2|array)'
 PYBNORM_REQUIRE=onednn PYBNORM_REQUIRE_DEVICE=onednn pytest -q -n "$(nproc)" --dist loadfile "$@"

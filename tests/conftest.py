@@ -6,6 +6,9 @@ its library and one for its device, and the end of a run has a line.
 PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries this runner must have;
 PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on, PYBNORM_REQUIRE_PACKAGES which Python
 packages must be here for the tests that need them.
+
+`pytest` by itself is quick: it leaves out the tests that are marked `slow` and, of a test with many parameters, all but
+`QUICK_PARAMETERS` spread over them. `--full` runs everything; so does what selects tests itself: files, -k, -m, --lf.
 """
 
 from __future__ import annotations
@@ -38,6 +41,44 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Tests judge results themselves; test_known_defects.py is about the warning.
 os.environ["PYBNORM_KNOWN_DEFECTS"] = "ignore"
+
+
+QUICK_PARAMETERS = 3
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="pybnorm: slow tests and all parameters, too")
+    parser.addoption("--quick-run", action="store_true", help="pybnorm: what pytest does without a selection")
+
+
+def pytest_configure(config):
+    option = config.option
+    selects = option.keyword or option.markexpr or getattr(option, "lf", False) or option.full
+    if config.args_source is not pytest.Config.ArgsSource.ARGS and not selects:
+        option.quick_run = True  # an option, which pytest-xdist hands to its workers
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.quick_run:
+        chosen = quick(items)
+        config.stash[LEFT_OUT] = f"{len(items) - len(chosen)} of {len(items)} tests"
+        items[:] = chosen
+
+
+LEFT_OUT = pytest.StashKey()
+
+
+def quick(items):
+    """Those that are not slow, and of each function some of its parameters: the first, the last and between."""
+    functions = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    chosen = set()
+    for made in functions.values():
+        last, most = len(made) - 1, min(QUICK_PARAMETERS, len(made))
+        chosen.update(made[last * i // max(most - 1, 1)] for i in range(most))
+    return [item for item in items if item in chosen]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -186,3 +227,7 @@ def pytest_terminal_summary(terminalreporter):
         for name, text in report.user_properties:
             if name == "notice":
                 terminalreporter.write_line(f"NOTICE: {text}")
+    config = terminalreporter.config
+    if config.option.quick_run:
+        left_out = config.stash.get(LEFT_OUT, "slow tests and most parameters")  # workers of pytest-xdist count them
+        terminalreporter.write_line(f"quick run: {left_out} are left out; all of them: pytest --full -n auto")

@@ -401,6 +401,7 @@ def test_a_library_with_the_calls(fused_library):
     assert "no fused activation" not in output
 
 
+@pytest.mark.slow
 @not_in_a_child
 @pytest.mark.parametrize("missing", [slice(0, 3), slice(1, 3)], ids=["none", "training only"])
 def test_a_library_without_them(fused_library, missing):

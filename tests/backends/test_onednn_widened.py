@@ -30,6 +30,7 @@ def check(directory, *arguments):
     return json.loads(report.read_text())["cases"]
 
 
+@pytest.mark.slow
 def test_every_type_but_float64_runs_on_a_processor_without_avx512(tmp_path):
     cases = check(tmp_path, "--suite", "smoke", *(f"--case={line}" for line in BLOCKS))
     refused = [c["case"] for c in cases if c["status"] == "UNSUPPORTED"]

@@ -122,6 +122,7 @@ def raising(arguments):
     raise pybnorm.ExecutionError(backend="onednn", function="f", status=1, status_name="broken", text="it broke")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", METHODS, ids=lambda o: o.name.lower())
 def test_a_wrong_candidate_is_not_timed(load_library, operation):
     load_library("onednn")

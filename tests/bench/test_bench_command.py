@@ -47,6 +47,7 @@ def test_in_the_source_tree_they_are_found(installed, monkeypatch):
     assert sys.path == path
 
 
+@pytest.mark.slow
 def test_a_tree_that_is_not_built_takes_the_installed_package(tmp_path):
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "pybnorm").mkdir()

@@ -61,6 +61,7 @@ def shown(result):
 # ---------------------------------------------------------------- on the CPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_operation_is_measured_and_right(dtype):
     result = device.run("onednn", **(TINY | {"dtypes": [dtype], "rivals": ["numpy"]}))
@@ -89,6 +90,7 @@ def test_every_operation_is_measured_and_right(dtype):
     assert text.count("2x8x5x6") >= 6
 
 
+@pytest.mark.slow
 def test_tuned_plans_have_a_column(monkeypatch, tmp_path):
     monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(tmp_path / "tuning.json"))
     result = device.run("onednn", **(TINY | {"rivals": ["numpy"], "operations": ["train"], "tune": True}))
@@ -153,6 +155,7 @@ def broken(monkeypatch, harm):
     monkeypatch.setattr(cases, "ours", ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["nothing", "slightly"])
 def test_what_is_wrong_is_not_timed(monkeypatch, harm):
     bench = machine.open_machine(1)
@@ -175,6 +178,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, harm):
     assert "FAILED" in shown(result)
 
 
+@pytest.mark.slow
 def test_the_result_of_another_is_not_taken_for_ones_own(monkeypatch):
     """What computes nothing finds the right result of the algorithm before it gone."""
     true = cases.ours
@@ -191,6 +195,7 @@ def test_the_result_of_another_is_not_taken_for_ones_own(monkeypatch):
     assert all(row["contenders"]["plain"]["failure"].startswith("wrong") for row in result["rows"])
 
 
+@pytest.mark.slow
 def test_host_time_of_every_way_to_call(monkeypatch):
     monkeypatch.setattr(host, "CALLS", 3)
     monkeypatch.setattr(host, "QUICK_BATCHES", 2)
@@ -205,6 +210,7 @@ def test_host_time_of_every_way_to_call(monkeypatch):
     assert "plan, addresses" in shown(result)
 
 
+@pytest.mark.slow
 def test_a_value_returning_call_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(host, "CALLS", 3)
     monkeypatch.setattr(host, "QUICK_BATCHES", 2)
@@ -239,6 +245,7 @@ def test_a_shape_that_does_not_fit_is_left_out(monkeypatch):
     assert "are free" in result["left_out"][0]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "text"),
     [(KeyboardInterrupt(), "interrupted"), (RuntimeError("illegal address"), "RuntimeError: illegal address")],
@@ -260,6 +267,7 @@ def test_what_is_finished_is_kept(monkeypatch, error, text):
     assert f"{text}: the rows above" in shown(result)
 
 
+@pytest.mark.slow
 def test_an_absent_rival_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     result = device.run("onednn", **(TINY | {"layouts": ["nchw"], "operations": ["infer"]}))
@@ -289,6 +297,7 @@ def test_bad_arguments(argument, value):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32"]
@@ -304,6 +313,7 @@ def test_the_command_prints_and_writes(tmp_path):
     assert f"copy, {result['ceiling']['bytes_per_second'] / 1e9:.0f} GB/s" in picture
 
 
+@pytest.mark.slow
 def test_the_command_without_rivals_prints_json():
     done = run(
         *("--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32", "--layout", "nhwc"),
@@ -315,6 +325,7 @@ def test_the_command_without_rivals_prints_json():
     assert result["summary"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -94,6 +94,7 @@ def test_a_damaged_or_absent_output_file_is_named(tmp_path):
         archive.output_digests(tmp_path, "outputs/absent.npz")
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_of_an_output_file_is_an_argument_error(tmp_path):
     """An encrypted member, a compression that nobody has, a shape that no memory holds."""
     saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.arange(6, dtype=np.float32)})

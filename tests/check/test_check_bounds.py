@@ -241,6 +241,7 @@ def excused(result):
     return result.status == Status.WARN and all(any(e in note for e in EXCUSES) for note in notes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("once_per_problem")
 def test_no_false_alarm_on_the_smoke_suite():
     simulated = {style: session(style) for style in STYLES}
@@ -625,6 +626,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("once_per_problem")
 def test_no_false_alarm_on_any_fill():
     simulated = {style: session(style) for style in STYLES if style != "one_pass"}
@@ -773,6 +775,7 @@ def test_results_are_the_reference_s_own_bit_for_bit(mode, layout):
             expected.outputs["z"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["train", "backward"])
 def test_judging_needs_no_copy_of_the_tensor(operation):
     problem = Problem.parse(f"{operation},spatial,f16,nchw,16x16x256x256,fill=randn")

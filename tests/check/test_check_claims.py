@@ -113,6 +113,7 @@ def test_a_record_without_a_device_holds_on_all_until_there_is_a_newer_one(own_r
     assert [r["source"] for r in json.loads(new)] == ["new"]
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
     version = ".".join(map(str, load_library("onednn").version))
     device, call = devices.device_for(1).name, CliRunner().invoke

@@ -67,6 +67,7 @@ def without_finding(*arguments, **variables):
 # ---------------------------------------------------------------- without a library
 
 
+@pytest.mark.slow
 def test_with_no_library_the_check_says_so_names_what_to_install_and_exits_with_2():
     done = without_finding("check")
     assert done.returncode == 2, done.stderr
@@ -80,6 +81,7 @@ def test_with_no_library_the_check_says_so_names_what_to_install_and_exits_with_
     assert "PASS" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_named_file_that_is_no_library_is_a_failure_with_its_reason_and_no_advice_to_install(tmp_path):
     file = tmp_path / "libdnnl.so.3"
     file.write_text("not ELF, but long enough to be read as the header that it does not have")
@@ -96,6 +98,7 @@ def test_a_named_file_that_is_no_library_is_a_failure_with_its_reason_and_no_adv
     assert "to have it" not in part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["PYBNORM_REQUIRE", "PYBNORM_REQUIRE_DEVICE"])
 def test_a_required_library_that_is_absent_is_a_failure(variable):
     done = without_finding("check", "--backend", "onednn", **{variable: "onednn, cudnn"})
@@ -104,6 +107,7 @@ def test_a_required_library_that_is_absent_is_a_failure(variable):
     assert "onednn was asked for and could not run" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "text"),
     [
@@ -122,6 +126,7 @@ def test_bad_arguments_exit_with_2_before_any_library_is_loaded(arguments, varia
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_info_lists_every_attempt_for_an_absent_library():
     done = without_library("info")
     assert done.returncode == 0, done.stderr
@@ -148,6 +153,7 @@ def test_info_lists_every_attempt_for_an_absent_library():
 # ---------------------------------------------------------------- on oneDNN
 
 
+@pytest.mark.slow
 def test_the_smoke_suite_passes_on_onednn_within_its_time(onednn, tmp_path):
     target = tmp_path / "smoke.json"
     started = time.monotonic()
@@ -185,6 +191,7 @@ def test_a_case_prints_its_ratio_and_its_repro_line(onednn):
     assert row[4] == "="
 
 
+@pytest.mark.slow
 def test_json_alone_goes_to_standard_output(onednn):
     done = run("check", "--backend", "onednn", "--json", "--case", "infer,spatial,f32/f64,nchw,2x3x4x4")
     assert done.returncode == 0
@@ -193,18 +200,21 @@ def test_json_alone_goes_to_standard_output(onednn):
     assert "1 PASS" in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_but_unsupported_cases_is_not_success(onednn):
     done = run("check", "--backend", "onednn", "--case", "infer,spatial,f64,nchw,2x3x4x4")
     assert done.returncode == 2
     assert "No backend supports any of these cases" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_mistrusted_case_exits_with_1_and_says_why(onednn):
     done = run("check", "--backend", "onednn", "--case", "infer,spatial,f32,nchw,4x3x4x4,fill=randn,alpha=1e-12,beta=1")
     assert done.returncode == 1
     assert "a change would not be noticed of: x, scale, bias, mean, variance, alpha" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_backend_that_was_asked_for_by_name_must_run(onednn):
     arguments = ("check", "--case", "infer,spatial,f32,nchw,2x3x4x4", "--backend", "onednn", "--backend", "cudnn")
     done = run(*arguments, PYBNORM_LIB_CUDNN="/nonexistent/library.so")
@@ -213,6 +223,7 @@ def test_a_backend_that_was_asked_for_by_name_must_run(onednn):
     assert "cudnn was asked for and could not run" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_named_file_that_cannot_be_used_fails_a_run_in_which_others_pass(onednn):
     case = "infer,spatial,f32,nchw,2x3x4x4"
     done = run("check", "--case", case, PYBNORM_LIB_MIOPEN=__file__)
@@ -237,6 +248,7 @@ def test_a_json_target_that_cannot_be_opened_is_refused_before_the_run():
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_json_target_that_takes_nothing_is_one_line_after_the_table(onednn):
     done = run(*ONE_CASE, "--json", "/dev/full")
     assert done.returncode == 2
@@ -244,6 +256,7 @@ def test_a_json_target_that_takes_nothing_is_one_line_after_the_table(onednn):
     assert done.stderr == "Error: --json /dev/full cannot be written: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "reason"),
     [(">&-", "it is closed"), (">/dev/full", "[Errno 28] No space left on device")],
@@ -263,6 +276,7 @@ def test_a_standard_output_that_takes_nothing_is_one_line(command, redirection, 
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--json", "--junit", "--html"])
 def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, tmp_path, option):
     pytest.importorskip("jinja2")
@@ -300,6 +314,7 @@ def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, 
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_target_behind_a_link_is_written_where_it_points(onednn, tmp_path):
     file, link = tmp_path / "file", tmp_path / "link"
     link.symlink_to(file)
@@ -428,6 +443,7 @@ def test_a_link_to_the_report_of_another_user_is_not_followed(tmp_path, monkeypa
     assert _files.check("--x", file, kind) == str(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["", "2>&1"])
 @pytest.mark.parametrize("command", ["check --backend onednn", "info", "info --json"])
 def test_a_reader_that_has_seen_enough_is_no_verdict(onednn, command, redirection):
@@ -445,6 +461,7 @@ def test_a_reader_that_has_seen_enough_is_no_verdict(onednn, command, redirectio
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_answer_is_told_from_one_that_died(onednn):
     done = run(*ONE_CASE, "--timeout", "0.001")
     assert done.returncode == 2
@@ -461,6 +478,7 @@ def wait_for(process, journal, lines):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     suite, target = tmp_path / "long.txt", tmp_path / "result.json"
     suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 5001)))
@@ -498,6 +516,7 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     assert re.fullmatch(rf"oneDNN [\d.]+: so far, all {len(data['cases'])} supported cases are within .*\.", last), last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -516,6 +535,7 @@ def test_a_wrong_value_is_named_with_its_option_and_the_word_most_like_it(argume
     assert told in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_wrong_line_among_others_is_the_one_that_is_named():
     done = run("check", "--case", "infer,spatial,f32,nchw,2x3", "--case", "infer,spatial,f32,nchw,2y3")
     assert "--case infer,spatial,f32,nchw,2y3: dims" in done.stderr
@@ -556,6 +576,7 @@ def test_a_shell_completes(option, typed, found):
     assert [item.value for item in complete.get_completions(["check", option], typed)] == found
 
 
+@pytest.mark.slow
 def test_the_suites_are_listed_with_their_sizes():
     done = run("check", "--list-suites")
     assert done.returncode == 0
@@ -564,6 +585,7 @@ def test_the_suites_are_listed_with_their_sizes():
     assert int(rows["smoke"]) == len(load_suite("smoke"))
 
 
+@pytest.mark.slow
 def test_a_suite_may_be_a_file(onednn, tmp_path):
     suite = tmp_path / "mine.txt"
     suite.write_text("infer,spatial,f32,nchw,2x3x4x4 # one\n")
@@ -576,6 +598,7 @@ def test_a_suite_may_be_a_file(onednn, tmp_path):
     assert f"{suite}:2: dims: got 2x3x4x" in done.stderr
 
 
+@pytest.mark.slow
 def test_info_describes_what_is_loaded(onednn):
     done = run("info")
     assert done.returncode == 0
@@ -613,6 +636,7 @@ def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_list_prints_lines_and_loads_nothing():
     case = "train/infer,spatial,f32,nchw,2x3x4x4"
     done = without_library("check", "--case", case, "--list")
@@ -632,6 +656,7 @@ def test_suites_and_cases_add_up(tmp_path):
     assert done.stdout.splitlines() == [INFER + seed for seed in "9123"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

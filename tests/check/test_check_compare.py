@@ -446,6 +446,7 @@ def test_a_failure_beside_a_pass_is_a_difference_though_the_outputs_are_within(t
     assert only_pair(tmp_path / "a", tmp_path / "b")[1].outcomes == {"refused": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
     """Of ``compare --json a.json b.json c.json`` the option would take the first run for its file."""
@@ -466,6 +467,7 @@ def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
     assert json.loads((tmp_path / "old").read_text())["schema"] == compare.SCHEMA
 
 
+@pytest.mark.slow
 def test_what_is_no_run_is_refused_by_name_before_memory_or_time_run_out(tmp_path):
     make_run(tmp_path / "good", "cudnn", LINES[:1])
     document = json.loads((tmp_path / "good" / "run.json").read_text())
@@ -593,6 +595,7 @@ def test_cases_of_one_run_only_are_named(tmp_path):
     assert f"only in B: 1 cases\n    {LINES[2]}\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_comparable_exits_with_2(tmp_path):
     make_run(tmp_path / "a", "cudnn", LINES[:1])
     make_run(tmp_path / "b", "cudnn", LINES[1:])
@@ -605,6 +608,7 @@ def test_nothing_comparable_exits_with_2(tmp_path):
     assert run("compare", tmp_path / "a", tmp_path / "c").returncode == 2
 
 
+@pytest.mark.slow
 def test_bad_arguments_are_one_line(tmp_path):
     done = run("compare")
     assert done.returncode == 2
@@ -661,6 +665,7 @@ def test_an_interrupted_run_is_compared_from_its_journal(tmp_path):
 # ---------------------------------------------------------------- on oneDNN
 
 
+@pytest.mark.slow
 def test_real_runs_are_compared(tmp_path):
     try:
         pybnorm.load("onednn")

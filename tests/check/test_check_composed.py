@@ -251,6 +251,7 @@ def test_only_benchdnn_has_a_word_for_one_of_them():
     }
 
 
+@pytest.mark.slow
 def test_reports_have_every_output(tmp_path, load_library):
     load_library("onednn")
 

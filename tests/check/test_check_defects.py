@@ -209,6 +209,7 @@ def test_a_larger_error_and_a_value_that_is_not_finite_are_new():
         assert defects.covers(reads_on, one, 3) == allowed
 
 
+@pytest.mark.slow
 def test_a_new_fault_on_the_shape_of_a_known_defect_is_not_explained():
     """As a run has it: the verdicts of a simulated kernel, under MIOpen's name."""
     problem = Problem.parse("train,spatial,f32,nchw,769x2x1x1025,fill=randn,repeats=1")

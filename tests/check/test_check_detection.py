@@ -20,6 +20,7 @@ def verdict(status):
     return Verdict("y", status, "A", 0.5, {"A": 0.5}, 1)
 
 
+@pytest.mark.slow
 def test_the_table():
     """Half of the settings, the shorter sums; with all six `pybnorm selftest` says the same in about ten seconds."""
     report = detection.run(SMALL)
@@ -36,6 +37,7 @@ def test_the_table():
     assert kernels["dropped element"].required == {"randn": 0, "sqrteps": 0, "exact": 3, "together": 3}
 
 
+@pytest.mark.slow
 def test_the_longest_sums_in_the_hardest_dtype():
     rows = [r for r in detection.REQUIRED if r.exact == 6]
     report = detection.run([("f32", 100352)], rows)
@@ -76,6 +78,7 @@ def test_a_judge_that_always_says_the_same_is_found_out(monkeypatch, status, mis
     assert "NOT as required" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", [True, False])
 def test_the_command(monkeypatch, tmp_path, honest):
     whole = detection.run
@@ -103,6 +106,7 @@ def test_the_command(monkeypatch, tmp_path, honest):
 # ---------------------------------------------------------------- every length of a sum
 
 
+@pytest.mark.slow
 def test_bugs_are_seen_in_every_output_that_they_reach():
     """The shortest sums, in a few seconds; `pybnorm selftest` has longer ones, with --whole up to 10**6 terms."""
     shortest = [s for s in power.QUICK if s.m == 64]
@@ -175,6 +179,7 @@ def test_one_chain_is_honest_as_long_as_it_is_short():
 # ---------------------------------------------------------------- calls
 
 
+@pytest.mark.slow
 def test_faults_of_calls_are_found_and_the_right_kernel_passes():
     report = faults.run()
     assert all(seen.good for seen in report), faults.render(report)

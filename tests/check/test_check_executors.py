@@ -77,6 +77,7 @@ def test_what_came_with_a_result_is_not_kept_with_it():
 # ---------------------------------------------------------------- the pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opener", "status"), [(open_exiting, Status.CRASHED), (open_hanging, Status.TIMEOUT)])
 def test_one_bad_case_costs_exactly_one_case(opener, status):
     cases = problems(GOOD, BAD, "infer,spatial,f32,nchw,8x3x4x4,seed=1/2/3/4")
@@ -98,6 +99,7 @@ def test_a_device_that_a_case_left_unusable_costs_no_other_case():
         assert worker.pid == before
 
 
+@pytest.mark.slow
 def test_workers_of_a_pool_work_at_the_same_time():
     with pool(open_simulated, 3) as executor:
         for future in [executor.submit(os.getpid) for _ in range(3)]:
@@ -131,6 +133,7 @@ def test_closing_the_results_cancels_what_has_not_begun():
         executor.submit(os.getpid)
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_not_waited_for_ends_in_the_middle_of_a_case():
     executor = pool(open_simulated, 2)
     processes = [executor.submit(os.getpid).result() for _ in range(2)]
@@ -212,6 +215,7 @@ def test_each_worker_has_a_device_of_its_own(kind, count, jobs, variables, worke
     assert environments(kind, count, jobs=jobs, variables=variables) == workers
 
 
+@pytest.mark.slow
 def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
     load_library("onednn")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -229,6 +233,7 @@ def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
 # ---------------------------------------------------------------- processes of other processes
 
 
+@pytest.mark.slow
 def test_isolated_keeps_a_process_and_gives_each_thread_its_own(monkeypatch):
     monkeypatch.setattr(executors, "_kept", {})
     first = isolated("onednn", None, {}, os.getpid)
@@ -348,6 +353,7 @@ def of_the_pool(load_library, tmp_path_factory):
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes", "options"),
     [("pool", 1, ("--jobs", "1")), ("process", 1, ()), ("mpi", 2, ()), ("dask", 2, ("--jobs", "2"))],
@@ -369,6 +375,7 @@ def test_mpi_by_the_module_of_mpi4py(of_the_pool, tmp_path):
     assert len(hosts) == 2
 
 
+@pytest.mark.slow
 def test_dask_at_an_address(of_the_pool, tmp_path):
     launcher("dask")
     import distributed
@@ -381,6 +388,7 @@ def test_dask_at_an_address(of_the_pool, tmp_path):
     assert len(hosts) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mpi", "dask"])
 def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path, name):
     """The rank or the dask worker lives on: its cases run in a process of their own."""
@@ -415,6 +423,7 @@ def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path, name):
     assert set(statuses.values()) == {"PASS"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
     load_library("onednn")
     suite = tmp_path / "long.txt"

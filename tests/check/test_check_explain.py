@@ -67,6 +67,7 @@ def test_a_case_that_passes_says_by_which_class_and_what_it_would_have_noticed()
     assert "no matched filters: sums of fewer than 2,048 terms: the bound shows a single one" in text
 
 
+@pytest.mark.slow
 def test_a_bug_that_a_filter_names_is_shown_with_its_slope_and_rank():
     line = "backward,spatial,f32,nchw,8x16x56x56,fill=randn"
     _, explanation = told("two_pass", "dropped element", line)
@@ -83,6 +84,7 @@ def test_a_bug_that_a_filter_names_is_shown_with_its_slope_and_rank():
     assert any("too little for a term that is missing" in one for one in lines(honest))
 
 
+@pytest.mark.slow
 def test_an_excuse_is_shown_with_its_reason():
     problem = Problem.parse("train,spatial,f32,nchw,32x4x56x56")
     inputs = generate(problem)

@@ -97,6 +97,7 @@ def test_values_in_error_messages_are_on_one_line():
     assert str(errors.ArgumentError("a", "b\nc", "d")) == "a: got b\\nc, allowed: d"
 
 
+@pytest.mark.slow
 def test_arguments_files_and_variables_do_not_reach_the_terminal_as_they_are(tmp_path):
     suite = tmp_path / f"suite{EVIL.replace('/', '').replace(chr(0), '')}"
     suite.write_text(f"train,{EVIL},f32,nchw,2x3\n")

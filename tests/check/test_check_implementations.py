@@ -149,6 +149,7 @@ class Impatient(Worker):
         return super().call(function, *arguments, timeout=6 if spec("Hangs") in arguments else timeout)
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_their_own_case():
     found = {}
     with Pool([Impatient(spec("Right"), timeout=60)]) as pool:

@@ -277,6 +277,7 @@ def test_what_only_numpy_can_judge(option, libraries):
     assert name_of(problem, Gpu) == "numpy"
 
 
+@pytest.mark.slow
 def test_the_option_names_it_for_the_run_and_not_after(need_device, monkeypatch, tmp_path):
     import json
 

@@ -210,6 +210,7 @@ def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library
     assert (result.status, result.claim) == (Status.UNSUPPORTED, "")
 
 
+@pytest.mark.slow
 def test_the_smoke_suite_holds_every_claim_about_onednn_on_this_machine(load_library):
     load_library("onednn")
     seen = [run_line(open_session, "onednn", str(problem)).claim for problem in load_suite("smoke")]

@@ -142,7 +142,7 @@ def python(tree):
     ("fail", "step"),
     [("pip install --quiet .[test", "environment: "), ("mypy", "lint"),
      ("sphinx-build", "documentation"), ("gcc -std", "every C file"),
-     ("pytest -n", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
+     ("pytest --full", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
 )  # fmt: skip
 def test_a_failed_step_of_the_checks_is_in_the_last_line(python, fail, step):
     (python.root / "pybnorm/backends").mkdir()

@@ -1,7 +1,9 @@
 """Workflows, and the scripts that ask the service for something, over a stand-in for its program gh."""
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,87 @@ def test_what_a_workflow_gives_the_action_it_takes(file):
     assert steps
     for step in steps:
         assert set(re.findall(r"^          ([a-z-]+):", step, re.MULTILINE)) <= declared
+
+
+# ---------------------------------------------------------------- the quick run
+
+TESTS = """
+import pytest
+
+@pytest.mark.slow
+def test_slow():
+    pass
+
+@pytest.mark.parametrize("number", range(10))
+def test_many(number):
+    pass
+
+def test_one():
+    pass
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A project with the settings and hooks of this one, and twelve tests."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy2(ROOT / "tests/conftest.py", tmp_path / "tests")
+    (tmp_path / "tests/test_small.py").write_text(TESTS)
+    settings = re.search(
+        r"^\[tool\.pytest\.ini_options\]\n(?:.+\n)+", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    (tmp_path / "pyproject.toml").write_text(settings[0])
+
+    def run(*words):
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *words]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYBNORM_REQUIRE"))}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return sorted(re.findall(r"::(test_\w+(?:\[\d\])?) ", done.stdout)), done.stdout
+
+    return run
+
+
+def test_pytest_by_itself_leaves_out_slow_tests_and_most_parameters_and_says_so(small):
+    ran, said = small()
+    assert ran == ["test_many[0]", "test_many[4]", "test_many[9]", "test_one"]
+    assert "quick run: 8 of 12 tests are left out; all of them: pytest --full -n auto" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--full",),
+        ("tests/test_small.py",),
+        (
+            "-k",
+            "test",
+        ),
+    ],
+)
+def test_what_selects_tests_itself_leaves_out_nothing(small, words):
+    ran, said = small(*words)
+    assert len(ran) == 12
+    assert "left out" not in said
+
+
+def test_workers_of_pytest_xdist_do_the_same(small):
+    pytest.importorskip("xdist")
+    _, said = small("-p", "xdist", "-n", "2", "-q")
+    assert "4 passed" in said
+    assert "quick run: slow tests and most parameters are left out" in said
+
+
+def test_the_quick_run_comes_into_every_file():
+    """A function of each file is not marked slow; of those with parameters some run."""
+    left_out = []
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(file.read_text())
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+        quick = [f for f in functions if not any("mark.slow" in ast.unparse(d) for d in f.decorator_list)]
+        if functions and not quick:
+            left_out.append(file.name)
+    assert left_out == []

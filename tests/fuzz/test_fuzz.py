@@ -41,6 +41,7 @@ def run(backend, first, count, journal):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [CALLS])
 def test_random_calls(backend, calls, tmp_path, capsys):
     totals = {"became": collections.Counter(), "kinds": collections.Counter(), "reasons": collections.Counter()}
@@ -83,6 +84,7 @@ def test_a_call_is_a_function_of_seed_and_index(backend, index):
     assert first.count("\n") == 2
 
 
+@pytest.mark.slow
 def test_a_crash_names_the_call(backend, tmp_path, monkeypatch):
     made = "            call = maker.make(index)\n"
     broken = WORKER.read_text().replace(made, made + "            os.abort() if index == 3 else None\n")

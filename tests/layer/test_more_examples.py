@@ -57,6 +57,7 @@ def test_one_command(handle, name, dtype, layout):
         assert float(ratio) <= (2 if wrong else 1), done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", pybnorm.backends())
 def test_a_state_moves_to_another_backend(handle, other):
     done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", other)
