@@ -14,7 +14,7 @@ from pybnorm.check.data import generate
 from pybnorm.check.problem import FILE, load_suite
 
 SUITES = ("smoke", "standard")
-LARGEST = 1 << 18
+LARGEST = 1 << 23
 """Elements of x; of larger cases four statistics are a small part of the work."""
 
 target = pathlib.Path(trusted.__file__).parent / trusted.FILE_NAME

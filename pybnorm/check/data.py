@@ -82,11 +82,23 @@ import numpy.typing as npt
 from pybnorm import _arguments, reference
 from pybnorm._arrays import numpy_dtype
 from pybnorm.check import activations, calls
+from pybnorm.check.generator import (
+    _SHARED,
+    CHUNK,
+    _levels,
+    _order,
+    _shared,
+    _shared_levels,
+    _words_at,
+    normal,
+    splitmix64,
+    uniform,
+)
 from pybnorm.check.problem import FILE, Problem, checked
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
-from pybnorm.reference.namespaces import Foreign, Namespace
+from pybnorm.reference.namespaces import Namespace
 
 __all__ = [
     "CHUNK",
@@ -103,15 +115,9 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-CHUNK = 1 << 15
-"""Elements made at a time: what NumPy costs per call hardly counts, and float64 scratch fits a core's cache."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
-_RADIX = 1 << 11
 _EXACT_SCALES = np.array([1.0, -0.5, 2.0, -1.0, 0.25, -2.0, 0.5, -0.25])
 _EXACT_VARIANCE_PLUS_EPSILON = np.array([0.25, 4.0, 16.0])
 _ACTIVATED = np.array([0.25, -0.25, 0.125])
@@ -145,135 +151,6 @@ _STREAMS = {
 def round_to(values: Array, dtype: DataType) -> Array:
     """float64 `values` as stored in `dtype`, rounded once to nearest even."""
     return reference.round_to(values, numpy_dtype(dtype))
-
-
-# ---------------------------------------------------------------- generator
-
-
-def splitmix64(
-    seed: int, stream: int, count: int, first: int = 0, judge: Namespace | None = None
-) -> npt.NDArray[np.uint64]:
-    """`count` uniform 64-bit words of `stream`, from the one numbered `first`: each depends on its number alone."""
-    if judge is not None:
-        return _words_at(seed, stream, judge.arange(first, first + count, np.uint64))
-    if count <= CHUNK:
-        return _words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
-    words = np.empty(count, np.uint64)
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        words[start:stop] = splitmix64(seed, stream, stop - start, first + start)
-    return words
-
-
-def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    start = _mix(_mix(seed + _GOLDEN) ^ (stream * _GOLDEN & _MASK))
-    z = index + np.uint64(1)
-    z *= np.uint64(_GOLDEN)
-    z += np.uint64(start)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-_SHARED = 1 << 14
-"""Elements up to which what is drawn for one case is kept for the next: they differ in dtype and layout, seldom in
-seed."""
-_drawn: dict[tuple[str, int, int], Array] = {}
-_DRAWN = 128
-
-
-def _shared(kind: str, seed: int, stream: int, count: int) -> Array:
-    """The first `count` "words" of a stream, or their "normal" values; not to be written."""
-    key = kind, seed, stream
-    found = _drawn.get(key)
-    if found is None or found.size < count:
-        words = splitmix64(seed, stream, 1 << (count - 1).bit_length())
-        found = normal(words) if kind == "normal" else words
-        found.flags.writeable = False
-        if len(_drawn) >= _DRAWN:
-            _drawn.clear()
-        _drawn[key] = found
-    return found[:count]
-
-
-@functools.lru_cache(maxsize=32)
-def _shared_order(seed: int, count: int, m: int) -> npt.NDArray[np.intp]:
-    """The order of the elements of the first `count` statistics of m; not to be written."""
-    order = _order(splitmix64(seed, _STREAMS["order"], count * m).reshape(count, m))
-    order.flags.writeable = False
-    return order
-
-
-def _mix(z: int) -> int:
-    z &= _MASK
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
-    return z ^ (z >> 31)
-
-
-def uniform(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Uniform in (0, 1): the middle of one of 2**32 cells."""
-    values = (words >> np.uint64(32)).astype(np.float64)
-    values += 0.5
-    values *= 2.0**-32
-    return values
-
-
-def normal(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Standard normal by inversion: Wichura's PPND7 (Applied Statistics AS 241), good to about 1e-7."""
-    q = uniform(words) - 0.5
-    r = 0.180625 - q * q
-    z = (
-        q
-        * (((5.9109374720e01 * r + 1.5929113202e02) * r + 5.0434271938e01) * r + 3.3871327179e00)
-        / (((6.7187563600e01 * r + 7.8757757664e01) * r + 1.7895169469e01) * r + 1.0)
-    )
-    tail = np.abs(q) > 0.425
-    p = 0.5 - np.abs(q[tail])
-    r = np.sqrt(-_log(p))
-    near = r <= 5.0
-    a, b = r - 1.6, r - 5.0
-    z_near = (((1.7023821103e-1 * a + 1.3067284816) * a + 2.7568153900) * a + 1.4234372777) / (
-        (1.2021132975e-1 * a + 7.3700164250e-1) * a + 1.0
-    )
-    z_far = (((1.7337203997e-2 * b + 4.2868294337e-1) * b + 3.0812263860) * b + 6.6579051150) / (
-        (1.2258202635e-2 * b + 2.4197894225e-1) * b + 1.0
-    )
-    z[tail] = np.copysign(np.where(near, z_near, z_far), q[tail])
-    return z
-
-
-def _log(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Natural logarithm from exact operations only: libm's differ in the last bit between machines."""
-    mantissa, exponent = np.frexp(values)
-    small = mantissa < 0.7071067811865476
-    mantissa = np.where(small, 2.0 * mantissa, mantissa)
-    exponent = exponent - small
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    square = s * s
-    series = np.zeros_like(s)
-    for k in range(17, 0, -2):
-        series = series * square + 1.0 / k
-    return 2.0 * s * series + exponent * 0.6931471805599453
-
-
-def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """The stable order of each row's keys, of long rows by two radix sorts of 16 bits each."""
-    if isinstance(keys, Foreign):
-        return keys.order()
-    if keys.shape[1] < _RADIX:
-        return np.argsort(keys, axis=1, kind="stable")
-    order = np.empty(keys.shape, np.intp)
-    for row, into in zip(keys, order, strict=True):
-        top = (row >> np.uint64(32)).astype(np.uint32)
-        first = np.argsort(top.astype(np.uint16), kind="stable")
-        into[:] = first[np.argsort((top >> np.uint32(16)).astype(np.uint16)[first], kind="stable")]
-        ordered = top[into]
-        equal = np.flatnonzero(ordered[1:] == ordered[:-1])  # in those bits: next to none
-        while (wrong := equal[row[into[equal]] > row[into[equal + 1]]]).size:
-            wrong = wrong[wrong % 2 == wrong[0] % 2]  # no element in two of the swaps
-            into[wrong], into[wrong + 1] = into[wrong + 1], into[wrong]
-    return order
 
 
 # ---------------------------------------------------------------- inputs
@@ -375,6 +252,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     """
     checked(problem)
     _arguments.instance(judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.judges.chosen, or None")
+    _keep_freed_memory()
     if problem.fill == FILE:
         return read(problem)
     fill = _FILLS[problem.fill](problem)
@@ -423,6 +301,17 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
             result += fill.data("z").astype(np.float64)
         stored["y"] = round_to(activations.activate(problem, result), problem.dtype)
     return Inputs(**stored)
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Have glibc keep memory that arrays gave back for the next ones, up to 64 MiB.
+
+    Blocks are made and given back by the hundred thousand, and each page that the system takes back and gives again
+    costs a fault, in all a third of the CPU time. glibc keeps as much as twice the largest array given back so far,
+    of at most 32 MiB.
+    """
+    np.empty((1 << 25) - (1 << 13), np.uint8)
 
 
 def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
@@ -485,10 +374,20 @@ class _Chunk:
         """Index of each element's statistic."""
         if self.judge is not None or self._inner == 1:
             return self.place // self._inner % self._channels
-        first, stop, inner = self.first, self.first + self.count, self._inner  # a division by element takes long
+        return np.repeat(*self._runs())
+
+    def of(self, parameter: Array) -> Array:
+        """The value of each element's statistic, of all of them in a parameter's shape."""
+        if self.judge is not None or self._inner == 1:
+            return np.take(parameter, self.channel)
+        channels, lengths = self._runs()
+        return np.repeat(parameter.reshape(-1)[channels], lengths)
+
+    def _runs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The statistics of neighbours, and how many there are of each: a division by element takes long."""
+        first, stop, inner = self.first, self.first + self.count, self._inner
         runs = np.arange(first // inner, (stop - 1) // inner + 1)
-        ends = np.minimum((runs + 1) * inner, stop) - np.maximum(runs * inner, first)
-        return np.repeat(runs % self._channels, ends)
+        return runs % self._channels, np.minimum((runs + 1) * inner, stop) - np.maximum(runs * inner, first)
 
     @property
     def rank(self) -> npt.NDArray[np.int64]:
@@ -613,15 +512,15 @@ class _Exact(_Dyadic):
         else:
             rows = result.reshape(dims[0], self.channels, -1).transpose(1, 0, 2)
         kinds, counts = self._pattern()[:2]
-        ends = np.cumsum(counts)[:-1]
+        ends = tuple(int(end) for end in np.cumsum(counts)[:-1])
         stored = round_to(self.cycle(_exact_means(problem)).reshape(-1, 1) + kinds, problem.dtype)
         step = max(1, (CHUNK if self.judge is None else namespaces.BLOCK) // m)
         for first in range(0, self.channels, step):
             some = slice(first, min(first + step, self.channels))
             count = some.stop - first
-            keys = splitmix64(problem.seed, _STREAMS["order"], count * m, first * m, self.judge).reshape(count, m)
-            order = _order(keys)
+            words = functools.partial(splitmix64, problem.seed, _STREAMS["order"], count * m, first * m, self.judge)
             if self.judge is not None:
+                order = _order(words().reshape(count, m))
                 values: Array = self.judge.of(stored[some, -1:].astype(np.float64))
                 for end, kind in zip(ends[::-1], range(len(ends) - 1, -1, -1), strict=True):
                     values = np.where(
@@ -629,8 +528,12 @@ class _Exact(_Dyadic):
                     )
                 rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
                 continue
-            level = sum(((order >= end).view(np.uint8) for end in ends[1:]), (order >= ends[0]).view(np.uint8))
-            rows[some] = np.take_along_axis(stored[some], level, axis=1).reshape(rows[some].shape)
+            if not first and count * m <= _SHARED:
+                level = _shared_levels(problem.seed, _STREAMS["order"], count, m, ends)
+            else:
+                level = _levels(words().reshape(count, m), ends)
+            level = level + np.arange(count)[:, None] * len(kinds)
+            rows[some] = np.take(stored[some], level, mode="clip").reshape(rows[some].shape)
         return result
 
     def saved(self) -> tuple[Array, Array]:
@@ -655,7 +558,7 @@ class _Paired(_Dyadic):
         size = self.half - ((words >> np.uint64(32)) % np.uint64(self.half // 2 + 1)).astype(np.int64)
         sign = 1 - 2 * ((words.astype(np.int64) ^ rank) & 1)
         deviation = np.where((m % 2 == 1) & (rank == m - 1), 0, sign * size)
-        return (np.take(self._means(), channel) + deviation) / self.half
+        return (chunk.of(self._means()) + deviation) / self.half
 
     def saved(self) -> tuple[Array, Array]:
         # 1/sqrt(variance + 1/16) is about 1.25
@@ -674,13 +577,12 @@ class _Randn(_Fill):
         return self._sigma() * self._offset()
 
     def x(self, chunk: _Chunk) -> Array:
-        channel = chunk.channel
-        return np.take(self._sigma(), channel) * (normal(chunk.words) + np.take(self._offset(), channel))
+        return chunk.of(self._sigma()) * (normal(chunk.words) + chunk.of(self._offset()))
 
     def dy(self, chunk: _Chunk) -> Array:
         # a sum near 0 hides what is done to it
         offset = self.cycle(np.array([1.0, -1.0]) * min(self.problem.kappa, 0.5), step=len(_SIGMAS))
-        return normal(chunk.words) + np.take(offset, chunk.channel)
+        return normal(chunk.words) + chunk.of(offset)
 
     def prior(self, chunk: _Chunk) -> Array:
         return chunk.normal
@@ -740,9 +642,8 @@ class _Ramp(_Randn):
         return self._centre().reshape(self.parameters) / (self.prime * 0.5 * _UNIFORM_DEVIATION)
 
     def x(self, chunk: _Chunk) -> Array:
-        channel = chunk.channel
-        steps = self._steps(chunk.place, _GOLDEN_SECTION) + np.take(self._centre(), channel)
-        return steps * (self.unit * np.take(self._power(), channel))
+        steps = self._steps(chunk.place, _GOLDEN_SECTION) + chunk.of(self._centre())
+        return steps * (self.unit * chunk.of(self._power()))
 
     def dy(self, chunk: _Chunk) -> Array:
         # with an offset and a part of x's steps: else dbias and dscale, and their share in dx, are next to nothing
@@ -777,8 +678,7 @@ class _Constant(_Randn):
         return self.cycle(short, step=2)
 
     def x(self, chunk: _Chunk) -> Array:
-        channel = chunk.channel
-        return np.where(np.take(self.constant, channel), np.take(self.values, channel), super().x(chunk))
+        return np.where(chunk.of(self.constant), chunk.of(self.values), super().x(chunk))
 
     def estimates(self) -> tuple[Array, Array]:
         mean, variance = super().estimates()
@@ -804,7 +704,7 @@ class _Relu(_Randn):
         return np.full(self.parameters, _RELU_MEAN / _RELU_DEVIATION)
 
     def x(self, chunk: _Chunk) -> Array:
-        return np.take(self.cycle(_SIGMAS), chunk.channel) * np.maximum(normal(chunk.words), 0.0)
+        return chunk.of(self.cycle(_SIGMAS)) * np.maximum(normal(chunk.words), 0.0)
 
     def dy(self, chunk: _Chunk) -> Array:
         return np.maximum(chunk.normal, 0.0)
@@ -830,7 +730,7 @@ class _Sparse(_Randn):
         # the low bits, which the normal does not use, say which elements there are
         words = chunk.words
         size = np.where(words % np.uint64(16) == 3, 1.0, 0.0) + np.where(words % np.uint64(1024) == 5, 16.0, 0.0)
-        return np.take(self.cycle(_SIGMAS), chunk.channel) * normal(words) * size
+        return chunk.of(self.cycle(_SIGMAS)) * normal(words) * size
 
 
 class _Range(_Randn):

@@ -226,7 +226,7 @@ def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
         mean, inverse, *made_of = others[len(data) - 2 :]
         dy = others[: 1 if output == "dx" else 0]
-        right = alpha * formula(x, *dy, mean, *made_of)
+        right = alpha * formula(x - mean, *dy, *made_of)
         if beta:
             right += beta * others[len(dy)]
         off = values - round_to(right, problem.dtype).astype(np.float64)

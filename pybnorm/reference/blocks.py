@@ -29,11 +29,12 @@ from pybnorm.reference.rounding import (
 )
 
 _MOST_ARRAYS = 64
-BLOCK = 1 << 18  # elements: large enough to hide NumPy's cost per call, small enough for a last-level cache
+BLOCK = 1 << 16  # elements: large enough to hide NumPy's cost per call; a few of them fit a core's own cache
 _KEPT = 1 << 13  # statistics per block if m is large enough to fill the block
 _RUN = 1 << 13  # elements: for shorter inner loops NumPy copies broadcast operands into buffers
 
 _SMALL = 1 << 12  # elements of a block that is done sooner than parameters are repeated
+_PLANE = 1 << 9  # neighbours of one statistic from which a block is made of as few statistics as fill it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,9 +153,11 @@ def reduce_blocks(
 
     def terms(*blocks: Float64Array) -> Iterator[Float64Array]:
         values = function(*blocks)
-        if not isinstance(values, Iterable):
+        if isinstance(values, ARRAYS):
+            values = [values]
+        elif not isinstance(values, Iterable):
             raise ArgumentTypeError("function", f"one that returns {type(values).__name__}", "one that returns arrays")
-        for value in [values] if isinstance(values, ARRAYS) else values:
+        for value in values:
             yield np.broadcast_to(value, blocks[0].shape)
 
     results: list[Float64Array] = []
@@ -203,6 +206,10 @@ class _Walk:
         """Extents of a full block of so many elements: whole innermost axes, then a part of the next."""
         # Bounded so that values per statistic cost little time and memory compared with the block.
         kept_room = max(_KEPT, room // max(self.count, 4))
+        if self.spatial and self.space is None and room > _SMALL:
+            inner = math.prod(self.dims[a] for a in self.order[self.alone + 1 :])
+            if inner >= _PLANE:  # its parameters are then as good as numbers
+                kept_room = max(1, room // self.count)
         tile = [1] * len(self.dims)
         for axis in reversed(self.order):
             kept = axis in self.kept_axes
@@ -263,7 +270,7 @@ class _Walk:
         if self.space:
             spread: Float64Array = self.space.of(parameter)
             return spread
-        if self.size <= _SMALL:
+        if self.size <= _SMALL or parameter.size == 1:
             return parameter
         extents = [parameter.shape[a] if a in self.kept_axes else self.tile[a] for a in range(len(self.dims))]
         target = list(parameter.shape)
@@ -313,6 +320,8 @@ class _Walk:
             return np.asarray(ordered.sum(axes)).reshape(-1)
         outer = math.prod(ordered.shape[: self.alone])
         three = ordered.reshape(outer, ordered.shape[self.alone], -1)
+        if self.spatial and three.shape[1] == 1:
+            return _row_sums(three.reshape(1, -1))
         if self.spatial:
             return _row_sums(self._halve(three, 0)[0])
         return _row_sums(three[:, :, 0]) if three.shape[2] == 1 else self._halve(three, 1)

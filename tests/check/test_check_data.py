@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pybnorm.check import data
+from pybnorm.check import data, generator
 from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate, normal, splitmix64, sums_are_exact, uniform
+from pybnorm.check.data import generate, sums_are_exact
+from pybnorm.check.generator import normal, splitmix64, uniform
 from pybnorm.check.problem import FILLS, Problem
 from pybnorm.check.runner import run_case
 from pybnorm.check.selftest.simulated import session
@@ -270,7 +271,12 @@ def test_the_order_of_long_rows_is_the_stable_one(different):
     rng = np.random.default_rng(different)
     keys = rng.integers(0, different, (3, 5000), np.uint64) << np.uint64(32)
     keys |= rng.integers(0, 4, keys.shape, np.uint64)
-    assert (data._order(keys) == np.argsort(keys, axis=1, kind="stable")).all()
+    order = np.argsort(keys, axis=1, kind="stable")
+    assert (generator._order(keys) == order).all()
+    for count in (5000, 1000):  # of places in three runs
+        short, ends = keys[:, :count], (count // 4, count // 2)
+        runs = np.searchsorted(ends, np.argsort(short, axis=1, kind="stable"), side="right")
+        assert (generator._levels(short, ends) == runs).all()
 
 
 # ---------------------------------------------------------------- the fills
@@ -604,8 +610,8 @@ def test_what_was_drawn_for_other_cases_changes_nothing(fill):
         return {name: a.tobytes() for name, a in data.generate(Problem.parse(line)).arrays().items()}
 
     line = f"train,spatial,f32,nchw,4x3x5x3,fill={fill},beta=1,seed=3"
-    data._drawn.clear()
-    data._shared_order.cache_clear()
+    generator._drawn.clear()
+    generator._shared_levels.cache_clear()
     first = made(line)
     for other in (
         "backward,spatial,f64,nhwc,2x3x1x1",

@@ -43,7 +43,7 @@ import numpy as np
 from pybnorm import reference
 from pybnorm.check.bounds.classes import Tier
 from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs
-from pybnorm.check.bounds.formulas import Deviations, Moments, given, in_range, inverse_deviation, stored
+from pybnorm.check.bounds.formulas import Deviations, Moments, given, gradient, in_range, inverse_deviation, stored
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import Problem
 
@@ -91,7 +91,7 @@ class Frozen(TrainingGrad):
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """dx is scale * r * dy."""
         gain = self.inputs.scale.astype(np.float64) * self._inverse
-        return [gain], lambda x, dy, mean, gain: dy * gain
+        return [gain], lambda centred, dy, gain: dy * gain
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         p = self.precision
@@ -185,7 +185,7 @@ class BackwardElemt(Expected):
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """What dx is made of, and how."""
-        return list(self._factors()), lambda x, dy, mean, gain, centre, slope: (dy - centre - (x - mean) * slope) * gain
+        return list(self._factors()), gradient
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         p, (total, moment, n) = self.precision, self._totals()

@@ -12,7 +12,19 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, reference
 from pybnorm.check.bounds.classes import Tier, precision
-from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, given, stored
+from pybnorm.check.bounds.formulas import (
+    Deviations,
+    Moments,
+    backward_weights,
+    blended,
+    combined,
+    deviations,
+    forward_weights,
+    given,
+    gradient,
+    normalized,
+    stored,
+)
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
@@ -192,24 +204,20 @@ class Expected:
     def _take_moments(self) -> None:
         """Statistics of x, and what their bounds need."""
 
-        def powers(x: Array) -> Iterator[Array]:
-            yield np.abs(x)
-            x *= x
-            yield x
-
         p, problem, like = self.precision, self.problem, self._like
         if like is not None and self._has("x") and like.problem.epsilon == problem.epsilon:
             self._mean, self._inverse, self._moments = like._mean, like._inverse, like._moments
             self._deviations = like._deviations
             return
         mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
-        absolute, square = reference.reduce_blocks(powers, (self.inputs.x,), problem.mode)
+        (absolute,) = reference.reduce_blocks(lambda x: np.abs(x, out=x), (self.inputs.x,), problem.mode)
         m = problem.m
+        square = variance + mean * mean
         if self._normalize_unbiased:
             variance = variance * m / (m - 1)
             inverse = 1 / np.sqrt(variance + problem.epsilon)
         self._mean, self._inverse = mean, inverse
-        self._moments = Moments(mean, variance, absolute / m, square / m, inverse)
+        self._moments = Moments(mean, variance, absolute / m, square, inverse)
         lost_mean = absolute > p.reach
         lost_variance = lost_mean | (m * variance > p.reach)
 
@@ -225,13 +233,13 @@ class Expected:
         self._deviations = within_range
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
-        """What y or dx is made of beside x, dy and the mean, of the derived shape, and the reference's formula."""
+        """What y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""
         gain = self.inputs.scale.astype(np.float64) * self._inverse
         if output == "y":
-            return [gain, self.inputs.need("bias")], lambda x, mean, gain, bias: (x - mean) * gain + bias
+            return [gain, self.inputs.need("bias")], normalized
         m = self.problem.m
         centre, slope = self._parameters["dbias"] / m, self._inverse * (self._parameters["dscale"] / m)
-        return [gain, centre, slope], lambda x, dy, mean, gain, centre, slope: (dy - centre - (x - mean) * slope) * gain
+        return [gain, centre, slope], gradient
 
     def _whole(self, output: str) -> Array:
         """y or dx before blending."""
@@ -240,7 +248,8 @@ class Expected:
         whole = np.empty_like(self.inputs.x, dtype=np.float64)
         with np.errstate(all="ignore"):
             for block in reference.iterate_blocks(arrays, self.problem.mode, (self._mean, *parameters)):
-                whole[block.index] = formula(*block.arrays, *block.parameters)
+                (x, *others), (mean, *own) = block.arrays, block.parameters
+                whole[block.index] = formula(x - mean, *others, *own)
         return whole
 
     @property
@@ -269,15 +278,22 @@ class Expected:
         """S and W of backward."""
         if one_pass not in self._sums:
 
-            def weights(dy: Array, x: Array, mean: Array, r: Array) -> Iterator[Array]:
+            def weights(dy: Array, x: Array, mean: Array) -> Iterator[Array]:
                 np.abs(dy, out=dy)
                 yield dy
-                yield dy * ((np.abs(x) + np.abs(mean)) * r if one_pass else np.abs(x - mean) * r)
+                if one_pass:
+                    np.abs(x, out=x)
+                    x += np.abs(mean)
+                else:
+                    x -= mean
+                    np.abs(x, out=x)
+                x *= dy
+                yield x
 
-            sums = reference.reduce_blocks(
-                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean, np.abs(self._inverse))
+            total, weighted = reference.reduce_blocks(
+                weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean,)
             )
-            self._sums[one_pass] = sums[0], sums[1]
+            self._sums[one_pass] = total, weighted * np.abs(self._inverse)
         return self._sums[one_pass]
 
     def deviations(self, tier: Tier) -> Deviations:
@@ -338,26 +354,26 @@ class Expected:
         made_of, formula = self.formula(output)
         parameters = [self._mean, *made_of]
         sources, end = len(arrays), len(parameters)
-        scale = inputs.scale.astype(np.float64)
-        size = np.abs(self._inverse)  # of a given one, which may have any sign
         # the largest factor that a kernel may put before a term, in whatever order it multiplies
-        factor = np.maximum(1, np.abs(scale)) * np.maximum(1, size)
+        factor = np.maximum(1, np.abs(inputs.scale.astype(np.float64))) * np.maximum(1, np.abs(self._inverse))
+        lost: Any = False
         if output == "y":
-            parameters += [size, scale, inputs.need("bias"), p.reach / factor]
+            reach = p.reach / factor
+            if self.problem.recomputes and bool((m * self._moments.absolute + np.abs(self._mean) <= reach).all()):
+                reach = np.full(1, np.inf)  # the sum of all \|x\| is within
+            parameters.append(np.broadcast_to(reach, self._mean.shape))
         else:
             sums = self._absolute_sums(False)
             lost = m * factor * (sums[0] + sums[1]) > p.reach
-            parameters += [size, scale, self._parameters["dscale"], self._parameters["dbias"]]
         first = len(parameters)
-        undecided = []
+        # where it is stored as it is, that is a part of the weights
+        plain = (alpha, beta) == (1, 0) and type(self)._finished is Expected._finished
         for tier in classes:
-            d = self.deviations(tier)
-            undecided.append(d.undecided)
-            parameters += [d.mean, d.inverse]
-            if output == "dx":
-                e_dscale, e_dbias = self.sum_errors(tier)
-                parameters += [e_dscale, np.where(lost, np.inf, e_dbias)]
-        step = (len(parameters) - first) // max(len(classes), 1)
+            weights = self._weights(output, tier, lost)
+            parameters += [weight * (1 + p.u_out) for weight in weights] if plain else weights
+            if plain:
+                parameters[-len(weights)] += p.tiny_out
+        undecided = [self.deviations(tier).undecided for tier in classes]
         if got is not None:
             arrays.append(got)
         if beta != 0:
@@ -368,27 +384,42 @@ class Expected:
             others = list(block.arrays[sources:])
             values = others.pop(0) if got is not None else None
             before = others.pop(0) if beta != 0 else None
-            mean, r, scale = block.parameters[0], block.parameters[end], block.parameters[end + 1]
-            result, finish = self._finished(output, block.index, formula(x, *rest, *block.parameters[:end]))
-            out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+            mean, *own = block.parameters[:end]
+            centred = x - mean
+            result, finish = self._finished(output, block.index, formula(centred, *rest, *own))
+            out = blended(result, alpha, beta, before)
             bounds = []
+            given_weights = iter(block.parameters[first:])
             for i, tier in enumerate(classes):
-                own = block.parameters[first + i * step : first + (i + 1) * step]
+                elements = [centred, x] if output == "y" else [centred, *rest, result]
+                if output == "dx" and tier.one_pass:
+                    elements.append(x)
+                weights = tuple(next(given_weights) for _ in range(len(elements) + 1))
+                bound = combined(weights, *elements)
                 if output == "y":
-                    bias, reach = block.parameters[end + 2 : first]
-                    error = forward_error(x, mean, r, scale, bias, own, p.u)
-                    error = _without_lost(error, x, mean, reach)
+                    bound = _without_lost(bound, x, mean, block.parameters[end])
+                if plain:
+                    size = np.abs(out)
+                    size *= p.u_out
+                    bound += size
                 else:
-                    dscale, dbias = block.parameters[end + 2 : first]
-                    error = backward_error(
-                        x, rest[0], result, mean, r, scale, dscale, dbias, own, m, p.u, tier.one_pass
-                    )
-                    if self.problem.parameter_dtype.itemsize == 2:
-                        normal = np.abs(x - mean) * r
-                        error += np.abs(scale) * r * p.u_param * (np.abs(dbias) + normal * np.abs(dscale)) / m
-                _, bound = stored(finish(error), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
+                    _, bound = stored(finish(bound), result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
                 bounds.append((bound, np.broadcast_to(beside(undecided[i][block.parameter_index], bound), bound.shape)))
             yield Part(block.index, out, values, bounds)
+
+    def _weights(self, output: str, tier: Tier, lost: Array) -> tuple[Array, ...]:
+        """What a bound's elements are multiplied by; `lost` are statistics whose terms may be out of range."""
+        p, problem, inputs, d = self.precision, self.problem, self.inputs, self.deviations(tier)
+        size = np.abs(self._inverse)  # of a given one, which may have any sign
+        scale = inputs.scale.astype(np.float64)
+        if output == "y":
+            bias = inputs.need("bias").astype(np.float64)
+            return forward_weights(self._mean, size, scale, bias, (d.mean, d.inverse), p.u)
+        e_dscale, e_dbias = self.sum_errors(tier)
+        errors = d.mean, d.inverse, e_dscale, np.where(lost, np.inf, e_dbias)
+        u_stored = p.u_param if problem.parameter_dtype.itemsize == 2 else 0.0
+        dscale, dbias = self._parameters["dscale"], self._parameters["dbias"]
+        return backward_weights(self._mean, size, scale, dscale, dbias, errors, problem.m, p.u, tier.one_pass, u_stored)
 
     def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:
         """What is made of a block of batch norm's result before it is blended, and what of its error."""
@@ -398,7 +429,7 @@ class Expected:
         p, problem, inputs, result = self.precision, self.problem, self.inputs, self._parameters[output]
         alpha, beta, prior = self.blend(output)
         before = None if prior is None else prior.astype(np.float64)
-        out, _ = stored(np.zeros(()), result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
+        out = blended(result, alpha, beta, before)
         bounds = []
         for tier in classes:
             d = self.deviations(tier)
@@ -436,7 +467,10 @@ class Expected:
 
 def _without_lost(error: Array, x: Array, mean: Array, reach: Array) -> Array:
     """`error`, infinite where \\|x\\| + \\|mean\\| is beyond `reach`."""
+    least = float(reach.min())
+    if least == math.inf:
+        return error
     largest = max(float(x.max()), -float(x.min())) + float(np.abs(mean).max())
-    if largest <= float(reach.min()):  # as nearly always, at the cost of two passes; not so if a NaN is among them
+    if largest <= least:  # as nearly always, at the cost of two passes; not so if a NaN is among them
         return error
     return np.where(np.abs(x) + np.abs(mean) > reach, np.inf, error)

@@ -14,11 +14,17 @@ __all__ = [
     "Deviations",
     "Moments",
     "backward_error",
+    "backward_weights",
+    "blended",
+    "combined",
     "deviations",
     "forward_error",
+    "forward_weights",
     "given",
+    "gradient",
     "in_range",
     "inverse_deviation",
+    "normalized",
     "stored",
 ]
 
@@ -93,10 +99,29 @@ def forward_error(
     x: Array, mean: Array, r: Array, scale: Array, bias: Array, errors: Sequence[Array], u: float
 ) -> Array:
     """E of y, before y is stored; `errors` are dmu and dr."""
+    return combined(forward_weights(mean, r, scale, bias, errors, u), x - mean, x)
+
+
+def forward_weights(
+    mean: Array, r: Array, scale: Array, bias: Array, errors: Sequence[Array], u: float
+) -> tuple[Array, Array, Array]:
+    """What E of y is made of: a part without an element, and what \\|x - mean\\| and \\|x\\| are multiplied by."""
     d_mean, d_inverse = errors
     scale = np.abs(scale)
-    spread = scale * (r * d_mean + np.abs(x - mean) * d_inverse)
-    result: Array = spread + 4 * u * (scale * r * (np.abs(x) + np.abs(mean)) + np.abs(bias))
+    gain = 4 * u * scale * r
+    return scale * r * d_mean + gain * np.abs(mean) + 4 * u * np.abs(bias), scale * d_inverse, gain
+
+
+def combined(weights: Sequence[Array], *terms: Array) -> Array:
+    """The first weight, and each other one times the size of its term."""
+    first, *others = weights
+    result: Array = np.abs(terms[0])
+    result *= others[0]
+    result += first
+    for weight, term in zip(others[1:], terms[1:], strict=True):
+        size = np.abs(term)
+        size *= weight
+        result += size
     return result
 
 
@@ -115,28 +140,71 @@ def backward_error(
     one_pass: bool,
 ) -> Array:
     """E of dx, before dx is stored; `errors` are dmu, dr, E of dscale and E of dbias."""
+    weights = backward_weights(mean, r, scale, dscale, dbias, errors, m, u, one_pass)
+    return combined(weights, x - mean, dy, dx, *([x] if one_pass else []))
+
+
+def backward_weights(
+    mean: Array,
+    r: Array,
+    scale: Array,
+    dscale: Array,
+    dbias: Array,
+    errors: Sequence[Array],
+    m: int,
+    u: float,
+    one_pass: bool,
+    u_param: float = 0.0,
+) -> tuple[Array, ...]:
+    """What E of dx is made of: a part without an element, and what the sizes of the elements are multiplied by.
+
+    Elements are x - mean, dy, dx and, of one pass, x; `u_param` is that of a dscale and dbias that may be stored before
+    dx takes them.
+    """
     d_mean, d_inverse, e_dscale, e_dbias = errors
     dscale, dbias = np.abs(dscale) / m, np.abs(dbias) / m
-    normal = np.abs(x - mean) * r
-    w = (np.abs(x) + np.abs(mean)) * r if one_pass else normal
-    relative = d_inverse / r
-    d_normal = r * d_mean + normal * relative + 3 * u * w
-    inner = 5 * u * (np.abs(dy) + dbias + normal * dscale) + e_dbias / m + normal * (e_dscale / m) + dscale * d_normal
-    result: Array = np.abs(scale) * r * inner + np.abs(dx) * (relative + 2 * u)
-    return result
+    gain, relative = np.abs(scale) * r, d_inverse / r
+    first = gain * ((5 * u + u_param) * dbias + e_dbias / m + dscale * r * d_mean)
+    slope = (5 * u + u_param) * dscale + e_dscale / m + dscale * relative
+    width = 3 * u * dscale * r * gain
+    if one_pass:
+        return first + width * np.abs(mean), gain * r * slope, 5 * u * gain, relative + 2 * u, width
+    return first, gain * r * slope + width, 5 * u * gain, relative + 2 * u
 
 
 def stored(
     error: Array, result: Array, alpha: float, beta: float, prior: Array | None, u: float, u_out: float, tiny: float
 ) -> tuple[Array, Array]:
     """(alpha * result + beta * prior, bound of it as stored), from E of the unblended result."""
-    out = result
+    out = blended(result, alpha, beta, prior)
     if alpha != 1 or beta != 0:
-        out = alpha * result
-        size = np.abs(out)
+        size = np.abs(alpha * result)
         if beta != 0:
             assert prior is not None
-            blend = beta * prior
-            out, size = out + blend, size + np.abs(blend)
+            size = size + np.abs(beta * prior)
         error = abs(alpha) * error + 2 * u * size
     return out, error + u_out * (np.abs(out) + error) + tiny
+
+
+def blended(result: Array, alpha: float, beta: float, prior: Array | None) -> Array:
+    """alpha * result + beta * prior."""
+    if beta != 0:
+        assert prior is not None
+        blend: Array = alpha * result + beta * prior
+        return blend
+    return result if alpha == 1 else alpha * result
+
+
+def normalized(centred: Array, gain: Array, bias: Array) -> Array:
+    """Y of x - mean."""
+    result: Array = centred * gain
+    result += bias
+    return result
+
+
+def gradient(centred: Array, dy: Array, gain: Array, centre: Array, slope: Array) -> Array:
+    """Dx of x - mean and dy."""
+    result: Array = dy - centre
+    result -= centred * slope
+    result *= gain
+    return result

@@ -14,6 +14,7 @@ from pybnorm.check.bounds.expected import Expected, Part
 from pybnorm.check.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.data import round_to
 from pybnorm.check.problem import DATA_OUTPUTS
+from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign
 
 __all__ = ["Tally", "compare"]
@@ -36,6 +37,7 @@ class Tally:
     wild_from: int = -1
     """Lowest place along axis 1, the channels', of those; -1: there is none."""
     different: int = 0
+    """Elements that are not the right value, rounded; not all are counted where there is one."""
     elements: int = 0
     noticed: float = math.inf
     worst: list[Point] = dataclasses.field(default_factory=list)
@@ -52,7 +54,10 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
         assert part.got is not None
         right, values = part.reference, part.got
         with np.errstate(all="ignore"):
-            error = np.abs(values - right)
+            error = values - right
+            np.abs(error, out=error)
+            if _add_ordinary(tally, part, error, largest, dtype):
+                continue
             finite, size = np.isfinite(values), np.abs(right)
             held = np.zeros_like(right, bool)
             judged = np.zeros_like(right, bool)
@@ -86,6 +91,50 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
     return tally
 
 
+def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype: DataType) -> bool:
+    """Count a block that the last class holds, with a sharp look at none; False if it takes one.
+
+    Ordinary is a block without a NaN or infinity in what is right, what came and the bound, in the range of the type,
+    decided everywhere and within the bound. A NaN makes every comparison of a largest or least value false.
+    """
+    bound, undecided = part.classes[-1]
+    if _any(undecided):
+        return False
+    size = np.abs(part.reference)
+    most = float(error.max(initial=0.0))
+    if not (float((size + bound).max(initial=0.0)) <= largest and most < math.inf):
+        return False
+    ratio, worst = error, 0.0
+    if most > 0:
+        ratio = error / bound
+        worst = float(ratio.max(initial=0.0))
+    noticed = float((bound / size).min(initial=math.inf))
+    if not (worst <= 1 and noticed >= 0):
+        return False
+    tally.elements += error.size
+    tally.noticed = min(tally.noticed, noticed)
+    tally.ratio, tally.finite_ratio = max(tally.ratio, worst), max(tally.finite_ratio, worst)
+    if most > 0:
+        if not tally.different:  # whether there is any is all that is asked
+            stored = round_to(part.reference, dtype).astype(np.float64)
+            tally.different = int(np.count_nonzero(stored != part.got))
+        if worst > _floor(tally.worst):
+            _remember(tally.worst, part, error, bound, ratio)
+    return True
+
+
+def _any(values: Array) -> bool:
+    """Whether one is true, of an array that may be spread from a smaller one."""
+    if isinstance(values, Foreign):
+        return bool(values.any())
+    return bool(values[tuple(slice(None) if step else slice(0, 1) for step in values.strides)].any())
+
+
+def _floor(worst: list[Point]) -> float:
+    """What a ratio must be above to be among the worst."""
+    return worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
+
+
 def _largest(flat: Foreign, floor: float) -> Array:
     """Places of the largest values above `floor`."""
     flat = flat.copy()
@@ -98,7 +147,7 @@ def _largest(flat: Foreign, floor: float) -> Array:
 
 def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio: Array) -> None:
     """Merge a block's largest ratios into the list of worst points."""
-    floor = worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
+    floor = _floor(worst)
     flat = ratio.ravel()
     if isinstance(flat, Foreign):
         chosen = _largest(flat, floor)
