@@ -130,6 +130,13 @@ class _Rows:
         )
         self.mean, self.deviation = mean[self.chosen], np.sqrt(variance[self.chosen])
         self.kappa = self.mean / self.deviation
+        self._made: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives for `key`, made the first time: several outputs are asked for the same bugs."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def at(self, places: Array) -> tuple[Array, Array | None]:
         """z and dy at `places` of every channel: (channels, places)."""
@@ -313,15 +320,24 @@ class _Search:
         self._drawn, self._other = rng.integers(0, rows.m, (2, count))
         self._hypotheses = 1.0
 
-    def run(self) -> Match | None:
-        """The likeliest bug, or None."""
+    def ends(self) -> None:
+        """Try what lies at the ends of channels and images."""
         self._hypotheses = 1.0 if self.asked else 2 * 8 * 4096.0
         for _, term in self.total.terms:
             self._runs(term)
-        if self.found is None:
-            for _, term in self.total.terms:
-                self._every_place(term)
-        return self.found
+
+    def scanned(self) -> bool:
+        """Whether every place is to be looked at: nothing was found, and the deviation may be of a single term."""
+        return self.found is None and (bool(self.asked) or self._typical() <= _SINGLE)
+
+    def _typical(self) -> float:
+        return math.sqrt(float(np.median(self.d**2)))
+
+    def nearest_places(self) -> list[tuple[_Nearest, _Nearest, _Nearest]]:
+        """For each term what takes the nearest places: of one element, of a neighbour in its place, of a swap."""
+        largest = _SINGLE + 4 * self._typical()
+        d = np.clip(self.d, -largest, largest)
+        return [(_Nearest(d), _Nearest(d), _Nearest(d)) for _ in self.total.terms]
 
     def _near(self, p: Array, draws: Callable[[], Array], bug: str) -> bool:
         """Whether `p` explains most of the deviation, with a slope of 1."""
@@ -383,8 +399,15 @@ class _Search:
         tails = {m % 2**k for k in range(2, 14)} | {rows.inner}
         lengths = sorted({k for k in {*_RUNS, *tails} if 0 < k <= longest})
         for word, places in (("last", m - 1 - np.arange(longest)), ("first", np.arange(longest))):
-            sums = self._terms(term, places).cumsum(axis=1)
-            for k in lengths:
+            elements = functools.partial(rows.at, places)
+            ends = np.array(lengths) - 1
+
+            def taken(elements: Callable[[], Any] = elements, word: str = word, ends: Array = ends) -> Array:
+                result: Array = term(*rows.once(word, elements)).cumsum(axis=1)[:, ends]
+                return result
+
+            sums = rows.once((term, word), taken)
+            for i, k in enumerate(lengths):
                 name = f"the {word} element" if k == 1 else f"the {word} {k} elements"
 
                 def draws(k: int = k) -> Array:
@@ -393,7 +416,7 @@ class _Search:
                     whole = self._terms(term, (starts[:, None] + np.arange(k)).ravel())
                     return whole.reshape(len(self.d), count, k).sum(axis=2)
 
-                self._both(sums[:, k - 1], draws, f"{name} of every channel")
+                self._both(sums[:, i], draws, f"{name} of every channel")
         self._moved(term, m - 1, m - 2, "the last element")
         self._moved(term, 0, 1, "the first element")
         images = m // rows.inner
@@ -402,7 +425,8 @@ class _Search:
                 if k * 2 > rows.inner or k * images > 1 << 14:
                     break
                 for word, offset in (("last", rows.inner - 1 - np.arange(k)), ("first", np.arange(k))):
-                    p = self._terms(term, (np.arange(images)[:, None] * rows.inner + offset).ravel()).sum(axis=1)
+                    ends = (np.arange(images)[:, None] * rows.inner + offset).ravel()
+                    p = rows.once((term, word, k), lambda ends=ends: self._terms(term, ends).sum(axis=1))  # type: ignore[misc]
 
                     def some(k: int = k) -> Array:
                         starts = self._drawn[:255] % (rows.inner - k + 1)
@@ -438,22 +462,8 @@ class _Search:
             p = shifted(one, two, how)[:, 0]
             self._try(p, functools.partial(shifted, self._drawn, self._other, how), texts[how])
 
-    def _every_place(self, term: _Term) -> None:
-        """One element anywhere, or a neighbour in its place: of all terms those that leave the least deviation."""
-        typical = math.sqrt(float(np.median(self.d**2)))
-        if typical > _SINGLE and not self.asked:
-            return
-        largest = _SINGLE + 4 * typical
-        d = np.clip(self.d, -largest, largest)
-        one, neighbour, swapped = _Nearest(d), _Nearest(d), _Nearest(d)
-        for first, z, dy in self.rows.blocks():
-            values = term(z, dy)
-            one.add(values, first)
-            if values.shape[1] > 1:
-                neighbour.add(np.diff(values, axis=1), first)
-                if self.total.paired:
-                    assert dy is not None
-                    swapped.add(np.diff(z, axis=1) * np.diff(dy, axis=1), first)
+    def places(self, term: _Term, one: _Nearest, neighbour: _Nearest, swapped: _Nearest) -> None:
+        """Try one element anywhere, or a neighbour in its place: of all those that leave the least deviation."""
         if not self.asked:
             self._hypotheses = 2 * 8 * 16.0 * self.rows.m
         for place in one.places:
@@ -478,17 +488,46 @@ class _Nearest:
         """The nearest first."""
         return [place for _, place in self._best]
 
-    def add(self, values: Array, first: int) -> None:
-        """Terms, (channels, places), of the places from `first` on."""
+    def add(self, values: Array, squares: Array, first: int) -> None:
+        """Terms, (channels, places), of the places from `first` on, and the sums of their squares."""
         if isinstance(values, Foreign):
-            dot, squares = (values * self._d[:, None]).sum(0), (values * values).sum(0)
-            left = np.asarray(squares - 2 * np.abs(dot))
+            left = np.asarray(squares - 2 * np.abs((values * self._d[:, None]).sum(0)))
         else:
-            left = np.einsum("cp,cp->p", values, values) - 2 * np.abs(self._d.astype(values.dtype) @ values)
+            left = squares - 2 * np.abs(self._d.astype(values.dtype) @ values)
         chosen = np.argpartition(left, min(_SCANNED, left.size - 1))[:_SCANNED]
         self._best += [(float(left[i]), first + int(i)) for i in chosen]
         self._best.sort()
         del self._best[_SCANNED:]
+
+
+def _scan(rows: _Rows, searches: list[_Search]) -> None:
+    """Every place of every search, in one walk over the data."""
+    if not searches:
+        return
+    total = {id(one.total): one.total for one in searches}
+    wanted = {key: [one.nearest_places() for one in searches if id(one.total) == key] for key in total}
+    for first, z, dy in rows.blocks():
+        for key, each in total.items():
+            for i, (_, term) in enumerate(each.terms):
+                values = term(z, dy)
+                found = [(values, [places[i][0] for places in wanted[key]])]
+                if values.shape[1] > 1:
+                    found.append((np.diff(values, axis=1), [places[i][1] for places in wanted[key]]))
+                    if each.paired:
+                        assert dy is not None
+                        swaps = np.diff(z, axis=1) * np.diff(dy, axis=1)
+                        found.append((swaps, [places[i][2] for places in wanted[key]]))
+                for terms, takers in found:
+                    squares = (
+                        (terms * terms).sum(0) if isinstance(terms, Foreign) else np.einsum("cp,cp->p", terms, terms)
+                    )
+                    for taker in takers:
+                        taker.add(terms, squares, first)
+    for key in total:
+        own = [one for one in searches if id(one.total) == key]
+        for one, nearest in zip(own, wanted[key], strict=True):
+            for (_, term), places in zip(one.total.terms, nearest, strict=True):
+                one.places(term, *places)
 
 
 # ---------------------------------------------------------------- a case
@@ -543,11 +582,18 @@ def matches(expected: Expected, outputs: Mapping[str, Array], tried: list[Tried]
     found: dict[str, Match] = {}
 
     def search(asked: str) -> None:
-        for output, name, d in off:
+        searches = [
+            (output, name, _Search(rows, sums[name], d, asked))
+            for output, name, d in off
+            if not (asked and output in found)
+        ]
+        for _, _, one in searches:
+            one.ends()
+        _scan(rows, [one for _, _, one in searches if one.scanned()])
+        for output, name, one in searches:
             if asked and output in found:
                 continue
-            one = _Search(rows, sums[name], d, asked)
-            match = one.run()
+            match = one.found
             if tried is not None and not asked:
                 tried.append(one.told(output, name))
             if match is not None and (output not in found or match.probability < found[output].probability):
