@@ -43,9 +43,7 @@ class _NothingToMeasureError(click.ClickException):
 @bench.command("device")
 @click.option(
     "--backend",
-    default="cudnn",
-    show_default=True,
-    help="cudnn for a GPU, onednn for the CPU.",
+    help="cudnn for a GPU, onednn for the CPU. Default: cudnn where it finds a GPU, else onednn.",
 )
 @click.option("--algorithm", "algorithms", multiple=True, help="Of the plans. Default: auto, and fast on cuDNN.")
 @click.option("--shapes", multiple=True, metavar="NAME|NxCxHxW", help="Default: h200; small on the CPU.")
@@ -64,7 +62,7 @@ class _NothingToMeasureError(click.ClickException):
 @click.pass_context
 def bench_device(
     context: click.Context,
-    backend: str,
+    backend: str | None,
     algorithms: tuple[str, ...],
     shapes: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -127,3 +125,52 @@ def bench_device(
         except (OSError, ArgumentError) as error:
             raise output.WriteError(f"--plot {plot_target}", error) from None
     context.exit(INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
+
+
+@bench.command("model")
+@click.option(
+    "--setting", "names", multiple=True, metavar="NAME", help="What to measure. Default: all; on a CPU small."
+)
+@click.option("--contender", "contenders", multiple=True, help="torch, pybnorm or fused. Default: all.")
+@click.option("--quick", is_flag=True, help="A narrow model and small images, to see that it works.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no setting after this time.")
+@output.json_option("the result")
+@click.pass_context
+def bench_model(
+    context: click.Context,
+    names: tuple[str, ...],
+    contenders: tuple[str, ...],
+    quick: bool,
+    seconds: float,
+    json_target: str | None,
+) -> None:
+    """Steps of a ResNet-50 in PyTorch: with its batch norm, with pybnorm's, and with pybnorm's fused.
+
+    \b
+    Exit status:
+      0  every loss was PyTorch's within the noise of the dtype
+      1  a contender failed or its loss was wrong, or nothing was measured
+      2  no PyTorch, or bad arguments; or the result could not be written
+    """
+    from benchmarks import model
+
+    try:
+        with output.usage_errors():
+            console = output.console(stderr=json_target == "-")
+            targets = output.targets(context, "bench", json=json_target)
+            with output.progress(console) as progress:
+                task = progress.add_task("model", total=None, completed=-1)
+                result = model.run(
+                    names,
+                    contenders=contenders or model.CONTENDERS,
+                    quick=quick,
+                    seconds=seconds,
+                    progress=lambda text, total: progress.update(task, description=text, total=total, advance=1),
+                )
+    except (LibraryError, NotInitializedError) as error:
+        raise _NothingToMeasureError(str(error)) from None
+    if "--json" in targets:
+        targets["--json"].put(functools.partial(output.write_json, output.document("pybnorm.bench-model/1", result)))
+    if json_target != "-":
+        click.echo(visible(model.render(result)), file=output.standard_output())
+    context.exit(0 if result["good"] else 1)

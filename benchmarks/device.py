@@ -29,9 +29,9 @@ from pybnorm import _core
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
-from pybnorm.errors import ArgumentError, PybnormError, UnsupportedError
+from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, PybnormError, UnsupportedError
 
-__all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "SHAPES", "run"]
+__all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "SHAPES", "here", "run"]
 
 BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
 """Backends with a device that can be timed here."""
@@ -55,8 +55,25 @@ REPLAYS, QUICK_REPLAYS = 9, 3
 Row = dict[str, Any]
 
 
+def here() -> str:
+    """The first of `BACKENDS` that finds its library and a device here, GPUs before the CPU.
+
+    Raises
+    ------
+    LibraryNotFoundError, NotInitializedError
+        None does; the error is that of the last.
+    """
+    *others, last = sorted(BACKENDS, key=lambda name: _core.device_types(name)[0] == CPU)
+    for name in others:
+        with contextlib.suppress(LibraryError, NotInitializedError):
+            pybnorm.Handle(name).close()
+            return name
+    pybnorm.Handle(last).close()
+    return last
+
+
 def run(
-    backend: str = "cudnn",
+    backend: str | None = None,
     *,
     algorithms: Sequence[str] = (),
     shapes: Sequence[str] = (),
@@ -74,8 +91,8 @@ def run(
 
     Parameters
     ----------
-    backend : str
-        Among `BACKENDS`.
+    backend : str, optional
+        Among `BACKENDS`; by default the first of them that finds a device here, GPUs before the CPU.
     algorithms : sequence of str
         Of the plans; by default ``"auto"`` and, on cuDNN, ``"fast"``. The first is the one whose host time is measured.
     shapes : sequence of str
@@ -112,6 +129,7 @@ def run(
         No library or no device.
     """
     start = time.monotonic()
+    backend = here() if backend is None else backend
     _known("backend", [backend], BACKENDS)
     cpu = _core.device_types(backend)[0] == CPU
     chosen = _shapes(shapes or (("small",) if cpu or quick else ("h200",)))
