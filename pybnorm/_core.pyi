@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from pybnorm._arrays import Buffer
 from pybnorm._find import LibrarySpec
+from pybnorm._words import ActivationWord, AlgorithmWord, BackendWord, LayoutWord, ModeWord, OperationWord
 from pybnorm.defects import Call, Defect
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
@@ -19,18 +20,18 @@ class Library(NamedTuple):
     device_type: int
 
 def backends() -> tuple[str, ...]: ...
-def search_spec(backend: str) -> LibrarySpec: ...
+def search_spec(backend: BackendWord | str) -> LibrarySpec: ...
 def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]: ...
-def device_types(backend: str) -> tuple[int, ...]: ...
-def loaded(backend: str) -> Library | None: ...
-def load(backend: str, path: str | bytes | PathLike[str] | None = None) -> Library: ...
-def has_symbol(backend: str, name: str) -> bool | None: ...
+def device_types(backend: BackendWord | str) -> tuple[int, ...]: ...
+def loaded(backend: BackendWord | str) -> Library | None: ...
+def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = None) -> Library: ...
+def has_symbol(backend: BackendWord | str, name: str) -> bool | None: ...
 def capability(
-    backend: str,
-    operation: Operation | int | str,
-    mode: Mode | int | str,
+    backend: BackendWord | str,
+    operation: Operation | int | OperationWord,
+    mode: Mode | int | ModeWord,
     dtype: object,
-    layout: Layout | int | str,
+    layout: Layout | int | LayoutWord,
     rank: int,
 ) -> tuple[Capability, str]: ...
 
@@ -40,9 +41,9 @@ class TensorDescriptor:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     layout: Layout
-    def __init__(self, backend: str, dtype: object, dims: object, strides: object = None) -> None: ...
+    def __init__(self, backend: BackendWord | str, dtype: object, dims: object, strides: object = None) -> None: ...
     @staticmethod
-    def from_pointer(backend: str, pointer: SupportsIndex) -> TensorDescriptor: ...
+    def from_pointer(backend: BackendWord | str, pointer: SupportsIndex) -> TensorDescriptor: ...
     def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]: ...
     @property
     def nbytes(self) -> int: ...
@@ -54,7 +55,7 @@ class TensorDescriptor:
     def __enter__(self) -> TensorDescriptor: ...
     def __exit__(self, *_: object) -> None: ...
 
-def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | str) -> TensorDescriptor: ...
+def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | ModeWord) -> TensorDescriptor: ...
 
 class Handle:
     backend: str
@@ -70,14 +71,14 @@ class Handle:
     def known_defects(self) -> str: ...
     def __init__(
         self,
-        backend: str,
+        backend: BackendWord | str,
         *,
         stream: Any = None,
         known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
     ) -> None: ...
     @staticmethod
     def from_pointer(
-        backend: str,
+        backend: BackendWord | str,
         pointer: SupportsIndex,
         *,
         known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
@@ -108,7 +109,7 @@ class Handle:
         bias: Any,
         y: Any,
         *,
-        mode: Mode | int | str = ...,
+        mode: Mode | int | ModeWord = ...,
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
@@ -118,10 +119,10 @@ class Handle:
         running_variance: Any = None,
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
-        algorithm: str | None = None,
+        algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
     ) -> None: ...
     def forward_inference(
@@ -133,14 +134,14 @@ class Handle:
         running_variance: Any,
         y: Any,
         *,
-        mode: Mode | int | str = ...,
+        mode: Mode | int | ModeWord = ...,
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
-        algorithm: str | None = None,
+        algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
     ) -> None: ...
     def backward(
@@ -152,7 +153,7 @@ class Handle:
         dscale: Any,
         dbias: Any,
         *,
-        mode: Mode | int | str = ...,
+        mode: Mode | int | ModeWord = ...,
         alpha: float = 1.0,
         beta: float = 0.0,
         alpha_param: float = 1.0,
@@ -161,11 +162,11 @@ class Handle:
         saved_mean: Any = None,
         saved_inv_variance: Any = None,
         bias: Any = None,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
         y: Any = None,
-        algorithm: str | None = None,
+        algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
         alpha_data: float | None = None,
         beta_data: float | None = None,
@@ -179,10 +180,10 @@ class Handle:
     def descriptor(self, array: Any, argument: str = "array") -> TensorDescriptor: ...
     def workspace_size(
         self,
-        operation: Operation | int | str,
+        operation: Operation | int | OperationWord,
         x_desc: TensorDescriptor,
         *,
-        mode: Mode | int | str = ...,
+        mode: Mode | int | ModeWord = ...,
         y_desc: TensorDescriptor | None = None,
         dy_desc: TensorDescriptor | None = None,
         dx_desc: TensorDescriptor | None = None,
@@ -194,8 +195,8 @@ class Handle:
         running: bool = True,
         saved: bool = True,
         unbiased: bool = True,
-        algorithm: str | None = None,
-        activation: Activation | int | str = ...,
+        algorithm: AlgorithmWord | str | None = None,
+        activation: Activation | int | ActivationWord = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
     ) -> int: ...
@@ -204,8 +205,8 @@ class Handle:
         x: Any,
         y: Any = None,
         *,
-        mode: Mode | int | str = ...,
-        algorithm: str | None = "auto",
+        mode: Mode | int | ModeWord = ...,
+        algorithm: AlgorithmWord | str | None = "auto",
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
@@ -213,7 +214,7 @@ class Handle:
         unbiased: bool = True,
         running: bool = True,
         saved: bool = True,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
     ) -> ForwardTrainingPlan: ...
@@ -222,12 +223,12 @@ class Handle:
         x: Any,
         y: Any = None,
         *,
-        mode: Mode | int | str = ...,
-        algorithm: str | None = "auto",
+        mode: Mode | int | ModeWord = ...,
+        algorithm: AlgorithmWord | str | None = "auto",
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 1e-5,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
     ) -> ForwardInferencePlan: ...
@@ -237,15 +238,15 @@ class Handle:
         dy: Any = None,
         dx: Any = None,
         *,
-        mode: Mode | int | str = ...,
-        algorithm: str | None = "auto",
+        mode: Mode | int | ModeWord = ...,
+        algorithm: AlgorithmWord | str | None = "auto",
         alpha: float = 1.0,
         beta: float = 0.0,
         alpha_param: float = 1.0,
         beta_param: float = 0.0,
         epsilon: float = 1e-5,
         saved: bool = True,
-        activation: Activation | int | str = ...,
+        activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
         alpha_data: float | None = None,
@@ -258,7 +259,7 @@ class Tensor(NamedTuple):
     written: bool
     when: str
 
-def tensors(operation: Operation | int | str) -> tuple[Tensor, ...]: ...
+def tensors(operation: Operation | int | OperationWord) -> tuple[Tensor, ...]: ...
 
 SLOT_BITS: int
 
@@ -337,11 +338,11 @@ class BackwardPlan(Plan):
         reserve: Any = None,
     ) -> None: ...
 
-def algorithms(backend: str) -> tuple[str, ...]: ...
-def numbered_algorithms(backend: str) -> tuple[str, ...]: ...
+def algorithms(backend: BackendWord | str) -> tuple[str, ...]: ...
+def numbered_algorithms(backend: BackendWord | str) -> tuple[str, ...]: ...
 def batch_normalization_forward_training(
     handle: Handle,
-    mode: Mode | int | str,
+    mode: Mode | int | ModeWord,
     alpha: float,
     beta: float,
     x_desc: TensorDescriptor,
@@ -358,7 +359,7 @@ def batch_normalization_forward_training(
     saved_mean: SupportsIndex | None,
     saved_inv_variance: SupportsIndex | None,
     *,
-    activation: Activation | int | str = ...,
+    activation: Activation | int | ActivationWord = ...,
     activation_low: float | None = None,
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
@@ -366,7 +367,7 @@ def batch_normalization_forward_training(
 ) -> None: ...
 def batch_normalization_forward_inference(
     handle: Handle,
-    mode: Mode | int | str,
+    mode: Mode | int | ModeWord,
     alpha: float,
     beta: float,
     x_desc: TensorDescriptor,
@@ -380,7 +381,7 @@ def batch_normalization_forward_inference(
     running_variance: SupportsIndex,
     epsilon: float,
     *,
-    activation: Activation | int | str = ...,
+    activation: Activation | int | ActivationWord = ...,
     activation_low: float | None = None,
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
@@ -388,7 +389,7 @@ def batch_normalization_forward_inference(
 ) -> None: ...
 def batch_normalization_backward(
     handle: Handle,
-    mode: Mode | int | str,
+    mode: Mode | int | ModeWord,
     alpha: float,
     beta: float,
     alpha_param: float,
@@ -408,7 +409,7 @@ def batch_normalization_backward(
     saved_inv_variance: SupportsIndex | None,
     *,
     bias: SupportsIndex | None = None,
-    activation: Activation | int | str = ...,
+    activation: Activation | int | ActivationWord = ...,
     activation_low: float | None = None,
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,

@@ -37,7 +37,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -45,6 +45,7 @@ import numpy as np
 from pybnorm import _arguments, _names
 from pybnorm._arrays import CPU, Buffer, as_buffer
 from pybnorm._core import Cache, Handle, backends, current_stream, describe, device_types
+from pybnorm._words import AlgorithmWord, ModeWord
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -53,12 +54,13 @@ __all__ = ["MOST_READY", "batch_norm_backward", "batch_norm_inference", "batch_n
 MOST_READY = 256
 """Number of prepared calls that each thread, or each handle given, keeps."""
 
+_Array = TypeVar("_Array")  # what comes in goes out
 Call: TypeAlias = Callable[..., Any]
 Context: TypeAlias = "contextlib.AbstractContextManager[object]"
 
 
 def batch_norm_training(
-    x: Any,
+    x: _Array,
     scale: Any,
     bias: Any,
     running_mean: Any = None,
@@ -67,12 +69,12 @@ def batch_norm_training(
     exponential_average_factor: float = 0.1,
     unbiased: bool = True,
     epsilon: float = 1e-5,
-    mode: Mode | int | str = Mode.SPATIAL,
-    algorithm: str = "auto",
+    mode: Mode | int | ModeWord = Mode.SPATIAL,
+    algorithm: AlgorithmWord | str = "auto",
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
-) -> tuple[Any, Any, Any]:
+) -> tuple[_Array, Any, Any]:
     """Normalize by the statistics of the batch.
 
     ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias`` (Ioffe & Szegedy 2015, algorithm 1).
@@ -142,26 +144,26 @@ def batch_norm_training(
         call, kept = _prepare("training", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
-    found: tuple[Any, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
+    found: tuple[_Array, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
     return found
 
 
 def batch_norm_inference(
-    x: Any,
+    x: _Array,
     scale: Any,
     bias: Any,
     running_mean: Any = None,
     running_variance: Any = None,
     *,
     epsilon: float = 1e-5,
-    mode: Mode | int | str = Mode.SPATIAL,
-    algorithm: str = "auto",
+    mode: Mode | int | ModeWord = Mode.SPATIAL,
+    algorithm: AlgorithmWord | str = "auto",
     handle: Handle | None = None,
     out: Any = None,
     mean: Any = None,
     variance: Any = None,
     **unknown: NoReturn,
-) -> Any:
+) -> _Array:
     """Normalize by given statistics: ``y = scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias``.
 
     Parameters
@@ -216,23 +218,24 @@ def batch_norm_inference(
         )
         if kept:
             ready.keep(key, call, MOST_READY)
-    return call(x, scale, bias, running_mean, running_variance, out)
+    y: _Array = call(x, scale, bias, running_mean, running_variance, out)
+    return y
 
 
 def batch_norm_backward(
-    x: Any,
+    x: _Array,
     dy: Any,
     scale: Any,
     saved_mean: Any = None,
     saved_inv_variance: Any = None,
     *,
     epsilon: float = 1e-5,
-    mode: Mode | int | str = Mode.SPATIAL,
-    algorithm: str = "auto",
+    mode: Mode | int | ModeWord = Mode.SPATIAL,
+    algorithm: AlgorithmWord | str = "auto",
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
-) -> tuple[Any, Any, Any]:
+) -> tuple[_Array, Any, Any]:
     """Gradients of `batch_norm_training`; the formulas are in `Handle.backward`.
 
     Parameters
@@ -287,7 +290,7 @@ def batch_norm_backward(
         call, kept = _prepare("backward", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
-    found: tuple[Any, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
+    found: tuple[_Array, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
     return found
 
 

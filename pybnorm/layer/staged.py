@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pybnorm import _arguments, _names, defects, devices
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
+from pybnorm._words import OperationWord
 from pybnorm.devices import Device
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
@@ -182,7 +183,9 @@ class StagedLayer:
         derived = self._need_staged()
         return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
 
-    def workspace_size(self, operation: Operation | int | str, x_desc: TensorDescriptor, **options: Any) -> int:
+    def workspace_size(
+        self, operation: Operation | int | OperationWord, x_desc: TensorDescriptor, **options: Any
+    ) -> int:
         """Bytes of workspace that a call of the layer needs, also where it avoids a known defect.
 
         Parameters
