@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -203,6 +204,15 @@ def beside_the_parts(doubles: Any, file: Path) -> str:
 def grapher(doubles: Any) -> str:
     """The double with the parts that cuDNN's graph API is looked for in."""
     return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
+
+
+@pytest.fixture(scope="session")
+def graphs_only(doubles: Any) -> str:
+    """The same, of an installation without libcudnn_ops."""
+    listed = (_BUILD.parents[2] / "pybnorm/backends/cudnn/api.h").read_text().partition("PBN_CUDNN_OPS(X)")[2]
+    ops = re.findall(r"X\((\w+)\)", listed.partition("\n\n")[0])
+    defines = ("DOUBLE_RECORDS", "DOUBLE_GRAPH")
+    return beside_the_parts(doubles, doubles.build("cudnn", soname="libcudnn_graph.so.9", without=ops, defines=defines))
 
 
 # ---------------------------------------------------------------- cuDNN's double that computes

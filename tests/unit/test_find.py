@@ -559,7 +559,7 @@ def test_the_table_has_every_backend() -> None:
 def test_sonames_are_versioned() -> None:
     for spec in SPECS.values():
         assert all(re.fullmatch(r"lib\w+\.so\.\d+(\.\*)?", soname) for soname in spec.sonames)
-    assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8")
+    assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_graph.so.9")
     assert SPECS["miopen"].sonames == ("libMIOpen.so.1",)
     assert SPECS["onednn"].sonames == ("libdnnl.so.3", "libdnnl.so.3.*")
 

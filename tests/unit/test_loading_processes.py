@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pybnorm import Capability
+
 BACKENDS = ("cudnn", "miopen", "onednn")
 VERSIONS = {"cudnn": [9, 19, 0], "miopen": [3, 4, 0], "onednn": [3, 2, 0]}
 VENDOR_FILES = ("libcudnn", "libMIOpen", "libdnnl", "libcuda", "libamdhip64", "libhsa-runtime64")
@@ -498,6 +500,43 @@ def test_the_real_cudnn_without_pathfinder(child: Any) -> None:
     assert loaded["device_type"] == 2
     assert [Path(file).resolve() for file in files] == [Path(path)]
     assert any(how == "cuda.pathfinder" and "ModuleNotFoundError" in why for how, _, why in loaded["attempts"])
+
+
+@pytest.mark.parametrize("kept", ["libcudnn_graph.so.9", "libcudnn.so.9 libcudnn_graph.so.9"])
+def test_the_real_cudnn_without_its_batch_norm_calls(child: Any, tmp_path: Path, kept: str) -> None:
+    """An installation for graphs: what it has works, and what it has not is said, where a call would abort."""
+    _, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
+    for name in kept.split():
+        (tmp_path / name).symlink_to(Path(path).resolve().parent / name)
+    answer = child(
+        """
+        import pybnorm
+        file = values["file"]
+        library = pybnorm.load("cudnn", file)
+        ask = lambda mode, dtype, layout: pybnorm.capability("cudnn", "train", mode, dtype, layout, 4)
+        x = pybnorm.TensorDescriptor("cudnn", "f16", (4, 3, 5, 6))
+        shapes = [pybnorm.derive_bn_tensor_descriptor(x, mode) for mode in ("spatial", "per_activation")]
+        report({
+            "version": library.version,
+            "can": [ask("spatial", "f32", "nchw"), ask("per_activation", "f32", "nchw"), ask("spatial", "f64", "nhwc")],
+            "symbols": [pybnorm.has_symbol("cudnn", f"cudnn{n}") for n in ("BackendExecute", "AddTensor", "SetStream")],
+            "derived": [[d.dtype.short, d.dims, d.strides] for d in shapes],
+            "bytes": x.nbytes,
+            "handle": attempt(lambda: pybnorm.Handle("cudnn").close()),
+        })
+        """,
+        file=tmp_path / kept.partition(" ")[0],
+    )
+    assert answer["version"][0] == 9
+    (can, _), *refused = answer["can"]
+    assert can == Capability.RUNS
+    for bits, reason in refused:
+        assert bits == 0
+        assert "libcudnn_graph and not libcudnn_ops" in reason
+    assert answer["symbols"] == [True, False, True]
+    assert answer["derived"] == [["f32", [1, 3, 1, 1], [3, 1, 1, 1]], ["f32", [1, 3, 5, 6], [90, 30, 6, 1]]]
+    assert answer["bytes"] == 720
+    assert answer["handle"].get("error") in (None, "NotInitializedError")  # the vendor's own answer without a GPU
 
 
 def test_the_real_cudnn_through_pathfinder(child: Any, doubles: Any) -> None:

@@ -1,5 +1,5 @@
 /* cuDNN 8 and 9: loading, handles, descriptors and the imperative ("legacy") calls. The one translation unit of this
- * folder: graph.c, matrix.c and plans.c are included below.
+ * folder: tensors.c, graph.c, matrix.c and plans.c are included below.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -27,10 +27,12 @@ struct pbn_handle {
 
 typedef struct cudnn_api {
     int major; /* 0: nothing loaded */
+    int graphs_only; /* an installation without libcudnn_ops */
     PBN_CUDNN_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
 } cudnn_api;
 
 static cudnn_api api;
+static const int dtypes[] = {PBN_CUDNN_DATA_FLOAT, PBN_CUDNN_DATA_DOUBLE, PBN_CUDNN_DATA_HALF, PBN_CUDNN_DATA_BFLOAT16};
 static char loaded_path[PBN_PATH_MAX]; /* of the library that `api` is of */
 
 static const char no_handle[] = "the handle is missing";
@@ -39,6 +41,10 @@ static const char no_pointer[] = "a required pointer is missing";
 static const char not_loaded[] = "the cuDNN library has not been loaded";
 static const char bad_mode[] = "the mode is none of PER_ACTIVATION, SPATIAL, SPATIAL_PERSISTENT";
 static const char bad_rank[] = "the rank is outside 2 to 8";
+static const char no_ops[] =
+    "this cuDNN installation has libcudnn_graph and not libcudnn_ops, where cuDNN's batch-norm calls are: it has graphs "
+    "only (algorithms auto, graph, and for inference pointwise), which take packed float32, float16 and bfloat16 tensors "
+    "of the spatial modes, in inference channels-last ones, with alpha 1 and beta 0";
 static const char rank2_in_8[] = "cuDNN 8 has no tensor descriptor of rank 2; describe the tensor as (N, C, 1, 1)";
 static const char not_mergeable[] =
     "cuDNN computes on rank 4 and 5 only, and the spatial axes of this rank 6 to 8 tensor are not mutually contiguous, "
@@ -54,29 +60,47 @@ static inline void forget_vendor_text(void) {
 
 /* ---- loading ---------------------------------------------------------------------------------- */
 
+static int missing(pbn_library *lib, const char *symbol) {
+    snprintf(lib->message, sizeof lib->message, "symbol %s is missing", symbol);
+    return PBN_E_SYMBOL;
+}
+
+static void take_from_ops(const pbn_library *lib, cudnn_api *table) {
+#define PBN_TAKE(symbol) PBN_DL_PROBE(, symbol, )
+    PBN_CUDNN_OPS(PBN_TAKE)
+#undef PBN_TAKE
+}
+
+#include "tensors.c"
+
 /* libcudnn.so is a dispatcher: it opens its parts at first use, and when one is missing it prints and
  * abort()s the process (9.27, 8.9.7). So the parts that this file's calls reach are opened first.
  * The order is the one in which the dispatcher will find them: in the process, beside itself, elsewhere. */
-static int open_part(pbn_library *lib, const char *soname) {
+static int open_part(pbn_library *lib, const char *soname, int elsewhere, pbn_library *found) {
     pbn_library part;
     char path[PBN_PATH_MAX];
     const char *slash = strrchr(lib->path, '/');
-    if (pbn_dl_open(&part, soname, 1) == PBN_OK)
-        return PBN_OK;
-    if (slash != NULL) {
+    int status = pbn_dl_open(&part, soname, 1);
+    if (status != PBN_OK && slash != NULL) {
         int length = snprintf(path, sizeof path, "%.*s/%s", (int)(slash - lib->path), lib->path, soname);
-        if (length > 0 && (size_t)length < sizeof path && pbn_dl_open(&part, path, 0) == PBN_OK)
-            return PBN_OK;
+        if (length > 0 && (size_t)length < sizeof path)
+            status = pbn_dl_open(&part, path, 0);
     }
-    if (pbn_dl_open(&part, soname, 0) == PBN_OK)
+    if (status != PBN_OK && elsewhere)
+        status = pbn_dl_open(&part, soname, 0);
+    if (status == PBN_OK) {
+        *found = part;
         return PBN_OK;
+    }
     snprintf(lib->message, sizeof lib->message,
              "its part %s cannot be opened, and calling cuDNN without it would abort the process: %.*s", soname,
              (int)sizeof lib->message / 2, part.message);
     return PBN_E_LIBRARY;
 }
 
-static int open_parts(pbn_library *lib) {
+/* `table` has only graphs afterwards where cuDNN 9's libcudnn_ops is not there. */
+static int open_parts(pbn_library *lib, cudnn_api *table) {
+    pbn_library part;
     /* The version cannot be asked before the parts are there; these exports tell it apart. */
     static const struct {
         const char *export_name, *parts[2];
@@ -87,17 +111,50 @@ static int open_parts(pbn_library *lib) {
     for (size_t i = 0; i < sizeof dispatchers / sizeof dispatchers[0]; i++) {
         if (pbn_dl_symbol(lib->handle, dispatchers[i].export_name) == NULL)
             continue;
-        for (int part = 0; part < 2; part++) {
-            int status = open_part(lib, dispatchers[i].parts[part]);
-            if (status != PBN_OK)
+        for (int number = 0; number < 2; number++) {
+            /* Another installation's libcudnn_ops is none for a libcudnn_graph that was found without a dispatcher. */
+            const int elsewhere = table->cudnnCreateTensorDescriptor != NULL;
+            int status = open_part(lib, dispatchers[i].parts[number], elsewhere, &part);
+            if (status == PBN_OK)
+                continue;
+            if (i != 0 || number != 1 || table->cudnnBackendExecute == NULL)
                 return status;
+            use_graphs_only(table);
+            return PBN_OK;
         }
+        if (i == 0 && table->cudnnCreateTensorDescriptor == NULL)
+            take_from_ops(&part, table); /* the file is libcudnn_graph itself */
     }
     return PBN_OK;
 }
 
+static int is_of_ops(const char *name) {
+#define PBN_SAME(symbol) || strcmp(name, #symbol) == 0
+    return 0 PBN_CUDNN_OPS(PBN_SAME);
+#undef PBN_SAME
+}
+
+/* What is missing of libcudnn_ops may be so for good, which `require_ops` says once the parts are open. */
 static int resolve(pbn_library *lib, cudnn_api *table) {
-    PBN_CUDNN_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
+#define PBN_RESOLVE(result, symbol, parameters)                                                                       \
+    PBN_DL_PROBE(result, symbol, parameters)                                                                          \
+    if (table->symbol == NULL && !is_of_ops(#symbol))                                                                 \
+        return missing(lib, #symbol);
+    PBN_CUDNN_SYMBOLS(PBN_RESOLVE, PBN_DL_PROBE)
+#undef PBN_RESOLVE
+    return PBN_OK;
+}
+
+static int require_ops(pbn_library *lib, const cudnn_api *table) {
+#define PBN_NEEDED(result, symbol, parameters)                                                                        \
+    if (table->symbol == NULL)                                                                                        \
+        return missing(lib, #symbol);
+#define PBN_PASSED(result, symbol, parameters)
+    if (!table->graphs_only) {
+        PBN_CUDNN_SYMBOLS(PBN_NEEDED, PBN_PASSED)
+    }
+#undef PBN_NEEDED
+#undef PBN_PASSED
     return PBN_OK;
 }
 
@@ -127,7 +184,9 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
         return pbn_refuse(status, "the cuDNN library cannot be opened");
     status = resolve(out, &fresh);
     if (status == PBN_OK)
-        status = open_parts(out);
+        status = open_parts(out, &fresh);
+    if (status == PBN_OK)
+        status = require_ops(out, &fresh);
     if (status == PBN_OK)
         status = ask_version(out, &fresh);
     if (status != PBN_OK) {
@@ -142,6 +201,8 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
 static int cudnn_has_symbol(const char *name) {
     if (name == NULL)
         return -1;
+    if (api.graphs_only && is_of_ops(name))
+        return 0;
     PBN_CUDNN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
@@ -493,8 +554,6 @@ static int cudnn_runtime_error(pbn_handle *handle, int query, int *recorded) {
 
 /* ---- tensors ------------------------------------------------------------------------------------ */
 
-static const int dtypes[] = {PBN_CUDNN_DATA_FLOAT, PBN_CUDNN_DATA_DOUBLE, PBN_CUDNN_DATA_HALF, PBN_CUDNN_DATA_BFLOAT16};
-
 /* What may reach cudnnSetTensorNdDescriptor. It answers an offset of 2^31 - 1 with NOT_SUPPORTED but leaves
  * the descriptor set, and calls with such a one read and write out of bounds; negative strides it accepts. */
 static int check_extent(int rank, const int64_t *dims, const int64_t *strides) {
@@ -666,6 +725,8 @@ static int cudnn_tensor_borrow(void *vendor, pbn_tensor *tensor) {
     int status;
     if (tensor == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
+    if (api.graphs_only)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     memset(tensor, 0, sizeof *tensor);
     tensor->vendor = vendor;
     status = check_created(tensor);
@@ -856,7 +917,14 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         case PBN_OP_FORWARD_TRAINING:
         case PBN_OP_FORWARD_INFERENCE:
         case PBN_OP_BACKWARD:
-            break;
+            if (!api.graphs_only)
+                break;
+            if (mode == PBN_PER_ACTIVATION || dtype == PBN_FLOAT64 || layout == PBN_STRIDED ||
+                (operation == PBN_OP_FORWARD_INFERENCE && layout != PBN_CHANNELS_LAST)) {
+                *why = no_ops;
+                return 0;
+            }
+            return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
         default:
             *why = "the operation is unknown";
             return 0;
@@ -875,6 +943,8 @@ static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
+    if (api.graphs_only)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     *bytes = 0; /* cuDNN blends by itself, and the plain entry points take no workspace */
     return PBN_OK;
 }
@@ -956,6 +1026,8 @@ static int to_batch_norm(const pbn_handle *handle, const pbn_call *call, int the
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
+    if (api.graphs_only)
+        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     if ((status = to_vendor_mode(call->mode, &out->mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &out->x_desc)) != PBN_OK ||
         (status = to_compute(call->param_desc, &out->param_desc)) != PBN_OK ||
@@ -1187,7 +1259,7 @@ const pbn_backend pbn_backend_cudnn = {
     .also_reached = {PBN_DEVICE_CUDA_MANAGED},
     .name = "cudnn",
     .label = "cuDNN",
-    .search = {.sonames = "libcudnn.so.9 libcudnn.so.8",
+    .search = {.sonames = "libcudnn.so.9 libcudnn.so.8 libcudnn_graph.so.9",
                .hint = "pip install nvidia-cudnn-cu13 (or -cu12, as the driver needs), or your distribution's cuDNN 9",
                .pathfinder = "cudnn",
                .distributions = "nvidia-cudnn-cu13 nvidia-cudnn-cu12 nvidia-cudnn-cu11",

@@ -264,6 +264,18 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,              \
               const void *dx_desc, void *dx))
 
+/* Those of them that libcudnn_ops has; the others are libcudnn_graph's. */
+#define PBN_CUDNN_OPS(X)                                                                                             \
+    X(cudnnCreateTensorDescriptor) X(cudnnDestroyTensorDescriptor) X(cudnnSetTensorNdDescriptor)                     \
+    X(cudnnGetTensorNdDescriptor) X(cudnnGetTensorSizeInBytes) X(cudnnDeriveBNTensorDescriptor)                      \
+    X(cudnnBatchNormalizationForwardTraining) X(cudnnBatchNormalizationForwardInference)                             \
+    X(cudnnBatchNormalizationBackward) X(cudnnTransformTensor) X(cudnnAddTensor) X(cudnnSetTensor)                   \
+    X(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize) X(cudnnBatchNormalizationForwardTrainingEx)          \
+    X(cudnnGetBatchNormalizationBackwardExWorkspaceSize) X(cudnnBatchNormalizationBackwardEx)                        \
+    X(cudnnGetBatchNormalizationTrainingExReserveSpaceSize) X(cudnnCreateActivationDescriptor)                       \
+    X(cudnnSetActivationDescriptor) X(cudnnDestroyActivationDescriptor) X(cudnnActivationForward)                    \
+    X(cudnnActivationBackward)
+
 /* From the driver, libcuda.so.1. */
 #define PBN_CUDA_DRIVER_SYMBOLS(X)                                                                    \
     X(int, cuCtxGetCurrent, (void **context))                                                         \

@@ -248,7 +248,7 @@ static int graph_ready(void) {
     static const char *const parts[] = {"libcudnn_heuristic.so.9", "libcudnn_engines_precompiled.so.9",
                                         "libcudnn_engines_runtime_compiled.so.9"};
     static atomic_int opened;
-    pbn_library here;
+    pbn_library part, here;
     if (api.major != 9 || api.cudnnBackendCreateDescriptor == NULL || api.cudnnBackendDestroyDescriptor == NULL ||
         api.cudnnBackendSetAttribute == NULL || api.cudnnBackendGetAttribute == NULL ||
         api.cudnnBackendFinalize == NULL || api.cudnnBackendExecute == NULL)
@@ -257,7 +257,7 @@ static int graph_ready(void) {
         return PBN_OK;
     memcpy(here.path, loaded_path, sizeof here.path);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (open_part(&here, parts[i]) != PBN_OK)
+        if (open_part(&here, parts[i], 1, &part) != PBN_OK)
             return pbn_refuse(PBN_E_LIBRARY, no_graph_part);
     atomic_store(&opened, 1);
     return PBN_OK;

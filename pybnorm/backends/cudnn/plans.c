@@ -189,9 +189,11 @@ static const char *unavailable(int kind, const pbn_call *call) {
         return who_fuses;
     switch (kind) {
     case PLAIN:
-        return NULL;
+        return api.graphs_only ? no_ops : NULL;
     case SPATIAL:
     case PERSISTENT:
+        if (api.graphs_only)
+            return no_ops;
         return call->mode == PBN_PER_ACTIVATION ? spatial_only : NULL;
     case EX:
         if (call->operation == PBN_OP_FORWARD_INFERENCE)
@@ -229,6 +231,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
                                      : "the graphs of batch norm take packed tensors, all in one layout";
         return computes_moments(kind, call) ? choose_moments(kind, call, &view) : NULL;
     case SPLIT:
+        if (api.graphs_only)
+            return no_ops;
         if (call->operation != PBN_OP_FORWARD_INFERENCE || call->mode == PBN_PER_ACTIVATION)
             return "only spatial inference can be split along N";
         return NULL;
@@ -439,6 +443,8 @@ static const rule spatial_rule = {.algorithm = "spatial",
 static const rule split_rule = {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST,
                                 "split", "the plain entry point refuses N above 65535"};
 static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
+static const rule graph_rules[] = {{.algorithm = "graph", .why = "the one way of an installation without libcudnn_ops"},
+                                   {.algorithm = "pointwise", .why = "the one way of an installation without libcudnn_ops"}};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
 
 static int fits(const rule *r, const pbn_call *call, int fast) {
@@ -538,6 +544,8 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
         last = fuses(call) ? &fused_rule : call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
+        if (api.graphs_only && last == &spatial_rule)
+            last = &graph_rules[call->operation == PBN_OP_FORWARD_INFERENCE];
         table = handle->rules;
         status = PBN_E_UNSUPPORTED;
         for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < table->count; i++)
@@ -591,7 +599,7 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
     if (call == NULL || operation_tensors_missing(call) != NULL)
         return NULL;
     if (call->mode == PBN_PER_ACTIVATION)
-        return index == 0 ? plain_rule.algorithm : NULL;
+        return index == 0 && !api.graphs_only ? plain_rule.algorithm : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL ||
             (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
