@@ -49,13 +49,15 @@ if TYPE_CHECKING:
     from pybnorm.check.bounds import Expected
     from pybnorm.check.problem import Problem
 
-__all__ = ["LEVEL", "SHORTEST", "Match", "Tried", "matches", "measured", "not_tried"]
+__all__ = ["EXPLAINED", "LEVEL", "SHORTEST", "Match", "Tried", "matches", "measured", "not_tried"]
 
 Array = npt.NDArray[Any]
 
 LEVEL = 1e-12
 """Probability that a case whose kernel is right is said to have one of the bugs."""
 FOLLOWS = 1e-3
+EXPLAINED = 0.75
+"""Share of the squared deviation that a bug must explain to be named."""
 SHORTEST = 2048
 """Terms of a sum below which its bound shows a single one."""
 PLACES = 1 << 16
@@ -349,7 +351,7 @@ class _Search:
             self.nearest = explained, slope, bug, draws, p, self._hypotheses
         if self.asked:
             return abs(slope - 1) < 0.5 and explained > 0.25
-        return abs(slope - 1) < 0.2 and explained > 0.75
+        return abs(slope - 1) < 0.2 and explained > EXPLAINED
 
     def _try(self, p: Array, draws: Callable[[], Array], bug: str) -> None:
         if (self.asked and bug != self.asked) or not self._near(p, draws, bug):

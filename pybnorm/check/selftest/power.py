@@ -30,11 +30,12 @@ import numpy.typing as npt
 
 import pybnorm
 from pybnorm.check.bounds import Expected, Status, Tier, expect
-from pybnorm.check.data import generate
-from pybnorm.check.matched_filters import LEVEL
-from pybnorm.check.problem import Problem
+from pybnorm.check.data import generate, sums_are_exact
+from pybnorm.check.matched_filters import EXPLAINED, LEVEL, measured
+from pybnorm.check.problem import DATA_OUTPUTS, Problem
 from pybnorm.check.selftest import rows
 from pybnorm.check.verdicts import Record, counted, judge_call, scatter_of
+from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -65,6 +66,12 @@ SHAPES = {
 CHANNELS = 16
 VISIBLE = 3.0
 LONGEST_CHAIN = 401408
+"""Terms of one float32 chain of squares that class A holds.
+
+Each term is rounded to the last place of the sum so far. So the error is no sum of independent roundings, for which A
+is made, but a bias that the terms alone foretell: small squares, of which ordinary data have the most, are lost. It is
+0.9 of A's bound at 401,408 terms and 1.9 at 10^6; a test computes both.
+"""
 _LEAST = Tier("least", False, 1.0, exact=True)
 """What may be rounded after the sums."""
 _WORDS = (" dropped", " twice", " swapped in dscale", " from beside it")
@@ -112,7 +119,7 @@ def _settings(
     )
 
 
-_COMPOSED = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt")
+_COMPOSED = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt", "sync_train", "sync_backward")
 SHORT = ("f16", "bf16")
 QUICK = (
     *_settings((64, 3136)),
@@ -248,21 +255,23 @@ def _one(setting: Setting) -> Report:
             if v.status not in allowed
         ]
     right = rows.outputs(rows.Kernel(), by_channel)
-    for bug, kernel in rows.BUGS.items():
-        _look(report, setting, bug, expected, rows.outputs(kernel, by_channel), right)
+    for bug in rows.BUGS:
+        _look(report, setting, bug, expected, by_channel, right)
     report.seconds = time.perf_counter() - started
     return report
 
 
 def _look(
-    report: Report, setting: Setting, bug: str, expected: Expected, got: dict[str, Array], right: dict[str, Array]
+    report: Report, setting: Setting, bug: str, expected: Expected, by_channel: rows.Rows, right: dict[str, Array]
 ) -> None:
     """Enter what the judge says of one bug."""
+    got = rows.outputs(rows.BUGS[bug], by_channel)
     reached = [name for name in got if got[name].tobytes() != right[name].tobytes()]
     if not reached:
         return
     record, recurrence = Record(), counted(scatter_of(CHANNELS, 2.0), setting.m)
     verdicts = judge_call(expected, got, record)
+    exact, merged = sums_are_exact(expected.problem), setting.operation == "sync_train" and setting.fill == "exact"
     named = {t.output: t for t in record.tried if t.explained > 0.9 and t.probability > LEVEL}
 
     def enter(where: dict[str, dict[str, list[str]]], text: str) -> None:
@@ -273,17 +282,37 @@ def _look(
             enter(report.found, name)
         elif _effect(expected, name, got[name], right[name]) <= VISIBLE:
             enter(report.hidden, f"{name}: no more than roundings of the result")
-        elif setting.fill != "exact" and bug not in ELEMENTS:
+        elif not exact and bug not in ELEMENTS:
             enter(report.hidden, f"{name}: no more than the roundings of {setting.m} terms")
-        elif setting.fill == "exact" and _effect(expected, name, got[name], right[name], recurrence) <= 1:
+        elif merged and verdicts[name].status == Status.WARN:
+            enter(report.hidden, f"{name}: no more than one pass over merged ranks rounds")
+        elif exact and _effect(expected, name, got[name], right[name], recurrence) <= 1:
             enter(report.hidden, f"{name}: no more than Welford's recurrence rounds in {CHANNELS} channels")
-        elif setting.fill == "exact" and expected.problem.takes_variance and verdicts[name].status == Status.PASS:
+        elif exact and expected.problem.takes_variance and verdicts[name].status == Status.PASS:
             enter(report.hidden, f"{name}: no more than the roundings of terms whose 1/sigma is not exact")
         elif setting.fill != "exact" and name in named:
             by_chance = f"by chance {named[name].probability:.0e} with {CHANNELS} channels, named below {LEVEL:g}"
             enter(report.hidden, f"{name}: recognized, as if {named[name].bug}; {by_chance}")
+        elif not exact and (share := _left_by_store(expected, bug, name, got)) < EXPLAINED:
+            enter(report.hidden, f"{name}: 16-bit results keep {100 * share:.0f} % of what its sums are off by")
         else:
             enter(report.missed, f"{name}: {verdicts[name].status.value}")
+
+
+def _left_by_store(expected: Expected, bug: str, name: str, got: dict[str, Array]) -> float:
+    """Share of the deviation that a 16-bit y or dx shows that is the kernel's own; of the sum that shows most.
+
+    A bug whose prediction is right to the last digit explains no more of it.
+    """
+    problem, inputs = expected.problem, expected.inputs
+    if name not in DATA_OUTPUTS or problem.dtype.itemsize != 2:
+        return 1.0
+    wide = {n: a.astype(np.float32) for n in ("x", "dy", "prior") if (a := getattr(inputs, n)) is not None}
+    plain, same = dataclasses.replace(problem, dtype=DataType.FLOAT32), dataclasses.replace(inputs, **wide)
+    own = measured(expect(plain, same), name, rows.outputs(rows.BUGS[bug], rows.Rows(plain, same))[name])
+    shown = measured(expected, name, got[name])
+    shares = [1 - float(np.sum((shown[s] - own[s]) ** 2)) / max(float(np.sum(shown[s] ** 2)), 1e-300) for s in shown]
+    return max(shares, default=1.0)
 
 
 def _effect(expected: Expected, name: str, got: Array, right: Array, least: Tier = _LEAST) -> float:

@@ -251,9 +251,9 @@ class Kernel:
         """a * b, with all its digits where it is fused into the sum."""
         return (a.astype(np.float64) * b).astype(f32) if self.fused else a * b
 
-    def statistics(self, rows: Rows) -> tuple[Array, Array, Array]:
-        """Mean, variance and inverse standard deviation."""
-        x, m = rows.x, rows.x.shape[1]
+    def moments(self, x: Array) -> tuple[Array, Array]:
+        """Mean and biased variance."""
+        m = x.shape[1]
         if self.chains:
             mean, variance = welford(x, min(abs(self.chains), max(1, m // 8)), self.chains > 0)
         elif self.one_pass or self.shifted:
@@ -266,6 +266,11 @@ class Kernel:
             mean = self.over(self.sum("mean", x), m)
             centred = x - mean
             variance = self.over(self.sum("variance", self.product(centred, centred)), m)
+        return mean, variance
+
+    def statistics(self, rows: Rows) -> tuple[Array, Array, Array]:
+        """Mean, variance and inverse standard deviation."""
+        mean, variance = self.moments(rows.x)
         mean, variance = self.hook("mean", mean, rows), self.hook("variance", variance, rows)
         return mean, variance, self.inverse(variance, rows)
 
@@ -314,6 +319,9 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
         if problem.composed == "gather_stats":
             _gathered(kernel, rows, keep)
             return found
+        if problem.composed == "sync_train":
+            _synchronized(kernel, rows, keep)
+            return found
         if problem.operation == Operation.FORWARD_TRAINING:
             mean, variance, inverse = kernel.statistics(rows)
             keep("y", kernel.y(rows, mean, inverse))
@@ -333,6 +341,9 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
             return found
         if problem.composed == "backward_elemt":
             keep("dx", kernel.blend(kernel.hook("dx", _from_sums(kernel, rows, mean, inverse), rows), rows))
+            return found
+        if problem.composed == "sync_backward":
+            _synchronized_backward(kernel, rows, mean, inverse, keep)
             return found
         normal = (rows.x - mean) * inverse
         dbias = kernel.hook("dbias", kernel.sum("dbias", rows.dy), rows)
@@ -362,8 +373,11 @@ def _averaged(
     f = kernel.hook("factor", f32(rows.problem.factor), rows)
     unbiased = kernel.hook("unbiased", variance * f32(m) / f32(m - 1), rows)
     unbiased = variance if "biased" in kernel.after else unbiased
-    keep("running_mean", (1 - f) * p["mean"] + f * mean)
-    keep("running_variance", (1 - f) * p["variance"] + f * unbiased)
+    average, spread = p["mean"], p["variance"]
+    for _ in range(kernel.hook("updates", 1, rows)):
+        average, spread = (1 - f) * average + f * mean, (1 - f) * spread + f * unbiased
+    keep("running_mean", average)
+    keep("running_variance", spread)
 
 
 def _gathered(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) -> None:
@@ -389,6 +403,77 @@ def _gathered(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) ->
     for name, value in (("mean", mean), ("variance", variance), ("inv_variance", inverse)):
         keep(name, value)
     _averaged(kernel, rows, mean, variance, n, keep)
+
+
+def _of_ranks(rows: Rows, array: Array) -> list[Array]:
+    """The part of each rank that has images."""
+    ends = np.cumsum(rows.problem.shares)[:-1] * rows.inner
+    return [part for part in np.split(array, ends, axis=1) if part.shape[1]]
+
+
+def _synchronized(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) -> None:
+    """Training over ranks: each one's statistics, gathered and merged; running averages once."""
+    parts = _of_ranks(rows, rows.x)
+    own = [kernel.moments(x) for x in parts]
+    sizes = np.array([x.shape[1] for x in parts], f32)
+    if "unbiased ranks" in kernel.after:
+        own = [(mean, variance * n / (n - _one)) for (mean, variance), n in zip(own, sizes, strict=True)]
+    gathered = np.stack([np.concatenate(values, axis=1) for values in zip(*own, strict=True)])
+    gathered, counts = kernel.hook("gathered", (gathered, kernel.hook("counts", sizes, rows)), rows)
+    means, variances = gathered
+    n = int(counts.sum())
+    if kernel.chains:
+        merged = means[:, :1], variances[:, :1] * counts[0], int(counts[0])
+        for i in range(1, len(counts)):
+            merged = _merge(merged, (means[:, i : i + 1], variances[:, i : i + 1] * counts[i], int(counts[i])))
+        mean, variance = merged[0], merged[1] / f32(n)
+    else:
+        pivot = means[:, :1] if kernel.shifted else f32(0)
+        mean = kernel.over(pairwise((means - pivot) * counts), n) + pivot
+        apart = means if kernel.one_pass else means - mean
+        between = kernel.hook("between", kernel.over(pairwise(apart * apart * counts), n), rows)
+        within = kernel.hook("within", kernel.over(pairwise(variances * counts), n), rows)
+        variance = within + (between - mean * mean if kernel.one_pass else between)
+    mean, variance = kernel.hook("mean", mean, rows), kernel.hook("variance", variance, rows)
+    inverse = kernel.inverse(variance, rows)
+    columns = np.repeat(np.arange(len(parts)), [x.shape[1] for x in parts])
+    own_inverse = np.concatenate([kernel.inverse(v, rows) for _, v in own], axis=1)
+    all_means = np.concatenate([m for m, _ in own], axis=1)
+    used = kernel.hook("used", (mean, inverse), (all_means[:, columns], own_inverse[:, columns]))
+    keep("y", kernel.y(rows, *used))
+    keep("saved_mean", mean)
+    keep("saved_inv_variance", inverse)
+    _averaged(kernel, rows, mean, variance, kernel.hook("count", n, rows), keep)
+
+
+def _synchronized_backward(
+    kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Callable[[str, Array], None]
+) -> None:
+    """Backward over ranks: their sums added up; dscale and dbias are each rank's own, which the check adds up."""
+    parts = list(zip(_of_ranks(rows, rows.dy), _of_ranks(rows, rows.x), strict=True))
+    dbias = np.concatenate([kernel.sum("dbias", dy) for dy, _ in parts], axis=1)
+    moments = []
+    for (dy, x), total in zip(parts, dbias.T, strict=True):
+        if kernel.one_pass:
+            moments.append(kernel.sum("dscale", dy * x) - mean * total[:, None])
+        else:
+            paired = kernel.hook("x of dscale", x - mean, rows)
+            moments.append(kernel.sum("dscale", kernel.product(dy, paired)))
+    own = np.stack([dbias, np.concatenate(moments, axis=1)])
+    gathered, n = kernel.hook("gathered", (own, rows.problem.m), rows)
+    total, moment = (pairwise(values) for values in gathered)
+    n = int(kernel.hook("count", n, rows))
+    centre, slope = kernel.over(total, n), kernel.over(moment, n)
+    columns = np.repeat(np.arange(len(parts)), [x.shape[1] for _, x in parts])
+    centre, slope = kernel.hook("used", (centre, slope), tuple(kernel.over(a[:, columns], n) for a in own))
+    centre = kernel.hook("centre", centre, rows)
+    slope = kernel.hook("slope", slope * inverse, rows) * kernel.hook("second", inverse, rows)
+    gain = kernel.hook("scale", rows.parameters["scale"], rows) * inverse
+    dx = gain * (rows.dy - centre - (rows.x - mean) * slope)
+    keep("dx", kernel.blend(kernel.hook("dx", dx, rows), rows))
+    kept = kernel.hook("kept", own, rows)
+    keep("dscale", kernel.hook("dscale", pairwise(kept[1] * inverse), rows))
+    keep("dbias", kernel.hook("dbias", pairwise(kept[0]), rows))
 
 
 def _reduced(kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Callable[[str, Array], None]) -> None:
@@ -463,7 +548,7 @@ STYLES: dict[str, Kernel] = {
 }
 """Right ways to compute; the last is right as far as its cancellation lets it be, and may be WARN."""
 ONE_CHAIN = frozenset({"two-pass, sequential", "Welford, one chain"})
-"""Right as long as a sum is short: every term of one chain is rounded to the size of the whole sum."""
+"""Right as long as a sum is short (`pybnorm.check.selftest.power.LONGEST_CHAIN`)."""
 
 
 # ---------------------------------------------------------------- bugs
@@ -532,6 +617,22 @@ def _fixed(a: Array) -> Array:
 
 def _epsilon(change: Callable[[Array, f32], Array]) -> Kernel:
     return Kernel(after={"of variance": lambda v, rows: change(v, f32(rows.problem.epsilon))})
+
+
+def _own_count(rows: Rows) -> int:
+    """Elements per statistic of one rank."""
+    if not rows.problem.composed.startswith("sync"):
+        return rows.problem.m
+    return next(images for images in rows.problem.shares if images) * rows.inner
+
+
+def _fewer(counts: Any) -> Any:
+    """Without the last rank, of which a single number tells nothing."""
+    return counts[:-1] if isinstance(counts, np.ndarray) else counts
+
+
+def _more(counts: Any) -> Any:
+    return np.append(counts, counts[-1]) if isinstance(counts, np.ndarray) else counts
 
 
 def _m(rows: Rows) -> f32:
@@ -665,7 +766,7 @@ BUGS: dict[str, Kernel] = {
     "sum_dy_xmu without the mean": _after(
         x__of__dscale=lambda a, r: a + r.parameters["saved_mean"] if r.problem.composed == "backward_reduce" else a
     ),
-    "own count in place of all ranks'": _after(count=lambda n, r: r.problem.m),
+    "own count in place of all ranks'": _after(count=lambda n, r: _own_count(r)),
     "sums taken for averages": _after(count=lambda n, r: 1),
     "own sums in place of all ranks'": _after(
         sums=lambda v, r: (
@@ -679,6 +780,23 @@ BUGS: dict[str, Kernel] = {
     "first rank's count for all": _after(counts=lambda c, r: c * 0 + c[:1]),
     "variance between the ranks left out": _after(between=lambda v, r: v * 0),
     "variance within the ranks left out": _after(within=lambda v, r: v * 0),
+    # ranks
+    "last rank left out": _after(gathered=lambda v, r: (v[0][..., :-1], _fewer(v[1]))),
+    "last rank's statistics or sums left out, its elements counted": _after(
+        gathered=lambda v, r: (_put(v[0], (..., -1), 0), v[1])
+    ),
+    "last rank twice": _after(gathered=lambda v, r: (v[0][..., [*range(v[0].shape[2]), -1]], _more(v[1]))),
+    "first rank's statistics or sums for every rank": _after(
+        gathered=lambda v, r: (v[0][..., [0] * v[0].shape[2]], v[1])
+    ),
+    "ranks gathered in float16": _after(gathered=lambda v, r: (_through(np.float16)(v[0], r), v[1])),
+    "ranks gathered in bfloat16": _after(gathered=lambda v, r: (_through(bf16)(v[0], r), v[1])),
+    "each rank's own statistics or sums": _after(used=lambda v, own: own),
+    "unbiased variances of the ranks merged": Kernel(after={"unbiased ranks": lambda v, r: v}),
+    "running statistics updated once for each rank": _after(updates=lambda n, r: sum(s > 0 for s in r.problem.shares)),
+    "dscale and dbias of all ranks taken for each rank's own": _after(kept=lambda v, r: v * f32(v.shape[2])),
+    "dscale and dbias averaged over the ranks": _after(kept=lambda v, r: v / f32(v.shape[2])),
+    "dscale and dbias of the first rank alone": _after(kept=lambda v, r: v[..., :1]),
     # elements of a result
     "last element not written": _after(
         stored__y=lambda v, r: _put(v, (-1, -1), np.nan), stored__dx=lambda v, r: _put(v, (-1, -1), np.nan)
