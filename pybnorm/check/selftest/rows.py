@@ -439,7 +439,8 @@ def _synchronized(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]
     columns = np.repeat(np.arange(len(parts)), [x.shape[1] for x in parts])
     own_inverse = np.concatenate([kernel.inverse(v, rows) for _, v in own], axis=1)
     all_means = np.concatenate([m for m, _ in own], axis=1)
-    used = kernel.hook("used", (mean, inverse), (all_means[:, columns], own_inverse[:, columns]))
+    each = all_means[:, columns], own_inverse[:, columns]
+    used, _ = kernel.hook("used", ((mean, inverse), each), rows)
     keep("y", kernel.y(rows, *used))
     keep("saved_mean", mean)
     keep("saved_inv_variance", inverse)
@@ -465,7 +466,8 @@ def _synchronized_backward(
     n = int(kernel.hook("count", n, rows))
     centre, slope = kernel.over(total, n), kernel.over(moment, n)
     columns = np.repeat(np.arange(len(parts)), [x.shape[1] for _, x in parts])
-    centre, slope = kernel.hook("used", (centre, slope), tuple(kernel.over(a[:, columns], n) for a in own))
+    each = tuple(kernel.over(a[:, columns], n) for a in own)
+    (centre, slope), _ = kernel.hook("used", ((centre, slope), each), rows)
     centre = kernel.hook("centre", centre, rows)
     slope = kernel.hook("slope", slope * inverse, rows) * kernel.hook("second", inverse, rows)
     gain = kernel.hook("scale", rows.parameters["scale"], rows) * inverse
@@ -791,7 +793,7 @@ BUGS: dict[str, Kernel] = {
     ),
     "ranks gathered in float16": _after(gathered=lambda v, r: (_through(np.float16)(v[0], r), v[1])),
     "ranks gathered in bfloat16": _after(gathered=lambda v, r: (_through(bf16)(v[0], r), v[1])),
-    "each rank's own statistics or sums": _after(used=lambda v, own: own),
+    "each rank's own statistics or sums": _after(used=lambda v, r: v[::-1]),
     "unbiased variances of the ranks merged": Kernel(after={"unbiased ranks": lambda v, r: v}),
     "running statistics updated once for each rank": _after(updates=lambda n, r: sum(s > 0 for s in r.problem.shares)),
     "dscale and dbias of all ranks taken for each rank's own": _after(kept=lambda v, r: v * f32(v.shape[2])),
