@@ -2,13 +2,14 @@
 
 ``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d``, ``BatchNorm3d`` and
 ``SyncBatchNorm`` of a model one of this module; `batch_norm` replaces ``torch.nn.functional.batch_norm``. All are
-differentiable once, on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
+differentiable (`SyncBatchNorm` once) on PyTorch's current stream and in PyTorch's memory. Under autocast they work as PyTorch's own, in
 the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread that captures;
-``torch.compile`` calls them as they are.
+from PyTorch 2.4 on
+``torch.compile`` and ``torch.export`` see custom operators, and before ``torch.compile`` calls them as they are.
 
 If no vendor library here computes a call correctly, that is an error (`UnsupportedError`, `LibraryNotFoundError`,
 `NotInitializedError`, `ArgumentError`); with ``fallback=True`` PyTorch computes it. The same holds for empty batches
-and for parameters that are neither float32 nor, with float64 data, float64.
+and for parameters that are neither float32 nor, with float64 and 16-bit data, of its dtype.
 
 This package alone imports PyTorch, 1.13 or newer, and no other module imports it.
 """

@@ -61,9 +61,9 @@ class _BatchNorm:
                 average, mean, variance = (mean, variance), torch.zeros_like(mean), torch.zeros_like(variance)
         elif momentum is None:
             momentum = 0.0
-        y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
         if counter is not None:
-            counter.add_(1)
+            counter.add_(1)  # first, as PyTorch: a checkpoint may end its second run within the call
+        y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
         if average is not None:
             with torch.no_grad():
                 for kept, now in zip(average, (mean, variance), strict=True):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
-from pybnorm.torch.autograd import _dense, _like
+from pybnorm.torch import calls
 from pybnorm.torch.modules import _BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -87,7 +87,15 @@ class _Synchronized(torch.autograd.Function):
         dx, dscale, dbias = torch.empty_like(x), *(torch.empty_like(like) if need else None for need in wanted[1:3])
         # dx is computed also where nobody wants it: the other ranks, which may, wait in the same collective.
         ctx.ranks.call(
-            "backward", x, _like(dy, x), weight, dx, dscale, dbias, saved_mean=mean, saved_inv_variance=inv_variance
+            "backward",
+            x,
+            calls.like(dy, x),
+            weight,
+            dx,
+            dscale,
+            dbias,
+            saved_mean=mean,
+            saved_inv_variance=inv_variance,
         )
         return dx if wanted[0] else None, dscale, dbias, None, None, None, None, None
 
@@ -154,7 +162,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         group = _group(self.process_group) if batch and self.training else None
         if group is None:
             return super()._normalized(input, mean, variance, batch, momentum)
-        x = input if input.is_contiguous() else _dense(input)
+        x = calls.dense(input)
         joined = self.__dict__.setdefault("_joined", {})
         key = group, x.dtype, x.device, x.shape[1]
         ranks = joined.get(key)

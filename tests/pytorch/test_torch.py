@@ -128,16 +128,6 @@ def test_only_what_is_asked_for_has_a_gradient(torch, ours, device):
         assert close(bias.grad, torch.full((5,), 4.0 * 6 * 7, device=device))
 
 
-def test_a_second_derivative_is_an_error(torch, ours, device):
-    for training in (True, False):
-        x = randn(torch, SHAPES[2], device).requires_grad_()
-        mean, variance = torch.zeros(5, device=device), torch.ones(5, device=device)
-        y = ours.batch_norm(x, mean, variance, training=training)
-        (gradient,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
 def test_a_forward_derivative_is_an_error(torch, ours, device):
     forward = torch.autograd.forward_ad

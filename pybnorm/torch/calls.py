@@ -1,0 +1,221 @@
+"""The vendors' calls on PyTorch's tensors, without a derivative: dtypes, gaps, alignment, and what PyTorch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from pybnorm import functional
+from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
+
+__all__ = ["REFUSALS", "dense", "differentiate", "infer", "train"]
+
+REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)
+"""Raised before anything is written."""
+
+Optional: TypeAlias = "torch.Tensor | None"
+Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def train(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: Optional,
+    variance: Optional,
+    factor: float,
+    eps: float,
+    fallback: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalize by the batch; y, its mean and its inverse standard deviation, running statistics in place.
+
+    Parameters
+    ----------
+    x : Tensor
+        Dense.
+    weight, bias, mean, variance : Tensor or None
+        16-bit ones, where x is of their dtype, are computed with in float32.
+    factor, eps : float
+    fallback : bool
+    """
+    try:
+        if x.dtype in _SHORT:
+            return _train_short(x, weight, bias, mean, variance, factor, eps)
+        if _UNREPEATED:
+            _repeatable(x)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_training(
+            x, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
+        )
+    except REFUSALS:
+        if not fallback:
+            raise
+        y, *saved = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        found = y, saved[0].to(kind), saved[1].to(kind)
+    return found
+
+
+def _train_short(
+    x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, factor: float, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if _UNREPEATED:
+        _repeatable(x)
+    running = _wide(mean, x), _wide(variance, x)
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_training(
+        _aligned(x), _wide(weight, x), _wide(bias, x), *running, exponential_average_factor=factor, epsilon=eps
+    )
+    for kept, used in zip((mean, variance), running, strict=True):
+        if kept is not None and used is not kept:
+            kept.copy_(used)
+    return found
+
+
+def infer(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+    fallback: bool,
+) -> torch.Tensor:
+    """Normalize by given statistics; arguments as those of `train`."""
+    try:
+        if _UNREPEATED:
+            _repeatable(x)
+        if x.dtype in _SHORT:
+            vectors = [_wide(vector, x) for vector in (weight, bias, mean, variance)]
+            y: torch.Tensor = functional.batch_norm_inference(_aligned(x), *vectors, epsilon=eps)
+        else:
+            y = functional.batch_norm_inference(x, weight, bias, mean, variance, epsilon=eps)
+    except REFUSALS:
+        if not fallback:
+            raise
+        y = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
+    return y
+
+
+def differentiate(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    weight: Optional,
+    mean: torch.Tensor,
+    spread: torch.Tensor,
+    eps: float,
+    training: bool,
+    wanted: Sequence[bool],
+    fallback: bool,
+) -> Gradients:
+    """dx, dweight and dbias; None for what is not `wanted`.
+
+    Parameters
+    ----------
+    x, dy, weight
+    mean, spread : Tensor
+        If `training`, what `train` returned; if not, the statistics that `infer` was given.
+    eps : float
+    training : bool
+    wanted : sequence of bool
+    fallback : bool
+
+    Notes
+    -----
+    With constant statistics ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0;
+    ``dweight = sum(dy * (x - mean)) / sqrt(variance + eps)`` and ``dbias = sum(dy)`` are those of the backward with
+    these statistics as the saved ones (`pybnorm.operations.backward_frozen`), whose dx is dropped.
+    """
+    if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
+        dy = like(dy, x)
+    if training:
+        found = _back(x, dy, weight, mean, spread, eps, fallback)
+        return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
+    dx = dweight = dbias = None
+    if wanted[0]:
+        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback)
+    if wanted[1] or wanted[2]:
+        kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
+        inverse = torch.rsqrt(spread.to(kind) + eps)
+        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback)
+    return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
+
+
+def _back(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    weight: Optional,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
+    eps: float,
+    fallback: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    try:
+        if _UNREPEATED:
+            _repeatable(x)
+        if x.dtype not in _SHORT:
+            found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_backward(
+                x, dy, weight, mean, inverse, epsilon=eps
+            )
+            return found
+        dx, *sums = functional.batch_norm_backward(
+            _aligned(x), _aligned(dy), _wide(weight, x), mean, inverse, epsilon=eps
+        )
+    except REFUSALS:  # of what forward did not need
+        if not fallback:
+            raise
+        native = torch.ops.aten.native_batch_norm_backward
+        dx, *sums = native(dy, x, weight, None, None, mean, inverse, True, eps, [True, True, True])
+    kind = mean.dtype if weight is None else weight.dtype
+    return dx, sums[0].to(kind), sums[1].to(kind)
+
+
+# ---------------------------------------------------------------- what the libraries take
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """The tensor without gaps or overlaps, in an axis order that backends are fast on; PyTorch copies the same."""
+    if x.is_contiguous():
+        return x
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
+        return x
+    return x.contiguous()
+
+
+def like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient with x's strides."""
+    return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
+
+
+def _wide(vector: Optional, x: torch.Tensor) -> Optional:
+    """A parameter of x's 16-bit dtype as the libraries take it."""
+    return vector.float() if vector is not None and vector.dtype == x.dtype else vector
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Where no vendor's 16-bit kernel stops at the address: a slice may begin between two of its words."""
+    return x.clone() if x.data_ptr() % 4 else x
+
+
+_UNREPEATED = bool(getattr(torch.version, "hip", None))
+"""Whether the GPUs' library has ways whose bits do not repeat: MIOpen's do not; cuDNN's and oneDNN's do."""
+
+
+def _repeatable(x: torch.Tensor) -> None:
+    """Obey ``torch.use_deterministic_algorithms``."""
+    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
+        if torch.is_deterministic_algorithms_warn_only_enabled():
+            return
+        raise UnsupportedError(
+            backend="miopen",
+            function="batch_norm",
+            status=-1,
+            status_name="PBN_E_UNSUPPORTED",
+            text="torch.use_deterministic_algorithms(True) is set, and the bits of MIOpen's batch norms are not known "
+            "to repeat; let PyTorch compute with fallback=True and torch.backends.cudnn.flags(enabled=False), "
+            "or allow it with torch.use_deterministic_algorithms(True, warn_only=True)",
+        )

@@ -1,0 +1,175 @@
+"""First and second derivatives, for the calls themselves and for the operators over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pybnorm.torch import calls
+from pybnorm.torch.calls import Gradients, Optional
+
+__all__ = ["DIRECT", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied"]
+
+
+class Way:
+    """How a derivative's calls are made: here as they are; the operators that a compiler sees have another."""
+
+    train: Any = staticmethod(calls.train)
+    infer: Any = staticmethod(calls.infer)
+    differentiate: Any = staticmethod(calls.differentiate)
+
+    def back(self, *arguments: Any) -> Gradients:
+        """`calls.differentiate`, differentiable itself where that is wanted."""
+        if not torch.is_grad_enabled():
+            return calls.differentiate(*arguments)
+        found: Gradients = applied(Differentiate)(self, *arguments)
+        return found
+
+
+DIRECT = Way()
+
+
+def applied(function: type[torch.autograd.Function]) -> Any:
+    """The ``apply`` below that of PyTorch 2, which looks at each argument for what `batch_norm` has seen to."""
+    return super(torch.autograd.Function, function).apply
+
+
+def _back(ctx: Any, dy: torch.Tensor) -> Gradients:
+    x, weight, mean, spread = ctx.saved_tensors
+    way, eps, training, fallback = ctx.rest
+    wanted = ctx.needs_input_grad[1:4]
+    dx, dweight, dbias = way.back(x, dy, weight, mean, spread, eps, training, wanted, fallback)
+    return (
+        None, dx if wanted[0] else None, dweight if wanted[1] else None, dbias if wanted[2] else None,
+        None, None, None, None, None,
+    )  # fmt: skip
+
+
+class Training(torch.autograd.Function):
+    """Batch norm by the statistics of the batch."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,
+        way: Way,
+        x: torch.Tensor,
+        weight: Optional,
+        bias: Optional,
+        mean: Optional,
+        variance: Optional,
+        factor: float,
+        eps: float,
+        fallback: bool,
+    ) -> Any:
+        y, saved_mean, inverse = way.train(x, weight, bias, mean, variance, factor, eps, fallback)
+        ctx.save_for_backward(x, weight, saved_mean, inverse)
+        ctx.rest = way, eps, True, fallback
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Gradients:  # noqa: D102
+        return (*_back(ctx, dy), None)
+
+
+class WholeTraining(torch.autograd.Function):
+    """`Training` with all results of the operator, of which the statistics have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, *arguments: Any) -> Any:  # noqa: D102
+        x, weight, *_, eps, fallback = arguments
+        found = way.train(*arguments)
+        ctx.save_for_backward(x, weight, *found[1:])
+        ctx.mark_non_differentiable(*found[1:])
+        ctx.rest = way, eps, True, fallback
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, *unused: Any) -> Gradients:  # noqa: D102
+        return (*_back(ctx, dy), None)
+
+
+class Inference(torch.autograd.Function):
+    """Batch norm by given statistics, which are constants."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,
+        way: Way,
+        x: torch.Tensor,
+        weight: Optional,
+        bias: Optional,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        eps: float,
+        fallback: bool,
+    ) -> torch.Tensor:
+        y = way.infer(x, weight, bias, mean, variance, eps, fallback)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.rest = way, eps, False, fallback
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Gradients:  # noqa: D102
+        return _back(ctx, dy)[:8]
+
+
+class Differentiate(torch.autograd.Function):
+    """The first derivative by the vendor; its own derivatives are those of `_formula`, by PyTorch."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,
+        way: Way,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        weight: Optional,
+        mean: torch.Tensor,
+        spread: torch.Tensor,
+        eps: float,
+        training: bool,
+        wanted: Sequence[bool],
+        fallback: bool,
+    ) -> Gradients:
+        ctx.save_for_backward(x, dy, weight, mean, spread)
+        ctx.rest = eps, training
+        return way.differentiate(x, dy, weight, mean, spread, eps, training, wanted, fallback)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Gradients:  # noqa: D102
+        x, dy, weight, mean, spread = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in (x, dy, weight)]
+            found = _formula(leaves[0], leaves[1], leaves[2], mean, spread, *ctx.rest)
+            of = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+            pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.shape == g.shape]
+            results, given = zip(*pairs, strict=True)
+            values = iter(torch.autograd.grad(results, of, given, create_graph=again, allow_unused=True))
+        second = [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+        return None, *second, None, None, None, None, None, None
+
+
+def _formula(
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
+    training: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The first derivative, of operations that PyTorch differentiates; the batch's statistics are functions of x."""
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    axes, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
+    wide, back = x.to(kind), dy.to(kind)
+    if training:
+        centred = wide - wide.mean(axes, keepdim=True)
+        inverse = torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)
+    else:
+        centred = wide - mean.to(kind).view(shape)
+        inverse = torch.rsqrt(spread.to(kind).view(shape) + eps)
+    normal = centred * inverse
+    slope = inverse if weight is None else inverse * weight.to(kind).view(shape)
+    product = back * normal
+    dx = back
+    if training:
+        dx = back - back.mean(axes, keepdim=True) - normal * product.mean(axes, keepdim=True)
+    of = kind if weight is None else weight.dtype
+    return (slope * dx).to(x.dtype), product.sum(axes).to(of), back.sum(axes).to(of)

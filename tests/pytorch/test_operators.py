@@ -1,0 +1,318 @@
+"""What compilers, exporters and function transforms see, second derivatives, and what models do, against PyTorch's."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import pybnorm
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # PyTorch's own
+
+
+@pytest.fixture
+def operators(torch, ours):
+    """The operators' namespace."""
+    from pybnorm.torch import operators
+
+    if operators.training is None:
+        pytest.skip("this PyTorch has no such operators")
+    yield torch.ops.pybnorm
+    torch._dynamo.reset()
+
+
+def made(torch, device, *shape, seed=0, dtype="float32"):
+    values = np.random.default_rng(seed).normal(0.5, 1.5, shape)
+    return torch.tensor(values.tolist(), dtype=getattr(torch, dtype), device=device)
+
+
+def network(torch, device):
+    torch.manual_seed(1)
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 1), nn.BatchNorm2d(4, momentum=None)
+    ).to(device)
+
+
+def step(torch, model, x):
+    """Everything that a step changes: y, gradients, buffers."""
+    model.zero_grad()
+    leaf = x.clone().requires_grad_()
+    y = model(leaf)
+    (y.float() ** 2).mean().backward()
+    return [y.detach(), leaf.grad, *[p.grad for p in model.parameters()], *model.buffers()]
+
+
+def same(torch, got, wanted, tolerance=2e-4):
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+# ---------------------------------------------------------------- compilers and exporters
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiler_finds_no_break_in_training_and_evaluation(torch, ours, operators, device):
+    theirs = network(torch, device)
+    mine = ours.convert(copy.deepcopy(theirs))
+    compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
+    for number, training in enumerate([True, True, False]):
+        x = made(torch, device, 4, 3, 8, 8, seed=number)
+        theirs.train(training), mine.train(training)
+        same(torch, step(torch, compiled, x), step(torch, theirs, x))
+    assert int(mine[1].num_batches_tracked) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_model_calls_the_operator(torch, ours, operators, device):
+    model, x = ours.convert(network(torch, device)).eval(), made(torch, device, 4, 3, 8, 8)
+    exported = torch.export.export(model, (x,))
+    targets = [node.target for node in exported.graph.nodes]
+    assert targets.count(operators.batch_norm_inference.default) == 2
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("operation", ["training", "inference", "backward"])
+def test_operators_are_registered_as_they_behave(torch, operators, device, operation):
+    def leaf(*shape, seed):
+        return made(torch, device, *shape, seed=seed).requires_grad_()
+
+    x = leaf(3, 4, 2, 3, seed=1).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias, mean = (leaf(4, seed=n) for n in (2, 3, 4))
+    mean, variance = mean.detach(), mean.detach().abs() + 0.5
+    calls = {
+        "training": (x, weight, bias, mean, variance, 0.1, 1e-5, False),
+        "inference": (x, weight, bias, mean, variance, 1e-5, False),
+        "backward": (x.detach(), made(torch, device, 3, 4, 2, 3), weight.detach(), mean, variance, 1e-5, False,
+                     [True, False, True], False),
+    }  # fmt: skip
+    call = getattr(operators, f"batch_norm_{operation}").default
+    assert set(torch.library.opcheck(call, calls[operation]).values()) == {"SUCCESS"}
+    assert [a.name for a in call._schema.arguments if a.alias_info is not None and a.alias_info.is_write] == (
+        ["running_mean", "running_var"] if operation == "training" else []
+    )
+
+
+# ---------------------------------------------------------------- function transforms
+
+
+def loss(torch, function, bias):
+    return lambda x, weight: (function(x, None, None, weight, bias, True) ** 3).sum()
+
+
+def test_vmap_takes_each_as_if_alone(torch, ours, operators, device):
+    x, weights, bias = made(torch, device, 3, 4, 5, 2, 3), made(torch, device, 3, 5, seed=1), made(torch, device, 5)
+    mean, variance = made(torch, device, 3, 5, seed=2), made(torch, device, 3, 5, seed=3).abs() + 0.5
+    native = torch.nn.functional.batch_norm
+    for training in (True, False):
+        kept, results = [], []
+        for function in (ours.batch_norm, native):
+            running = mean.clone(), variance.clone()
+            results.append(
+                torch.vmap(lambda x, m, v, w, f=function, t=training: f(x, m, v, w, bias, t), in_dims=(1, 0, 0, 0))(
+                    x.movedim(0, 1), *running, weights
+                )
+            )
+            kept.append(running)
+        same(torch, results[:1], results[1:])
+        same(torch, kept[0], kept[1])
+    with pytest.raises(pybnorm.ArgumentError, match="vmap"):
+        torch.vmap(lambda x: ours.batch_norm(x, mean[0], variance[0], training=True))(x)
+    found, wanted = (
+        torch.vmap(torch.func.grad(loss(torch, f, bias), (0, 1)), (0, None))(x, weights[0])
+        for f in (ours.batch_norm, native)
+    )
+    same(torch, found, wanted, 2e-3)
+
+
+def test_derivatives_of_derivatives_by_transforms(torch, ours, operators, device):
+    x, weight, bias = made(torch, device, 4, 5, 2, 3), made(torch, device, 5, seed=1), made(torch, device, 5, seed=2)
+    direction = made(torch, device, 4, 5, 2, 3, seed=3).double()
+
+    def outer(function, dtype):
+        def inner(x):
+            return (torch.func.grad(loss(torch, function, bias.to(dtype)))(x, weight.to(dtype)) * direction).sum()
+
+        leaf = x.to(dtype).clone().requires_grad_()
+        return torch.func.grad(inner)(x.to(dtype)), torch.autograd.grad(inner(leaf), leaf)[0]
+
+    right = outer(torch.nn.functional.batch_norm, torch.float64)[0].float()
+    for found in outer(ours.batch_norm, torch.float32):
+        torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_transform_in_forward_mode_is_an_error(torch, ours, operators, device):
+    x = made(torch, device, 4, 5)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.func.jvp(lambda x: ours.batch_norm(x, None, None, training=True), (x,), (x,))
+
+
+# ---------------------------------------------------------------- second derivatives
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_second_derivative_is_that_of_pytorch_in_float64(torch, ours, device, training):
+    shape = (4, 5, 6, 7)
+    x, direction = made(torch, device, *shape, seed=1), made(torch, device, *shape, seed=2).double()
+    weight, bias, mean = (made(torch, device, 5, seed=n) for n in (3, 4, 5))
+    variance = made(torch, device, 5, seed=6).abs() + 0.5
+
+    def second(function, dtype):
+        leaves = [t.to(dtype).clone().requires_grad_() for t in (x, weight, bias)]
+        y = function(leaves[0], mean.to(dtype).clone(), variance.to(dtype).clone(), *leaves[1:], training)
+        first = torch.autograd.grad((y**3).mean(), leaves, create_graph=True)
+        return torch.autograd.grad((first[0] * direction).sum() + first[1].pow(2).sum(), leaves)
+
+    for got, right in zip(second(ours.batch_norm, torch.float32), second(torch.nn.functional.batch_norm, torch.float64),
+                          strict=True):  # fmt: skip
+        assert (got - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.usefixtures("ours")
+def test_the_formula_of_the_second_derivative_by_finite_differences(torch, training):
+    from pybnorm.torch.derivatives import DIRECT, Differentiate
+
+    leaves = [made(torch, "cpu", *shape, seed=n, dtype="float64").requires_grad_()
+              for n, shape in enumerate([(3, 2, 2), (3, 2, 2), (2,)])]  # fmt: skip
+    given = made(torch, "cpu", 2, dtype="float64").abs() + 0.5
+
+    def first(x, dy, weight):  # of float64, which oneDNN does not have: PyTorch computes it
+        saved = torch.ops.aten.native_batch_norm(x.detach(), None, None, None, None, True, 0.1, 1e-5)[1:]
+        return Differentiate.apply(
+            DIRECT, x, dy, weight, *(saved if training else (given, given)), 1e-5, training, [True] * 3, True
+        )
+
+    assert torch.autograd.gradcheck(first, leaves)
+    assert torch.autograd.gradgradcheck(first, leaves)
+
+
+# ---------------------------------------------------------------- what models do
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_models_of_16_bits_throughout(torch, ours, device, dtype):
+    if device == "cpu" and int(torch.__version__.split(".")[0]) < 2:
+        pytest.skip("this PyTorch has no batch norm with parameters of 16 bits on the CPU to compare with")
+    kind = getattr(torch, dtype)
+    theirs = torch.nn.BatchNorm2d(5).to(device)
+    mine = ours.convert(copy.deepcopy(theirs)).to(kind)
+    for number, training in enumerate([True, True, False]):
+        x = made(torch, device, 4, 5, 6, 7, seed=number, dtype=dtype)
+        theirs.train(training), mine.train(training)
+        got, right = step(torch, mine, x), step(torch, theirs, x.float())
+        assert {value.dtype for value in got} == {kind, torch.int64}
+        same(torch, [g.to(r.dtype) for g, r in zip(got, right, strict=True)], right, 0.03)
+    with torch.no_grad():  # of evaluation: nothing is written
+        torch.testing.assert_close(mine(x).float(), right[0], atol=0.03, rtol=0.03)
+
+
+def test_a_slice_of_16_bits_between_two_words(torch, ours, device):
+    whole = made(torch, device, 1 + 4 * 5 * 6, dtype="bfloat16")
+    x = whole[1:].view(4, 5, 6)
+    assert x.data_ptr() % 4 == 2
+    module = ours.BatchNorm1d(5).to(device)
+    same(torch, step(torch, module, x)[:3], step(torch, ours.BatchNorm1d(5).to(device), x.clone())[:3], 0)
+
+
+def test_gradients_of_any_layout(torch, ours, device):
+    x = made(torch, device, 4, 5, 6, 8)
+    for dy in (
+        torch.ones(1, 1, 1, 1, device=device).expand(4, 5, 6, 8),
+        made(torch, device, 4, 5, 6, 16)[..., ::2],
+        made(torch, device, 8, 6, 5, 4).permute(3, 2, 1, 0),
+        made(torch, device, 4, 5, 6, 8).contiguous(memory_format=torch.channels_last),
+    ):
+        found = []
+        for function in (ours.batch_norm, torch.nn.functional.batch_norm):
+            leaf = x.clone().requires_grad_()
+            function(leaf, None, None, None, None, True).backward(dy)
+            found.append(leaf.grad)
+        same(torch, found[:1], found[1:], 2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_computes_forward_again(torch, ours, device, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    theirs = network(torch, device)
+    theirs[4].momentum = 0.1
+    mine = ours.convert(copy.deepcopy(theirs))
+
+    class Again(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    x = made(torch, device, 4, 3, 8, 8)
+    same(torch, step(torch, Again(mine), x), step(torch, Again(theirs), x))
+    assert int(mine[1].num_batches_tracked) == 2  # as PyTorch's
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_with_autocast_and_a_scaler(torch, ours, device):
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this PyTorch has no scaler for the CPU")
+    theirs = network(torch, device)
+    found = []
+    for model in (theirs, ours.convert(copy.deepcopy(theirs))):
+        scaler, optimizer = torch.amp.GradScaler(device, init_scale=256.0), torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(2):
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.bfloat16):
+                value = (model(made(torch, device, 4, 3, 8, 8, seed=number)).float() ** 2).mean()
+            scaler.scale(value).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append([*model.parameters(), *model.buffers()])
+    same(torch, found[1], found[0], 0.02)
+
+
+def test_graphed_callables(torch, ours, device):
+    if device == "cpu":
+        pytest.skip("the CPU has no graphs")
+    theirs = network(torch, device)
+    mine = ours.convert(copy.deepcopy(theirs))
+    x = made(torch, device, 4, 3, 8, 8)
+    mine[4].momentum = theirs[4].momentum = 0.1
+    state = copy.deepcopy(mine.state_dict())
+    graphed = torch.cuda.make_graphed_callables(mine, (x.clone().requires_grad_(),))
+    mine.load_state_dict(state)
+    same(torch, step(torch, graphed, x)[:2], step(torch, theirs, x)[:2])
+
+
+def test_deterministic_algorithms_are_obeyed(torch, ours, device, monkeypatch):
+    from pybnorm.torch import calls
+
+    x = made(torch, device, 8, 5, 6, 7)
+    results = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        if calls._UNREPEATED and device != "cpu":
+            with pytest.raises(pybnorm.UnsupportedError, match="fallback=True"):
+                ours.batch_norm(x, None, None, training=True)
+            return
+        for _ in range(3):
+            leaf = x.clone().requires_grad_()
+            y = ours.batch_norm(leaf, None, None, training=True)
+            (y**3).sum().backward()
+            results.append((y.detach(), leaf.grad))
+        monkeypatch.setattr(calls, "_UNREPEATED", True)  # as where MIOpen is PyTorch's library: the CPU stays free
+        ours.batch_norm(x.cpu(), None, None, training=True)
+
+        class Far:
+            is_cuda = True
+
+        with pytest.raises(pybnorm.UnsupportedError, match="warn_only=True"):
+            calls._repeatable(Far())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
