@@ -12,7 +12,7 @@ from pybnorm.check.bounds.terms import terms
 from pybnorm.check.data import generate
 from pybnorm.check.explain import explain, explain_line, lines
 from pybnorm.check.guarded import execute
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import COMPOSED, Problem
 from pybnorm.check.results import BackendInfo
 from pybnorm.check.selftest.simulated import session
 from pybnorm.cli import main
@@ -44,6 +44,32 @@ def test_the_terms_of_a_bound_add_up_to_it(line, fill):
                     assert all(term.size >= 0 for term in found)
                     assert sum(term.size for term in found) == pytest.approx(bound[local], rel=1e-12)
     assert np.isfinite(bound).all()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{word},spatial,f32,nchw,4x3x4x4" for word in COMPOSED if word not in ("elemt", "gather_stats")),
+        "frozen,spatial,bf16,nchw,4x3x4x4,alpha=3,beta=1",
+        "sync_backward,spatial,f16,nchw,9x3x4x4,fill=randn,ranks=3",
+        "gather_stats,spatial,f32,nchw,4x3",
+        "train,spatial,bf16,nchw,4x3x4x4,fill=randn,activation=relu,residual=1",
+    ],
+)
+def test_a_bound_of_other_formulas_is_told_by_its_causes(line):
+    problem = Problem.parse(line)
+    expected = expect(problem, generate(problem))
+    causes = set()
+    for output in expected.outputs:
+        (tier, *_) = tiers(problem, output)
+        (part, *_) = expected.parts(output, None, (tier,))
+        index = tuple(s.start for s in part.index)
+        found = terms(expected, output, index, tier)
+        assert all(term.size >= 0 for term in found)
+        assert sum(t.size for t in found) == pytest.approx(part.classes[0][0][(0,) * len(index)], rel=1e-9)
+        causes |= {term.formula.partition(":")[0] for term in found}
+    assert len(causes) >= 3
+    assert {"the result, stored", "parameters and vectors, stored"} & causes
 
 
 def told(style, bug, line):

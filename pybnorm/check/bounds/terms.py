@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -38,11 +39,31 @@ def terms(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -
     tier : Tier
     """
     if type(expected) is not Expected:  # with formulas of its own
-        return [Term("bound", _bound(expected, output, index, tier))]
+        return _by_cause(expected, output, index, tier)
     element = _Element(expected, index, tier)
     with np.errstate(all="ignore"):
         found: list[Term] = getattr(element, output)()
     return found
+
+
+def _by_cause(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> list[Term]:
+    """The bound of formulas that have no terms by name here: what each cause adds, taken away one after the other."""
+    p, one = expected.precision, copy.copy(expected)
+    causes = (
+        (f"sums: h = {tier.h:.4g}", {}),
+        ("the result, stored: u_o", {"u_out": 0.0}),
+        ("parameters and vectors, stored: u_p", {"u_param": 0.0}),
+        ("flushed: t, t_o, t_p", {"tiny": 0.0, "tiny_out": 0.0, "tiny_param": 0.0}),
+    )
+    found, before = [], _bound(expected, output, index, tier)
+    if math.isfinite(before):
+        for text, less in causes:
+            one.precision = one.precision._replace(**less)
+            now = _bound(one, output, index, tier._replace(h=0.0))
+            found.append(Term(text, before - now))
+            before = now
+    found.append(Term(f"statistics, products and differences: u = {p.u:.3g}", before))
+    return [term for term in found if term.size != 0] or found[-1:]
 
 
 def _bound(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> float:
