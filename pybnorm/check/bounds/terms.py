@@ -49,7 +49,7 @@ def terms(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -
 def _by_cause(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> list[Term]:
     """The bound of formulas that have no terms by name here: what each cause adds, taken away one after the other."""
     p, one = expected.precision, copy.copy(expected)
-    causes = (
+    causes: tuple[tuple[str, dict[str, float]], ...] = (
         (f"sums: h = {tier.h:.4g}", {}),
         ("the result, stored: u_o", {"u_out": 0.0}),
         ("parameters and vectors, stored: u_p", {"u_param": 0.0}),
