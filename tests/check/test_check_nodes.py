@@ -590,6 +590,7 @@ def test_a_killed_rank_leaves_what_was_done_and_the_way_on(load_library, tmp_pat
 # ---------------------------------------------------------------- many nodes
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_among_many_dask_workers():
     """Doubles on real dask workers: one dies, one hangs, one has no library, the others two versions."""
     launcher("dask")

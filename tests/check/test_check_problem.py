@@ -98,6 +98,7 @@ def problems(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(problems())
 def test_a_printed_problem_is_read_back_equal_and_needs_no_quotes(problem):

@@ -90,6 +90,7 @@ def alive(pid):
 # ---------------------------------------------------------------- nothing asked
 
 
+@pytest.mark.slow
 def test_without_its_options_nothing_is_imported_or_collected(run, pytester):
     pytester.makepyfile(
         test_own="import sys\ndef test_own():\n    assert not [m for m in sys.modules if m.split('.')[0] == 'pybnorm']"
@@ -100,6 +101,7 @@ def test_without_its_options_nothing_is_imported_or_collected(run, pytester):
     assert "--pybnorm-suite" in run("--help").stdout.str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["_core", "check", "pytest_plugin", "rich"])
 def test_a_partly_installed_package_registers_nothing(run, pytester, monkeypatch, missing):
     folder = pytester.mkdir("installed")
@@ -130,6 +132,7 @@ def onednn(load_library):
     return load_library("onednn")
 
 
+@pytest.mark.slow
 def test_cases_are_items_beside_the_projects_own(run, pytester, onednn):
     result = run(
         "-v",
@@ -156,6 +159,7 @@ def test_cases_are_items_beside_the_projects_own(run, pytester, onednn):
     assert ("pybnorm.onednn", CASE) in tests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("selection", "passed"),
     [
@@ -174,6 +178,7 @@ def test_one_can_be_chosen(run, onednn, selection, passed):
     assert result.parseoutcomes()["passed"] == passed + ("--deselect" in selection)
 
 
+@pytest.mark.slow
 def test_a_suite_or_a_backend_alone_is_enough(run, onednn):
     outcomes = run("--pybnorm-backend", "onednn", "pybnorm::", "--collect-only", "-q").parseoutcomes()
     assert outcomes == run("--pybnorm-suite", "smoke", "pybnorm::onednn", "--collect-only", "-q").parseoutcomes()
@@ -181,6 +186,7 @@ def test_a_suite_or_a_backend_alone_is_enough(run, onednn):
     assert outcomes["tests"] == len(lines)
 
 
+@pytest.mark.slow
 def test_a_run_that_judged_nothing_is_no_success(run, onednn):
     result = run("--pybnorm-backend", "onednn", *cases(STRIDED))
     result.assert_outcomes(passed=1, skipped=1)
@@ -188,6 +194,7 @@ def test_a_run_that_judged_nothing_is_no_success(run, onednn):
     result.stdout.fnmatch_lines(["pybnorm: no backend supports any of these cases, so nothing was checked."])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -212,6 +219,7 @@ def test_a_bad_argument_is_a_usage_error(run, arguments, text):
 # ---------------------------------------------------------------- absent libraries
 
 
+@pytest.mark.slow
 def test_an_absent_backend_that_was_asked_for_is_an_error_with_the_search(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "nothing_here"), os.environ["PYTHONPATH"]]))
     # that folder's module imports pybnorm before pytest can rewrite it, of which it warns where pybnorm is installed
@@ -234,6 +242,7 @@ def test_an_absent_backend_that_was_asked_for_is_an_error_with_the_search(run, m
     )
 
 
+@pytest.mark.slow
 def test_a_library_that_was_named_and_cannot_be_used_is_an_error_even_if_not_asked_for(run, monkeypatch, onednn):
     monkeypatch.setenv("PYBNORM_LIB_MIOPEN", "/nowhere/libMIOpen.so")
     result = run("--continue-on-collection-errors", *cases(CASE))
@@ -283,6 +292,7 @@ def outcomes(pytester):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allow", [False, True])
 def test_what_each_status_becomes(run, pytester, onednn, allow):
     lines = {f"{CASE},seed={i + k}": (s, k) for i, s in enumerate(Status) for k in (0, 100)}
@@ -315,6 +325,7 @@ def test_what_each_status_becomes(run, pytester, onednn, allow):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_known_defects_and_nothing_else_succeed_where_they_are_allowed(run, onednn):
     fail = 100 + list(Status).index(Status.FAIL)
     arguments = ("--pybnorm-backend", "onednn", *cases(f"{CASE},seed={fail}"), "pybnorm::")
@@ -325,6 +336,7 @@ def test_known_defects_and_nothing_else_succeed_where_they_are_allowed(run, oned
     run(*arguments, "--pybnorm-allow-known", "--runxfail").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_a_warning_can_be_made_a_failure(run, onednn):
     arguments = ("--pybnorm-backend", "onednn", *cases(f"{CASE},seed=1"), "pybnorm::")
     result = run(*arguments, conftest=MADE)  # filterwarnings = error
@@ -358,6 +370,7 @@ def test_a_failure_is_reported_as_by_the_check(run, onednn):
         assert word not in result.stdout.str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "word", "text"),
     [
@@ -379,6 +392,7 @@ def test_a_library_that_dies_fails_its_item_and_not_the_session(run, onednn, nam
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_as_many_processes_as_jobs_and_none_is_left(run, pytester, onednn, jobs):
     lines = [f"{CASE},seed={i}" for i in range(1, 13)]
@@ -388,6 +402,7 @@ def test_as_many_processes_as_jobs_and_none_is_left(run, pytester, onednn, jobs)
     assert not any(map(alive, processes(pytester)))
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_what_runs_ahead(run, pytester, onednn):
     started = time.monotonic()
     arguments = ("-x", "--pybnorm-backend", "onednn", "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
@@ -403,6 +418,7 @@ def test_the_first_failure_ends_what_runs_ahead(run, pytester, onednn):
     assert not any(map(alive, processes(pytester)))
 
 
+@pytest.mark.slow
 def test_an_item_that_is_repeated_runs_again(run, pytester, onednn):
     text = (
         opener("simulated.open_exiting")
@@ -415,6 +431,7 @@ def test_an_item_that_is_repeated_runs_again(run, pytester, onednn):
     assert [(pytester.path / f"first-{case}").read_text() for case in (CASE_3D, CASE)] == ["passed", "failed"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_processes_too(run, pytester, onednn):
     pytester.makeconftest(opener("openers.open_hanging"))
     command = [sys.executable, "-m", "pytest", *loaded(), "--pybnorm-backend", "onednn", *cases(CASE), "pybnorm::"]
@@ -436,6 +453,7 @@ def test_an_interrupt_ends_the_processes_too(run, pytester, onednn):
     assert not any(map(alive, processes(pytester)))
 
 
+@pytest.mark.slow
 def test_distributed_workers_have_a_process_each(run, pytester, onednn):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     lines = [f"{CASE},seed={i}" for i in range(1, 13)]

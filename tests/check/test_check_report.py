@@ -304,6 +304,7 @@ def test_cases_are_whole_and_come_first_on_a_narrow_terminal(columns):
     assert "…" not in stream.getvalue() or columns < 60
 
 
+@pytest.mark.slow
 def test_details_of_many_failures_are_cut_and_counted():
     results = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(260)]
     text = printed(terminal.print_details, results)
@@ -387,6 +388,7 @@ def test_a_document_written_in_parts_is_the_whole_one(empty):
         assert "".join(json_parts(whole)) == json.dumps(to_json(whole), indent=1) + "\n"
 
 
+@pytest.mark.slow
 def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_path, monkeypatch):
     """Each case's text and dictionaries are there while it is written or read, and not those of all."""
     monkeypatch.setattr(archive, "LARGEST", 1 << 22)  # as much is set aside before a file is read
@@ -415,6 +417,7 @@ def test_what_is_no_case_is_refused(tmp_path):
             archive.read_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_real_documents_meet_the_schema(schema, tmp_path):
     document = real_results("train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn")
     assert {c["status"] for c in document["cases"]} >= {"PASS", "UNSUPPORTED"}
@@ -764,6 +767,7 @@ def test_a_run_without_results_has_a_page(plots):
     page_of([made_result(Status.CRASHED)])
 
 
+@pytest.mark.slow
 def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
     outputs = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
     results = []

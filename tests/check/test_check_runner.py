@@ -330,6 +330,7 @@ def test_a_parameter_type_that_the_package_refuses_is_unsupported():
 # ---------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opener", "how"), [(open_exiting, "exit status 0"), (open_aborting, "SIGABRT")])
 def test_a_dying_library_takes_one_case_with_it(opener, how):
     with Worker("onednn", opener) as worker:
@@ -341,6 +342,7 @@ def test_a_dying_library_takes_one_case_with_it(opener, how):
         assert worker.run(CASE_3D).status == Status.PASS
 
 
+@pytest.mark.slow
 def test_a_hanging_library_takes_one_case_and_its_time_with_it():
     with Worker("onednn", open_hanging, timeout=60) as worker:
         assert worker.run(CASE_3D).status == Status.PASS

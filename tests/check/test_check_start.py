@@ -77,6 +77,7 @@ def test_what_a_library_prints_while_it_loads_is_not_in_our_output(tmp_path, red
     assert sorted(done.stderr.splitlines()) == ([] if redirection else ["by the number", "by the stream"])
 
 
+@pytest.mark.slow
 def test_a_library_that_hangs_while_it_loads_costs_info_its_time(tmp_path):
     file = library(tmp_path, "for (;;) pause();")
     nowhere = {f"PYBNORM_LIB_{name.upper()}": "/nowhere/library.so" for name in backends()}

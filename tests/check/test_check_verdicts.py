@@ -39,12 +39,14 @@ def judged(case, style="two_pass", bug=None):
     return judge_call(expected, execute(problem, inputs, session(style, bug)).outputs)
 
 
+@pytest.mark.slow
 def test_a_dropped_element_is_seen_in_every_output(long):
     for line, case in long.items():
         verdicts = judged(case, bug="dropped element")
         assert {v.status for v in verdicts.values()} == {Status.FAIL}, (line, verdicts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["two_pass", "sequential", "folded", "one_pass", "welford"])
 def test_no_style_is_accused(long, style):
     for line, case in long.items():

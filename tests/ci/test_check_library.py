@@ -66,6 +66,7 @@ def steps():
     return [textwrap.dedent(block) for block in blocks]
 
 
+@pytest.mark.slow
 def test_the_action_leaves_reports_and_a_summary(service, tmp_path):
     _, check = steps()
     suite = tmp_path / "own.txt"
@@ -100,6 +101,7 @@ def test_the_inputs_that_the_action_reads_are_declared():
     assert sorted(declared) == sorted(set(re.findall(r"inputs\.([a-z-]+)", ACTION)))
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_an_annotation_and_the_exit_status(service, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     out = tmp_path / "out"

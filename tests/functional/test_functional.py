@@ -294,6 +294,7 @@ def test_a_handle_given_is_used_and_keeps_its_calls(arrays):
         functional.batch_norm_training(arrays.x, arrays.scale, arrays.bias, handle=handle)
 
 
+@pytest.mark.slow
 def test_each_thread_has_its_handle_and_the_next_one_takes_it_over(frame):
     arrays, seen = Set(frame), []
 

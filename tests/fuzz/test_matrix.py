@@ -113,6 +113,7 @@ def table(became):
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_hostile_values(tmp_path, capsys):
     chunks = [(first, min(CHUNK, CALLS - first)) for first in range(0, CALLS, CHUNK)]
     start = time.monotonic()
@@ -162,6 +163,7 @@ def test_what_was_a_raw_error_in_the_whole_matrix(name, parameter, value, tmp_pa
     assert became < RAW, text
 
 
+@pytest.mark.slow
 def test_a_crash_a_hang_and_a_raw_error_are_found(tmp_path):
     hanging = tmp_path / "hanging"
     perform = "            became, text = matrix.perform(index, world)\n"

@@ -106,6 +106,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_the_gradients_are_right_inside_their_memory(compute: Any, layout: str, dtype: str) -> None:
@@ -220,6 +221,7 @@ def test_a_bad_channel_is_as_by_the_formulas_and_no_other_is_touched(compute: An
             assert finite == [epsilon > 0, False, False, True]
 
 
+@pytest.mark.slow
 def test_the_judge_passes_every_line_of_the_suite(compute: Any) -> None:
     """Of those in float32 and bfloat16 that are small: a device runs all."""
     lines = [line.strip() for line in (files("pybnorm.check") / "suites" / "algorithms.txt").read_text().splitlines()]
@@ -299,6 +301,7 @@ FAILING = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "algorithm", "graphs"),
     # sums, moments, the channel's; then the way itself
@@ -349,6 +352,7 @@ def test_auto_goes_on_to_its_next_way(compute: Any, saved: bool) -> None:
     assert 0 < ends.count("InternalError") == len(ends) - ends.count("ex") - ends.count("spatial") < 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "algorithm", "calls"),
     # sums, moments, zeros and merge (of columns of channels-first memory one), the channel's; then the way itself

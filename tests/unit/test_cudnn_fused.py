@@ -19,6 +19,7 @@ TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of chan
 NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
 @pytest.mark.parametrize("shape", TENSORS, ids=str)
 def test_what_reaches_cudnn(run: Any, shape: tuple[int, ...], z: bool) -> None:
@@ -239,6 +240,7 @@ def test_misaligned_tensors_never_reach_the_fused_kernels(run: Any) -> None:
         assert "16-byte aligned" in result["text"], (name, result)
 
 
+@pytest.mark.slow
 def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any) -> None:
     script = """
         with pybnorm.Handle("cudnn") as handle:
@@ -410,6 +412,7 @@ int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_OF_THE_TE
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "memory", "stream", "lost"),
     [

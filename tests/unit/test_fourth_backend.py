@@ -71,6 +71,7 @@ def run(tree, *words, cwd=None):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_file_and_one_line_are_a_backend(tree):
     done = run(tree, "-c", USE, str(tree))
     assert done.returncode == 0, done.stderr

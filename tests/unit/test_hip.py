@@ -178,6 +178,7 @@ report(attempt(search))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["libamdhip64.so.7", "libamdhip64.so.5", "libamdhip64.so"])
 def test_a_copy_in_the_process_goes_first(child: Any, doubles: Any, name: str) -> None:
     here = doubles.plain(name, SOURCE)

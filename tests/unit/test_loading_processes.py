@@ -67,6 +67,7 @@ def test_the_check_of_the_process_map_sees_a_loaded_library(child: Any, doubles:
 # ---- doubles: what can be wrong with a named file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["variable", "path"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backend: str, how: str) -> None:
@@ -97,6 +98,7 @@ def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backe
     assert files == [str(library)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_named_file_can_be_instead(child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str) -> None:
     soname = vendors[backend].soname
@@ -152,6 +154,7 @@ def test_what_a_named_file_can_be_instead(child: Any, doubles: Any, vendors: Any
     assert still_mapped == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backend: str) -> None:
     names = doubles.symbols(backend, "REQUIRED")
@@ -172,6 +175,7 @@ def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backe
         assert "AttributeError" in result["classes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend: str) -> None:
     names = doubles.symbols(backend, "OPTIONAL")
@@ -249,6 +253,7 @@ def test_sycl_finds_opencls_driver_beside_the_library(
     assert seen == (str(driver) if runtime == 512 and beside and not set_by_user else own)
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(child: Any, doubles: Any) -> None:
     """An OpenMP that is inside the library, say, or SYCL. The doubles make no handles: what else is asked ends the
     process."""
@@ -285,6 +290,7 @@ def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(chi
 # ---- doubles: the search
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_copy_in_the_process_is_preferred(
     child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str

@@ -64,6 +64,7 @@ SCRIPT = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "saved", "running"),
     [
@@ -138,6 +139,7 @@ def test_what_is_chosen_for_channels_first_memory(child: Any, computing: str) ->
     assert {line: tuple(names) for line, names in told.items()} == CHOICES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbol", ["cudnnAddTensor", "cudnnSetTensor", "cudnnTransformTensor"])
 def test_a_symbol_that_is_not_there_is_missed_when_planned(child: Any, computing_without: Any, symbol: str) -> None:
     told = child(

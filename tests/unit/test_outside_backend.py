@@ -66,6 +66,7 @@ def path(*folders):
     return {"PYTHONPATH": os.pathsep.join(map(str, [*folders, PACKAGES]))}
 
 
+@pytest.mark.slow
 def test_it_is_a_backend_like_ours(child, installed):
     told = child(
         """

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def test_a_submodule_whose_package_is_missing_is_an_attribute_error(monkeypatch)
         _ = pybnorm.torch
 
 
+@pytest.mark.slow
 def test_a_cython_module_compiles_against_the_headers(tmp_path):
     include = Path(pybnorm.get_include())
     assert (include / "pybnorm" / "shim.h").is_file()
@@ -160,3 +162,18 @@ def test_classes_of_the_core_have_the_signature_of_their_stubs(name):
     assert [p.name for p in own] == [argument.arg for argument in named]
     assert [p.name for p in own if p.kind == p.KEYWORD_ONLY] == [a.arg for a in init.args.kwonlyargs]
     assert not getattr(pybnorm, name).__doc__.startswith(name)
+
+
+def test_the_conda_recipe_needs_what_the_package_needs():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    recipe = (root / "recipe/recipe.yaml").read_text()
+
+    def listed(section):
+        block = re.search(rf"^  {section}:\n((?:    - .*\n)+)", recipe, re.MULTILINE)[1]
+        return {line.removeprefix("    - ").replace(" ", "") for line in block.splitlines()}
+
+    assert listed("run") - {"python"} == set(project["project"]["dependencies"])
+    assert listed("host") - {"python", "pip"} == set(project["build-system"]["requires"])
+    assert f'default="{pybnorm.__version__}"' in recipe

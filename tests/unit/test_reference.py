@@ -262,6 +262,7 @@ def test_exact_data_give_exact_results(dtype, mode, spatial, blocks):
             close(gradients.dx.ravel(), [float(e) for e in exact], 16, units=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_statistics_against_fractions(data):
@@ -320,6 +321,9 @@ def test_hard_float64_columns(column, blocks):
         assert abs(Fraction(got.variance.item()) - variance) <= 64 * U64 * variance
 
 
+@pytest.mark.xfail(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1's sums may lose one digit more", strict=False
+)
 def test_long_reductions_do_not_lose_digits():
     """2e7 float32 values: ten of them, repeated by a stride of 0."""
     row = random(10, np.float32, scale=0.1, offset=3.0)
@@ -712,6 +716,7 @@ NASTY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "layout", "mode"), NASTY, ids=str)
 def test_extra_memory_is_bounded(shape, layout, mode):
     """All results go into the caller's arrays, so that everything traced is extra."""

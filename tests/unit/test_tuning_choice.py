@@ -418,6 +418,7 @@ for i in range(15):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing(file, tmp_path):
     jobs = [subprocess.Popen([sys.executable, "-c", WRITER, str(n)], cwd=tmp_path) for n in range(4)]
     assert [job.wait(60) for job in jobs] == [0] * 4
