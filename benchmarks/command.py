@@ -20,16 +20,19 @@ def bench() -> None:
 
 @bench.command("reference")
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls of each side.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@output.json_option("the table")
 @click.pass_context
-def bench_reference(context: click.Context, repeats: int, as_json: bool) -> None:
+def bench_reference(context: click.Context, repeats: int, json_target: str | None) -> None:
     """The float64 reference against plain NumPy; exits with 1 beyond its limits of time and memory."""
     from benchmarks import reference
 
+    with output.usage_errors():
+        targets = output.targets(context, "bench-reference", json=json_target)
     result = reference.run(repeats=repeats)
-    if as_json:
-        output.write_json(result, output.standard_output())
-    else:
+    if "--json" in targets:
+        document = output.document("pybnorm.bench-reference/1", result)
+        targets["--json"].put(functools.partial(output.write_json, document))
+    if json_target != "-":
         click.echo(visible(reference.render(result)), file=output.standard_output())
     context.exit(0 if result["within_limits"] else 1)
 

@@ -17,7 +17,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "tables",  # beside this file
 ]
-exclude_patterns = ["results"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from pybnorm._text import write_visible
-from pybnorm.check import compare, compare_conclusions, defects, page_data, plots, vendor_lines
+from pybnorm.check import compare, compare_conclusions, defects, page_data, plots, vendor_lines, versions
 from pybnorm.check.bounds import Status, Verdict
 from pybnorm.check.causes import causes
 from pybnorm.check.conclusions import conclusions
@@ -40,7 +40,7 @@ from pybnorm.check.results import (
 from pybnorm.check.support import NEWLY_UNSUPPORTED
 from pybnorm.errors import ArgumentError
 
-__all__ = ["require", "write", "write_comparison"]
+__all__ = ["require", "write", "write_comparison", "write_versions"]
 
 DETAILS = 100
 """Cases of which a page has the points; a page of thousands of failures would not open."""
@@ -312,6 +312,40 @@ def _difference(case: compare.CasePair) -> list[Block]:
             ]
             blocks.append(("table", f"the worst elements of {output.output}", titles, points))
     return blocks
+
+
+def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Matrix) -> None:
+    """Write the page of versions side by side.
+
+    Parameters
+    ----------
+    target : path or text stream
+    found : Matrix
+
+    Raises
+    ------
+    ArgumentError
+        matplotlib or jinja2 is not installed.
+    OSError
+        It cannot be written.
+    """
+    require()
+    lines, statuses = found.lines, [s.value for s in Status]
+    columns = [Column("case", "case", [line.case for line in lines])]
+    for i, version in enumerate(found.versions):
+        columns.append(Column(version.name, "badge", [line.results[i].status.value for line in lines], statuses))
+        judged = [line.results[i].ratio if line.results[i].verdicts else "" for line in lines]
+        columns.append(Column(f"{version.name} error / bound", "ratio", judged))
+    columns.append(Column("first bad", "pick", [line.first_bad for line in lines]))
+    columns.append(Column("first good after it", "pick", [line.first_good for line in lines]))
+    text = _render(
+        "versions.html",
+        found=found,
+        sentences=versions.sentences(found),
+        date=machine()["date"],
+        data=page_data.script(page_data.data(columns, {}, {})),
+    )
+    write_visible(target, text)
 
 
 # ---------------------------------------------------------------- page

@@ -28,14 +28,19 @@ def claims() -> None:
 @claims.command()
 @click.argument("run", metavar="RUN")
 @click.option("--backend", required=True, help="Whose record to make.")
+@output.json_option("its text")
 @click.option("--into", "folder", metavar="DIR", help="Write it into DIR/BACKEND.json, for PYBNORM_CLAIMS=DIR.")
-def record(run: str, backend: str, folder: str | None) -> None:
+@click.pass_context
+def record(context: click.Context, run: str, backend: str, json_target: str | None, folder: str | None) -> None:
     """Record what RUN, a folder of check --save or a file of check --json, found of one backend.
 
-    The record is printed, or put into the file of a folder in place of an earlier one of the same version and
-    device.
+    The record, which is JSON, is printed, or written to the file of --json, or put into the file of a folder in place
+    of an earlier one of the same version and device.
     """
     with output.usage_errors():
+        if folder is not None and json_target is not None:
+            raise ArgumentError("--json", "beside --into", "one of them")
+        targets = output.targets(context, "claims", json=json_target if folder else json_target or "-")
         if backend not in pybnorm.backends():
             raise ArgumentError("--backend", backend, " | ".join(pybnorm.backends()))
         document = archive.read_run(run)
@@ -56,9 +61,7 @@ def record(run: str, backend: str, folder: str | None) -> None:
             known = json.loads(file.read_text(encoding="utf-8"))
         text = support.with_record(known, made)
     if folder is None:
-        stream = output.standard_output()
-        stream.write(text)
-        stream.flush()
+        targets["--json"].put(lambda stream: stream.write(text))
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

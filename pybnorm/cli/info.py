@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -30,20 +31,23 @@ _RANKS = range(2, 9)
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@output.json_option("the text")
 @click.option("--claims", "as_claims", metavar="BACKEND", help="Print a support record of BACKEND, to be reviewed.")
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Every place where an absent library was searched for.")
-def info(as_json: bool, as_claims: str | None, timeout: float, verbose: bool) -> None:
+@click.pass_context
+def info(context: click.Context, json_target: str | None, as_claims: str | None, timeout: float, verbose: bool) -> None:
     """What libraries there are, where they were found, and what they can do; why the others are absent."""
     with output.usage_errors():
         executors.check_timeout("--timeout", timeout)
+        if as_claims is not None and json_target is not None:
+            raise ArgumentError("--json", "beside --claims", "one of them: a record is JSON already")
+        targets = output.targets(context, "info", json=json_target)
     if as_claims is not None:
         _print_claims(as_claims, timeout)
         return
-    console = None if as_json else output.console()
     found: list[BackendInfo] = []
     abilities: dict[str, list[dict[str, Any]]] = {}
     for name in pybnorm.backends():
@@ -51,15 +55,18 @@ def info(as_json: bool, as_claims: str | None, timeout: float, verbose: bool) ->
             found.append(executors.described(name, worker.describe))
             if found[-1].loaded:
                 abilities[name] = worker.call(_abilities, name, timeout=timeout)
-    if console is None:
+    if "--json" in targets:
         backends = [
             vars(i)
             | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])}
             | {"known_defects": [d.id for d in _known_defects(i)]}
             for i in found
         ]
-        output.write_json({"environment": machine(), "backends": backends}, output.standard_output())
+        document = output.document("pybnorm.info/1", {"backends": backends})
+        targets["--json"].put(functools.partial(output.write_json, document))
+    if json_target == "-":
         return
+    console = output.console()
     here = machine()
     console.print(f"pybnorm {here['pybnorm']}, Python {here['python']}, {here['platform']}")
     for item in sorted(found, key=lambda i: (not i.loaded, bool(i.problem))):

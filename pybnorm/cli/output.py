@@ -194,6 +194,8 @@ def write_json(value: Any, stream: IO[str]) -> None:
 
 def kind(option: str, command: str) -> _files.Kind:
     """What a report that `command` wrote for `option` looks like at its beginning; only such a file is replaced."""
+    if option == "--json" and command == "claims":
+        return _files.Kind("an earlier record of pybnorm claims", r'\s*\[\s*\{\s*"first":')
     if option == "--json":
         return _files.Kind(f"an earlier JSON of pybnorm {command}", rf'\s*\{{\s*"schema":\s*"pybnorm\.{command}/')
     if option == "--junit":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 from rich.text import Text
 
@@ -14,12 +16,15 @@ __all__ = ["tune"]
 
 @click.command()
 @click.option("--clear", is_flag=True, help="Forget all of it, so that the next plans are measured anew.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def tune(clear: bool, as_json: bool) -> None:
+@output.json_option("the table")
+@click.pass_context
+def tune(context: click.Context, clear: bool, json_target: str | None) -> None:
     """What plans with tune=True have measured and remembered on this machine, and in which file.
 
     PYBNORM_TUNE_CACHE names the file; without it it lies in the user's cache folder.
     """
+    with output.usage_errors():
+        targets = output.targets(context, "tune", json=json_target)
     file = tuning.cache_file()
     found = tuning.entries()
     if clear:
@@ -28,8 +33,10 @@ def tune(clear: bool, as_json: bool) -> None:
                 tuning.clear()
         except OSError as error:
             raise output.WriteError(str(file), error) from None
-    if as_json:
-        output.write_json({"file": file, "cleared": clear, "entries": found}, output.standard_output())
+    if "--json" in targets:
+        document = output.document("pybnorm.tune/1", {"file": str(file), "cleared": clear, "entries": found})
+        targets["--json"].put(functools.partial(output.write_json, document))
+    if json_target == "-":
         return
     console = output.console()
     console.print(Text(f"{one_line(str(file))}: {len(found)} {'forgotten' if clear else 'remembered'}"), soft_wrap=True)

@@ -1,5 +1,6 @@
 """Simulated bugs are found as often as required, and a judge that misses them or cries wolf is found out."""
 
+import importlib.resources
 import json
 
 import numpy as np
@@ -96,6 +97,11 @@ def test_the_command(monkeypatch, tmp_path, honest):
     assert "vector tail" in shown.stdout
     document = json.loads(target.read_text())
     assert document["good"] == honest
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((importlib.resources.files("pybnorm.check") / "schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [f"{e.json_path}: {e.message}" for e in validator.iter_errors(document)] == []
+    assert not validator.is_valid(document | {"unknown": 1})
     assert document["environment"]["numpy"]
     kernel = document["kernels"][-1]
     assert kernel["kernel"] == "vector tail"

@@ -1,11 +1,9 @@
 """The scripts of ci/ over stand-ins for what they call: what fails is told in the last line, nothing passes unrun."""
 
-import json
 import re
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -224,30 +222,3 @@ def test_a_bare_machine_gets_an_environment(python, script, driver, extras, tmp_
     assert status == 0, lines
     assert "pip" not in python.calls.read_text()
     assert "setup.py -q build_ext --inplace" in python.calls.read_text()
-
-
-def test_the_page_of_versions_tells_first_bad_and_first_good(tmp_path):
-    def case(line, status, ratio, message=""):
-        return {"case": line, "status": status, "message": message, "verdicts": [{"ratio": ratio}]}
-
-    files = []
-    for version, statuses in (((3, 2, 0), "PF"), ((3, 6, 2), "FF"), ((3, 13, 2), "FP")):
-        words = {"P": ("PASS", "0.5"), "F": ("FAIL", "2.25")}
-        cases = [case(f"train,{i}", *words[s]) for i, s in enumerate(statuses)]
-        cases += [case("infer", "PASS", "0.125"), case("fill", "FAIL", "0", "PART is missing" * (version == (3, 6, 2)))]
-        files.append(tmp_path / f"{version[1]}.json")
-        run = {
-            "backends": [{"version": version, "device": "a machine"}],
-            "cases": [*cases, case(str(version), "PASS", "1")],
-        }
-        files[-1].write_text(json.dumps(run))
-    command = [sys.executable, str(ROOT / "ci/version-matrix.py"), "--without", "PART", *map(str, files)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    assert lines[2] == "| 3.2.0 | a machine | 5 | 3 | 0 | 0 | 2 FAIL |"
-    assert [line for line in lines if line.startswith("| `")] == [
-        "| `train,0` | PASS 0.5 | FAIL 2.25 | FAIL 2.25 | 3.6.2 | - |",
-        "| `train,1` | FAIL 2.25 | FAIL 2.25 | PASS 0.5 | 3.2.0 | 3.13.2 |",
-    ]
-    (told,) = [line for line in lines if "ran on all" in line]
-    assert told.startswith("1 cases are left out")
-    assert "3 cases ran on all" in told

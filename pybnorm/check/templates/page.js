@@ -87,7 +87,7 @@ if (table) {
       box.append(make("div", {class: "scroll"}, make("table", {class: "mono"}, make("caption", {}, first),
         make("thead", {}, head), make("tbody", {}, ...lines))));
     }
-    if (!blocks.length) box.append(make("p", {class: "faint"}, "This page has no more of this case; the JSON document has."));
+    if (!blocks.length && command) box.append(make("p", {class: "faint"}, "This page has no more of this case; the JSON document has."));
     return make("tr", {class: "chosen", id: "details-" + i}, make("td", {colspan: shownColumns.length}, box));
   };
   const grow = to => {

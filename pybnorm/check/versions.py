@@ -1,0 +1,188 @@
+"""Runs of several versions of a library side by side: what each gets wrong, and from which version to which."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pybnorm.check import archive
+from pybnorm.check.bounds import Status
+from pybnorm.check.problem import load_suite, packaged_suites
+from pybnorm.check.results import CaseResult, ratio_text, to_json, version_text
+from pybnorm.errors import ArgumentError
+
+__all__ = ["SCHEMA", "Line", "Matrix", "Version", "document", "markdown", "matrix", "read", "sentences", "worst"]
+
+SCHEMA = "pybnorm.versions/1"
+_RIGHT = (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+
+
+@dataclasses.dataclass
+class Version:
+    """A run of one version."""
+
+    name: str
+    machine: str
+    results: dict[str, CaseResult]
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Cases by status, from good to bad."""
+        counts = Counter(r.status for r in self.results.values())
+        return {status: counts[status] for status in Status if counts[status]}
+
+
+@dataclasses.dataclass
+class Line:
+    """A case that not every version gets right, or that they get differently."""
+
+    case: str
+    results: list[CaseResult]
+    first_bad: str
+    """The first version that is wrong; empty: none."""
+    first_good: str
+    """The first after it that is right; empty: none."""
+
+
+@dataclasses.dataclass
+class Matrix:
+    """Every version, every suite, and the cases to tell of."""
+
+    versions: list[Version]
+    suites: dict[str, list[tuple[int, int]]]
+    """By suite of which there are cases: for each version how many are right, of how many that it did not refuse."""
+    common: int
+    """Cases that all versions ran."""
+    left_out: int
+    """Of them, those that `without` leaves out."""
+    lines: list[Line]
+
+
+def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
+    """The runs at `paths`, folders of ``check --save`` or files of ``check --json``, each of one library.
+
+    Raises
+    ------
+    ArgumentError
+        One is neither, or has several libraries, or another than the first.
+    """
+    versions: list[Version] = []
+    backends: list[str] = []
+    for path in paths:
+        run = archive.read_run(path)
+        infos = [info for info in run["backends"] if not info.problem]
+        if len(infos) != 1 or (backends and infos[0].backend != backends[0]):
+            raise ArgumentError("RUN", str(path), f"a run of one library{''.join(f', {b}' for b in backends[:1])}")
+        backends.append(infos[0].backend)
+        versions.append(Version(version_text(infos[0]), infos[0].device, {r.case: r for r in run["cases"]}))
+    return versions
+
+
+def matrix(versions: Sequence[Version], without: str = "") -> Matrix:
+    """What changed over versions, the oldest first.
+
+    Parameters
+    ----------
+    versions : sequence of Version
+    without : str, optional
+        Cases whose message has this text in one of the runs are left out: those that need a part of the library that
+        was not there, say.
+    """
+    every = sorted(set.intersection(*(set(v.results) for v in versions)))
+    common = [c for c in every if not (without and any(without in v.results[c].message for v in versions))]
+    lines = []
+    for case in common:
+        results = [v.results[case] for v in versions]
+        statuses = [r.status for r in results]
+        if len(set(statuses)) > 1 or statuses[0] not in _RIGHT:
+            bad = next((i for i, s in enumerate(statuses) if s not in _RIGHT), len(statuses))
+            good = next((i for i, s in enumerate(statuses) if i > bad and s in _RIGHT), len(statuses))
+            names = [*(v.name for v in versions), ""]
+            lines.append(Line(case, results, names[bad], names[good]))
+    suites = {}
+    for name in packaged_suites():
+        own = {str(problem) for problem in load_suite(name)}
+        shares = []
+        for version in versions:
+            statuses = [r.status for c, r in version.results.items() if c in own and r.status != Status.UNSUPPORTED]
+            shares.append((sum(s in _RIGHT for s in statuses), len(statuses)))
+        if any(judged for _, judged in shares):
+            suites[name] = shares
+    return Matrix(list(versions), suites, len(every), len(every) - len(common), lines)
+
+
+def worst(result: CaseResult) -> str:
+    """The status, and where it was judged the largest share of a bound."""
+    judged = result.status in (Status.PASS, Status.WARN, Status.FAIL) and result.verdicts
+    return f"{result.status.value} {ratio_text(result.ratio)}" if judged else result.status.value
+
+
+def sentences(found: Matrix) -> list[tuple[str, bool]]:
+    """One for each version: how many cases are wrong, and what changed from the one before; whether all is right."""
+    said = []
+    for i, version in enumerate(found.versions):
+        wrong = [line for line in found.lines if line.results[i].status not in _RIGHT]
+        text = f"{version.name}: {len(wrong)} of {found.common - found.left_out} cases are wrong"
+        if i:
+            new = sum(line.results[i - 1].status in _RIGHT for line in wrong)
+            gone = sum(line.results[i - 1].status not in _RIGHT for line in found.lines) - (len(wrong) - new)
+            text += f", {new} of them newly; {gone} no longer"
+        said.append((f"{text}.", not wrong))
+    return said
+
+
+def _told(found: Matrix) -> str:
+    told = f"{found.left_out} cases are left out. " if found.left_out else ""
+    return told + f"{found.common - found.left_out} cases ran on all."
+
+
+def markdown(found: Matrix) -> str:
+    """Tables of the versions, of the suites, and of the cases that are not right on all, or differ."""
+    names = [v.name for v in found.versions]
+    rows = [["version", "machine", "cases", *(s.value for s in _RIGHT), "others"]]
+    for version in found.versions:
+        counts = version.counts
+        others = ", ".join(f"{n} {status.value}" for status, n in counts.items() if status not in _RIGHT) or "0"
+        row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _RIGHT)]
+        rows.append([*row, others])
+    parts = [_table(rows)]
+    if found.suites:
+        shares = [[name, *(f"{right}/{judged}" for right, judged in s)] for name, s in found.suites.items()]
+        parts += ["Right, of those that were not refused, by suite:", _table([["suite", *names], *shares])]
+    parts.append(f"{_told(found)} Not right on all, or different, with the worst error as a share of its bound:")
+    lines = [
+        [f"`{line.case}`", *map(worst, line.results), line.first_bad or "-", line.first_good or "-"]
+        for line in found.lines
+    ]
+    parts.append(_table([["case", *names, "first bad", "first good after it"], *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *others))
+
+
+def document(found: Matrix) -> dict[str, Any]:
+    """As plain values."""
+    return {
+        "versions": [
+            {"version": v.name, "machine": v.machine, "counts": {s.value: n for s, n in v.counts.items()}}
+            for v in found.versions
+        ],
+        "suites": {name: [{"right": r, "judged": j} for r, j in shares] for name, shares in found.suites.items()},
+        "common": found.common,
+        "left_out": found.left_out,
+        "cases": [
+            {
+                "case": line.case,
+                "results": [{"status": r.status.value, "ratio": to_json(r.ratio)} for r in line.results],
+                "first_bad": line.first_bad,
+                "first_good": line.first_good,
+            }
+            for line in found.lines
+        ],
+    }

@@ -1,0 +1,87 @@
+"""``pybnorm versions``: first bad and first good version of each case, as tables, Markdown, JSON and a page."""
+
+import importlib.resources
+import json
+
+import pytest
+from click.testing import CliRunner
+from made_runs import made_document, made_result
+
+from pybnorm.check import versions
+from pybnorm.check.bounds import Status
+from pybnorm.check.results import BackendInfo, to_json
+from pybnorm.cli import main
+
+SHAPES = "8x6x8x5", "3x5x4x7"  # of smoke
+LINES = {f"train,spatial,f32,nchw,{SHAPES[0]}": "PFF", f"train,spatial,f32,nhwc,{SHAPES[0]}": "FFP"}
+WORDS = {"P": Status.PASS, "F": Status.FAIL}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "packaged_suites", lambda: ("smoke",))  # the others take seconds to read
+    files = []
+    for i, version in enumerate(((3, 2, 0), (3, 6, 2), (3, 13, 2))):
+        results = [made_result(WORDS[statuses[i]], line, "onednn") for line, statuses in LINES.items()]
+        results += [made_result(Status.PASS, f"infer,spatial,f32,nchw,{SHAPES[1]}", "onednn")]
+        gone = "PART is missing" if i == 1 else ""
+        results += [made_result(Status.CRASHED, "infer,spatial,bf16,nchw,2x2x2x2", "onednn", message=gone)]
+        results += [made_result(Status.PASS, f"infer,spatial,f32,nchw,{i + 2}x9x9x9", "onednn")]
+        infos = [BackendInfo("onednn", "oneDNN", version, "/lib/x", "made", device="a machine")]
+        files.append(tmp_path / f"{version[1]}.json")
+        files[-1].write_text(json.dumps(to_json(made_document(infos, results))))
+    return files
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, ["versions", *map(str, arguments)])
+
+
+def test_first_bad_and_first_good_are_told(runs):
+    done = command("--without", "PART", *runs)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[2] == "| 3.2.0 | a machine | 5 | 3 | 0 | 0 | 1 CRASHED, 1 FAIL |"
+    assert [line.rsplit(" | ", 2)[1:] for line in lines if line.startswith("| `train")] == [
+        ["3.6.2", "- |"],
+        ["3.2.0", "3.13.2 |"],
+    ]
+    assert "| smoke | 2/3 | 1/3 | 2/3 |" in lines
+    (told,) = [line for line in lines if "ran on all" in line]
+    assert told.startswith("1 cases are left out. 3 cases ran on all.")
+    assert "PASS" in lines[-2]
+    assert "FAIL" in lines[-1]
+
+
+def test_every_report_is_written(runs, tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    files = {name: tmp_path / f"new.{name}" for name in ("json", "html", "markdown")}
+    done = command(*runs, *(word for name, file in files.items() for word in (f"--{name}", file)))
+    assert done.exit_code == 0, done.output
+    schema = json.loads((importlib.resources.files("pybnorm.check") / "schema.json").read_text())
+    document = json.loads(files["json"].read_text())
+    assert [e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(document)] == []
+    assert [(c["first_bad"], c["first_good"]) for c in document["cases"]] == [
+        ("3.2.0", ""),
+        ("3.6.2", ""),
+        ("3.2.0", "3.13.2"),
+    ]
+    assert files["markdown"].read_text() == "# pybnorm versions\n\n" + done.stdout
+    page = files["html"].read_text()
+    assert "3.6.2: 3 of 4 cases are wrong, 1 of them newly; 0 no longer." in page
+    assert "3.13.2: 2 of 4 cases are wrong, 0 of them newly; 1 no longer." in page
+    assert json.loads(command(*runs, "--json").stdout)["schema"] == "pybnorm.versions/1"
+    assert command(*runs, *(w for n, f in files.items() for w in (f"--{n}", f))).exit_code == 0  # over its own
+
+
+def test_what_is_no_run_of_one_library_is_refused(runs, tmp_path):
+    other = tmp_path / "other.json"
+    info = BackendInfo("cudnn", "cuDNN", (9,), "/lib/y", "made", device="a GPU")
+    other.write_text(json.dumps(to_json(made_document([info], [made_result(Status.PASS)]))))
+    done = command(*runs, other)
+    assert done.exit_code == 2
+    assert "a run of one library, onednn" in done.output
+    done = command(tmp_path / "none")
+    assert done.exit_code == 2
