@@ -61,7 +61,7 @@ class _NothingToMeasureError(click.ClickException):
 @click.option("--tune", is_flag=True, help="Also the plans of auto and fast that tune=True chooses.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
 @output.json_option("the tables")
-@click.option("--plot", "plot_target", metavar="FILE", help="Draw bytes per second against size: .svg, .png or .pdf.")
+@click.option("--plot", "plot_target", metavar="FILE", help="Draw the ratio of each row, sorted: .svg, .png or .pdf.")
 @click.pass_context
 def bench_device(
     context: click.Context,

@@ -1,4 +1,4 @@
-"""The plot of `pybnorm bench device`: how near each call comes to the speed of a copy, against the tensor's size."""
+"""The plot of `pybnorm bench device`: every row's ratio to what it is held against, from the lowest to the highest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pybnorm import _files
 from pybnorm.cli import output
 from pybnorm.errors import ArgumentError
 
-__all__ = ["KIND", "SUFFIXES", "check", "draw"]
+__all__ = ["KIND", "SUFFIXES", "check", "draw", "ratios"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
 KIND = output.kind("--plot", "bench")
 """Only such a file is replaced."""
-_MARKERS = {"f32": "o", "f16": "^", "bf16": "s"}
+_MARKERS = dict(zip(TOUCHED, "o^s", strict=True))
+_COLOURS = dict(zip(TOUCHED, ("#3c78b5", "#9a6c00", "#b33576"), strict=True))
 
 
 def check(path: str) -> None:
@@ -42,11 +43,29 @@ def check(path: str) -> None:
         raise ArgumentError("plot", path, "nothing without matplotlib: pip install 'pybnorm[report]'") from None
 
 
+def ratios(result: Mapping[str, Any], name: str, base: str) -> list[tuple[float, str]]:
+    """Of every row that both measured the time of `base` over that of `name`, and the operation, by rising ratio.
+
+    Parameters
+    ----------
+    result : mapping
+        What `benchmarks.device.run` returned.
+    name, base : str
+        Contenders.
+    """
+    found = []
+    for row in result["rows"]:
+        own, other = row["contenders"].get(name, {}), row["contenders"].get(base, {})
+        if "seconds" in own and "seconds" in other:
+            found.append((other["seconds"] / own["seconds"], row["operation"]))
+    return sorted(found)
+
+
 def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the rows of a result.
 
-    One panel for each operation and layout: bytes of the floor per second against the bytes of x, a colour for each
-    contender, a marker for each dtype, and the ceiling.
+    One panel for each of our algorithms: a point per row, sorted by its ratio, a colour and a marker for each
+    operation, and a line at 1, above which the algorithm is faster than what it is held against.
 
     Parameters
     ----------
@@ -65,48 +84,41 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     check(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-    rows = result["rows"]
-    operations = [o for o in TOUCHED if any(row["operation"] == o for row in rows)] or list(TOUCHED)
-    layouts = list(dict.fromkeys(row["layout"] for row in rows)) or ["nchw"]
-    names = list(dict.fromkeys(name for row in rows for name in row["contenders"]))
-    colours = {name: f"C{number}" for number, name in enumerate(names)}
-    dtypes = [d for d in _MARKERS if any(row["dtype"] == d for row in rows)]
-    ceiling = result["ceiling"]["bytes_per_second"] / 1e9
-    figure = Figure(figsize=(4.2 * len(operations) + 1.6, 3.4 * len(layouts) + 0.6), layout="constrained")
+    summary = result["summary"]
+    names = [name for name in result["algorithms"] if name in summary] or [""]
+    figure = Figure(figsize=(7, 2.9 * len(names) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(layouts), len(operations), squeeze=False, sharex=True, sharey=True)
-    for line, layout in zip(panels, layouts, strict=True):
-        for panel, operation in zip(line, operations, strict=True):
-            panel.axhline(ceiling, color="black", linewidth=1, linestyle="--")
-            for name in names:
-                for dtype in dtypes:
-                    points = sorted(
-                        (row["tensor_bytes"] / 2**20, row["floor_bytes"] / row["contenders"][name]["seconds"] / 1e9)
-                        for row in rows
-                        if (row["operation"], row["layout"], row["dtype"]) == (operation, layout, dtype)
-                        and "seconds" in row["contenders"].get(name, {})
-                    )
-                    if points:
-                        panel.plot(
-                            *zip(*points, strict=True),
-                            color=colours[name],
-                            marker=_MARKERS[dtype],
-                            markersize=4,
-                            linewidth=1.6 if name in result["algorithms"] else 0.8,
-                            zorder=2 + len(names) - names.index(name),  # ours come first, and on top
-                        )
-            panel.set(xscale="log", yscale="log", title=f"{operation}, {layout.upper()}")
-            panel.grid(True, which="major", linewidth=0.3)
-    for panel in panels[-1]:
-        panel.set_xlabel("tensor, MiB")
-    for line in panels:
-        line[0].set_ylabel("floor bytes / time, GB/s")
-    keys = [Line2D([], [], color="black", linestyle="--", label=f"copy, {ceiling:.0f} GB/s")]
-    keys += [Line2D([], [], color=colours[name], label=name) for name in names]
-    keys += [Line2D([], [], color="grey", linestyle="", marker=_MARKERS[d], label=d) for d in dtypes]
-    figure.legend(handles=keys, loc="outside right upper", fontsize="small")
+    panels = figure.subplots(len(names), 1, squeeze=False).ravel()
+    for panel, name in zip(panels, names, strict=True):
+        base = summary[name]["base"] if name else ""
+        found = ratios(result, name, base)
+        for operation in TOUCHED:
+            points = [(i, ratio) for i, (ratio, own) in enumerate(found) if own == operation]
+            if points:
+                panel.scatter(
+                    *zip(*points, strict=True),
+                    s=16,
+                    color=_COLOURS[operation],
+                    marker=_MARKERS[operation],
+                    linewidths=0,
+                    label=f"{operation} ({len(points)})",
+                )
+        panel.axhline(1, color="black", linewidth=0.9, linestyle="--")
+        panel.set_yscale("log")
+        ticks = [
+            t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if found and found[0][0] / 2 < t < found[-1][0] * 2
+        ]
+        panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        panel.minorticks_off()
+        panel.grid(True, axis="y", linewidth=0.3)
+        panel.set_ylabel(f"time of {base} / {name}" if name else "ratio")
+        panel.set_xlabel(f"{len(found)} rows of operation, layout, dtype and shape, by ratio")
+        panel.spines[["top", "right"]].set_visible(False)
+        if found:
+            panel.legend(loc="upper left", frameon=False, fontsize="small")
+        else:
+            panel.text(0.5, 0.5, "no rival was measured", transform=panel.transAxes, ha="center")
     version = ".".join(map(str, result["library"]["version"]))
     figure.suptitle(f"{result['library']['label']} {version}, {result['device']}", fontsize="medium")
     suffix = Path(path).suffix.lower().removeprefix(".")

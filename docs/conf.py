@@ -6,6 +6,7 @@ from pathlib import Path
 import pybnorm
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))  # the benchmarks; pybnorm is the one that is installed
 
 project = "pybnorm"
 author = "The pybnorm developers"

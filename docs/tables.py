@@ -7,7 +7,9 @@ import importlib.resources
 import inspect
 import itertools
 import re
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -17,6 +19,8 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
 import pybnorm
+from benchmarks import plot
+from benchmarks.case import TOUCHED
 from pybnorm import errors
 from pybnorm.check import bounds, problem
 from pybnorm.check.problem import Problem
@@ -100,6 +104,41 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 }
 
 
+def bench_rows(text: str) -> Iterator[dict[str, Any]]:
+    """The rows of the table that ``pybnorm bench device`` prints, as its JSON has them."""
+    head, *lines = text[text.index("operation  layout  dtype  shape") :].splitlines()
+    names = head.split()[4:]
+    ends = [len("operation  layout  dtype  shape"), *(re.search(rf" {name}(?= |$)", head).end() for name in names)]  # type: ignore[union-attr]
+    ends[0] = head.index("shape")
+    for line in itertools.takewhile(lambda line: line.startswith(tuple(TOUCHED)), lines):
+        row: dict[str, Any] = dict(zip(("operation", "layout", "dtype", "shape"), line.split(), strict=False))
+        cells = {n: line[a:b] for n, (a, b) in zip(names, itertools.pairwise(ends), strict=True)}
+        cells[names[0]] = cells[names[0]].replace(row["shape"], "", 1)
+        times = {name: re.search(r"([\d.e+]+)[*!~]* \d+%", cell) for name, cell in cells.items()}
+        yield row | {"contenders": {name: {"seconds": float(t[1]) * 1e-6} for name, t in times.items() if t}}
+
+
+class Bench(SphinxDirective):
+    """``{pybnorm-bench} FILE``: the plot of a kept table of ``pybnorm bench device``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The plot, as a picture in the page."""
+        file = Path(self.env.srcdir, self.arguments[0])
+        self.env.note_dependency(str(file))
+        text = file.read_text(encoding="utf-8")
+        label, version, device = re.match(r"(\S+) (\S+) .*? on (.*)", text).groups()  # type: ignore[union-attr]
+        base = {name: {"base": b} for name, b in re.findall(r"^(\S+) against (\S+), ratio", text, re.M)}
+        library = {"label": label, "version": version.split(".")}
+        result = {"rows": list(bench_rows(text)), "algorithms": list(base), "summary": base}
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder, "bench.svg")
+            plot.draw(result | {"library": library, "device": device}, str(picture))
+            drawn = picture.read_text(encoding="utf-8")
+        return [nodes.raw("", drawn[drawn.index("<svg") :], format="html")]
+
+
 class Table(SphinxDirective):
     """``{pybnorm} NAME``: one of `TABLES`."""
 
@@ -121,4 +160,5 @@ class Table(SphinxDirective):
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("pybnorm", Table)
+    app.add_directive("pybnorm-bench", Bench)
     return {"parallel_read_safe": True}

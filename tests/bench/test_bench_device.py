@@ -1,5 +1,6 @@
 """`pybnorm bench device` on the CPU for real, its arithmetic on made-up numbers, and on a GPU where there is one."""
 
+import importlib.resources
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from rich.console import Console
 
 import pybnorm
 from benchmarks import case as cases
-from benchmarks import device, host, machine, rivals, tables
+from benchmarks import device, host, machine, plot, rivals, tables
 from pybnorm import DataType, Layout
 from pybnorm.devices import timing
 
@@ -310,7 +311,16 @@ def test_the_command_prints_and_writes(tmp_path):
     assert result["environment"]["pybnorm"] == pybnorm.__version__
     picture = (tmp_path / "bench.svg").read_text()
     assert picture.count("<!-- ") > 6  # matplotlib puts every text beside its glyphs
-    assert f"copy, {result['ceiling']['bytes_per_second'] / 1e9:.0f} GB/s" in picture
+    assert "<!-- time of numpy / auto -->" in picture
+    assert all(f"<!-- {operation} (2) -->" in picture for operation in ("train", "infer", "backward"))
+    ordered = plot.ratios(result, "auto", "numpy")
+    assert len(ordered) == 6
+    assert ordered == sorted(ordered)
+    assert ordered[0][0] == pytest.approx(result["summary"]["auto"]["worst"]["ratio"])
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((importlib.resources.files("pybnorm.check") / "schema.json").read_text())
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(result)
+    assert [f"{e.json_path}: {e.message}" for e in errors] == []
 
 
 @pytest.mark.slow
