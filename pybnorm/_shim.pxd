@@ -168,6 +168,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         void *(*handle_pointer)(const pbn_handle *handle) noexcept nogil
         int (*stream_set)(pbn_handle *handle, void *stream) noexcept nogil
         int (*stream_get)(pbn_handle *handle, void **stream) noexcept nogil
+        int (*takes_by_time)(const pbn_handle *handle) noexcept nogil
         int (*tensor_create)(pbn_tensor *tensor) noexcept nogil
         int (*tensor_borrow)(void *vendor, pbn_tensor *tensor) noexcept nogil
         int (*tensor_set)(

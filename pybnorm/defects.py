@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
@@ -101,6 +103,8 @@ class Defect:
         Spatial elements up to which `ways` do not have it.
     better : bool
         Whether calls without a weakness are known, which a handle that avoids all makes.
+    tuned : bool
+        Whether only a library that takes kernels by their times has it.
     """
 
     id: str
@@ -122,6 +126,7 @@ class Defect:
     ways: tuple[str, ...] = ()
     widest: int = _arguments.INT32_MAX
     better: bool = False
+    tuned: bool = False
 
     def largest(self, output: str) -> float:
         """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
@@ -151,6 +156,7 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
     Returns
     -------
     list of Defect
+        Those of tuned kernels only where this machine has some: see `Defect`.
 
     Raises
     ------
@@ -167,12 +173,33 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
     name = str.__str__(backend) if issubclass(type(backend), str) else None
     if name not in names:
         raise ArgumentError("backend", backend, f"one of {', '.join(names)}")
-    described = _described(call)
+    described, here = _described(call), _takes_by_time(name)
     return [
         d
         for d in DEFECTS
-        if d.backend == name and (version is None or d.in_version(version)) and d.predicate(described)
+        if d.backend == name
+        and (version is None or d.in_version(version))
+        and (here or not d.tuned)
+        and d.predicate(described)
     ]
+
+
+def _takes_by_time(backend: str) -> bool:
+    """Whether the library may take kernels by their times here, not by its rules.
+
+    From MIOpen 3.5 on that is so after any program of this user has tuned a batch norm (``miopenSetTuningPolicy``,
+    ``MIOPEN_FIND_ENFORCE``): the winners are kept in files of ``MIOPEN_USER_DB_PATH``, and every later program that
+    makes the same call takes them.
+    """
+    if backend != "miopen":
+        return False
+    if os.environ.get("MIOPEN_FIND_ENFORCE", "").strip().lower() not in ("", "1", "none", "5", "clean", "db_clean"):
+        return True
+    try:
+        folder = Path(os.environ.get("MIOPEN_USER_DB_PATH") or "~/.config/miopen").expanduser()
+        return any(file.stat().st_size for file in folder.glob("batchnorm_*.udb.txt"))
+    except (OSError, RuntimeError):  # a folder that cannot be read, a user without a home: no library reads it either
+        return False
 
 
 def _version(value: Sequence[int]) -> Version:
@@ -199,9 +226,13 @@ def _described(call: Any) -> Call:
     )
 
 
-def _of_library(backend: str, version: Sequence[int], weak: bool = False) -> tuple[Defect, ...]:
-    """A version's defects that make results wrong or calls fail; with `weak` also what can be better."""
-    found = [d for d in DEFECTS if d.backend == backend and d.in_version(version)]
+def _of_library(backend: str, version: Sequence[int], weak: bool = False, tuned: bool = False) -> tuple[Defect, ...]:
+    """A version's defects that make results wrong or calls fail; with `weak` also what can be better.
+
+    `tuned`: whether a handle takes kernels by their times, whatever the machine says.
+    """
+    tuned = tuned or _takes_by_time(backend)
+    found = [d for d in DEFECTS if d.backend == backend and d.in_version(version) and (tuned or not d.tuned)]
     return tuple(d for d in found if (weak and d.better) or d.effect != Effect.WEAK)
 
 
@@ -350,6 +381,22 @@ _MIOPEN = (
             and (p.dims[0] * _plane(p)) % 4096 not in ((0, 4) if p.dims[1] == 1 else (0,))
         ),
         ratio=1e6,
+    ),
+    Defect(
+        id="miopen-tuned-backward",
+        backend="miopen",
+        first=(3, 5),
+        last=(3, 5),
+        effect=Effect.WRONG,
+        outputs=_BACKWARD,
+        what="tuning times kernel variant 1 of backward for every size and keeps it where it is fastest, although it "
+        "reads four values at a time across the end of an image where H*W is not a multiple of 4: once a program of "
+        "this user has tuned batch norm (miopenSetTuningPolicy, MIOPEN_FIND_ENFORCE)",
+        links=("ROCm/MIOpen#2024",),
+        case="backward,spatial,f32,nchw,4x4x7x7,fill=randn",
+        predicate=lambda p: _spatial(p, Operation.BACKWARD) and _crosses(p),
+        ratio={"dx": 1e6, "dscale": 1e7, "dbias": 1e7},
+        tuned=True,
     ),
     Defect(
         id="miopen-training-vector-tail",

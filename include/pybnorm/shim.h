@@ -229,7 +229,7 @@ typedef struct pbn_search {
 } pbn_search;
 
 /* Grows with every change of the structures in this file. */
-#define PBN_CONTRACT 1
+#define PBN_CONTRACT 2
 
 typedef struct pbn_backend {
     int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */
@@ -267,6 +267,8 @@ typedef struct pbn_backend {
     void *(*handle_pointer)(const pbn_handle *handle);
     int (*stream_set)(pbn_handle *handle, void *stream);
     int (*stream_get)(pbn_handle *handle, void **stream);
+    /* Whether this handle takes kernels by their times; what files or variables say is pybnorm.defects'. NULL: never. */
+    int (*takes_by_time)(const pbn_handle *handle);
 
     int (*tensor_create)(pbn_tensor *tensor); /* zeroes the record, then asks the vendor */
     int (*tensor_borrow)(void *vendor, pbn_tensor *tensor); /* reads a foreign descriptor into the record */

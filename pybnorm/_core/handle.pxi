@@ -74,7 +74,8 @@ cdef class _HandleLife:
         self.borrowed = borrowed
         self.library = library
         self.policy = policy
-        self.defects = defects._of_library(library.backend, library.version, policy == "avoid_all")
+        tuned = table.takes_by_time != NULL and table.takes_by_time(handle) != 0
+        self.defects = defects._of_library(library.backend, library.version, policy == "avoid_all", tuned)
         known = defects._of_library(library.backend, library.version, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.backend = library.backend

@@ -33,7 +33,10 @@
     C(miopenActivationRELU, 3)             \
     C(miopenActivationCLIPPEDRELU, 7)
 /* Those of MIOpen 3.5 on. */
-#define PBN_MIOPEN_CONSTANTS_3_5(C) C(miopenActivationCLAMP, 10)
+#define PBN_MIOPEN_CONSTANTS_3_5(C) \
+    C(miopenActivationCLAMP, 10)    \
+    C(miopenTuningPolicyNone, 1)    \
+    C(miopenTuningPolicyDbClean, 5)
 
 /* S(result, name, parameters). Handles, descriptors and streams are opaque pointers, enums are int.
  * The adapter cannot work without a REQUIRED symbol. Of the OPTIONAL ones, the _V2 calls take the
@@ -103,9 +106,11 @@
     OPTIONAL(int, hipGetDeviceCount, (int *count))                                                                  \
     OPTIONAL(int, hipPointerGetAttributes, (struct pbn_hip_pointer * attributes, const void *address))              \
     OPTIONAL(int, hipGetLastError, (void))
-/* The calls with a fused activation: those of _V2 and an activation descriptor, which is last. CLIPPEDRELU's upper
+/* Whether the handle's calls time kernels, and keep the fastest.
+ * The calls with a fused activation: those of _V2 and an activation descriptor, which is last. CLIPPEDRELU's upper
  * bound is its alpha; CLAMP's lower bound is alpha and its upper one beta. Backward takes the bias, too. */
 #define PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)                                                                            \
+    OPTIONAL(int, miopenGetTuningPolicy, (void *handle, int *policy))                                               \
     OPTIONAL(int, miopenBatchNormForwardTrainingActivation,                                                         \
              (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
               void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, void *scale, void *bias,     \
@@ -391,6 +396,13 @@ static int stream_get(pbn_handle *handle, void **stream) {
     if (handle == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
     return api.miopenGetStream(handle->vendor, stream);
+}
+
+static int takes_by_time(const pbn_handle *handle) {
+    int policy = PBN_miopenTuningPolicyNone;
+    return api.miopenGetTuningPolicy != NULL &&
+           api.miopenGetTuningPolicy(handle->vendor, &policy) == PBN_miopenStatusSuccess &&
+           policy != PBN_miopenTuningPolicyNone && policy != PBN_miopenTuningPolicyDbClean;
 }
 
 /* ---------------------------------------------------------------- tensors */
@@ -1397,6 +1409,7 @@ const pbn_backend pbn_backend_miopen = {
     .handle_pointer = handle_pointer,
     .stream_set = stream_set_there,
     .stream_get = stream_get_there,
+    .takes_by_time = takes_by_time,
     .tensor_create = tensor_create,
     .tensor_borrow = tensor_borrow,
     .tensor_set = tensor_set,

@@ -3,8 +3,9 @@
 Sums over parts
     A statistic's N * H * W elements are cut into parts that the library sums rightly: (N, C, H*W) is looked at as
     (n, k * C * h, 1, w) with k * n = N and h * w = H*W, rows as channels, whose parameters are repeated; backward over
-    it gives dscale and dbias of each part, and backward over the (k, C, 1, h) results, given as its dy, their sums. dx,
-    y and what else is elementwise then come from forward inference, whose kernels have no such defects.
+    it gives dscale and dbias of each part, and backward over the (k, C, 1, h) results, given as its dy, their sums.
+    Where no cut is right, images are copied with up to three zeros behind each, a length that every kernel takes. dx, y
+    and what else is elementwise then come from forward inference, whose kernels have no such defects.
 Images
     Inference of more images than the library takes is made of calls for some of them each.
 Channels
@@ -34,6 +35,7 @@ _PART = 65536  # elements: a chain of so many float32 additions is still far ins
 _MOST_COPIES = 256
 _MOST_CALLS = 4096
 _ALIGNED = 16  # bytes; scratch memory is aligned better
+_VECTOR = 4  # values that a kernel reads at a time
 _SPLIT = 1.0 + 2.0**-16  # Veltkamp's factor for 8 of 24 bits, scaled by 2**-16 so that nothing overflows
 
 
@@ -216,16 +218,18 @@ class _Parts:
         plane = math.prod(x.dims[2:])
         if _arguments.layout_of(x.dims, x.strides) == Layout.CHANNELS_LAST:
             n, plane = n * plane, 1
-        self.c, self.m = c, n * plane
+        self.c, self.m, self.image = c, n * plane, (n, c, 1, plane)
         self.shape = _Shape(x._replace(dims=(c,), strides=(1,)), 0)
         whole = p.handle._met(Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, (n, c, 1, plane)))
         chained = any(d.rounded and d.effect == Effect.WEAK for d in whole)
         short = min(_PART, 2 * math.isqrt(self.m)) if chained else _PART
+        lengths = dict.fromkeys((plane, -(-plane // _VECTOR) * _VECTOR))
         right = (
             (n // k, k, h, w)
-            for most, copies in ((short, 0), (_PART, 0), (self.m, 0), (self.m, _MOST_COPIES))
+            for length in lengths
+            for most, copies in ((short, 0), (_PART, 0), (n * length, 0), (n * length, _MOST_COPIES))
             for k, _ in _factors(n)
-            for h, w in _factors(plane)
+            for h, w in _factors(length)
             if n // k * w <= most
             and _right(p, Operation.BACKWARD, (n // k, k * c * h, 1, w))
             and (self._summed(k, h) is not None or (k * c <= copies and self._lengthened(k, h)))
@@ -291,6 +295,16 @@ class _Parts:
             p.axpby(1.0, _view(source, h), 0.0, _view(target, h))
         return longer
 
+    def _whole_vectors(self, data: Buffer) -> Buffer:
+        """The images with zeros behind, where the cut is one of longer images."""
+        (n, c, _, plane), (_, _, h, w) = self.image, self.cut
+        if h * w == plane:
+            return data
+        longer = self.p.scratch((n, c, 1, h * w), data.dtype)
+        self.p.fill(0.0, longer)
+        self.p.axpby(1.0, _view(data, *self.image), 0.0, longer._replace(dims=self.image))
+        return longer
+
     def sums(
         self, x: Buffer, dy: Buffer, mean: Buffer | None, inv: Buffer | None, moment: Buffer | None, total: Buffer
     ) -> None:
@@ -298,6 +312,8 @@ class _Parts:
         p, (n, k, h, w) = self.p, self.cut
         p.constant(0.0, self.shape), p.constant(1.0, self.shape)  # outlive the scratch below
         mark = p.used
+        longer = self._whole_vectors(x)
+        x, dy = longer, longer if dy is x else self._whole_vectors(dy)
         rows = k * self.c * h
         shape = _Shape(total._replace(dims=(rows,), strides=(1,)), 0)
         ones = p.filled(1.0, shape)

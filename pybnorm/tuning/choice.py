@@ -12,6 +12,7 @@ import pybnorm
 from pybnorm import _arguments, _core, devices
 from pybnorm._arrays import CUDA
 from pybnorm.check import calls
+from pybnorm.defects import DEFECTS
 from pybnorm.enums import Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, PybnormError
 from pybnorm.tuning import cache, trials
@@ -64,7 +65,7 @@ def choose(
     plan = make(algorithm=algorithm)
     names = tuple(plan._candidates(algorithm == "fast"))
     if len(names) < 2:
-        return plan, f"{plan.reason}; nothing to measure it against"
+        return plan, f"{plan.reason}; nothing to measure it against{_left_alone(handle)}"
     known = ("running", "saved", "unbiased", *_others(operation), *calls.OPTIONS[operation])
     strange = [
         name
@@ -105,6 +106,15 @@ def choose(
             return plan, f"{plan.reason}; not measured: {entry}"[:500]
         cache.store.put(key, entry)
     return chosen(entry), _reason(entry)
+
+
+def _left_alone(handle: _core.Handle) -> str:
+    """Why a library's own tuning is not asked for, where it has one: what it keeps, every later program takes."""
+    version = handle.library.version
+    found = [d.id for d in DEFECTS if d.tuned and d.backend == handle.backend and d.in_version(version)]
+    if not found:
+        return ""
+    return f"; the library's own tuning is left alone, as it keeps what is fastest, right or wrong ({', '.join(found)})"
 
 
 def _others(operation: Operation) -> list[str]:

@@ -264,7 +264,10 @@ def test_one_way_is_said_and_nothing_is_measured(handle, cache, monkeypatch):
         for name in METHODS.values():
             plan = getattr(handle, name)(x, tune=True)
             assert plan.algorithm == "plain"
-            assert plan.reason.endswith("nothing to measure it against")
+            said = "nothing to measure it against"
+            if handle.backend == "miopen" and handle.library.version >= (3, 5):
+                said += "; the library's own tuning is left alone, as it keeps what is fastest, right or wrong"
+            assert said in plan.reason
     assert not cache.exists()
 
 

@@ -4,7 +4,8 @@
  *
  * double_plain_calls, -_v2_calls and -_fused_calls count what was called; double_activation is what the last fused call
  * was given: mode, alpha, beta, gamma. double_live_descriptors and -_activations exist; double_status is what creating
- * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none.
+ * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none;
+ * double_policy is the tuning policy of every handle; with one that tunes, backward is as MIOpen's kernel variant 1.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ struct activation {
 int double_plain_calls, double_v2_calls, double_fused_calls;
 double double_activation[4];
 int double_live_activations, double_live_descriptors, double_status, double_wrong_derivation, double_no_device;
+int double_policy = PBN_miopenTuningPolicyNone;
 
 enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
 
@@ -68,6 +70,10 @@ int miopenCreate(void **handle) {
     return double_status;
 }
 int miopenDestroy(void *handle) {
+    return handle == &handle_object ? success : bad_parameter;
+}
+int miopenGetTuningPolicy(void *handle, int *policy) {
+    *policy = double_policy;
     return handle == &handle_object ? success : bad_parameter;
 }
 int miopenSetStream(void *handle, void *stream) {
@@ -330,6 +336,9 @@ static int back(int mode, const void *alpha_data, const void *beta_data, const v
             }
         dscale[s] = (float)product;
         dbias[s] = (float)sum;
+        if (double_policy > PBN_miopenTuningPolicyNone && double_policy < PBN_miopenTuningPolicyDbClean && h.spatial &&
+            h.s % 4 != 0 && (h.c > 1 || h.each % 4 != 0)) /* variant 1: it has read into the next channel */
+            dx[at(&h, s, 0)] = dscale[s] = dbias[s] = NAN;
     }
     return success;
 }

@@ -275,3 +275,99 @@ def test_auto_copies_what_the_vendor_does_not_take(play: Any) -> None:
     assert packed[:2] == [None, "plain"]
     assert packed[3] < 1e-5
     assert wrong == ["UnsupportedError"] * 3
+
+
+def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(doubles: Any, child: Any) -> None:
+    """A policy that is set, a record of another program, the variable; not on versions that cannot tune."""
+    script = """
+        import ctypes
+        import os
+        import pathlib
+        import pybnorm
+        from pybnorm.defects import Call, _of_library, _takes_by_time
+
+        folder = pathlib.Path(values["folder"])
+        os.environ["MIOPEN_USER_DB_PATH"] = str(folder)
+        library = ctypes.CDLL(values["file"])
+        version = pybnorm.load("miopen", values["file"]).version
+        policy = ctypes.c_int.in_dll(library, "double_policy")
+        call = Call(pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 4, 7, 7))
+
+        def met():
+            listed = any(d.tuned for d in pybnorm.known_defects("miopen", call, version))
+            assert listed == (_takes_by_time("miopen") and version >= (3, 5))
+            with pybnorm.Handle("miopen") as handle:
+                return [d.id for d in handle._met(call)]
+
+        answers = {"rules": met()}
+        for policy.value in (2, 3, 4, 5):
+            answers[f"policy {policy.value}"] = met()
+        policy.value = 1
+        for name in ("NONE", "SEARCH", "5", "4"):
+            os.environ["MIOPEN_FIND_ENFORCE"] = name
+            answers[name] = met()
+        del os.environ["MIOPEN_FIND_ENFORCE"]
+        record = folder / "batchnorm_gfx1100_48.HIP.3_5_1_.udb.txt"
+        record.touch()
+        answers["empty"] = met()
+        record.write_text("2x4x4x7x7x1x0x0x1xNCHWxBwdxFP32x1=BnBwdTrainingSpatial:Variant1-1\\n")
+        answers["record"] = met()
+        os.environ["MIOPEN_USER_DB_PATH"] = "~nobody of this name/x"
+        answers["no home"] = met()
+        report(answers)
+        """
+    rules, measured = list[str](), ["miopen-tuned-backward"]
+    for version, found in ((3005001, measured), (3004000, rules)):
+        folder = doubles.folder / f"records-{version}"
+        folder.mkdir()
+        file = doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))
+        assert child(textwrap.dedent(script), file=str(file), folder=str(folder)) == {
+            **{name: rules for name in ("rules", "policy 5", "NONE", "5", "empty", "no home")},
+            **{name: found for name in ("policy 2", "policy 3", "policy 4", "SEARCH", "4", "record")},
+        }
+
+
+def test_auto_is_right_where_every_kernel_may_read_across_images(doubles: Any, child: Any) -> None:
+    """No cut of 7 x 7 has rows of a multiple of four, so that images are copied with zeros behind."""
+    file = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",))
+    answers = child(
+        textwrap.dedent(PRELUDE)
+        + textwrap.dedent(
+            """
+            ctypes.c_int.in_dll(library, "double_policy").value = 3
+            rng, answers = np.random.default_rng(2), {}
+            for shape in ((4, 3, 7, 7), (64, 5), (2, 3, 11), (2, 3, 5, 3), (3, 1, 5, 1)):
+                for saved in (True, False):
+                    x, dy = rng.normal(size=(2, *shape)).astype("f4")
+                    axes, one = (0, *range(2, x.ndim)), (1, -1, *(1,) * (x.ndim - 2))
+                    wide, g, m = x.astype("f8"), dy.astype("f8"), x.size / shape[1]
+                    mean, inverse = wide.mean(axes), 1 / np.sqrt(wide.var(axes) + 1e-5)
+                    hat = (wide - mean.reshape(one)) * inverse.reshape(one)
+                    scale = rng.random(shape[1]).astype("f4") + 1
+                    dbias, dscale = g.sum(axes), (g * hat).sum(axes)
+                    centred = g - dbias.reshape(one) / m - hat * dscale.reshape(one) / m
+                    want = [(scale * inverse).reshape(one) * centred, dscale, dbias]
+                    given = (mean.astype("f4"), inverse.astype("f4")) if saved else (None, None)
+                    handle = pybnorm.Handle("miopen", known_defects="ignore")
+                    descriptor = pybnorm.TensorDescriptor("miopen", "f32", shape)
+                    for algorithm in (None, "auto"):
+                        got = [np.full(a.shape, np.nan, "f4") for a in want]
+                        plan = handle.plan_backward(descriptor, saved=saved, algorithm=algorithm)
+                        space = np.empty(plan.workspace_size + 64, np.uint8)
+                        work = (-(-space.ctypes.data // 64) * 64, plan.workspace_size) if plan.workspace_size else None
+                        addresses = [None if a is None else a.ctypes.data for a in (x, dy, scale, *got, *given)]
+                        plan(*addresses, workspace=work)
+                        worst = max(float(abs(a - b).max()) for a, b in zip(got, want))
+                        answers[f"{shape} {saved} {algorithm}"] = [worst, plan.reason]
+            report(answers)
+            """
+        ),
+        file=str(file),
+    )
+    assert len(answers) == 20
+    for case, (worst, reason) in answers.items():
+        if case.endswith("auto"):
+            assert worst < 1e-4, case
+            assert "miopen-tuned-backward" in reason
+        else:
+            assert not worst < 1, case  # NaN
