@@ -597,7 +597,9 @@ def test_one_element_per_statistic(handle):
         Operation.FORWARD_TRAINING, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (1, 5, 1, 1),
         running=False, fill="randn", eps=0.01,
     )  # fmt: skip
-    execute(handle, problem, "arrays")
+    weak = pybnorm.known_defects(handle.backend, problem, handle.library.version)  # MIOpen 3.5: mad() leaves x^2 - x^2
+    allowed = (Status.PASS, Status.WARN) if any(d.id == "miopen-one-pass-variance" for d in weak) else (Status.PASS,)
+    execute(handle, problem, "arrays", allowed=allowed)
 
 
 def test_a_nan_stays_in_its_channel(handle):
