@@ -74,6 +74,7 @@ import dataclasses
 import functools
 import math
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ from pybnorm.check.generator import (
     _shared,
     _shared_levels,
     _words_at,
+    in_threads,
     normal,
     splitmix64,
     uniform,
@@ -115,6 +117,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
+_THREADED = 1 << 20
+"""Elements of an array from which it is made in threads."""
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
@@ -429,11 +433,22 @@ class _Fill:
         result = self._empty()
         flat = result.reshape(-1)
         step = CHUNK if self.judge is None else namespaces.BLOCK
-        for first in range(0, flat.size, step):
+
+        def make(first: int) -> None:
             count = min(step, flat.size - first)
             chunk = _Chunk(self.problem, name, first, count, self.judge)
             flat[first : first + count] = round_to(values(chunk), self.problem.dtype)
+
+        self._each(make, range(0, flat.size, step), flat.size)
         return result
+
+    def _each(self, make: Callable[[int], None], firsts: range, size: int) -> None:
+        """Make every part of an array of `size` elements, of a large one in threads."""
+        if self.judge is None and size >= _THREADED:
+            in_threads(make, firsts)
+            return
+        for first in firsts:
+            make(first)
 
     def _empty(self) -> Array:
         dims, dtype = self.problem.dims, numpy_dtype(self.problem.dtype)
@@ -515,7 +530,8 @@ class _Exact(_Dyadic):
         ends = tuple(int(end) for end in np.cumsum(counts)[:-1])
         stored = round_to(self.cycle(_exact_means(problem)).reshape(-1, 1) + kinds, problem.dtype)
         step = max(1, (CHUNK if self.judge is None else namespaces.BLOCK) // m)
-        for first in range(0, self.channels, step):
+
+        def make(first: int) -> None:
             some = slice(first, min(first + step, self.channels))
             count = some.stop - first
             words = functools.partial(splitmix64, problem.seed, _STREAMS["order"], count * m, first * m, self.judge)
@@ -527,13 +543,15 @@ class _Exact(_Dyadic):
                         order < int(end), self.judge.of(stored[some, kind : kind + 1].astype(np.float64)), values
                     )
                 rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
-                continue
+                return
             if not first and count * m <= _SHARED:
                 level = _shared_levels(problem.seed, _STREAMS["order"], count, m, ends)
             else:
                 level = _levels(words().reshape(count, m), ends)
             level = level + np.arange(count)[:, None] * len(kinds)
             rows[some] = np.take(stored[some], level, mode="clip").reshape(rows[some].shape)
+
+        self._each(make, range(0, self.channels, step), result.size)
         return result
 
     def saved(self) -> tuple[Array, Array]:

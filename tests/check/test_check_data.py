@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import statistics
+import threading
 import tracemalloc
 
 import numpy as np
@@ -263,6 +264,35 @@ def test_generating_needs_little_more_memory_than_the_arrays(fill):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak - sum(a.nbytes for a in inputs.arrays().values()) < 16 * 2**20
+
+
+@pytest.mark.parametrize("fill", ["exact", "randn"])
+def test_threads_change_no_bit(fill, monkeypatch):
+    """A large array is made by as many as there are, each value by its number alone."""
+    problem = Problem.parse(f"backward,spatial,f32,nchw,8x33x64x64,fill={fill},beta=1")
+    assert math.prod(problem.dims) >= data._THREADED
+    made, seen, round_to = [], set(), data.round_to
+
+    def rounded(values, dtype):
+        if values.size == data.CHUNK:
+            seen.add(threading.current_thread() is threading.main_thread())
+        return round_to(values, dtype)
+
+    monkeypatch.setattr(data, "round_to", rounded)
+    for count in (1, 3):
+        seen.clear()
+        monkeypatch.setattr(generator, "threads", lambda count=count: count)
+        made.append({name: a.tobytes() for name, a in generate(problem).arrays().items()})
+        assert seen == {count == 1}
+    assert made[0] == made[1]
+
+
+def test_threads_are_those_of_the_process(monkeypatch):
+    """A worker beside others is told its share by OMP_NUM_THREADS."""
+    monkeypatch.setattr(generator.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    for given, right in (("", 4), ("2", 2), ("16", 4), ("0", 1), ("2,1", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert generator.threads() == right
 
 
 @pytest.mark.parametrize("different", [3, 1000, 2**20])
