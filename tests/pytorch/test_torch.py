@@ -465,7 +465,7 @@ def test_lazily_negated_tensors_are_refused_also_where_plain_ones_were_taken(tor
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("operation", ["FORWARD_TRAINING", "BACKWARD"])
+@pytest.mark.parametrize("operation", ["FORWARD_TRAINING", "BACKWARD", "BACKWARD of running statistics"])
 def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
     operation, torch, monkeypatch, load_library
 ):
@@ -474,15 +474,18 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
     from pybnorm import torch as ours
 
     known = pybnorm.defects.named("onednn-long-sums")
-    operations = (pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD)[operation == "BACKWARD" :]
+    training = not operation.endswith("statistics")
+    operations = (pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD)[operation.startswith("BACKWARD") :]
     wrong = {"last": None, "ways": (), "predicate": lambda call: call.operation in operations}
     monkeypatch.setattr(pybnorm.defects, "DEFECTS", (dataclasses.replace(known, **wrong),))
     monkeypatch.setattr(functional, "_local", functional._Local())  # handles that know that table
     x, dy = (randn(torch, (4, 5, 6, 7), "cpu", seed=i) for i in (1, 2))
     weight, bias = torch.full((5,), 1.5), torch.full((5,), -0.5)
+    running = (None, None) if training else (torch.full((5,), 0.25), torch.full((5,), 2.0))
+    options = {"training": training}
 
-    def call(batch_norm, **options):
-        return gradients(lambda *a: batch_norm(a[0], None, None, *a[1:], training=True, **options), x, weight, bias, dy)
+    def call(batch_norm, **more):
+        return gradients(lambda *a: batch_norm(a[0], *running, *a[1:], **options, **more), x, weight, bias, dy)
 
     with pytest.raises(pybnorm.UnsupportedError, match="known defect onednn-long-sums"):
         call(ours.batch_norm)
