@@ -1,5 +1,5 @@
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -32,7 +32,7 @@ def capability(
     mode: Mode | int | ModeWord,
     dtype: object,
     layout: Layout | int | LayoutWord,
-    rank: int,
+    rank: int | Sequence[int],
 ) -> tuple[Capability, str]: ...
 
 class TensorDescriptor:

@@ -364,15 +364,16 @@ def capability(backend, operation, mode, dtype, layout, rank):
         Element type of x.
     layout : Layout
         Memory order of x.
-    rank : int
-        2 to 8.
+    rank : int or sequence of int
+        2 to 8; or the dims of x, of which known defects depend.
 
     Returns
     -------
     bits : Capability
         No bit set if the combination is refused.
     reason : str
-        Why it is refused; empty otherwise. Known defects depend on sizes: ask `known_defects` about a call.
+        Why it is refused; where it is not, the known defects that the vendor's own call has with these dims, which
+        algorithm ``"auto"`` avoids; empty otherwise, and where only a rank is given.
 
     Examples
     --------
@@ -386,12 +387,20 @@ def capability(backend, operation, mode, dtype, layout, rank):
     cdef int c_operation = _arguments.operation(operation)
     cdef int c_mode = _arguments.mode(mode)
     cdef int c_dtype = _arguments.data_type(dtype)
+    dims = None
+    if isinstance(rank, (tuple, list)):
+        dims = _arguments.dims(rank, "rank")
+        rank = len(dims)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 2 <= rank <= 8:
-        raise errors.ArgumentError("rank", rank, "an integer from 2 to 8")
+        raise errors.ArgumentError("rank", rank, "an integer from 2 to 8, or the dims of x")
     cdef int c_layout = _arguments.layout(layout)
     cdef int c_rank = rank
     cdef const char *why = NULL
     cdef uint32_t bits
     with nogil:
         bits = table.capability(c_operation, c_mode, c_dtype, c_layout, c_rank, &why)
+    if bits and dims is not None and _normalizes(c_operation):
+        call = defects.Call(Operation(c_operation), Mode(c_mode), DataType(c_dtype), dims, Layout(c_layout))
+        known = defects._of_library(backend, load(backend).version)
+        return Capability(bits), "; ".join([_said(d) for d in known if d.predicate(call)])
     return Capability(bits), "" if bits or why == NULL else why.decode()

@@ -158,3 +158,15 @@ def test_the_real_table_reaches_a_user(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "KnownDefectWarning: onednn" in done.stderr
     assert "f32 1x1x700x700: known defect onednn-long-sums, wrong y, saved_mean" in done.stderr
+
+
+def test_capability_names_the_defects_that_dims_have(table):
+    ask = ("onednn", "backward", "spatial", "f32", "nchw")
+    bits, reason = pybnorm.capability(*ask, DIMS)
+    assert bits & pybnorm.Capability.RUNS
+    assert reason == POINTED.removesuffix(" .owner/repository#1.") + " (owner/repository#1)"
+    for without in ((*ask, [4, 8, 5, 8]), (*ask, 4), ("onednn", "train", *ask[2:], DIMS)):
+        assert pybnorm.capability(*without) == (pybnorm.capability(*without[:5], 4)[0], "")
+    for wrong in ((3,), (1,) * 9, (2, 0), "4", True):
+        with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError), match="rank"):
+            pybnorm.capability(*ask, wrong)
