@@ -394,6 +394,7 @@ def run_again(environment, *arguments):
 not_in_a_child = pytest.mark.skipif(CHILD in os.environ, reason="this is the child process of the doubles")
 
 
+@pytest.mark.slow
 @not_in_a_child
 def test_a_library_with_the_calls(fused_library):
     assert len(fused_library.newer) == 3

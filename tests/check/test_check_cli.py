@@ -686,6 +686,7 @@ def test_options_that_do_not_go_together_are_refused_before_anything_runs(argume
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_require_is_a_failure_where_a_backend_cannot_run(onednn):
     case = ("--case", INFER + "1")
     done = run("check", *case, "--backend", "onednn", "--require", "cudnn", PYBNORM_LIB_CUDNN="/nonexistent/x.so")
@@ -694,6 +695,7 @@ def test_require_is_a_failure_where_a_backend_cannot_run(onednn):
     assert run("check", *case, "--backend", "onednn", "--require", "onednn").returncode == 0
 
 
+@pytest.mark.slow
 def test_fail_fast_stops_after_the_first_failure(onednn, tmp_path):
     suite, target = tmp_path / "suite.txt", tmp_path / "run.json"
     mistrusted = "infer,spatial,f32,nchw,4x3x4x4,fill=randn,alpha=1e-12,beta=1"
@@ -710,6 +712,7 @@ def test_fail_fast_stops_after_the_first_failure(onednn, tmp_path):
     assert len(json.loads(target.read_text())["cases"]) == 200
 
 
+@pytest.mark.slow
 def test_a_known_defect_is_named_and_fails_unless_it_is_allowed(onednn, tmp_path):
     from pybnorm.check import defects
 
@@ -729,6 +732,7 @@ def test_a_known_defect_is_named_and_fails_unless_it_is_allowed(onednn, tmp_path
     assert run(*arguments, *wrong, "--allow-known", OMP_NUM_THREADS="1").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_path):
     target = tmp_path / "run.json"
     slow = "train,spatial,f32,nchw,1x1x2000x2000,repeats=1000"  # minutes
@@ -740,6 +744,7 @@ def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_pa
     assert "not done after 8 s; the process was killed" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
@@ -760,6 +765,7 @@ def test_a_page_that_cannot_be_made_is_refused_before_the_run():
     assert not (HERE / "never.html").exists()
 
 
+@pytest.mark.slow
 def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn, tmp_path):
     folder, suite = tmp_path / "run", tmp_path / "suite.txt"
     suite.write_text(f"{INFER}{'/'.join(map(str, range(1, 401)))}\n")
@@ -799,6 +805,7 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
+@pytest.mark.slow
 def test_a_journal_that_takes_no_more_ends_the_run_with_one_line(onednn, tmp_path):
     folder = tmp_path / "run"
     code = (
@@ -822,6 +829,7 @@ def limited(size):
     )
 
 
+@pytest.mark.slow
 def test_a_journal_that_cannot_be_begun_is_one_line(onednn, tmp_path):
     folder = tmp_path / "run"
     done = run(*ONE_CASE, "--save", str(folder), program=limited(10))
@@ -829,6 +837,7 @@ def test_a_journal_that_cannot_be_begun_is_one_line(onednn, tmp_path):
     assert done.stderr == f"Error: --save {folder} cannot be written: [Errno 27] File too large\n"
 
 
+@pytest.mark.slow
 def test_outputs_that_cannot_be_kept_end_the_run(onednn, tmp_path):
     """The journal would take more; the large outputs of the first case do not go beside it."""
     folder, target = tmp_path / "run", tmp_path / "run.json"
@@ -848,6 +857,7 @@ def test_outputs_that_cannot_be_kept_end_the_run(onednn, tmp_path):
     assert "onednn: 301 cases, 301 PASS\n" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_support_record_of_this_machine_is_printed(onednn):
     done = run("info", "--claims", "onednn")
     assert done.returncode == 0, done.stderr

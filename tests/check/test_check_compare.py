@@ -290,6 +290,7 @@ def test_in_what_two_runs_of_one_library_differ(tmp_path, document, kind):
     assert only_pair(tmp_path / "a", tmp_path / "b")[1].kind == kind
 
 
+@pytest.mark.slow
 def test_beyond_exits_with_1_and_shows_its_points(tmp_path):
     def wrong(line, name, array):
         if name == "y":
@@ -583,6 +584,7 @@ def test_a_later_run_that_is_not_complete_has_lost_the_rest(tmp_path):
     assert only_pair(tmp_path / "a", tmp_path / "c")[0].exit_status == 0
 
 
+@pytest.mark.slow
 def test_cases_of_one_run_only_are_named(tmp_path):
     make_run(tmp_path / "a", "cudnn", LINES[:2])
     make_run(tmp_path / "b", "cudnn", LINES[1:])
