@@ -256,7 +256,8 @@ class Named(Case):
         data = self.handle.descriptor(self.memory["x"])
         derived = pybnorm.derive_bn_tensor_descriptor(data, self.mode)
         function = FUNCTIONS[self.operation]
-        arguments = dict.fromkeys(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        arguments = dict.fromkeys(p.name for p in parameters if p.default is p.empty)
         for name in arguments:
             if name.endswith("_desc"):
                 arguments[name] = data if name in ("x_desc", "y_desc", "dy_desc", "dx_desc") else derived
