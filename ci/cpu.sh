@@ -25,7 +25,7 @@ fi
 say "environment: $(python3 --version), $(nproc) cores"
 python3 -m venv "$venv"
 export PATH="$venv/bin:$PATH"
-rm -f "$venv"/lib/python*/site-packages/zz-debian-torch.pth # of an earlier run: the other tests come without PyTorch
+rm -f "$venv"/lib/python*/site-packages/zz-torch.pth # of an earlier run: the other tests come without PyTorch
 python -m pip install --quiet --upgrade pip
 python -m pip install --quiet '.[test-full,lint,dask,docs]' -r ci/mpi.txt
 # cuDNN and CUDA's Python packages without what they need on a GPU: enough to load, describe and derive. Headers: what
@@ -53,33 +53,7 @@ PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask,cuda-core pyte
     --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
 say "PyTorch: its arrays, the modules, gradients"
-# PyPI's PyTorch for x86-64 is the CUDA build, gigabytes with what it needs; Debian's is for the CPU. Only the package
-# torch is taken from there, behind everything that the environment has.
-debian_torch() { # prints why not, or nothing
-    python -c 'import torch' 2>/dev/null && return
-    grep -qs '^ID=debian$' /etc/os-release || { echo "PyTorch is not here, and this is not Debian, whose package is small"; return; }
-    [ "$(id -u)" = 0 ] || { echo "PyTorch is not here, and installing Debian's needs root"; return; }
-    local version='import sys; print(*sys.version_info[:2], sep=".")'
-    [ "$(/usr/bin/python3 -c "$version" 2>&1)" = "$(python -c "$version")" ] ||
-        { echo "Debian's PyTorch is for another Python than $(python --version)"; return; }
-    { apt-get update && timeout 300 apt-get install -y --no-install-recommends -o DPkg::Options::=--force-unsafe-io python3-torch; } >"$venv/torch.txt" 2>&1 </dev/null ||
-        { echo "Debian's package python3-torch cannot be had: $(tail -n 1 "$venv/torch.txt")"; return; }
-    local packages=/usr/lib/python3/dist-packages site
-    site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    mkdir -p "$venv/torch"
-    ln -sfn "$packages"/{torch,torchgen,functorch,astunparse,typing_extensions.py} "$venv/torch/"
-    echo "$venv/torch" >"$site/zz-debian-torch.pth"
-    python -W ignore -c 'import torch' >"$venv/torch.txt" 2>&1 ||
-        { rm "$site/zz-debian-torch.pth"; echo "Debian's PyTorch does not load: $(tail -n 1 "$venv/torch.txt")"; }
-}
-reason=$(debian_torch)
-if [ -z "$reason" ]; then
-    # Debian's is built for NumPy 1 and warns that it cannot convert arrays of NumPy 2, which nothing here asks of it.
-    PYBNORM_REQUIRE=onednn PYBNORM_REQUIRE_DEVICE=onednn PYBNORM_REQUIRE_PACKAGES=torch pytest -q -n "$(nproc)" \
-        -W 'ignore:Failed to initialize NumPy:UserWarning' tests/pytorch tests/functional -k 'torch'
-else
-    echo "skipped: $reason"
-fi
+bash ci/pytorch.sh
 
 say "the main job"
 pybnorm info
