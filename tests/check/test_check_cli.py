@@ -752,9 +752,13 @@ def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
     options = [part for option, file in files.items() for part in (option, str(file))]
     done = run("check", "--backend", "onednn", "--case", INFER + "1/2", *options)
     assert done.returncode == 0, done.stderr
-    for file in files.values():
-        assert INFER + "2" in file.read_text()
+    for option in ("--json", "--junit"):
+        assert INFER + "2" in files[option].read_text()
     assert json.loads(files["--json"].read_text())["schema"] == "pybnorm.check/1"
+    (data,) = re.findall(r'id="data">(.*?)</script>', files["--html"].read_text(), re.S)
+    table = json.loads(data)  # cases as numbers of words
+    assert len(table["rows"]) == 2
+    assert set((INFER + "2").split(",")) < set(table["words"])
 
 
 def test_a_page_that_cannot_be_made_is_refused_before_the_run():
