@@ -42,7 +42,7 @@ do not change before a ReLU (rounding and ReLU commute), in the mask of a ReLU g
 that a float16 value below 2**-25 becomes 0), and after a ReLU of io data. Batch norm followed by an addition is one
 call, which adds before it rounds. To ask for the rounding, set the virtual tensor's data type to the io data type.
 
-``PYBNORM_LOG_LEVEL=off|info|warn|error``, or without it ``HIPDNN_LOG_LEVEL``, sends messages of the loggers
+``PYBNORM_LOG_LEVEL=off|info|warn|error|fatal``, or without it ``HIPDNN_LOG_LEVEL``, sends messages of the loggers
 ``pybnorm.*`` from this level on to standard error. Without both they go where the application's logging sends them.
 
 `Graph.to_json` and `Graph.from_json` speak hipDNN's JSON. `pybnorm.hipdnn` has hipDNN's own Python names, error objects

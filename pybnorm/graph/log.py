@@ -14,7 +14,13 @@ _log = logging.getLogger("pybnorm.graph")
 logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent by default
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-_LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "off": logging.CRITICAL + 1,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,  # hipDNN's words, of which nothing here logs this one
+}
 
 
 def _logged(method: _Method) -> _Method:

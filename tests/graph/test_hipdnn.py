@@ -303,7 +303,7 @@ def test_json_that_is_not_a_graph_is_refused_by_name_and_changes_nothing(change,
     assert plain.to_json() == before
 
 
-@pytest.mark.parametrize(("word", "level"), [("info", 20), ("off", 51)])
+@pytest.mark.parametrize(("word", "level"), [("info", 20), ("fatal", 50), ("off", 51)])
 def test_hipdnns_log_variable_where_ours_is_not_set(monkeypatch, word, level):
     import logging
 
