@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pybnorm import _arguments
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS, Optional, dense
@@ -71,11 +72,30 @@ def batch_norm(
         return _operator(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
     try:
         return _computed(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
-    except REFUSALS:
+    except REFUSALS as error:
         if not fallback:
+            if type(error) is ArgumentTypeError and error.argument in _NAMES:
+                raise ArgumentTypeError(_NAMES[error.argument], error.value, error.allowed) from None
+            if type(error) is ArgumentError and error.argument in _NAMES:
+                raise ArgumentError(_NAMES[error.argument], error.value, error.allowed) from None
             raise
+    except Exception:
+        tensors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+        for name, given in tensors.items():  # only now: a call that is right does not wait for it
+            if given is not None:
+                _arguments.instance(given, torch.Tensor, name, "a tensor or None")
+        raise
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
+
+_NAMES = {
+    "x": "input",
+    "scale": "weight",
+    "running_variance": "running_var",
+    "exponential_average_factor": "momentum",
+    "epsilon": "eps",
+}
+"""PyTorch's names of arguments, by ours."""
 
 # Before PyTorch 2.4 there are no operators: torch.compile does not trace into it. PyTorch 1 has no compiler.
 _opaque: Any = None
@@ -99,8 +119,7 @@ def _computed(
     fallback: bool,
 ) -> torch.Tensor:
     if type(x) is not torch.Tensor or _transformed():
-        if not isinstance(x, torch.Tensor):
-            raise ArgumentTypeError("input", x, "a tensor")
+        _arguments.instance(x, torch.Tensor, "input", "a tensor")
         if operators.training is not None:
             return _operator(x, mean, variance, weight, bias, training, factor, eps, fallback)
         if _transformed():
@@ -149,9 +168,11 @@ def _operator(
 
 
 def _check(x: torch.Tensor, mean: Optional, variance: Optional, training: bool) -> None:
-    if training:
+    if training is True:
         if x.dim() > 1 and x.numel() == x.shape[1]:
             raise ArgumentError("input", f"shape {tuple(x.shape)}", "more than one value per channel when training")
+    elif training is not False:
+        raise ArgumentTypeError("training", training, "a bool")
     elif mean is None or variance is None:
         raise ArgumentError("running_mean", "None", "running_mean and running_var where training is False")
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from pybnorm.errors import ArgumentTypeError
+from pybnorm import _arguments
 from pybnorm.torch import fusion
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
 from pybnorm.torch.sync import SyncBatchNorm
@@ -35,7 +35,7 @@ def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tup
     model : torch.nn.Module
     fallback : bool
         Let PyTorch compute calls that are refused here.
-    fuse : bool or sequence of (str, str)
+    fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
         decided now. Hooks that are added later to such a batch norm see the result of ReLU, and those of the ReLU
@@ -59,10 +59,8 @@ def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tup
     >>> type(pybnorm.torch.convert(model)[1]).__module__
     'pybnorm.torch.modules'
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError("model", model, "a torch.nn.Module")
-    if not isinstance(fallback, bool):
-        raise ArgumentTypeError("fallback", fallback, "a bool")
+    _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
+    _arguments.instance(fallback, bool, "fallback", "a bool")
     for module in model.modules():
         ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
         if ours is not None:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.fx
 
+from pybnorm import _arguments
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch.modules import _BatchNorm
 
@@ -99,7 +100,7 @@ def fuse(model: _Module, pairs: Sequence[tuple[str, str]] | None = None) -> _Mod
     Parameters
     ----------
     model : torch.nn.Module
-    pairs : sequence of (str, str), optional
+    pairs : list of (str, str), optional
         Names of a batch norm and of the ``torch.nn.ReLU`` that alone gets its result, and gets nothing else, as in
         ``model.named_modules()``. Default: what is found.
 
@@ -150,8 +151,7 @@ def unfuse(model: _Module) -> _Module:
     >>> pybnorm.torch.unfuse(pybnorm.torch.convert(model, fuse=True)) is model
     True
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError("model", model, "a torch.nn.Module")
+    _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     for module in model.modules():
         if hasattr(module.__dict__.get("forward"), _MARK):
             del module.__dict__["forward"]
@@ -168,12 +168,12 @@ def _install(module: torch.nn.Module, function: Callable[..., Any]) -> None:
 
 def _named(model: torch.nn.Module, pairs: Any) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
     names, found = dict(model.named_modules()), []
-    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
-        raise ArgumentTypeError("fuse", pairs, "True, False or a sequence of pairs of module names")
+    if type(pairs) not in (list, tuple):
+        raise ArgumentTypeError("fuse", pairs, "True, False or a list of pairs of module names")
     for pair in pairs:
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        if type(pair) not in (list, tuple) or len(pair) != 2:
             raise ArgumentTypeError("fuse", pair, "a pair of names: of a batch norm and of the ReLU behind it")
-        norm, relu = (names.get(name) if isinstance(name, str) else None for name in pair)
+        norm, relu = (names.get(name) if type(name) is str else None for name in pair)
         if not isinstance(norm, _BatchNorm):
             raise ArgumentError("fuse", pair[0], "the name of a batch norm that convert has converted")
         if type(relu) is not torch.nn.ReLU:

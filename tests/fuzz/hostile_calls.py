@@ -64,6 +64,10 @@ NOT_CALLED = {
     "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
     "pybnorm._core.set_tuner": "pybnorm.tuning gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
+    **dict.fromkeys(
+        (f"pybnorm.torch.{name}" for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")),
+        "PyTorch's own constructors and methods, with its errors",
+    ),
     "pybnorm.tuning.choose": "measures: tests/unit/test_tuning_choice.py",
 }
 
@@ -118,6 +122,15 @@ def at(make: Callable[[World], Any]) -> Callable[[World], Address]:
 
 def is_(value: Any) -> Callable[[World], Any]:
     return lambda w: value
+
+
+def torch_tensor(shape: T) -> Callable[[World], Any]:
+    return lambda w: __import__("torch").full(shape, 1.5)
+
+
+def model(w: World) -> Any:
+    nn = __import__("torch").nn
+    return nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU())
 
 
 def problem(w: World) -> Any:
@@ -405,6 +418,10 @@ def pack(w: World) -> Any:
 
 
 GOOD: dict[str, dict[str, Any]] = {
+    "pybnorm.torch": {
+        **{"input": torch_tensor(DIMS), "momentum": is_(0.1), "eps": is_(1e-5), "model": model},
+        **dict.fromkeys(("running_mean", "running_var", "weight", "bias"), torch_tensor((CHANNELS,))),
+    },
     "pybnorm._core": {
         **{"name": is_("dnnl_version"), "path": LEFT, "layout": is_(0), "rank": is_(4), "operation": is_("backward")},
         **{"array": data, "stream": LEFT, "activation": LEFT, "algorithm": LEFT},

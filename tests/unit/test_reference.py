@@ -419,7 +419,7 @@ def test_signalling_nan_is_a_nan_and_silent(dtype, bits):
 
 
 def test_values_near_the_end_of_the_range_do_not_overflow_the_mean():
-    with pytest.warns(RuntimeWarning, match="overflow"):  # of the squares
+    with np.errstate(over="ignore"):  # of the squares, of which not each of NumPy's ways to sum them warns
         got = reference.forward_training(np.array([[1.7e308], [-1.7e308]]), np.ones(1), np.zeros(1))
     assert got.saved_mean.item() == 0.0
     assert got.variance.item() == np.inf
