@@ -17,8 +17,8 @@ Agreement. The constructor is a collective. All ranks exchange a header and comp
 dtype, backend, `deterministic` or `counts`, or if one got a bad argument, every rank raises an error. The agreement
 fixes the size of all later messages. Each message carries the call's name, the rank's count and whether the rank
 failed. A rank whose call fails before the collective (a wrong shape, a workspace that is too small, ...) still joins
-it: this rank raises its own error, and the others raise `RankError`. A rank that never calls looks like a slow one;
-only the time-out of the communicator, if it has one, ends the wait.
+it: this rank raises its own error, and the others raise `RankError`; their y or dx has been written over by then. A
+rank that never calls looks like a slow one; only the time-out of the communicator, if it has one, ends the wait.
 """
 
 from __future__ import annotations
