@@ -11,7 +11,8 @@ class itself, which is then called without arguments::
         device = "cpu"             # cpu | cuda
 
         def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
-            return scale * (x - running_mean) / np.sqrt(running_variance + epsilon) + bias
+            y = scale * (x - running_mean) / np.sqrt(running_variance + epsilon) + bias
+            return y.astype(x.dtype)  # of 16-bit data, too, whose parameters are float32
 
 The four attributes may be left out: the name is then MODULE:OBJECT, arrays are NumPy's, and they are on the CPU (those
 of CuPy on CUDA).

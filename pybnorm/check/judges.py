@@ -7,6 +7,7 @@ to the same bits. Sums are added in another order, so that results differ by som
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from typing import Any
@@ -17,12 +18,31 @@ from pybnorm.errors import ArgumentError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Namespace
 
-__all__ = ["LEAST", "VARIABLE", "chosen", "reason"]
+__all__ = ["LEAST", "VARIABLE", "check", "chosen", "reason"]
 
 VARIABLE = "PYBNORM_JUDGE"
 """Names the judge: numpy, cupy or torch. Not set: by the problem and the device."""
 LEAST = 1 << 20
 """Elements of x from which a GPU is quicker."""
+
+
+def check(here: bool) -> None:
+    """Raise before a run for what would make an error of each of its cases.
+
+    Parameters
+    ----------
+    here : bool
+        Whether cases run on this machine, so that the judge's package must be installed here.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    word = os.environ.get(VARIABLE, "")
+    if word and word not in namespaces.NAMES:
+        raise ArgumentError(VARIABLE, word, " | ".join(namespaces.NAMES))
+    if word and here and importlib.util.find_spec(word) is None:
+        raise ArgumentError(VARIABLE, word, f"a judge whose package is installed: {word} is not")
 
 
 def reason(problem: Problem) -> str:

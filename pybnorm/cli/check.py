@@ -203,6 +203,7 @@ def check(
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
             html.require()
+        judges.check(here=executor in ("pool", "process"))
         executors.check_timeout("--scheduler-timeout", scheduler_timeout)
         opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
         farm = context.with_resource(opened)

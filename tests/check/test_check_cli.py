@@ -1,5 +1,6 @@
 """The commands, on the libraries of this machine."""
 
+import importlib.util
 import json
 import os
 import re
@@ -742,6 +743,17 @@ def test_a_case_beyond_its_time_is_a_timeout_and_the_rest_goes_on(onednn, tmp_pa
     statuses = {c["case"]: c["status"] for c in json.loads(target.read_text())["cases"]}
     assert statuses == {slow: "TIMEOUT"} | {INFER + seed: "PASS" for seed in "123"}
     assert "not done after 8 s; the process was killed" in done.stdout
+
+
+@pytest.mark.parametrize(("word", "text"), [("nump", "numpy | cupy | torch"), ("cupy", "cupy is not")])
+def test_a_judge_that_is_not_there_is_refused_before_the_run(word, text):
+    if word == "cupy" and importlib.util.find_spec("cupy"):
+        pytest.skip("CuPy is installed")
+    done = run(*ONE_CASE, PYBNORM_JUDGE=word)
+    assert done.returncode == 2
+    assert f"PYBNORM_JUDGE: got {word}, allowed: " in done.stderr
+    assert text in done.stderr
+    assert "judged" not in done.stdout
 
 
 @pytest.mark.slow
