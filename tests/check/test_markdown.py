@@ -95,6 +95,8 @@ def command(*arguments):
 
 
 def test_a_kept_run_is_rendered_again(kept, tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
     files = {o: tmp_path / f"report.{o}" for o in ("json", "junit", "html", "markdown")}
     done = command("report", kept, *(word for o, f in files.items() for word in (f"--{o}", f)))
     assert done.exit_code == 0, done.output
