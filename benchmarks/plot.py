@@ -1,4 +1,4 @@
-"""The plot of `pybnorm bench device`: every row's ratio to what it is held against, from the lowest to the highest."""
+"""The plot of `pybnorm bench device`: each row's ratio to what it is compared with, sorted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the rows of a result.
 
     One panel for each of our algorithms: a point per row, sorted by its ratio, a colour and a marker for each
-    operation, and a line at 1, above which the algorithm is faster than what it is held against.
+    operation, and a line at 1, above which the algorithm is the faster one.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@
 # Needs gh with GH_TOKEN, GITHUB_REPOSITORY and GITHUB_WORKFLOW, as the service sets them.
 set -euo pipefail
 artifact=${1:?usage: ci/last-run.sh ARTIFACT DIR} folder=${2:?usage: ci/last-run.sh ARTIFACT DIR}
-# Any run that ended, not the last good one: a difference is told once, and the next week compares with what was told.
+# The last run that ended, good or not: so each difference is reported once, in the week in which it appears.
 ids=$(gh run list --repo "$GITHUB_REPOSITORY" --workflow "$GITHUB_WORKFLOW" --status completed --limit 10 --json databaseId --jq '.[].databaseId')
 for id in $ids; do
     rm -rf "$folder"
