@@ -1,0 +1,246 @@
+/* Loading cuDNN and its parts, and what its statuses mean. Part of adapter.c. */
+
+/* ---- loading ---------------------------------------------------------------------------------- */
+
+static int missing(pbn_library *lib, const char *symbol) {
+    snprintf(lib->message, sizeof lib->message, "symbol %s is missing", symbol);
+    return PBN_E_SYMBOL;
+}
+
+static void take_from_ops(const pbn_library *lib, cudnn_api *table) {
+#define PBN_TAKE(symbol) PBN_DL_PROBE(, symbol, )
+    PBN_CUDNN_OPS(PBN_TAKE)
+#undef PBN_TAKE
+}
+
+#include "own_descriptors.c"
+
+/* libcudnn.so is a dispatcher: it opens its parts at first use, and when one is missing it prints and
+ * abort()s the process (9.27, 8.9.7). So the parts that this file's calls reach are opened first.
+ * The order is the one in which the dispatcher will find them: in the process, beside itself, elsewhere. */
+static int open_part(pbn_library *lib, const char *soname, int elsewhere, pbn_library *found) {
+    pbn_library part;
+    char path[PBN_PATH_MAX];
+    const char *slash = strrchr(lib->path, '/');
+    int status = pbn_dl_open(&part, soname, 1);
+    if (status != PBN_OK && slash != NULL) {
+        int length = snprintf(path, sizeof path, "%.*s/%s", (int)(slash - lib->path), lib->path, soname);
+        if (length > 0 && (size_t)length < sizeof path)
+            status = pbn_dl_open(&part, path, 0);
+    }
+    if (status != PBN_OK && elsewhere)
+        status = pbn_dl_open(&part, soname, 0);
+    if (status == PBN_OK) {
+        *found = part;
+        return PBN_OK;
+    }
+    snprintf(lib->message, sizeof lib->message,
+             "its part %s cannot be opened, and calling cuDNN without it would abort the process: %.*s", soname,
+             (int)sizeof lib->message / 2, part.message);
+    return PBN_E_LIBRARY;
+}
+
+/* `table` has only graphs afterwards where cuDNN 9's libcudnn_ops is not there. */
+static int open_parts(pbn_library *lib, cudnn_api *table) {
+    pbn_library part;
+    /* The version cannot be asked before the parts are there; these exports tell it apart. */
+    static const struct {
+        const char *export_name, *parts[2];
+    } dispatchers[] = {
+        {"cudnnGraphVersionCheck", {"libcudnn_graph.so.9", "libcudnn_ops.so.9"}},
+        {"cudnnOpsTrainVersionCheck", {"libcudnn_ops_infer.so.8", "libcudnn_ops_train.so.8"}},
+    };
+    for (size_t i = 0; i < sizeof dispatchers / sizeof dispatchers[0]; i++) {
+        if (pbn_dl_symbol(lib->handle, dispatchers[i].export_name) == NULL)
+            continue;
+        for (int number = 0; number < 2; number++) {
+            /* Another installation's libcudnn_ops is none for a libcudnn_graph that was found without a dispatcher. */
+            const int elsewhere = table->cudnnCreateTensorDescriptor != NULL;
+            int status = open_part(lib, dispatchers[i].parts[number], elsewhere, &part);
+            if (status == PBN_OK)
+                continue;
+            if (i != 0 || number != 1 || table->cudnnBackendExecute == NULL)
+                return status;
+            use_graphs_only(table);
+            return PBN_OK;
+        }
+        if (i == 0 && table->cudnnCreateTensorDescriptor == NULL)
+            take_from_ops(&part, table); /* the file is libcudnn_graph itself */
+    }
+    return PBN_OK;
+}
+
+static int is_of_ops(const char *name) {
+#define PBN_SAME(symbol) || strcmp(name, #symbol) == 0
+    return 0 PBN_CUDNN_OPS(PBN_SAME);
+#undef PBN_SAME
+}
+
+/* What is missing of libcudnn_ops may be so for good, which `require_ops` says once the parts are open. */
+static int resolve(pbn_library *lib, cudnn_api *table) {
+#define PBN_RESOLVE(result, symbol, parameters)                                                                       \
+    PBN_DL_PROBE(result, symbol, parameters)                                                                          \
+    if (table->symbol == NULL && !is_of_ops(#symbol))                                                                 \
+        return missing(lib, #symbol);
+    PBN_CUDNN_SYMBOLS(PBN_RESOLVE, PBN_DL_PROBE)
+#undef PBN_RESOLVE
+    return PBN_OK;
+}
+
+static int require_ops(pbn_library *lib, const cudnn_api *table) {
+#define PBN_NEEDED(result, symbol, parameters)                                                                        \
+    if (table->symbol == NULL)                                                                                        \
+        return missing(lib, #symbol);
+#define PBN_PASSED(result, symbol, parameters)
+    if (!table->graphs_only) {
+        PBN_CUDNN_SYMBOLS(PBN_NEEDED, PBN_PASSED)
+    }
+#undef PBN_NEEDED
+#undef PBN_PASSED
+    return PBN_OK;
+}
+
+static int ask_version(pbn_library *lib, cudnn_api *table) {
+    size_t number = table->cudnnGetVersion(); /* 9.27.0 is 92700, 8.9.7 is 8907 */
+    size_t unit = number >= 10000 ? 10000 : 1000;
+    if (number < 1000000) {
+        lib->version[0] = (int32_t)(number / unit);
+        lib->version[1] = (int32_t)(number % unit / 100);
+        lib->version[2] = (int32_t)(number % 100);
+    }
+    if (lib->version[0] != 8 && lib->version[0] != 9) {
+        snprintf(lib->message, sizeof lib->message,
+                 "cudnnGetVersion() returned %zu; cuDNN 8 and cuDNN 9 are the versions this backend speaks", number);
+        return PBN_E_VERSION;
+    }
+    table->major = lib->version[0];
+    return PBN_OK;
+}
+
+static int cudnn_load(const char *file, int no_load, pbn_library *out) {
+    cudnn_api fresh = {0}; /* an earlier load stays in force unless this one succeeds */
+    if (out == NULL)
+        return pbn_refuse(PBN_E_ARGUMENT, "no record for the library");
+    int status = pbn_dl_open(out, file, no_load);
+    if (status != PBN_OK)
+        return pbn_refuse(status, "the cuDNN library cannot be opened");
+    status = resolve(out, &fresh);
+    if (status == PBN_OK)
+        status = open_parts(out, &fresh);
+    if (status == PBN_OK)
+        status = require_ops(out, &fresh);
+    if (status == PBN_OK)
+        status = ask_version(out, &fresh);
+    if (status != PBN_OK) {
+        pbn_dl_discard(out);
+        return pbn_refuse(status, "the cuDNN library cannot be used");
+    }
+    api = fresh;
+    memcpy(loaded_path, out->path, sizeof loaded_path);
+    return PBN_OK;
+}
+
+static int cudnn_has_symbol(const char *name) {
+    if (name == NULL)
+        return -1;
+    if (api.graphs_only && is_of_ops(name))
+        return 0;
+    PBN_CUDNN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
+    return -1;
+}
+
+/* ---- statuses --------------------------------------------------------------------------------- */
+
+static const char *cudnn_status_name(int status) {
+    const char *name;
+    if (status < 0)
+        return "not a cuDNN status";
+    if (api.major == 0)
+        return "cuDNN is not loaded";
+    name = api.cudnnGetErrorString(status);
+    return name != NULL ? name : "CUDNN_UNKNOWN_STATUS";
+}
+
+static int status_class_8(int status) {
+    switch (status) {
+    case PBN_V8_CUDNN_STATUS_NOT_INITIALIZED:
+    case PBN_V8_CUDNN_STATUS_LICENSE_ERROR:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_PREREQUISITE_MISSING:
+        return PBN_CLASS_NOT_INITIALIZED;
+    case PBN_V8_CUDNN_STATUS_ALLOC_FAILED:
+        return PBN_CLASS_ALLOCATION;
+    case PBN_V8_CUDNN_STATUS_BAD_PARAM:
+    case PBN_V8_CUDNN_STATUS_INVALID_VALUE:
+        return PBN_CLASS_BAD_PARAMETER;
+    case PBN_V8_CUDNN_STATUS_ARCH_MISMATCH:
+    case PBN_V8_CUDNN_STATUS_NOT_SUPPORTED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_V8_CUDNN_STATUS_EXECUTION_FAILED:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
+    case PBN_V8_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
+        return PBN_CLASS_EXECUTION;
+    case PBN_V8_CUDNN_STATUS_VERSION_MISMATCH:
+        return PBN_CLASS_VERSION;
+    case PBN_V8_CUDNN_STATUS_INTERNAL_ERROR:
+    case PBN_V8_CUDNN_STATUS_MAPPING_ERROR:
+    default:
+        return PBN_CLASS_INTERNAL;
+    }
+}
+
+static int status_class_9(int status) {
+    switch (status) {
+    case PBN_CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH:
+    case PBN_CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH:
+        return PBN_CLASS_VERSION;
+    case PBN_CUDNN_STATUS_NOT_INITIALIZED:
+    case PBN_CUDNN_STATUS_LICENSE_ERROR:
+    case PBN_CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED:
+    /* Numbered as "not supported", but it is the installation that is broken, not the request. */
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING:
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE:
+        return PBN_CLASS_NOT_INITIALIZED;
+    case PBN_CUDNN_STATUS_DEPRECATED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
+    case PBN_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
+        return PBN_CLASS_EXECUTION;
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED:
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED:
+        return PBN_CLASS_ALLOCATION;
+    default:
+        break;
+    }
+    switch (status / 1000 * 1000) { /* the vendor's own rule for the family of a status */
+    case PBN_CUDNN_STATUS_BAD_PARAM:
+        return PBN_CLASS_BAD_PARAMETER;
+    case PBN_CUDNN_STATUS_NOT_SUPPORTED:
+        return PBN_CLASS_NOT_SUPPORTED;
+    case PBN_CUDNN_STATUS_EXECUTION_FAILED:
+        return PBN_CLASS_EXECUTION;
+    case PBN_CUDNN_STATUS_INTERNAL_ERROR:
+    default:
+        return PBN_CLASS_INTERNAL;
+    }
+}
+
+static int cudnn_status_class(int status) {
+    if (status == PBN_CUDNN_STATUS_SUCCESS)
+        return PBN_CLASS_SUCCESS;
+    if (status < 0)
+        return PBN_CLASS_INTERNAL;
+    return api.major == 8 ? status_class_8(status) : status_class_9(status);
+}
+
+static void cudnn_last_error(int status, char *text, size_t size) {
+    if (text == NULL || size == 0)
+        return;
+    text[0] = '\0';
+    if (status < 0)
+        pbn_copy_text(text, size, pbn_reason);
+    else if (status > 0 && api.cudnnGetLastErrorString != NULL)
+        api.cudnnGetLastErrorString(text, size);
+    text[size - 1] = '\0';
+}
