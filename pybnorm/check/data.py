@@ -258,7 +258,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     _arguments.instance(judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.judges.chosen, or None")
     _keep_freed_memory()
     if problem.fill == FILE:
-        return read(problem)
+        return _placed(read(problem), judge)
     fill = _FILLS[problem.fill](problem)
     fill.judge = judge
     values: dict[str, Array] = {"scale": fill.scale()}
@@ -899,6 +899,14 @@ def read(problem: Problem) -> Inputs:
     }
     stored.setdefault("scale", round_to(np.ones(problem.parameter_dims), problem.parameter_dtype))
     return Inputs(**stored)
+
+
+def _placed(inputs: Inputs, judge: Namespace | None) -> Inputs:
+    """Inputs with the data where `judge` has its arrays."""
+    if judge is None:
+        return inputs
+    data = ("x", "dy", "prior", "y", "z", "m2s")
+    return dataclasses.replace(inputs, **{n: judge.of(a) for n, a in inputs.arrays().items() if n in data})
 
 
 def _as_stored(name: str, values: Array, dims: tuple[int, ...], dtype: DataType) -> Array:

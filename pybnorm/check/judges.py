@@ -10,15 +10,18 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from pybnorm._arrays import CPU
-from pybnorm.check.problem import FILE, Problem
+from pybnorm.check.problem import Problem
+from pybnorm.check.results import CaseResult
 from pybnorm.errors import ArgumentError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Namespace
 
-__all__ = ["LEAST", "VARIABLE", "check", "chosen", "reason"]
+__all__ = ["LEAST", "VARIABLE", "check", "chosen", "instead", "reason"]
 
 VARIABLE = "PYBNORM_JUDGE"
 """Names the judge: numpy, cupy or torch. Not set: by the problem and the device."""
@@ -47,13 +50,17 @@ def check(here: bool) -> None:
 
 def reason(problem: Problem) -> str:
     """Why only NumPy can judge a problem, or nothing."""
-    if problem.fill == FILE:
-        return "data of a file"
-    if problem.fence:
-        return "memory between fences"
-    if problem.activation:
-        return "an activation"
-    return "a composed operation" if problem.composed else ""
+    return "memory between fences is pages of the CPU" if problem.fence else ""
+
+
+def instead(results: Iterable[CaseResult]) -> list[str]:
+    """What to say of cases that another judge than the named one had: a line per reason."""
+    word = os.environ.get(VARIABLE, "")
+    found: Counter[str] = Counter()
+    for result in results:
+        if word and result.judge not in ("", word):
+            found[reason(Problem.parse(result.case)) or f"{word} has no arrays where the library computes"] += 1
+    return [f"{n} case{'s' * (n > 1)} judged by numpy, not {word}: {why}" for why, n in found.items()]
 
 
 def chosen(problem: Problem, device: Any) -> Namespace | None:

@@ -242,8 +242,8 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(table)
 
 
-def print_totals(console: Console, results: Sequence[CaseResult], seconds: float) -> None:
-    """Cases of each status, per backend."""
+def print_totals(console: Console, results: Sequence[CaseResult], seconds: float, notes: Iterable[str] = ()) -> None:
+    """Cases of each status, per backend, and what else is to be said of them all."""
     for backend, own in by_label(results).items():
         counts = Counter(r.status for r in own)
         text = Text.assemble((f"{backend}: ", "bold"), f"{len(own)} cases")
@@ -255,6 +255,8 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
                 if known:
                     text.append(f" ({known} known)")
         console.print(text)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
     console.print(f"{seconds:.1f} s", highlight=False)
 
 

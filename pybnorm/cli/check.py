@@ -246,7 +246,7 @@ def check(
     if not silent:
         terminal.print_results(console, run.results, verbose)
     terminal.print_details(console, run.results, verbose)
-    terminal.print_totals(console, run.results, time.monotonic() - started)
+    terminal.print_totals(console, run.results, time.monotonic() - started, judges.instead(run.results))
     _explain(console, run, document, len(problems), _resumption(context, folder, executor))
     terminal.print_conclusions(console, run.found, run.results, not _ended(run))
     if trouble is not None:

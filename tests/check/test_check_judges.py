@@ -1,5 +1,6 @@
 """A case judged by arrays of another namespace: the same data, verdicts and bounds as by NumPy."""
 
+import math
 import os
 
 import numpy as np
@@ -9,8 +10,9 @@ from simulated import Kernels, array_of, session
 from pybnorm import devices
 from pybnorm.check import data, judges
 from pybnorm.check.bounds import Status, expect, tiers, untrusted
-from pybnorm.check.problem import Problem
-from pybnorm.check.runner import Session, run_case
+from pybnorm.check.problem import DATA_OUTPUTS, Problem
+from pybnorm.check.results import CaseResult
+from pybnorm.check.runner import Session, open_session, run_case
 from pybnorm.check.verdicts import Record, judge_call
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
 from pybnorm.reference import namespaces
@@ -34,6 +36,23 @@ LINES = [
     "backward,spatial,f16,nchw,4x8x5x16,fill=image",
     "train,spatial,f16,nchw,4x8x5x16,fill=constant",
     "train,spatial,f16,strides=5280x600x90x3,4x8x5x16,fill=level",
+    "train,spatial,f32,nchw,16x6x5x7,fill=randn,activation=relu,residual=1",
+    "train,spatial,bf16,nhwc,16x6x5x7,fill=exact,activation=clipped_relu",
+    "infer,peract,f32,nchw,16x6x5x7,fill=randn,activation=clamp,low=-1,high=0.25,beta=0.5",
+    "backward,spatial,f32,nchw,16x6x5x7,fill=randn,activation=relu,alpha=2",
+    "backward,spatial,f16,nhwc,16x6x5x7,fill=exact,activation=relu,residual=1",
+    "backward,spatial,f32,nchw,16x6x5x7,fill=ramp,activation=clamp,saved=0",
+    "infer,spatial,bf16,nchw,8x6x5x7,fill=randn,inverse=1,alpha=2,beta=0.5",
+    "frozen,spatial,f32,nchw,8x6x5x7,fill=randn,beta=0.5,alpha_param=-0.5",
+    "training_grad,peract,f16,nhwc,8x6x5x7,fill=exact",
+    "backward_reduce,spatial,f64,nchw,8x6x5x7,fill=ramp,sign=negative",
+    "backward_elemt,spatial,bf16,nchw,8x6x5x7,fill=randn,beta=0.5",
+    "elemt,spatial,f32,nhwc,8x6x5x7,fill=special,seed=2",
+    "backward_elemt,spatial,f32,nchw,8x6x5x7,fill=special,seed=3",
+    "gather_stats,spatial,f32,nchw,4x33,fill=randn",
+    "gather_stats,spatial,f64,nchw,9x6,fill=exact,running=0",
+    "sync_train,spatial,f32,nchw,8x6x5x7,fill=randn,ranks=4",
+    "sync_backward,spatial,bf16,nhwc,8x6x5x7,fill=exact,ranks=2",
 ]
 
 
@@ -55,9 +74,10 @@ def right_outputs(expected, wrong=""):
         values = np.empty(expected.shape(name))
         for part in expected.parts(name, None, tiers(problem, name)[:1]):
             values[part.index] = part.reference
-        if name in ("y", "dx"):
+        data_sized = name in DATA_OUTPUTS
+        if data_sized or not set(DATA_OUTPUTS) & set(expected.outputs):
             values.flat[{"": slice(0), "last": -1, "many": slice(None, None, 7)}[wrong]] += 0.01
-        dtype = problem.dtype if name in ("y", "dx") else problem.parameter_dtype
+        dtype = problem.dtype if data_sized else problem.parameter_dtype
         with np.errstate(invalid="ignore"):
             outputs[name] = data.round_to(values, dtype)
     return outputs
@@ -110,7 +130,7 @@ def test_verdicts_are_the_same(line, wrong, space):
     problem = Problem.parse(line)
     inputs, there = data.generate(problem), data.generate(problem, space)
     outputs = right_outputs(expect(problem, inputs), wrong)
-    placed = {name: space.of(a) if name in ("y", "dx") else a for name, a in outputs.items()}
+    placed = {name: space.of(a) if name in DATA_OUTPUTS else a for name, a in outputs.items()}
     own, other = judge_call(expect(problem, inputs), outputs), judge_call(expect(problem, there), placed)
     if wrong == "many":
         assert Status.FAIL in {v.status for v in own.values()}
@@ -143,11 +163,48 @@ def test_matched_filters_name_the_same_bug(line, output, array, space):
     found = []
     for given, put in ((inputs, lambda a: a), (there, space.of)):
         record = Record()
-        placed = {name: put(a) if name in ("y", "dx") else a for name, a in outputs.items()}
+        placed = {name: put(a) if name in DATA_OUTPUTS else a for name, a in outputs.items()}
         verdicts = judge_call(expect(problem, given), placed, record)
         found.append([verdicts[output].note, *((t.output, t.sum, t.bug, t.hypotheses) for t in record.tried)])
     assert "the last element of every channel were left out" in found[0][0]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "special" not in line])
+def test_no_array_of_the_data_comes_to_the_cpu(line, space, monkeypatch):
+    problem = Problem.parse(line)
+    outputs = right_outputs(expect(problem, data.generate(problem)))
+    there = data.generate(problem, space)
+    placed = {name: space.of(a) if name in DATA_OUTPUTS else a for name, a in outputs.items()}
+    fetched, get = [], type(space).get
+
+    def recorded(self, raw, dtype):
+        fetched.append(math.prod(raw.shape))
+        return get(self, raw, dtype)
+
+    monkeypatch.setattr(namespaces, "BLOCK", 1 << 30)
+    monkeypatch.setattr(type(space), "get", recorded)
+    judge_call(expect(problem, there), placed)
+    assert fetched
+    assert max(fetched) < math.prod(problem.dims)
+
+
+@pytest.mark.parametrize("word", ["train", "backward", "frozen", "elemt", "gather_stats"])
+def test_a_file_is_judged_there(word, space, tmp_path):
+    dims = "4x33" if word == "gather_stats" else "8x6x5x7"
+    problem = Problem.parse(f"{word},spatial,f32,nchw,{dims},fill=randn")
+    made, file = data.generate(problem), tmp_path / "report.npz"
+    given = {name: getattr(made, row[0]) for name, row in data.names(problem).items() if row[3]}
+    np.savez(file, **given)
+    problem = Problem.parse(f"{problem},data={file}".replace("fill=randn", "fill=file"))
+    own, there = data.generate(problem).arrays(), data.generate(problem, space)
+    assert isinstance(there.x, Foreign)
+    for name, array in own.items():
+        assert (bits(np.asarray(there.arrays()[name])) == bits(array)).all(), name
+    outputs = right_outputs(expect(problem, data.generate(problem)))
+    placed = {name: space.of(a) if name in DATA_OUTPUTS else a for name, a in outputs.items()}
+    verdicts = judge_call(expect(problem, there), placed)
+    assert {verdict.status for verdict in verdicts.values()} == {Status.PASS}
 
 
 # ---------------------------------------------------------------- a case
@@ -173,6 +230,31 @@ def judged_there(space, monkeypatch):
 def test_a_case_is_run_and_judged_there(line, judged_there):
     result = run_case(Problem.parse(line), session())
     assert (result.status, result.message, result.judge) == (Status.PASS, "", judged_there.name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu,residual=1",
+        "backward,spatial,bf16,nhwc,8x6x5x7,fill=randn,activation=relu",
+        "infer,spatial,f32,nchw,8x6x5x7,fill=randn,inverse=1,beta=0.5",
+        "frozen,spatial,f32,nchw,8x6x5x7,fill=special,seed=1",
+        "training_grad,spatial,bf16,nchw,8x6x5x7,fill=exact",
+        "backward_reduce,spatial,f32,nchw,8x6x5x7,sign=negative",
+        "backward_elemt,spatial,f32,nhwc,8x6x5x7,fill=randn",
+        "gather_stats,spatial,f32,nchw,9x6,fill=constant",
+        "sync_backward,spatial,f32,nchw,8x6x5x7,fill=randn,ranks=3",
+    ],
+)
+def test_a_librarys_case_is_judged_there(line, space, need_device, monkeypatch):
+    need_device("onednn")
+    if not space.on_cpu:
+        pytest.skip("oneDNN computes on the CPU")
+    monkeypatch.setattr(judges, "chosen", lambda problem, device: space)
+    opened = open_session("onednn")
+    with opened.handle:
+        result = run_case(Problem.parse(line), opened)
+    assert (result.status, result.message, result.judge) == (Status.PASS, "", space.name)
 
 
 def place(function):
@@ -269,12 +351,23 @@ def test_the_variable_names_it(libraries, monkeypatch):
         judges.chosen(LARGE, Gpu)
 
 
-@pytest.mark.parametrize("option", ["activation=relu", "fence=end"])
-def test_what_only_numpy_can_judge(option, libraries):
-    libraries(cupy=True)
-    problem = Problem.parse(f"train,spatial,f32,nchw,64x64x32x32,{option}")
-    assert judges.reason(problem)
-    assert name_of(problem, Gpu) == "numpy"
+def test_what_only_numpy_can_judge_is_said(libraries, monkeypatch):
+    libraries(cupy=True, torch=True)
+    line = "train,spatial,f32,nchw,64x64x32x32"
+    activated, fenced = (Problem.parse(f"{line},{option}") for option in ("activation=relu", "fence=end"))
+    assert (name_of(activated, Gpu), name_of(fenced, Gpu)) == ("cupy", "numpy")
+
+    def result(line, judge):
+        return CaseResult("onednn", line, Status.PASS, judge=judge)
+
+    fences = [result(f"{line},fence={end}", "numpy") for end in ("start", "end")]
+    judged = [result(line, "torch"), *fences, result(line, "")]
+    assert judges.instead(judged) == []
+    monkeypatch.setenv(judges.VARIABLE, "torch")
+    assert judges.instead(judged) == ["2 cases judged by numpy, not torch: memory between fences is pages of the CPU"]
+    assert judges.instead([result(line, "numpy")]) == [
+        "1 case judged by numpy, not torch: torch has no arrays where the library computes"
+    ]
 
 
 @pytest.mark.slow

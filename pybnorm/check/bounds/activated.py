@@ -29,7 +29,7 @@ import numpy as np
 from pybnorm import reference
 from pybnorm.check import activations
 from pybnorm.check.bounds.classes import Tier, tiers
-from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs
+from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs, decided
 from pybnorm.check.bounds.formulas import forward_error
 from pybnorm.enums import Operation
 
@@ -102,17 +102,20 @@ class Activated(Expected):
     def _mask(self) -> Array:
         """Where the gradient passes; sets which elements are uncertain."""
         p, problem, inputs = self.precision, self.problem, self.inputs
-        x, scale = inputs.x.astype(np.float64), inputs.scale.astype(np.float64)
-        bias = inputs.need("bias").astype(np.float64)
-        value = (x - self._mean) * (scale * self._inverse) + bias
         d = self._deviations(tiers(problem, "dx")[-1])
-        error = forward_error(x, self._mean, self._inverse, scale, bias, (d.mean, d.inverse), p.u)
-        error += p.u_out * (np.abs(value) + error) + p.tiny_out
-        near = np.zeros(value.shape, bool)
-        for limit in activations.limits(problem):
-            near |= ~(np.abs(value - limit) > error)  # also where nothing is known
+        errors = (np.broadcast_to(a, self._mean.shape) for a in (d.mean, d.inverse))
+        parameters = (self._mean, self._inverse, inputs.scale, inputs.need("bias"), *errors)
+        passing, near = (np.empty_like(inputs.x, dtype=bool) for _ in range(2))
+        for block in reference.iterate_blocks([inputs.x], problem.mode, parameters):
+            (x,), (mean, inverse, scale, bias, *own) = block.arrays, block.parameters
+            value = (x - mean) * (scale * inverse) + bias
+            error = forward_error(x, mean, inverse, scale, bias, own, p.u)
+            error += p.u_out * (np.abs(value) + error) + p.tiny_out
+            low, high = (np.abs(value - limit) > error for limit in activations.limits(problem))
+            near[block.index] = ~(low & high)  # also where nothing is known
+            passing[block.index] = activations.passes(problem, value)
         self._near = near if near.any() else None
-        return activations.passes(problem, value)
+        return passing
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
@@ -140,6 +143,6 @@ class Activated(Expected):
         right = self.inputs.need("dy").astype(np.float64)
         index = tuple(slice(0, n) for n in right.shape)
         flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
-        bounds = [(flushed, np.zeros(right.shape, bool)) for _ in classes]
+        bounds = [(flushed, decided(flushed)) for _ in classes]
         values = None if got is None else got.astype(np.float64).reshape(right.shape)
         return Part(index, right, values, bounds)

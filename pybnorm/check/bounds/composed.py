@@ -42,7 +42,7 @@ import numpy as np
 
 from pybnorm import reference
 from pybnorm.check.bounds.classes import Tier
-from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs
+from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs, decided
 from pybnorm.check.bounds.formulas import Deviations, Moments, given, gradient, in_range, inverse_deviation, stored
 from pybnorm.check.data import Inputs
 from pybnorm.check.problem import Problem
@@ -113,7 +113,7 @@ class Frozen(TrainingGrad):
             error = np.where(np.abs(dy) > most, np.inf, error)
             before = others[0] if beta != 0 else None
             out, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
-            yield Part(block.index, out, values, [(bound, np.zeros(bound.shape, bool)) for _ in classes])
+            yield Part(block.index, out, values, [(bound, decided(bound)) for _ in classes])
 
 
 class BackwardReduce(Expected):
@@ -228,7 +228,7 @@ class BackwardElemt(Expected):
                 whole = error + own[2 * i] + np.abs(centred) * own[2 * i + 1]
                 whole = abs(alpha) * whole + 4 * p.u * spread + p.u_out * np.abs(kept) + p.tiny_out
                 bound = whole + p.u_out * (np.abs(out) + whole) + p.tiny_out
-                bounds.append((bound, np.zeros(bound.shape, bool)))
+                bounds.append((bound, decided(bound)))
             yield Part(block.index, out, values, bounds)
 
 

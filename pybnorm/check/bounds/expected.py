@@ -31,7 +31,7 @@ from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import beside
 
-__all__ = ["Expected", "Part"]
+__all__ = ["Expected", "Part", "decided"]
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +44,12 @@ class Part:
     reference: Array
     got: Array | None
     classes: list[tuple[Array, Array]]
+
+
+def decided(bound: Array) -> Array:
+    """Of a bound that decides everywhere: no element is undecided."""
+    result: Array = np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
+    return result
 
 
 class _Outputs(Mapping[str, Array]):
