@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pybnorm import _arguments
+import numpy as np
+
+from pybnorm import _arguments, reference
+from pybnorm._arrays import numpy_dtype
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -78,10 +81,10 @@ class TensorAttributes(_Named):
         if value is not None:
             self.set_value(value)
 
-    @staticmethod
-    def create(dims: Sequence[int], data_type: object) -> TensorAttributes:
+    @classmethod
+    def create(cls, dims: Sequence[int], data_type: object) -> TensorAttributes:
         """A packed, channels-first tensor."""
-        tensor = TensorAttributes().set_dim(dims).set_data_type(data_type)
+        tensor = cls().set_dim(dims).set_data_type(data_type)
         return tensor.set_stride(_arguments.packed_strides(tuple(tensor.get_dim())))
 
     def set_uid(self, uid: int) -> TensorAttributes:
@@ -150,10 +153,13 @@ class TensorAttributes(_Named):
         """Whether the caller provides the memory: the opposite of virtual."""
         return self.set_is_virtual(not _arguments.boolean(output, "output"))
 
-    def set_value(self, value: float) -> TensorAttributes:
-        """Make the tensor a scalar, passed by value."""
-        self._value = _arguments.scalar(value, "value")
-        self._data_type = DataType.FLOAT64
+    def set_value(self, value: float, data_type: object = DataType.FLOAT64) -> TensorAttributes:
+        """Make the tensor a scalar, passed by value and rounded to the data type."""
+        number = _arguments.scalar(value, "value")
+        dtype = _any_data_type(data_type, "data_type")
+        if dtype != DataType.FLOAT64:
+            number = _arguments.scalar(reference.round_to(np.array([number]), numpy_dtype(dtype))[0], "value")
+        self._value, self._data_type = number, dtype
         self._dim = self._stride = (1,)
         return self
 
@@ -174,6 +180,18 @@ class TensorAttributes(_Named):
         """As `get_pass_by_value`; hipDNN's Python has this name."""
         return self.get_pass_by_value()
 
+    def get_is_runtime_pass_by_value(self) -> bool:
+        """False: a scalar's value is part of the graph, by `set_value`."""
+        return False
+
+    def set_is_pass_by_value(self, is_pass_by_value: bool) -> TensorAttributes:
+        """False only: a scalar's value is part of the graph, by `set_value`; the variant pack has none."""
+        if _arguments.boolean(is_pass_by_value, "is_pass_by_value"):
+            raise ArgumentError(
+                "is_pass_by_value", True, "False; set_value makes a scalar, whose value the graph keeps"
+            )
+        return self.clear_value()
+
     def __repr__(self) -> str:
         kind = "by value" if self._value is not None else "virtual" if self._virtual else "real"
         dtype = self._data_type.short if self._data_type is not None else "no data type"
@@ -183,9 +201,13 @@ class TensorAttributes(_Named):
 Tensor = TensorAttributes
 
 
-def _data_type(value: object, argument: str) -> DataType:
+def _any_data_type(value: object, argument: str) -> DataType:
     found = _NAMES.get(_arguments.text(value, argument).lower()) if issubclass(type(value), str) else None
-    found = _arguments.data_type(value, argument) if found is None else found
+    return _arguments.data_type(value, argument) if found is None else found
+
+
+def _data_type(value: object, argument: str) -> DataType:
+    found = _any_data_type(value, argument)
     if found not in _SUPPORTED:
         raise ArgumentTypeError(argument, found.short, "f32, f16 or bf16")
     return found
@@ -420,12 +442,29 @@ class PointwiseAttributes(_Attributes):
         self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
         return self
 
+    def get_relu_lower_clip(self) -> float | None:
+        """None unless set."""
+        return self._clips.get("relu_lower_clip")
+
     def set_relu_upper_clip(self, value: float) -> PointwiseAttributes:
         """The largest y; infinity unless set."""
         self._clips["relu_upper_clip"] = _arguments.scalar(value, "relu_upper_clip")
         return self
 
+    def get_relu_upper_clip(self) -> float | None:
+        """None unless set."""
+        return self._clips.get("relu_upper_clip")
+
     def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
         """The slope below the lower clip; 0 unless set."""
         self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
         return self
+
+    def get_relu_lower_clip_slope(self) -> float | None:
+        """None unless set."""
+        return self._clips.get("relu_lower_clip_slope")
+
+    set_input_0, get_input_0 = _slot("input_0")
+    set_input_1, get_input_1 = _slot("input_1")
+    set_input_2, get_input_2 = _slot("input_2")
+    set_output_0, get_output_0 = _slot("output_0")

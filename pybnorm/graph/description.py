@@ -31,6 +31,8 @@ _SelfGraph = TypeVar("_SelfGraph", bound="_Description")
 class _Description(_Named):
     """A graph as it is described, before anything is checked; every change starts the stages again."""
 
+    _tensor_type = TensorAttributes
+
     def __init__(self) -> None:
         super().__init__()
         self._io: DataType | None = None
@@ -131,7 +133,7 @@ class _Description(_Named):
         -------
         TensorAttributes
         """
-        tensor = TensorAttributes() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
+        tensor = self._tensor_type() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
         names = "name", "dim", "stride", "data_type", "uid", "is_virtual"
         for attribute, value in zip(names, (name, dim, stride, data_type, uid, is_virtual), strict=True):
             if value is not None:
@@ -356,7 +358,7 @@ class _Description(_Named):
         for role, tensor in inputs.items():
             if tensor is not None and not tensor.get_name():
                 tensor.set_name(f"{name}::{role.upper()}")
-        made = {role: TensorAttributes().set_name(f"{name}::{role.upper()}").set_is_virtual(True) for role in outputs}
+        made = {role: self._tensor_type().set_name(f"{name}::{role.upper()}").set_is_virtual(True) for role in outputs}
         self._nodes.append(_Node(kind, attributes, dict(inputs), made, dict(scalars or {})))
         self._stage = 0
         return list(made.values())

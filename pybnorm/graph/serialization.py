@@ -25,6 +25,12 @@ _WORDS = {
     DataType.BFLOAT16: "bfloat16",
     DataType.FLOAT64: "double",
 }
+_VALUE_TYPES = {
+    DataType.FLOAT32: "Float32Value",
+    DataType.FLOAT16: "Float16Value",
+    DataType.BFLOAT16: "BFloat16Value",
+    DataType.FLOAT64: "Float64Value",
+}
 _TYPES = {word: dtype for dtype, word in _WORDS.items()} | {"unset": None, "not_set": None}
 _DEFAULTS = ("compute", "intermediate", "io")
 _CLIPS = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope")
@@ -115,7 +121,11 @@ def _tensor_out(tensor: TensorAttributes) -> dict[str, Any]:
         "virtual": tensor.get_is_virtual(),
         "is_runtime_pass_by_value": False,
     }
-    return made if value is None else {**made, "value_type": "Float64Value", "value": value}
+    if value is None:
+        return made
+    dtype = tensor.get_data_type()
+    assert dtype is not None
+    return {**made, "value_type": _VALUE_TYPES[dtype], "value": value}
 
 
 def _node_out(node: _Node) -> dict[str, Any]:
@@ -181,12 +191,12 @@ def _tensor_in(entry: Any) -> TensorAttributes:
     tensor = TensorAttributes().set_uid(_get(entry, "uid", int, "a tensor"))
     where = f"tensor {tensor.get_uid()}"
     tensor.set_name(_get(entry, "name", str, where, "")).set_is_virtual(_get(entry, "virtual", bool, where, False))
+    dtype = _data_type(entry, "data_type", where)
     if entry.get("value") is not None:
-        return tensor.set_value(entry["value"])
+        return tensor.set_value(entry["value"], DataType.FLOAT64 if dtype is None else dtype)
     for name, setter in (("dims", tensor.set_dim), ("strides", tensor.set_stride)):
         if sizes := _get(entry, name, list, where, []):
             setter(sizes)
-    dtype = _data_type(entry, "data_type", where)
     return tensor if dtype is None else tensor.set_data_type(dtype)
 
 

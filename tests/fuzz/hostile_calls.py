@@ -54,7 +54,7 @@ REFUSED = {
 ALLOCATES = {
     ("pybnorm.devices.cpu.Device.empty_bytes", "nbytes"),
     ("pybnorm.devices.cpu.Device.time", "repeats"),
-    ("pybnorm.hipdnn.DeviceBuffer", "nbytes"),
+    ("pybnorm.hipdnn.DeviceBuffer", "size_bytes"),
     ("pybnorm.sync.SyncBatchNorm", "channels"),
 }
 """Memory that the caller asks for: a MemoryError is the answer where there is none."""
@@ -381,6 +381,7 @@ GRAPH = {
     **{
         "data_type": is_("f32"),
         "is_virtual": is_(False),
+        "is_pass_by_value": is_(False),
         "unbiased": is_(False),
         "output": is_(True),
         "value": is_(0.5),
@@ -407,10 +408,11 @@ def hipdnn_graph(stage: int = 9) -> Callable[[World], Any]:
     return made
 
 
-def hipdnn_handle(w: World) -> Any:
-    from pybnorm import hipdnn
+def hipdnn_object(name: str, *arguments: Any, **options: Any) -> Callable[[World], Any]:
+    return lambda w: getattr(__import__("pybnorm.hipdnn").hipdnn, name)(*arguments, **options)
 
-    return hipdnn.Handle(backend="onednn")
+
+hipdnn_handle = hipdnn_object("Handle", backend="onednn")
 
 
 def pack(w: World) -> Any:
@@ -498,10 +500,12 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "pybnorm.hipdnn": {
         **GRAPH,
-        **{"code": LEFT, "err_msg": is_("x"), "stream": is_(0), "backend": is_("onednn"), "nbytes": is_(8)},
+        **{"code": LEFT, "err_msg": is_("x"), "stream": is_(0), "backend": is_("onednn"), "size_bytes": is_(8)},
         **{"policy": LEFT, "engine_id": is_(0), "handle": lambda w: w.handle, "data": is_(b"12345678")},
-        "arguments": lambda w: (w.handle, graph(0)(w).to_json()),
+        **{"json_string": lambda w: graph(0)(w).to_json(), "plan_index": is_(0), "engineId": is_(0)},
+        **{"knob_settings": is_([]), "dtype": is_("float32")},
     },
+    "pybnorm.hipdnn.Graph.from_binary": {"data": lambda w: hipdnn_graph(0)(w).to_binary()},
     **{f"pybnorm.hipdnn.{name}": {"handle": hipdnn_handle} for name in ("destroy_handle", "get_stream", "set_stream")},
     "pybnorm.hipdnn.Graph.from_compiled_plan_binary": {"data": lambda w: hipdnn_graph()(w).to_binary()},
     "pybnorm.hipdnn.Graph.execute": {"workspace": LEFT},
@@ -619,12 +623,15 @@ SELVES: dict[str, Callable[[World], Any]] = {
             **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9, "to_compiled_plan_binary": 9},
             **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
             **{"get_workspace_size_plan_at_index": 9, "get_ranked_engine_ids": 2, "get_execution_plan_engine_id": 3},
-            "create_execution_plan_ext": 2,
+            **{"create_execution_plan_ext": 2, "get_autotune_workspace_size": 9},
         }.items()
     },
+    "pybnorm.hipdnn.PointwiseAttributes": hipdnn_object("PointwiseAttributes"),
+    "pybnorm.hipdnn.Tensor": hipdnn_object("Tensor", 0.5),
+    "pybnorm.hipdnn.TensorAttributes": hipdnn_object("Tensor", 0.5),
     "pybnorm.hipdnn.Handle": hipdnn_handle,
-    "pybnorm.hipdnn.Error": lambda w: __import__("pybnorm.hipdnn").hipdnn.Error(),
-    "pybnorm.hipdnn.DeviceBuffer": lambda w: __import__("pybnorm.hipdnn").hipdnn.DeviceBuffer(8, backend="onednn"),
+    "pybnorm.hipdnn.Error": hipdnn_object("Error"),
+    "pybnorm.hipdnn.DeviceBuffer": hipdnn_object("DeviceBuffer", 8, backend="onednn"),
     "pybnorm.graph.Graph.build": graph(0),
     "pybnorm.layer.BatchNorm": layer(2),
     "pybnorm.layer.BatchNorm.stage": layer(0),
