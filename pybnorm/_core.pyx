@@ -22,6 +22,7 @@ cdef extern from "pythread.h":
 from pybnorm._shim cimport (
     PBN_ACTIVATION_NONE,
     PBN_BFLOAT16,
+    PBN_CAP_IN_PLACE,
     PBN_CLASS_ALLOCATION,
     PBN_CLASS_BAD_PARAMETER,
     PBN_CLASS_EXECUTION,

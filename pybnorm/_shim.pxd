@@ -50,6 +50,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_BLEND_ROUNDS
         PBN_CAP_ACTIVATION
         PBN_CAP_WIDENED
+        PBN_CAP_IN_PLACE
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU

@@ -47,6 +47,8 @@ class Call(NamedTuple):
     beta: float = 0.0
     alignment: int = 16
     """Bytes that the addresses of all data tensors are multiples of, up to 16."""
+    inplace: bool = False
+    """Whether y is written over x, or dx over dy."""
 
     @property
     def m(self) -> int:
@@ -105,6 +107,8 @@ class Defect:
         Whether calls without a weakness are known, which a handle that avoids all makes.
     tuned : bool
         Whether only a library that takes kernels by their times has it.
+    refused : bool
+        Whether calls that have it are refused, where they are made by callers: those that write over their input.
     """
 
     id: str
@@ -127,6 +131,7 @@ class Defect:
     widest: int = _arguments.INT32_MAX
     better: bool = False
     tuned: bool = False
+    refused: bool = False
 
     def largest(self, output: str) -> float:
         """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
@@ -223,6 +228,7 @@ def _described(call: Any) -> Call:
         _arguments.boolean(given.saved, "saved"),
         _arguments.scalar(given.beta, "beta"),
         _arguments.integer(given.alignment, "alignment", 1),
+        _arguments.boolean(given.inplace, "inplace"),
     )
 
 
@@ -320,6 +326,31 @@ def _crosses(call: Call) -> bool:
     """
     n, c, plane = call.dims[0], call.dims[1], _plane(call)
     return plane % 4 != 0 and (c > 1 or (n * plane) % 4 != 0)
+
+
+def _backward_variant_2(call: Call) -> bool:
+    return _spatial(call, Operation.BACKWARD) and call.dims[0] * _plane(call) >= _LARGE and _plane(call) > 512
+
+
+def _over_sums(identity: str, version: Version, what: str, case: str, predicate: Callable[[Call], bool]) -> Defect:
+    """Of MIOpen's kernels that keep partial results in their output before they have read all of their input."""
+    return Defect(
+        id=identity,
+        backend="miopen",
+        first=version,
+        last=version,
+        effect=Effect.WRONG,
+        outputs=("y", *_BACKWARD),
+        what="kernels keep partial results in y, or dx, before they have read all of x, or dy, and so are wrong where "
+        f"the two are one array: {what}",
+        links=(),
+        case=case,
+        predicate=lambda p: (
+            p.inplace and p.mode == Mode.SPATIAL and p.operation != Operation.FORWARD_INFERENCE and predicate(p)
+        ),
+        ratio=1e9,
+        refused=True,
+    )
 
 
 _IMAGES = 64
@@ -427,6 +458,44 @@ _MIOPEN = (
         case="train,spatial,f32,nchw,769x2x1x1025",
         predicate=lambda p: _training_variant_2(p) and _plane(p) > 1024 and 0 < _plane(p) % 1024 < 4,
         ratio={"y": 1e6, "saved_mean": 1e5, "saved_inv_variance": 1e6, "running_mean": 1e5, "running_variance": 1e6},
+    ),
+    _over_sums(
+        "miopen-in-place-f32",
+        (3, 4),
+        "float32 training of 512 < H*W <= 1024, of N > 768 with H*W > 150, or of N*H*W >= 2^25 (kernel variant 2), and "
+        "backward of N*H*W >= 2^25",
+        "train,spatial,f32,nchw,2x3x1x600,fill=randn,inplace=1",
+        lambda p: _training_variant_2(p) or _backward_variant_2(p),
+    ),
+    _over_sums(
+        "miopen-in-place",
+        (3, 5),
+        "channels-last training and backward, training of N > 768 with H*W > 150, and in float32 of 512 < H*W <= 1024 "
+        "with N > 2, and both of N*H*W >= 2^25 (kernel variant 2)",
+        "train,spatial,f32,nchw,769x2x1x160,fill=randn,inplace=1",
+        lambda p: (
+            p.layout == Layout.CHANNELS_LAST
+            or (_plane(p) > 150 and p.dims[0] > 768)
+            or (p.dims[0] > 2 and _training_variant_2(p))
+            or _backward_variant_2(p)
+        ),
+    ),
+    Defect(
+        id="miopen-tuned-in-place",
+        backend="miopen",
+        first=(3, 5),
+        last=(3, 5),
+        effect=Effect.WRONG,
+        outputs=(*_TRAINING, *_BACKWARD),
+        what="tuning (miopenSetTuningPolicy, MIOPEN_FIND_ENFORCE) runs a call's kernels one after another on the "
+        "caller's arrays, so that where y is x, or dx is dy, all but the first read what was written over; and it may "
+        "keep kernel variant 2, which is wrong there, for any size",
+        links=(),
+        case="train,spatial,f32,nchw,4x4x8x8,fill=randn,inplace=1",
+        predicate=lambda p: p.inplace,
+        ratio=1e9,
+        tuned=True,
+        refused=True,
     ),
     Defect(
         id="miopen-nhwc-training-kernel",
@@ -776,7 +845,7 @@ def _facts(defect: Defect) -> list[str]:
     links = [f"[{link}](https://github.com/{link.replace('#', '/issues/')})" for link in defect.links]
     outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
     by = f"by {' or '.join(f'`{name}`' for name in defect.ways)}" if defect.ways else "by other calls"
-    avoided = f"yes, {by}"
+    avoided = "no: the call is refused" if defect.refused else f"yes, {by}"
     if defect.effect == Effect.WEAK:
         avoided = "where it takes" + by.removeprefix("by") if defect.ways else "no: it is no error"
         avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""

@@ -98,7 +98,8 @@ typedef enum pbn_capability {
     PBN_CAP_HOST_STEPS = 16,   /* part of the result is computed by the adapter in C on the CPU */
     PBN_CAP_BLEND_ROUNDS = 32, /* a blended result is rounded to x's type more than once */
     PBN_CAP_ACTIVATION = 64,   /* the loaded library computes it with a fused activation, and right */
-    PBN_CAP_WIDENED = 128      /* 16-bit data are computed in float32, of which results are rounded once */
+    PBN_CAP_WIDENED = 128,     /* 16-bit data are computed in float32, of which results are rounded once */
+    PBN_CAP_IN_PLACE = 256     /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */

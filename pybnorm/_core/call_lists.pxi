@@ -256,6 +256,36 @@ cdef class CallList:
         finally:
             lock.release()
 
+    cdef str _not_in_place(self, Handle handle, int source, int target):
+        """Why the calls would be wrong where slot `target` is slot `source`'s memory; empty where they are right."""
+        cdef const pbn_row *row
+        cdef const pbn_tensor *t
+        cdef int i, k
+        cdef int j = 0
+        over = []  # what has been written of it
+        for i in range(self.count):
+            reads, writes, saved = [], [], False
+            while j < self.ends[i]:
+                k = 0
+                while pbn_rows[k].operation != self.calls[i].operation or pbn_rows[k].address != self.places[j].member:
+                    k += 1
+                row = &pbn_rows[k]
+                saved = saved or row.when == PBN_SAVED
+                if not row.vector and self.places[j].slot == (target if row.written else source):
+                    t = (<const pbn_tensor **>(<char *>&self.calls[i] + row.descriptor))[0]
+                    last = sum([(t.dims[a] - 1) * t.strides[a] for a in range(t.rank)])
+                    part = self.places[j].offset, self.places[j].offset + (last + 1) * DataType(t.dtype).itemsize
+                    (writes if row.written else reads).append(part)
+                j += 1
+            if any([start < stop and begin < end for start, end in reads for begin, stop in over]):
+                return f"{_CALL_NAMES[self.calls[i].operation]} reads what a call before it has written over"
+            if reads and writes:
+                reason = _not_in_place(handle, &self.calls[i], saved) if reads == writes else "parts of it are read"
+                if reason:
+                    return reason
+            over += writes
+        return ""
+
     cdef int _plan(self, Handle handle, const pbn_call *call, int i) except -1:
         """Plans a call of the list, under the handle's lock: what does not depend on addresses is then done once."""
         cdef int status

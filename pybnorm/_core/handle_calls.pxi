@@ -44,7 +44,7 @@ cdef class _HandleCalls(_HandleArrays):
             `derived` shape: (1, C, 1...) or (C,) for the spatial modes, (1, C, spatial...) for per-activation;
             contiguous; float64 for float64 x, else float32.
         y : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
+            Written. Read only if `beta` is not 0; else it may be x itself where `Capability.IN_PLACE` is set.
         mode : Mode
         alpha, beta : float
             Blending of the result with the prior y.
@@ -157,7 +157,7 @@ cdef class _HandleCalls(_HandleArrays):
             As in `forward_training`. `running_variance` is a variance, not an inverse standard deviation; where it is
             below -`epsilon` the result is NaN.
         y : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
+            Written. Read only if `beta` is not 0; else it may be x itself where `Capability.IN_PLACE` is set.
         mode, alpha, beta, epsilon, activation, activation_low, activation_high, algorithm, workspace
             As in `forward_training`.
 
@@ -245,7 +245,7 @@ cdef class _HandleCalls(_HandleArrays):
         x, dy : array, shape (N, C, spatial...), rank 2 to 8, one dtype
         scale : array, derived shape
         dx : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
+            Written. Read only if `beta` is not 0; else it may be dy itself where `Capability.IN_PLACE` is set.
         dscale, dbias : array, derived shape
             Written. Read only if `beta_param` is not 0.
         mode : Mode

@@ -29,13 +29,33 @@ cdef str _policy(object value):
     return value
 
 
-cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment):
+cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment, bint inplace=False):
     """What the table's predicates are asked about."""
     cdef const pbn_tensor *x = call.x_desc
     return defects.Call(
         Operation(call.operation), Mode(call.mode), DataType(x.dtype), tuple([x.dims[i] for i in range(x.rank)]),
-        Layout(x.layout), saved, call.beta, alignment,
+        Layout(x.layout), saved, call.beta, alignment, inplace,
     )
+
+
+cdef inline (int, int) _over(int operation) noexcept:
+    """Which arguments of a batch-norm call are the input and the output that may be one array."""
+    if operation == PBN_OP_BACKWARD:
+        return 1, 3
+    return 0, 3 if operation == PBN_OP_FORWARD_TRAINING else 5
+
+
+cdef str _not_in_place(Handle handle, const pbn_call *call, bint saved):
+    """Why a call is wrong where it writes y over x, or dx over dy; empty where it is right."""
+    cdef const char *why = NULL
+    cdef const pbn_tensor *x = call.x_desc
+    if not _normalizes(call.operation) or not (
+        handle.table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE
+    ):
+        return f"{_CALL_NAMES[call.operation]} is not known to be right there"
+    asked = _asked(call, saved, 16, True)
+    met = [d for d in handle.defects if d.refused and d.predicate(asked)]
+    return _said(met[0]) if met else ""
 
 
 cdef str _family(str algorithm):

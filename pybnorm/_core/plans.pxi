@@ -76,6 +76,7 @@ cdef class Plan:
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
     cdef CallList others  # made in this one's place where it has a known defect; else None
+    cdef bint in_place  # a call has written y over x, or dx over dy, and may
     # Around a training that keeps the biased variance; None in others, `before` also where the prior is not read.
     cdef CallList before
     cdef CallList after
@@ -347,6 +348,10 @@ cdef class Plan:
         if call.workspace_size and not lent:
             extents[n] = _Extent(0, <uintptr_t>call.workspace, <uintptr_t>call.workspace + call.workspace_size, 1, True)
             n += 1
+        if self.in_place:
+            source, target = _over(self.call.operation)
+            if _get_address(&call, self.arguments[source].row) == _get_address(&call, self.arguments[target].row):
+                extents[source].end = extents[source].start
         if not _apart(extents, n, &nowhere, 0):
             self._overlap(handle, &call)
         if self.workspace_size == 0:  # whatever was given: the vendor is not to use it
@@ -480,8 +485,37 @@ cdef class Plan:
         if handle._in_place:
             taken = [output[1:] for output in outputs]
             inputs = [given for given in inputs if given[1:] not in taken]
+        elif _normalizes(call.operation):
+            source, target = _over(call.operation)
+            one = _get_address(call, self.arguments[source].row) == _get_address(call, self.arguments[target].row)
+            if one and self._may_write_over(handle, source, target):
+                del inputs[source]
+                _arguments.disjoint(outputs, inputs)
+                self.in_place = True
+                return 0
         _arguments.disjoint(outputs, inputs)
         return 0
+
+    cdef bint _may_write_over(self, Handle handle, int source, int target) except -1:
+        """Whether the call is right where its output is its input.
+
+        Raises UnsupportedError where it is not, though others of the backend are; False where none is.
+        """
+        cdef const char *why = NULL
+        cdef const pbn_call *call = &self.call
+        cdef const pbn_tensor *x = call.x_desc
+        if not self.table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE:
+            return False
+        if call.beta != 0 or self.descriptors[source].strides != self.descriptors[target].strides:
+            return False
+        if self.others is not None:
+            reason = self.others._not_in_place(handle, source + 1, target + 1)
+        else:
+            reason = _not_in_place(handle, call, call.saved_mean != NULL)
+        if reason:
+            text = f"{self.names[target]} may not be {self.names[source]} here: {reason}"
+            raise _unsupported(handle, self.name, text)
+        return True
 
     cdef int _space(
         self, Handle handle, object given, str name, list kept, void **address, size_t *size

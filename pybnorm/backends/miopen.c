@@ -160,6 +160,7 @@ typedef struct symbols {
 } symbols;
 
 static symbols api; /* all zero until load has succeeded */
+static int loaded;  /* its version, 100 * major + minor */
 
 static int resolve(pbn_library *lib, symbols *table) {
     PBN_MIOPEN_SYMBOLS(PBN_DL_REQUIRE, PBN_DL_PROBE)
@@ -190,6 +191,7 @@ static int load(const char *file, int no_load, pbn_library *lib) {
     }
     for (int i = 0; i < 3; i++)
         lib->version[i] = (int32_t)version[i];
+    loaded = (int)(100 * version[0] + version[1]);
     api = found;
     return PBN_OK;
 }
@@ -661,7 +663,7 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
     if (layout == PBN_CHANNELS_LAST && mode == PBN_PER_ACTIVATION)
         return "MIOpen's channels-last per-activation kernels read parameters in H, W, C order, "
                "against the descriptor that it derives";
-    if (layout == PBN_CHANNELS_LAST && operation == PBN_OP_FORWARD_INFERENCE)
+    if (layout == PBN_CHANNELS_LAST && operation == PBN_OP_FORWARD_INFERENCE && loaded < 305)
         return "MIOpen's own kernels have no channels-last inference";
     return NULL;
 }
@@ -678,6 +680,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= layout == PBN_STRIDED ? PBN_CAP_BLEND_SCRATCH : PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
+    if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && (loaded == 304 || loaded == 305))
+        bits |= PBN_CAP_IN_PLACE; /* of other versions nothing is known */
     if (has_fused(operation) && mode == PBN_SPATIAL)
         bits |= PBN_CAP_ACTIVATION;
     /* miopenOpTensor rounds each product to float16 before it adds them, and the scratch is float16 too */

@@ -44,7 +44,9 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
         if problem.residual:
             _planned(session, problem, buffers)
             return
-    handle._in_place = problem.inplace
+    # an algorithm is what callers get, who are refused where it is not right
+    offered = problem.algorithm and problem.inplace and Capability.IN_PLACE in session.capability(problem)
+    handle._in_place = problem.inplace and not offered
     try:
         getattr(handle, METHODS[problem.operation])(**buffers, **options(problem), workspace=workspace)
     finally:

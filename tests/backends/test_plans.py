@@ -298,7 +298,7 @@ def test_statistics_are_given_exactly_where_they_were_planned(handle):
 
 def test_memory_must_be_apart(call):
     good = call.addresses()
-    for name, other in [("y", "x"), ("saved_mean", "scale"), ("running_mean", "running_variance"), ("y", "bias")]:
+    for name, other in [("saved_mean", "scale"), ("running_mean", "running_variance"), ("y", "bias")]:
         with pytest.raises(pybnorm.ArgumentError, match=f"overlaps|{name}|{other}"):
             call.plan(**good | {name: good[other]})
     with pytest.raises(pybnorm.ArgumentError, match="overlaps"):
@@ -613,7 +613,7 @@ def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
         ("scale", {"scale": good["scale"].pointer}),
         ("scale", {"scale": call.put(np.ones(7))}),
         (out, {out: good[out]._replace(writable=False)}),
-        (out, {out: good["x"]}),
+        (out, {out: good["scale"]}),
         ("x", {"x": good["x"]._replace(pointer=good["x"].pointer + 1)}),
         ("x", {"x": pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5))}),
         ("algorithm", {"algorithm": 3}),
