@@ -11,7 +11,7 @@ from pybnorm import reference
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Activation, Mode
 
-__all__ = ["activate", "before", "limits", "passes", "passing"]
+__all__ = ["activate", "before", "inside", "limits", "passes", "passing"]
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +36,13 @@ def passes(problem: Problem, values: Array) -> Array:
     """Where the activation lets a gradient through that was given these values: above low, and not above high."""
     low, high = limits(problem)
     result: Array = (values > low) & (values <= high)
+    return result
+
+
+def inside(problem: Problem, values: Array) -> Array:
+    """1 where the activation changes nothing, not even of a value beside these, else 0."""
+    low, high = limits(problem)
+    result: Array = ((values > low) & (values < high)).astype(np.float64)
     return result
 
 

@@ -14,9 +14,10 @@ exact
     Data whose sums have no rounding in any order (Welford's recurrence excepted, which divides by 1 ... m).
     m divisible by 8: x = mu + {0 in m/4, +1/2 in 3m/8, -1/2 in 3m/8}, so that the variance is 3/16 and, with epsilon
     1/16, the inverse standard deviation is exactly 2. Other even m: x = mu +- 1/2, epsilon 3/4. Odd m: one element is
-    mu and the rest are mu +- 1/2; the variance is then not dyadic. dy holds integers from -2 to 2, scale is a power of
-    two, bias a multiple of 1/4, and (scale, bias) differ from channel to channel, so that a permutation of channels
-    shows.
+    mu and the rest are mu +- 1/2; the variance is then not dyadic. Of sync_train each rank's share is such data, with
+    means that lie apart where mu is not 0: the sums of a rank, too, have no rounding, and nor has its mean. dy holds
+    integers from -2 to 2, scale is a power of two, bias a multiple of 1/4, and (scale, bias) differ from channel to
+    channel, so that a permutation of channels shows.
 paired
     Exact sums too, with as many distinct values as they leave room for (the idea is oneDNN's benchdnn's): neighbours
     are mu + d and mu - d, so the mean is exact, d is an integer from A/2 to A times a power of two and differs from
@@ -122,6 +123,7 @@ _THREADED = 1 << 20
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
+_APART = np.array([0.0, 0.5, -0.5])
 _EXACT_SCALES = np.array([1.0, -0.5, 2.0, -1.0, 0.25, -2.0, 0.5, -0.25])
 _EXACT_VARIANCE_PLUS_EPSILON = np.array([0.25, 4.0, 16.0])
 _ACTIVATED = np.array([0.25, -0.25, 0.125])
@@ -207,13 +209,15 @@ def sums_are_exact(problem: Problem) -> bool:
     Sums of squares of the largest value must stay below 2**24 (float32) squares of its unit, which is 1/2 for exact
     and `paired_unit`'s for paired. Epsilon must be the fill's own, else the normalized values of exact are not short.
     """
-    if problem.composed in ("gather_stats", "sync_train"):  # statistics of parts are merged with weights
-        return False
+    if problem.composed == "gather_stats" or (problem.composed == "sync_train" and problem.fill != "exact"):
+        return False  # statistics of parts, which are not short numbers, are merged with weights
     if problem.fill not in ("exact", "paired") or problem.epsilon != problem.default_epsilon:
         return False
     digits = 53 if problem.dtype == DataType.FLOAT64 else 24
     largest = (
-        _paired_size(problem) if problem.fill == "paired" else 2 * (float(np.abs(_exact_means(problem)).max()) + 0.5)
+        _paired_size(problem)
+        if problem.fill == "paired"
+        else 2 * (float(np.abs(_exact_means(problem)).max()) + _reach(problem))
     )
     return problem.m * largest**2 < 2.0**digits
 
@@ -226,8 +230,13 @@ def _exact_means(problem: Problem) -> Array:
     if problem.m < _LONG:
         return _EXACT_MEANS
     digits = 53 if problem.dtype == DataType.FLOAT64 else 24
-    fit = problem.m * (2 * (np.abs(_EXACT_MEANS_LONG) + 0.5)) ** 2 < 2.0**digits
+    fit = problem.m * (2 * (np.abs(_EXACT_MEANS_LONG) + _reach(problem))) ** 2 < 2.0**digits
     return _EXACT_MEANS_LONG[fit] if fit.any() else _EXACT_MEANS_LONG[:1]
+
+
+def _reach(problem: Problem) -> float:
+    """How far an element of the exact fill may be from its channel's mean."""
+    return 1.0 if problem.composed == "sync_train" else 0.5
 
 
 def _paired_size(problem: Problem) -> int:
@@ -502,12 +511,12 @@ class _Dyadic(_Fill):
 
 
 class _Exact(_Dyadic):
-    def _pattern(self) -> tuple[list[float], list[int], float]:
-        """Deviations from the mean of one statistic, how often each is there, and 1/sqrt(variance + default epsilon).
+    @staticmethod
+    def _pattern(m: int) -> tuple[list[float], list[int], float]:
+        """Deviations from the mean of m elements, how often each is there, and 1/sqrt(variance + default epsilon).
 
         The last where it is dyadic.
         """
-        m = self.problem.m
         if m % 8 == 0:
             return [0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8], 2.0
         if m % 2 == 0:
@@ -515,26 +524,36 @@ class _Exact(_Dyadic):
         return [0.0, 0.5, -0.5], [1, m // 2, m // 2], 2.0
 
     def data(self, name: str) -> Array:
-        return self._shuffled() if name == "x" else super().data(name)
+        if name != "x":
+            return super().data(name)
+        problem, result, first = self.problem, self._empty(), 0
+        means = self.cycle(_exact_means(problem)).reshape(-1, 1)
+        if problem.composed != "sync_train":
+            self._shuffle(result, means, problem.seed)
+            return result
+        for rank, images in enumerate(problem.shares):
+            if images:
+                own = means + _APART[rank % len(_APART)] * (means != 0)
+                self._shuffle(result[first : first + images], own, (problem.seed + (rank << 32)) % 2**64)
+            first += images
+        return result
 
-    def _shuffled(self) -> Array:
-        """x, whole statistics at a time: each is the pattern in an order of its own."""
-        problem, m = self.problem, self.problem.m
-        dims = problem.dims
-        result = self._empty()
+    def _shuffle(self, result: Array, means: Array, seed: int) -> None:
+        """Fill whole statistics at a time: each is the pattern about its mean, in an order of its own."""
+        problem, m = self.problem, result.size // self.channels
         if problem.mode == Mode.PER_ACTIVATION:
             rows = result.reshape(m, 1, self.channels).transpose(2, 0, 1)
         else:
-            rows = result.reshape(dims[0], self.channels, -1).transpose(1, 0, 2)
-        kinds, counts = self._pattern()[:2]
+            rows = result.reshape(len(result), self.channels, -1).transpose(1, 0, 2)
+        kinds, counts = self._pattern(m)[:2]
         ends = tuple(int(end) for end in np.cumsum(counts)[:-1])
-        stored = round_to(self.cycle(_exact_means(problem)).reshape(-1, 1) + kinds, problem.dtype)
+        stored = round_to(means + kinds, problem.dtype)
         step = max(1, (CHUNK if self.judge is None else namespaces.BLOCK) // m)
 
         def make(first: int) -> None:
             some = slice(first, min(first + step, self.channels))
             count = some.stop - first
-            words = functools.partial(splitmix64, problem.seed, _STREAMS["order"], count * m, first * m, self.judge)
+            words = functools.partial(splitmix64, seed, _STREAMS["order"], count * m, first * m, self.judge)
             if self.judge is not None:
                 order = _order(words().reshape(count, m))
                 values: Array = self.judge.of(stored[some, -1:].astype(np.float64))
@@ -545,17 +564,16 @@ class _Exact(_Dyadic):
                 rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
                 return
             if not first and count * m <= _SHARED:
-                level = _shared_levels(problem.seed, _STREAMS["order"], count, m, ends)
+                level = _shared_levels(seed, _STREAMS["order"], count, m, ends)
             else:
                 level = _levels(words().reshape(count, m), ends)
             level = level + np.arange(count)[:, None] * len(kinds)
             rows[some] = np.take(stored[some], level, mode="clip").reshape(rows[some].shape)
 
         self._each(make, range(0, self.channels, step), result.size)
-        return result
 
     def saved(self) -> tuple[Array, Array]:
-        inverse = self._pattern()[2]
+        inverse = self._pattern(self.problem.m)[2]
         return self.cycle(_exact_means(self.problem)), self.cycle(np.array([inverse, inverse / 2]))
 
 

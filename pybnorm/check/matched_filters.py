@@ -23,9 +23,16 @@ channel to channel do not enter. Only the data must be drawn independently for e
 channels, k have a U of at most u with probability at most binomial(C, k) u**k, of which the least over k counts C
 times; and -sum(log U) is at most gamma distributed with shape C (Fisher's test). The lesser of the two, times 2 and
 times the number of hypotheses, is the probability that is stated, and must be below `LEVEL`. Hypotheses are counted in
-two lots with half of the level each: the ends of channels and images, and every place of a channel. A bug is named
-only if the prediction also explains most of the deviation. Where one output has a bug, the others of the call are
-asked for the same one, and for no other, with `FOLLOWS` in place of `LEVEL`: the case is judged already.
+three lots with a third of the level each: the ends of channels, of images, rows, blocks and ranks; every element,
+aligned tile and image; and a mean that is off by one factor. A bug is named only if the prediction also explains most
+of the deviation. Where one output has a bug, the others of the call are asked for the same one, and for no other, with
+`FOLLOWS` in place of `LEVEL`: the case is judged already.
+
+On exact data a factor of the mean, such as a wrong 1/m, deviates alike in all channels, by many units in the last
+place; Welford's recurrence, which may be as far off, does not. The deviations are held against the means: Student's t,
+with at least a unit in the last place as what is left of each.
+
+With an activation, y's elements tell of its sums where they are between the limits.
 """
 
 from __future__ import annotations
@@ -40,7 +47,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import reference
-from pybnorm.check.data import round_to
+from pybnorm.check import activations
+from pybnorm.check.data import round_to, sums_are_exact
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Foreign
@@ -73,6 +81,16 @@ _NO_EFFECT = 0.15
 """Root mean square of D that is too small for a term that is missing."""
 _SINGLE = 12.0
 """Median size of D that is too large for a single one."""
+_SEVERAL = 64.0
+"""And for a tile, or an image of as many elements as are looked at."""
+_TILES = (4, 8, 16, 32, 64, 128, 256)
+"""Lengths of runs of elements that begin at a multiple of it."""
+_LARGEST_IMAGE = 4096
+_LARGEST_GROUPS = 1 << 14
+"""Places of a hypothesis of every image, row or block."""
+_LEAST_FACTOR = 32.0
+"""Units in the last place that a factor of the mean is off by at least."""
+_FEWEST_MEANS = 8
 
 _Term = Callable[[Array, Array | None], Array]
 """Values of the terms of a sum, (channels, places), from the normalized x and dy there."""
@@ -123,6 +141,8 @@ class _Rows:
         self.x = inputs.x.reshape(shape)
         self.dy = None if inputs.dy is None else inputs.dy.reshape(shape)
         self.inner = self.x.shape[2]
+        self.row = problem.dims[-1] if self.inner > 1 else 1
+        self.groups = tuple(_groups(problem, self.inner))
         mean, variance = _own_moments(expected)
         with np.errstate(all="ignore"):
             good = np.isfinite(mean + variance) & (variance > 0)
@@ -168,6 +188,22 @@ class _Rows:
         return part.transpose(1, 0, 2).reshape(len(self.chosen), -1).astype(work)
 
 
+def _groups(problem: Problem, inner: int) -> Iterator[tuple[str, Array, Array, bool]]:
+    """What a kernel may walk alike: its name, the first place of each, how long each is, and whether runs are tried."""
+    m = problem.m
+    if inner > 1 and m > inner:
+        yield "image", np.arange(0, m, inner), np.full(m // inner, inner), True
+    if problem.composed.startswith("sync"):
+        lengths = np.array([images * inner for images in problem.shares if images])
+        yield "rank", np.cumsum(lengths) - lengths, lengths, True
+    row = problem.dims[-1] if inner > 1 else 1
+    for length in sorted({row, *(2**k for k in range(6, 13))} - {1, inner}):
+        starts = np.arange(0, m - length + 1, length)
+        if len(starts) > 1:
+            name = "row" if length == row else f"block of {length}"
+            yield name, starts, np.full(len(starts), length), False
+
+
 def _own_moments(expected: Expected) -> tuple[Array, Array]:
     """What z is made with, by channel: x's own mean and variance in training, those that backward uses in backward."""
     if expected.problem.operation == Operation.FORWARD_TRAINING:
@@ -191,7 +227,7 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     problem = expected.problem
     m, epsilon = problem.m, problem.epsilon
     with np.errstate(all="ignore"):
-        if output == "dx" and problem.composed in ("frozen", "backward_elemt"):
+        if output == "dz" or (output == "dx" and problem.composed in ("frozen", "backward_elemt")):
             return {}  # nothing in it is a sum of x and dy
         if output in ("y", "dx"):
             return _fitted(expected, output, got)
@@ -231,25 +267,37 @@ def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     if beta:
         assert prior is not None
         data.append(prior)
+    if output == "y" and problem.residual:
+        data.append(expected.inputs.need("z"))
 
     def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
         mean, inverse, *made_of = others[len(data) - 2 :]
         dy = others[: 1 if output == "dx" else 0]
-        right = alpha * formula(x - mean, *dy, *made_of)
+        right = formula(x - mean, *dy, *made_of)
+        normal = (x - mean) * inverse
+        inside: Any = None
+        if output == "y" and problem.activation:
+            if problem.residual:
+                right = right + others[len(data) - 3]
+            inside = activations.inside(problem, right)
+            right = activations.activate(problem, right)
+        right = alpha * right
         if beta:
             right += beta * others[len(dy)]
         off = values - round_to(right, problem.dtype).astype(np.float64)
+        if inside is not None:
+            off, normal = off * inside, normal * inside
+            yield inside
         yield off
-        normal = (x - mean) * inverse
         yield off * normal
         yield normal
         yield normal * normal
 
-    off, tilted, normal, square = reference.reduce_blocks(products, data, problem.mode, parameters)
-    m = problem.m
+    *counted, off, tilted, normal, square = reference.reduce_blocks(products, data, problem.mode, parameters)
+    m, n = problem.m, counted[0] if counted else problem.m
     # least squares with the regressors 1 and x_hat
-    determinant = m * square - normal**2
-    slope = (m * tilted - normal * off) / determinant / gain
+    determinant = n * square - normal**2
+    slope = (n * tilted - normal * off) / determinant / gain
     offset = (square * off - normal * tilted) / determinant / gain
     if output == "dx":
         return {"dbias": (-offset * m).ravel(), "dscale": (-slope * m).ravel()}
@@ -324,22 +372,22 @@ class _Search:
 
     def ends(self) -> None:
         """Try what lies at the ends of channels and images."""
-        self._hypotheses = 1.0 if self.asked else 2 * 8 * 4096.0
+        self._hypotheses = 1.0 if self.asked else 3 * 8 * 4096.0
         for _, term in self.total.terms:
             self._runs(term)
 
     def scanned(self) -> bool:
-        """Whether every place is to be looked at: nothing was found, and the deviation may be of a single term."""
-        return self.found is None and (bool(self.asked) or self._typical() <= _SINGLE)
+        """Whether every place is to be looked at: nothing was found, and the deviation may be of a few terms."""
+        return self.found is None and (bool(self.asked) or self._typical() <= _SEVERAL)
 
     def _typical(self) -> float:
         return math.sqrt(float(np.median(self.d**2)))
 
-    def nearest_places(self) -> list[tuple[_Nearest, _Nearest, _Nearest]]:
-        """For each term what takes the nearest places: of one element, of a neighbour in its place, of a swap."""
+    def nearest_places(self) -> list[_Places]:
+        """For each term what takes the nearest places."""
         largest = _SINGLE + 4 * self._typical()
         d = np.clip(self.d, -largest, largest)
-        return [(_Nearest(d), _Nearest(d), _Nearest(d)) for _ in self.total.terms]
+        return [_Places(d) for _ in self.total.terms]
 
     def _near(self, p: Array, draws: Callable[[], Array], bug: str) -> bool:
         """Whether `p` explains most of the deviation, with a slope of 1."""
@@ -411,33 +459,26 @@ class _Search:
             sums = rows.once((term, word), taken)
             for i, k in enumerate(lengths):
                 name = f"the {word} element" if k == 1 else f"the {word} {k} elements"
-
-                def draws(k: int = k) -> Array:
-                    count = min(len(self._drawn), max(255, (1 << 20) // (k * len(self.d))))
-                    starts = self._drawn[:count] % (m - k + 1)
-                    whole = self._terms(term, (starts[:, None] + np.arange(k)).ravel())
-                    return whole.reshape(len(self.d), count, k).sum(axis=2)
-
-                self._both(sums[:, i], draws, f"{name} of every channel")
+                self._both(sums[:, i], self._runs_of(term, k), f"{name} of every channel")
         self._moved(term, m - 1, m - 2, "the last element")
         self._moved(term, 0, 1, "the first element")
-        images = m // rows.inner
-        if images > 1 and rows.inner > 1:
-            for k in (1, 2, 3, 4, 8, 16, 32):
-                if k * 2 > rows.inner or k * images > 1 << 14:
-                    break
-                for word, offset in (("last", rows.inner - 1 - np.arange(k)), ("first", np.arange(k))):
-                    ends = (np.arange(images)[:, None] * rows.inner + offset).ravel()
-                    p = rows.once((term, word, k), lambda ends=ends: self._terms(term, ends).sum(axis=1))  # type: ignore[misc]
+        for what, starts, sizes, whole in rows.groups:
+            shortest = int(sizes.min())
+            for k in sorted({1, 2, 3, 4, 8, 16, 32, rows.row}) if whole else (1,):
+                if k * 2 > shortest or k * len(starts) > _LARGEST_GROUPS:
+                    continue
+                for word, begin in (("last", starts + sizes - k), ("first", starts)):
+                    ends = (begin[:, None] + np.arange(k)).ravel()
+                    p = rows.once((term, what, word, k), lambda ends=ends: self._terms(term, ends).sum(axis=1))  # type: ignore[misc]
 
-                    def some(k: int = k) -> Array:
-                        starts = self._drawn[:255] % (rows.inner - k + 1)
-                        places = np.arange(images)[:, None] * rows.inner + np.arange(k)
-                        whole = self._terms(term, (starts[:, None, None] + places).ravel())
-                        return whole.reshape(len(self.d), len(starts), -1).sum(axis=2)
+                    def some(k: int = k, starts: Array = starts, shortest: int = shortest) -> Array:
+                        offsets = self._drawn[:255] % (shortest - k + 1)
+                        places = starts[:, None] + np.arange(k)
+                        drawn = [self._terms(term, (places + o).ravel()).sum(axis=1) for o in offsets]
+                        return np.stack(drawn, axis=1)
 
                     name = "element" if k == 1 else f"{k} elements"
-                    self._both(p, some, f"the {word} {name} of every image")
+                    self._both(p, some, f"the {word} {name} of every {what}")
 
     def _both(self, p: Array, draws: Callable[[], Array], name: str) -> None:
         self._try(-p, lambda: -draws(), f"{name} were left out")
@@ -464,18 +505,47 @@ class _Search:
             p = shifted(one, two, how)[:, 0]
             self._try(p, functools.partial(shifted, self._drawn, self._other, how), texts[how])
 
-    def places(self, term: _Term, one: _Nearest, neighbour: _Nearest, swapped: _Nearest) -> None:
-        """Try one element anywhere, or a neighbour in its place: of all those that leave the least deviation."""
+    def places(self, term: _Term, nearest: _Places) -> None:
+        """Try one element anywhere, a neighbour in its place, or a tile: of all those that leave least deviation."""
         if not self.asked:
-            self._hypotheses = 2 * 8 * 16.0 * self.rows.m
-        for place in one.places:
+            self._hypotheses = 3 * 8 * 24.0 * self.rows.m
+        for place in nearest.one.places:
             p = self._terms(term, np.array([place]))[:, 0]
             self._both(p, lambda: self._terms(term, self._drawn), f"element {place} of every channel")
-        for place in neighbour.places:
+        for place in nearest.neighbour.places:
             self._moved(term, place, place + 1, f"element {place}")
             self._moved(term, place + 1, place, f"element {place + 1}")
-        for place in swapped.places:
+        for place in nearest.swapped.places:
             self._moved(term, place, place + 1, f"element {place}")
+        for length, tiles in nearest.tiles.items():
+            for tile in tiles.places:
+                first = tile * length
+                p = self._terms(term, first + np.arange(length)).sum(axis=1)
+                self._both(p, self._runs_of(term, length), f"elements {first} to {first + length - 1} of every channel")
+
+    def _runs_of(self, term: _Term, k: int) -> Callable[[], Array]:
+        """Sums of k neighbours at the drawn places."""
+
+        def draws() -> Array:
+            count = min(len(self._drawn), max(255, (1 << 20) // (k * len(self.d))))
+            starts = self._drawn[:count] % (self.rows.m - k + 1)
+            whole = self._terms(term, (starts[:, None] + np.arange(k)).ravel())
+            return whole.reshape(len(self.d), count, k).sum(axis=2)
+
+        return draws
+
+
+class _Places:
+    """What takes the nearest places of a term: one element, a neighbour in its place, a swap, a tile or an image."""
+
+    def __init__(self, d: Array) -> None:
+        self.d = d
+        self.one, self.neighbour, self.swapped = _Nearest(d), _Nearest(d), _Nearest(d)
+        self.tiles: dict[int, _Nearest] = {}
+
+    def tile(self, length: int) -> _Nearest:
+        """Of tiles of that length, which are numbered."""
+        return self.tiles.setdefault(length, _Nearest(self.d))
 
 
 class _Nearest:
@@ -512,24 +582,69 @@ def _scan(rows: _Rows, searches: list[_Search]) -> None:
         for key, each in total.items():
             for i, (_, term) in enumerate(each.terms):
                 values = term(z, dy)
-                found = [(values, [places[i][0] for places in wanted[key]])]
+                takers = [places[i] for places in wanted[key]]
+                _take(values, [one.one for one in takers], first)
                 if values.shape[1] > 1:
-                    found.append((np.diff(values, axis=1), [places[i][1] for places in wanted[key]]))
+                    _take(np.diff(values, axis=1), [one.neighbour for one in takers], first)
                     if each.paired:
                         assert dy is not None
-                        swaps = np.diff(z, axis=1) * np.diff(dy, axis=1)
-                        found.append((swaps, [places[i][2] for places in wanted[key]]))
-                for terms, takers in found:
-                    squares = (
-                        (terms * terms).sum(0) if isinstance(terms, Foreign) else np.einsum("cp,cp->p", terms, terms)
-                    )
-                    for taker in takers:
-                        taker.add(terms, squares, first)
+                        _take(np.diff(z, axis=1) * np.diff(dy, axis=1), [one.swapped for one in takers], first)
+                for length, sums, number in _tiles(values, first, rows.inner):
+                    _take(sums, [one.tile(length) for one in takers], number)
     for key in total:
         own = [one for one in searches if id(one.total) == key]
         for one, nearest in zip(own, wanted[key], strict=True):
             for (_, term), places in zip(one.total.terms, nearest, strict=True):
-                one.places(term, *places)
+                one.places(term, places)
+
+
+def _take(terms: Array, takers: list[_Nearest], first: int) -> None:
+    squares = (terms * terms).sum(0) if isinstance(terms, Foreign) else np.einsum("cp,cp->p", terms, terms)
+    for taker in takers:
+        taker.add(terms, squares, first)
+
+
+def _tiles(values: Array, first: int, inner: int) -> Iterator[tuple[int, Array, int]]:
+    """Sums of the aligned tiles, and images, that a run of places from `first` on has, and the number of the first."""
+    if 1 < inner <= _LARGEST_IMAGE and inner not in _TILES and first % inner == values.shape[1] % inner == 0:
+        yield inner, values.reshape(len(values), -1, inner).sum(axis=2), first // inner
+    length, number = 1, first
+    while length < _TILES[-1]:
+        skip = number % 2
+        pairs = (values.shape[1] - skip) // 2
+        if not pairs:
+            return
+        values = values[:, skip : skip + 2 * pairs : 2] + values[:, skip + 1 : skip + 2 * pairs : 2]
+        length, number = 2 * length, (number + skip) // 2
+        if length in _TILES:
+            yield length, values, number
+
+
+# ---------------------------------------------------------------- a factor
+
+
+def _factor(expected: Expected, rows: _Rows, d: Array) -> Match | None:
+    """A factor of the mean that explains the mean's deviations on exact data."""
+    u, kappa = expected.precision.u, rows.kappa
+    own = kappa != 0
+    d, kappa = d[own], kappa[own]
+    count = len(d)
+    if count < _FEWEST_MEANS:
+        return None
+    size = float(kappa @ kappa)
+    slope = float(d @ kappa) / size
+    if abs(slope) < _LEAST_FACTOR * u * rows.m:
+        return None
+    left = np.maximum(np.abs(d - slope * kappa), u * rows.m * np.abs(kappa))
+    t2 = slope**2 * size * (count - 1) / float(left @ left)
+    # P(|T| > t) = I_x(a, 1/2) with x = v / (v + t**2) and a = v/2, which is below x**a / (a B(a, 1/2) sqrt(1 - x))
+    a, x = (count - 1) / 2, (count - 1) / (count - 1 + t2)
+    beta = math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
+    log = a * math.log(x) - math.log(a) - beta - 0.5 * math.log1p(-x) + math.log(3 * 8)
+    if log >= math.log(LEVEL):
+        return None
+    factor = 1 + slope / rows.m
+    return Match(f"the mean were multiplied by {factor:.9g}", math.exp(max(log, -690.0)), factor)
 
 
 # ---------------------------------------------------------------- a case
@@ -541,8 +656,6 @@ def not_tried(problem: Problem) -> str:
         return "inference has no sums"
     if problem.composed == "gather_stats":
         return "it merges the sums of others"
-    if problem.activation:
-        return "what an activation makes of a deviation depends on the element"
     if problem.m < SHORTEST:
         return f"sums of fewer than {SHORTEST:,} terms: the bound shows a single one"
     if problem.fill not in FILLS:
@@ -582,6 +695,11 @@ def matches(expected: Expected, outputs: Mapping[str, Array], tried: list[Tried]
     if not off or not _independent(rows):
         return {}
     found: dict[str, Match] = {}
+    if sums_are_exact(problem):
+        factors = {output: _factor(expected, rows, d) for output, name, d in off if name == "mean"}
+        found |= {output: match for output, match in factors.items() if match is not None}
+        if found:
+            return found
 
     def search(asked: str) -> None:
         searches = [

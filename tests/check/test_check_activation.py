@@ -30,7 +30,12 @@ class Fused(Kernels):
     def act(self, values):
         if self.fault == "activation left out":
             return values
-        return np.minimum(np.maximum(values, np.float32(self.low)), np.float32(self.high))
+        low, high = np.float32(self.low), np.float32(self.high)
+        if self.fault == "limit an ulp high":
+            high = np.nextafter(high, np.float32(np.inf))
+        if self.fault == "limit an ulp low":
+            high = np.nextafter(high, np.float32(0))
+        return np.minimum(np.maximum(values, low), high)
 
     def normalize(self, *arguments):
         values = super().normalize(*arguments)
@@ -103,6 +108,8 @@ def test_kernels_that_fuse_rightly_pass(line):
             "backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,high=0.5",
             {"dx", "dscale", "dbias"},
         ),
+        ("limit an ulp high", "train,spatial,f32,nchw,8x6x5x7,activation=clipped_relu", {"y"}),
+        ("limit an ulp low", "infer,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,high=1.3,residual=1", {"y"}),
         ("sum after the activation", "train,spatial,bf16,nchw,8x6x5x7,fill=randn,activation=relu,residual=1", {"y"}),
         (
             "mask at 0",
@@ -121,6 +128,28 @@ def test_kernels_that_fuse_wrongly_are_found(fault, line, outputs):
     result = result_of(Fused(fault), line)
     assert result.status == Status.FAIL
     assert {v.output for v in result.verdicts if v.status == Status.FAIL} == outputs
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("high", [1.5, 1.3])
+def test_a_limit_is_stored_as_the_nearest_number(dtype, high):
+    """Also one that no binary fraction is, which may be rounded to float32 first."""
+    line = f"train/infer,spatial,{dtype},nchw,8x6x5x7,fill=randn,activation=clamp,high={high},residual=0/1"
+    for problem in expand(line):
+        assert result_of(Fused(), str(problem)).status == Status.PASS, problem
+
+
+def test_rounded_exact_sums_are_excused_with_an_activation_too():
+    """Whether the unbiased variance explains them is asked of the same kind of problem."""
+    problem = Problem.parse("train,spatial,f32,nchw,8x6x5x8,activation=relu")
+    inputs = generate(problem)
+    expected = expect(problem, inputs)
+    unbiased = 1 / np.sqrt(problem.m / (problem.m - 1) * 3 / 16 + problem.epsilon)
+    inverse = np.full(problem.parameter_dims, np.float32(2 * (1 + 1e-6)))
+    verdict = judge(expected, "saved_inv_variance", inverse)
+    assert (verdict.status, verdict.tier) == (Status.PASS, "A")
+    verdict = judge(expected, "saved_inv_variance", np.full_like(inverse, unbiased))
+    assert verdict.status == Status.FAIL
 
 
 def test_what_is_beyond_a_limit_has_no_error_and_the_right_result_is_activated():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pybnorm.check import matched_filters
+from pybnorm.check.activations import activate, passes
 from pybnorm.check.bounds import Status, expect
 from pybnorm.check.data import Inputs, generate
 from pybnorm.check.matched_filters import matches
@@ -51,6 +52,11 @@ def like(array, values):
         (lambda s: s[:, -2] - s[:, -1], "the last element of every channel were not read and a neighbour twice"),
         (lambda s: s[:, 20001] - s[:, 20000], "element 20000 of every channel were not read"),
         (lambda s: -s[:, 3135::3136].sum(axis=1), "the last element of every image were left out"),
+        (lambda s: -s.reshape(16, 8, -1)[:, :, :56].sum(axis=(1, 2)), "the first 56 elements of every image were left"),
+        (lambda s: s[:, ::56].sum(axis=1), "the first element of every row were read twice"),
+        (lambda s: -s[:, 2047::2048].sum(axis=1), "the last element of every block of 2048 were left out"),
+        (lambda s: -s[:, 8192:8224].sum(axis=1), "elements 8192 to 8223 of every channel were left out"),
+        (lambda s: s[:, 20480:20484].sum(axis=1), "elements 20480 to 20483 of every channel were read twice"),
     ],
 )
 @pytest.mark.parametrize("output", ["saved_mean", "running_mean", "saved_inv_variance", "dbias", "dscale"])
@@ -79,6 +85,16 @@ def test_one_term_that_is_missing_is_named(right, change, text, output):
     assert {name for name, v in verdicts.items() if v.status != Status.PASS} == {output}
 
 
+def test_a_small_image_that_is_missing_is_named():
+    problem = Problem.parse("train,spatial,f32,nchw,512x16x7x7,fill=randn")
+    inputs = generate(problem)
+    expected = expect(problem, inputs)
+    missing = inputs.x[37].astype(np.float64).sum(axis=(1, 2)) / problem.m
+    got = expected.outputs["saved_mean"].ravel() - missing
+    found = matches(expected, {"saved_mean": like(expected.outputs["saved_mean"], got).astype(f32)})["saved_mean"]
+    assert found.bug == "elements 1813 to 1861 of every channel were left out"
+
+
 def test_x_and_dy_that_part_by_one_element_are_named(right):
     problem, expected, outputs, rows = right[BACKWARD]
     mean, inverse = (a.ravel()[:, None] for a in expected.statistics)
@@ -104,6 +120,49 @@ def test_a_dropped_element_is_seen_in_every_output(dtype, style, line):
     assert passed <= ({"y"} if dtype == "bf16" else set())
     clean = run_case(problem, session(style))
     assert clean.status == Status.PASS, clean
+
+
+@pytest.mark.parametrize("fill", ["exact", "paired"])
+@pytest.mark.parametrize("output", ["saved_mean", "running_mean", "y"])
+@pytest.mark.parametrize("activation", ["", ",activation=clamp,residual=1"])
+def test_a_factor_of_the_mean_is_named_on_exact_data(fill, output, activation):
+    problem = Problem.parse(f"train,spatial,f32,nchw,8x16x56x56,fill={fill}{activation}")
+    inputs = generate(problem)
+    expected = expect(problem, inputs)
+    mean, inverse = expected.statistics
+
+    def made(mean):
+        right = {name: expected.outputs[name] for name in ("saved_mean", "running_mean")}
+        right["running_mean"] = right["running_mean"] + problem.factor * (mean - right["saved_mean"])
+        right["saved_mean"] = mean
+        y = (inputs.x - mean) * inverse * inputs.scale + inputs.bias
+        right["y"] = activate(problem, y if inputs.z is None else y + inputs.z)
+        return {output: right[output].astype(f32)}
+
+    assert not matches(expected, made(mean))
+    found = matches(expected, made(mean * (1 + 1e-4)))[output]
+    assert found.bug.startswith("the mean were multiplied by 1.0")
+    assert abs(found.slope - 1.0001) < 1e-6
+    # alike in size, not in sign: what a recurrence may round
+    assert not matches(expected, made(mean * (1 + 1e-4 * np.where(np.arange(16) % 3, 1, -1).reshape(mean.shape))))
+
+
+@pytest.mark.parametrize("activation", ["relu", "clamp"])
+def test_a_dropped_element_is_seen_behind_an_activation(activation):
+    for operation in ("train", "backward"):
+        line = f"{operation},spatial,f32,nchw,8x16x56x56,fill=randn,activation={activation},residual=1"
+        problem = Problem.parse(line)
+        inputs = generate(problem)
+        expected = expect(problem, inputs)
+        mean, inverse = expected.statistics
+        if operation == "train":
+            mean = mean - inputs.x[-1:, :, -1:, -1:] / problem.m
+            wrong = activate(problem, (inputs.x - mean) * inverse * inputs.scale + inputs.bias + inputs.z)
+            found = matches(expected, {"y": wrong.astype(f32)})["y"]
+        else:
+            last = np.where(passes(problem, inputs.y), inputs.dy, 0)[-1:, :, -1:, -1:]
+            found = matches(expected, {"dbias": (expected.outputs["dbias"] - last).astype(f32)})["dbias"]
+        assert found.bug == "the last element of every channel were left out"
 
 
 def test_noise_is_not_taken_for_a_bug(monkeypatch, right):

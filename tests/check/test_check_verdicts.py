@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pybnorm.check.bounds import Status, expect, tiers
-from pybnorm.check.data import generate
+from pybnorm.check.data import generate, sums_are_exact
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import verdict_text
 from pybnorm.check.runner import execute
@@ -52,6 +52,50 @@ def test_no_style_is_accused(long, style):
     for line, case in long.items():
         verdicts = judged(case, style)
         assert {v.status for v in verdicts.values()} == {Status.PASS}, (line, verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fill", ["exact", "randn"])
+@pytest.mark.parametrize("word", ["sync_train", "sync_backward"])
+def test_an_element_that_every_rank_drops_is_seen_in_every_output(word, fill):
+    """m = 100,352: within the bound of so long a sum, and of the sums that ranks merge."""
+    line = f"{word},spatial,f32,nchw,32x16x56x56,fill={fill}"
+    problem, inputs, expected = cases(line)[line]
+    by_channel = rows.Rows(problem, inputs)
+    right = judge_call(expected, rows.outputs(rows.Kernel(), by_channel))
+    assert {v.status for v in right.values()} == {Status.PASS}, right
+    for bug in ("last element dropped", "first element twice"):
+        wrong = judge_call(expected, rows.outputs(rows.BUGS[bug], by_channel))
+        assert {v.status for v in wrong.values()} == {Status.FAIL}, (bug, wrong)
+
+
+def test_ranks_of_exact_data_have_sums_without_rounding():
+    problem = Problem.parse("sync_train,spatial,f32,nchw,7x16x3x5,ranks=4")
+    x = generate(problem).x.astype(np.float64)
+    assert sums_are_exact(problem)
+    assert not sums_are_exact(Problem.parse("sync_train,spatial,f32,nchw,7x16x3x5,fill=paired"))
+    shares, first, means = problem.shares, 0, []
+    for images in shares:
+        if images:
+            own = np.moveaxis(x[first : first + images], 1, 0).reshape(16, -1)
+            means.append(own.mean(axis=1))
+            assert (own.mean(axis=1) * 2 % 1 == 0).all()  # a multiple of 1/2, from every one of its elements
+        first += images
+    assert len({tuple(mean) for mean in means}) == len(means) == 3  # the first rank has none
+
+
+def test_welford_within_ranks_is_excused_and_what_no_rank_rounds_is_not():
+    line = "sync_train,spatial,f32,nchw,16x16x14x14"
+    problem, inputs, expected = cases(line)[line]
+    by_channel = rows.Rows(problem, inputs)
+    for style in ("Welford, one chain", "one pass", "multiplied by 1/m"):
+        verdicts = judge_call(expected, rows.outputs(rows.STYLES[style], by_channel))
+        allowed = {Status.PASS, Status.WARN} if style == "one pass" else {Status.PASS}
+        assert {v.status for v in verdicts.values()} <= allowed, (style, verdicts)
+    for bug in ("mean over m - 1", "1/m off by 1e-4", "unbiased variances of the ranks merged"):
+        verdicts = judge_call(expected, rows.outputs(rows.BUGS[bug], by_channel))
+        reached = STATISTICS - {"saved_mean", "running_mean"} if "unbiased" in bug else {"saved_mean", "running_mean"}
+        assert {verdicts[name].status for name in reached} == {Status.FAIL}, (bug, verdicts)
 
 
 def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):

@@ -6,7 +6,8 @@ An activation makes no error larger, and where the value before it is beyond a l
 has none: with E the error of y before it is stored (`pybnorm.check.bounds`) and a the activation,
 E' = max(a(y + E) - a(y), a(y) - a(y - E)) + u \|a(y)\|, the last for a limit that is rounded to the compute type. With
 a residual z, E is E + u_o (\|y\| + E) + t_o + 2u (\|y\| + \|z\|) first: y may be stored before z is added. Where
-the result is blended it may be stored before as well: + u_o \|a(y)\|.
+the result is blended it may be stored before as well: + u_o \|a(y)\|. Where it is not, and y +- E is beyond a limit,
+the result is the limit as stored, within u_o/2 of it: the number beside it is wrong.
 
 Backward
 --------
@@ -31,6 +32,7 @@ from pybnorm.check import activations
 from pybnorm.check.bounds.classes import Tier, tiers
 from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs, decided
 from pybnorm.check.bounds.formulas import forward_error
+from pybnorm.check.data import round_to
 from pybnorm.enums import Operation
 
 __all__ = ["Activated"]
@@ -42,6 +44,8 @@ class Activated(Expected):
     activated = True
     _near: Array | None = None
     """Elements whose mask is uncertain; None where none is."""
+    _at_limit: list[Array]
+    """Of the block of y that is being made, by class: which elements are beyond a limit, whatever their error is."""
 
     def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:
         if output != "y":
@@ -52,12 +56,16 @@ class Activated(Expected):
             z = self.inputs.need("z")[index].astype(np.float64)
             before = result + z
         right = activations.activate(problem, before)
+        self._at_limit = []
+        low, high = activations.limits(problem)
 
         def finish(error: Array) -> Array:
             if problem.residual:
                 error = error + p.u_out * (size + error) + p.tiny_out + 2 * p.u * (size + np.abs(z))
-            above = activations.activate(problem, before + error) - right
-            error = np.maximum(above, right - activations.activate(problem, before - error)) + p.u * np.abs(right)
+            above = activations.activate(problem, before + error)
+            below = activations.activate(problem, before - error)
+            self._at_limit.append((above == below) & ((right == low) | (right == high)))
+            error = np.maximum(above - right, right - below) + p.u * np.abs(right)
             return error + p.u_out * np.abs(right) if (problem.alpha, problem.beta) != (1, 0) else error
 
         return right, finish
@@ -131,13 +139,26 @@ class Activated(Expected):
             yield self._gradient_part(got, classes)
             return
         gain = np.abs(self.inputs.scale.astype(np.float64)) * self._inverse * abs(self.problem.alpha)
+        plain = output == "y" and (self.problem.alpha, self.problem.beta) == (1, 0)
         for part in super()._data_parts(output, got, classes):
+            if plain:
+                yield self._with_limits(part)
+                continue
             if output != "dx" or self._near is None:
                 yield part
                 continue
             parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
             slack = self._uncertain[part.index] * gain[parameter] * (1 + 8 * self.precision.u_out)
             yield dataclasses.replace(part, classes=[(bound + slack, undecided) for bound, undecided in part.classes])
+
+    def _with_limits(self, part: Part) -> Part:
+        """A block of y, with the bound of a stored limit where the result can be nothing else."""
+        p, right = self.precision, part.reference
+        off = np.abs(round_to(right, self.problem.dtype).astype(np.float64) - right)
+        twice = 2 if p.u_out > p.u else 1  # rounded to the compute type first, a limit may go to the other neighbour
+        least = np.maximum(twice * off, 0.5 * p.u_out * np.abs(right)) + p.tiny_out
+        made = zip(part.classes, self._at_limit, strict=True)
+        return dataclasses.replace(part, classes=[(np.where(at, least, b), u) for (b, u), at in made])
 
     def _gradient_part(self, got: Array | None, classes: tuple[Tier, ...]) -> Part:
         right = self.inputs.need("dy").astype(np.float64)

@@ -79,16 +79,13 @@ def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tie
     return evidence >= TRUNCATION_EVIDENCE
 
 
-class _Unbiased(Expected):
-    _normalize_unbiased = True
-
-
 def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: Tier) -> bool:
     """Whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
     problem = expected.problem
     if not problem.recomputes or problem.m == 1:
         return False
-    tally = compare(_Unbiased(problem, expected.inputs), output, got, (exact,))
+    kind = type("Unbiased", (type(expected),), {"_normalize_unbiased": True})
+    tally = compare(kind(problem, expected.inputs), output, got, (exact,))
     return not tally.over and not tally.undecided and tally.unjudged < tally.elements
 
 

@@ -90,6 +90,11 @@ def tiers(problem: Problem, output: str) -> tuple[Tier, ...]:
         return (own,) if output == "dbias" else (own, Tier("rounded", False, h, True, recurrence=True))
     if not problem.recomputes or output == "dbias":
         return Tier("exact", False, 1.0, exact), Tier("B", True, 1.0, exact)
-    if exact:
-        return Tier("exact", False, 1.0, exact), Tier("rounded", False, h, exact, recurrence=True)
-    return Tier("exact", False, 1.0), stable, one_pass
+    own = Tier("exact", False, 1.0, exact)
+    if problem.composed == "sync_train":  # one pass over ranks, however exact each one's sums are, rounds
+        one_pass = Tier("B", True, 1.0, exact)
+    if not exact:
+        return own, stable, one_pass
+    rounded = Tier("rounded", False, h, exact, recurrence=True)
+    merged = problem.composed == "sync_train" and not output.endswith("_mean")
+    return (own, rounded, one_pass) if merged else (own, rounded)

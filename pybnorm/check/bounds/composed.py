@@ -28,7 +28,10 @@ gather_stats
 sync_train
     Each rank's statistics as of training, merged as by gather_stats: dmu = (h + R + 8) u A, dv = (R + 20) u v and the
     weighted sum over the ranks of what their own variances and their means' distances are off by; y by elemt, whose
-    product and 1/sigma are stored between: dr + (17u + 2 u_p) r. One-pass as there.
+    product and 1/sigma are stored between: dr + (17u + 2 u_p) r. One-pass as there. On exact data the sums of each rank
+    have no rounding: h = 1, else what Welford's recurrence rounds in each rank, else one pass, which cancels what is
+    rounded behind the sums. What is allowed of a rank's recurrence in u of its size is sqrt(R) times that of one batch:
+    the ranks' scatters add up in squares.
 sync_backward
     The sums over ranks: h + R in place of h, and what is stored between, (8u + 2 u_p) W and u_p S; dx as of
     backward_elemt, + \|g\| (E_b + \|x_hat\| E_s)/m.
@@ -36,6 +39,7 @@ sync_backward
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -279,15 +283,27 @@ class SyncTraining(Expected):
         size, r, v = np.abs(moments.mean), moments.inverse, moments.variance
         lost = (moments.absolute * m > p.reach) | (m * v > p.reach)
 
+        def own_mean(tier: Tier, mean: Array, variance: Array, absolute: Array) -> Array:
+            error = (tier.h + 2) * p.u * absolute + p.tiny
+            if tier.recurrence:
+                error = 8 * p.u * ((tier.h + 1) * np.abs(mean) + np.sqrt(variance)) + 2 * p.u * absolute + p.tiny
+            if tier.spread is not None:
+                error = error + math.sqrt(len(parts)) * tier.spread * p.u * np.abs(mean)
+            return error
+
         def of(tier: Tier) -> Deviations:
             h, u, ranks = tier.h, p.u, len(parts)
-            d_mean = (h + ranks + 8) * u * moments.absolute + 2 * p.tiny
+            d_mean = (ranks + 6) * u * moments.absolute + p.tiny
             d_variance = (ranks + 20) * u * v + p.tiny * (4 + 4 * np.sqrt(v))
-            for weight, mean, variance, absolute in parts:
-                own = (h + 2) * u * absolute + p.tiny
+            own_means = [own_mean(tier, *part[1:]) for part in parts]
+            for (weight, *_), own in zip(parts, own_means, strict=True):
+                d_mean = d_mean + weight * own
+            for (weight, mean, variance, _), own in zip(parts, own_means, strict=True):
                 each = own + d_mean + 9 * u * (np.abs(mean) + size)
                 apart = 2 * np.abs(mean - moments.mean) * each + each**2
                 within = (h + 4) * u * (variance + np.abs(mean) * np.sqrt(variance)) + own**2
+                if tier.spread is not None:
+                    within = within + math.sqrt(ranks) * tier.spread * u * variance
                 d_variance = d_variance + weight * (apart + within)
             if tier.one_pass:
                 other = (h + ranks + 8) * u * moments.square + 2 * size * d_mean + d_mean**2 + 2 * u * size**2
