@@ -31,6 +31,8 @@ This module differs from hipDNN, or decides what hipDNN leaves open:
   (`BatchnormBackwardAttributes.set_epsilon`); hipDNN has no such attribute and uses 1e-5.
 * ``RELU_BWD``: hipDNN's reference and samples take (x, dy), its porting guide and cuDNN (dy, x). `Graph.pointwise`
   takes (x, dy); `Graph.relu_backward` takes cuDNN's names.
+* peer_stats join ranks, not devices of one process: `Graph.set_communicator` has them exchange messages as
+  `pybnorm.sync` does, and dscale and dbias stay sums over the local data.
 * execute takes a workspace with its size, as an array or (address, bytes), and checks it.
 * A ReLU with clips or a slope is some ten calls, and as many tensors of workspace: fill, axpby and relu_backward, which
   picks elements by a sign. Its results are exact but for the rounding of clips and of the slope's product.
@@ -72,11 +74,13 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
-from pybnorm.graph.lowering import _STAGES, _Lowering, _rounded, _Step
+from pybnorm.graph.lowering import _STAGES, _Joined, _Lowering, _rounded, _Step
+from pybnorm.graph.peers import _Exchange
 from pybnorm.graph.rules import _dtype_of, _Record
-from pybnorm.graph.validation import _validated, _with_uids
+from pybnorm.graph.validation import _peers, _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps
 from pybnorm.operations.program import Prepared, unsupported
+from pybnorm.sync.communicators import Communicator, _connect
 
 __all__ = [
     "BatchnormAttributes",
@@ -117,9 +121,11 @@ class Graph(_Description):
         self._storage: dict[int, DataType] = {}
         self._records: dict[int, _Record] = {}  # by id of the tensor
         self._by_uid: dict[int, _Record | None] = {}  # None: passed by value
-        self._steps: list[_Step] = []
+        self._communicator: Communicator | None = None
+        self._peers: set[Any] = set()  # their uids and tensors, which take no memory
+        self._steps: list[_Step | _Joined] = []
         self._in_place: list[tuple[int, _Record, _Record]] = []
-        self._programs: list[Prepared] = []
+        self._programs: list[Prepared | _Exchange] = []
         self._places: list[list[_Record | None]] = []  # of each program's arrays
         self._virtual: list[_Record] = []
         self._inner = 0
@@ -127,6 +133,36 @@ class Graph(_Description):
 
     def _label(self) -> str:
         return f"graph {self._name!r}" if self._name else "graph"
+
+    # -------- ranks
+
+    def set_communicator(self, communicator: Any) -> Graph:
+        """Join the ranks of nodes with peer_stats: their statistics are those of all ranks' data.
+
+        Parameters
+        ----------
+        communicator : object
+            As `pybnorm.sync.SyncBatchNorm` takes it.
+
+        Returns
+        -------
+        Graph
+            This one.
+
+        Raises
+        ------
+        ArgumentError
+            `communicator` is none.
+
+        Notes
+        -----
+        All ranks build and execute the same nodes in the same order: `check_support` and `execute` are collectives
+        then, and `execute` takes the handle that the graph was built with. The tensors of peer_stats say only that a
+        node is joined: they take no memory, and a variant pack may leave them out.
+        """
+        self._communicator = _connect(communicator)
+        self._stage = 0
+        return self
 
     # -------- validate
 
@@ -142,6 +178,9 @@ class Graph(_Description):
         """
         self._stage = 0
         self._storage = _validated(self._nodes, self._io, self._intermediate, self._compute)
+        for node in self._nodes:
+            if _peers([node]) and self._communicator is None:
+                raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none without set_communicator")
         self._stage = 1
         _log.info("%s: validated: %s", self._label(), ", ".join(f"{n.name} ({n.kind})" for n in self._nodes))
 
@@ -178,6 +217,8 @@ class Graph(_Description):
         self._records = {id(t): _Record(t, self._storage[id(t)], id(t) not in data, id(t) in outputs) for t in tensors}
         self._by_uid = {r.uid: r for r in self._records.values()}
         self._by_uid |= dict.fromkeys((t.get_uid() for t in by_value), None)
+        peers = _peers(self._nodes)
+        self._peers = {*peers, *(t.get_uid() for t in peers)}
         self._stage = 2
         _log.info("%s: %d tensors, %d nodes for %s", self._label(), len(tensors), len(self._nodes), handle.backend)
 
@@ -282,7 +323,11 @@ class Graph(_Description):
         self._programs = []
         for step in self._steps:
             try:
-                program = step.checked(handle)
+                program: Prepared | _Exchange
+                if isinstance(step, _Joined):
+                    program = _Exchange(handle, self._communicator, step)
+                else:
+                    program = step.checked(handle)
             except UnsupportedError as error:
                 raise self._unsupported(error.function, f"{step.node}: {error.text}") from error
             self._programs.append(program)
@@ -384,7 +429,10 @@ class Graph(_Description):
                 f"one of backend {handle.backend}",
                 f"one of {self._handle.backend}, which the graph was built for",
             )
-        buffers = _bound(handle, variant_pack, self._records, self._by_uid)
+        pack: Any = variant_pack
+        if self._peers and issubclass(type(pack), Mapping):
+            pack = {key: memory for key, memory in pack.items() if key not in self._peers}
+        buffers = _bound(handle, pack, self._records, self._by_uid)
         address, size = handle.memory(workspace)
         if size < self._workspace_size:
             raise WorkspaceError(

@@ -283,7 +283,7 @@ class _StatisticsAttributes(_Attributes):
         return self._epsilon
 
     def set_peer_stats(self: _SelfStatistics, peer_stats: Sequence[TensorAttributes]) -> _SelfStatistics:
-        """Several devices in one graph: refused by validate; `pybnorm.sync` joins devices over a communicator."""
+        """Any tensors: the statistics are those of all ranks of the graph's `set_communicator`, by `pybnorm.sync`."""
         given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
         self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
         return self

@@ -22,6 +22,11 @@ class _Vector(NamedTuple):
     record: _Record
 
 
+def _flat(whole: Buffer) -> Buffer:
+    """A parameter as a flat vector."""
+    return whole._replace(dims=(math.prod(whole.dims),), strides=(1,))
+
+
 class _Step(NamedTuple):
     """One call of `pybnorm.operations`, with records in place of arrays."""
 
@@ -48,12 +53,37 @@ class _Step(NamedTuple):
         def value(of: Any) -> Any:
             if isinstance(of, _Vector):
                 whole = made(of.record)
-                return whole._replace(dims=(math.prod(whole.dims),), strides=(1,)) if type(whole) is Buffer else whole
+                return _flat(whole) if type(whole) is Buffer else whole
             return made(of) if isinstance(of, _Record) else of
 
         options = {name: value(option) for name, option in self.options.items()}
         values: tuple[Any, ...] = RECIPES[self.function].bind(None, *map(value, self.arguments), **options)
         return values
+
+
+class _Joined(NamedTuple):
+    """One call of `SyncBatchNorm`, with records in place of arrays."""
+
+    node: str
+    function: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def places(self) -> list[_Record | None]:
+        """The tensor of each array argument."""
+        given = (*self.arguments, *self.options.values())
+        found = [of.record if isinstance(of, _Vector) else of for of in given]
+        return [of for of in found if isinstance(of, _Record)]
+
+    def bound(self, made: Callable[[_Record], Buffer]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments, with buffers for records."""
+
+        def value(of: Any) -> Any:
+            if isinstance(of, _Vector):
+                return _flat(made(of.record))
+            return made(of) if isinstance(of, _Record) else of
+
+        return [value(of) for of in self.arguments], {name: value(of) for name, of in self.options.items()}
 
 
 _STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
@@ -147,9 +177,9 @@ class _Lowering:
 
     # -------- calls
 
-    def steps(self) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
+    def steps(self) -> tuple[list[_Step | _Joined], list[tuple[int, _Record, _Record]]]:
         """The calls; and which of them copy previous to next running statistics, with the two records."""
-        steps: list[_Step] = []
+        steps: list[_Step | _Joined] = []
         copies: list[tuple[int, _Record, _Record]] = []
         sums = {id(total) for _, total in self.fused.values()}
         for index, node in enumerate(self.nodes):
@@ -179,8 +209,8 @@ class _Lowering:
 
     def _training(
         self, node: _Node, y: _Record, blend: dict[str, float], place: int
-    ) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
-        steps: list[_Step] = []
+    ) -> tuple[list[_Step | _Joined], list[tuple[int, _Record, _Record]]]:
+        steps: list[_Step | _Joined] = []
         copies: list[tuple[int, _Record, _Record]] = []
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
         if any(self.wanted(node.outputs[role]) for role in ("mean", "inv_variance")):
@@ -201,7 +231,11 @@ class _Lowering:
                     steps.append(_Step(node.name, "convert", (_Vector(prev), _Vector(following)), {}))
                 options[name] = _Vector(following)
         vectors = [self._vector(node.inputs[role]) for role in ("scale", "bias")]
-        steps.append(_Step(node.name, "forward_training", (self.record(node.inputs["x"]), *vectors, y), options))
+        arguments = (self.record(node.inputs["x"]), *vectors, y)
+        if node.attributes.get_peer_stats():
+            steps.append(_Joined(node.name, "forward", arguments, options))
+        else:
+            steps.append(_Step(node.name, "forward_training", arguments, options))
         return steps, copies
 
     def _inference(self, node: _Node, y: _Record, blend: dict[str, float]) -> _Step:
@@ -214,7 +248,7 @@ class _Lowering:
             options["epsilon"] = _scalar_of(node, "epsilon")
         return _Step(node.name, function, (x, *[self._vector(node.inputs[r]) for r in roles], y), options)
 
-    def _backward(self, node: _Node) -> _Step:
+    def _backward(self, node: _Node) -> _Step | _Joined:
         options: dict[str, Any] = {}
         if "mean" in node.inputs:
             options["saved_mean"] = self._vector(node.inputs["mean"])
@@ -225,12 +259,13 @@ class _Lowering:
             (self.record(t) if role == "dx" else self._vector(t)) if self.wanted(t) else None
             for role, t in node.outputs.items()
         ]
-        if not any(outputs):
+        if not any(outputs) or node.attributes.get_peer_stats():  # sync writes dx always
             outputs[0] = self.record(node.outputs["dx"])
         arguments = (self.record(node.inputs["x"]), self.record(node.inputs["dy"]), self._vector(node.inputs["scale"]))
-        return _Step(node.name, "backward", (*arguments, *outputs), options)
+        kind = _Joined if node.attributes.get_peer_stats() else _Step
+        return kind(node.name, "backward", (*arguments, *outputs), options)
 
-    def _pointwise(self, node: _Node) -> list[_Step]:
+    def _pointwise(self, node: _Node) -> list[_Step | _Joined]:
         inputs = [self.record(t) for t in node.inputs.values()]
         out = self.record(node.outputs["out_0"])
         mode = _mode(node)
@@ -255,11 +290,11 @@ def _is_clipped(node: _Node) -> bool:
     return node.kind == "pointwise" and _clips_of(node) != (0.0, math.inf, 0.0)
 
 
-def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step]:
+def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step | _Joined]:
     """A ReLU with clips, of calls that every backend has: relu_backward picks elements by a sign, which is exact."""
     lower, upper, slope = _clips_of(node)
     x, dy = inputs[0], inputs[-1]
-    steps: list[_Step] = []
+    steps: list[_Step | _Joined] = []
 
     def then(function: str, *arguments: Any) -> None:
         steps.append(_Step(node.name, function, arguments, {}))

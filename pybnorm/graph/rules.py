@@ -74,6 +74,7 @@ def _dtype_of(tensor: TensorAttributes) -> DataType:
     return dtype
 
 
+_TRAINED = ("batchnorm", "batchnorm_backward")
 _MISSING = {
     "prev_running_mean": "a tensor: previous mean, previous variance and momentum go together",
     "prev_running_variance": "a tensor: previous mean, previous variance and momentum go together",
@@ -144,11 +145,11 @@ def _batchnorm_rules(node: _Node) -> None:
         _same_dims(node, "dy", dims, "x")
     _inferred(node, "dx" if "dx" in node.outputs else "y", dims, node.inputs["x"].get_stride(), "x")
     _parameter_rules(node, dims[1], len(dims))
-    if node.kind in ("batchnorm", "batchnorm_backward"):
+    if node.kind in _TRAINED:
         if math.prod(dims) == dims[1]:
             raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
-        if node.attributes.get_peer_stats():
-            raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none: pybnorm.sync joins devices")
+        if node.attributes.get_peer_stats() and "dy" in node.inputs and "mean" not in node.inputs:
+            raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none without saved statistics")
     for role in node.scalars:
         _scalar_of(node, role)
 

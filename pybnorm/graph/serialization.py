@@ -17,7 +17,7 @@ from pybnorm.graph.attributes import (
     TensorAttributes,
 )
 from pybnorm.graph.rules import _MISSING, _Node
-from pybnorm.graph.validation import _with_uids
+from pybnorm.graph.validation import _peers, _with_uids
 
 _WORDS = {
     DataType.FLOAT32: "float",
@@ -103,7 +103,7 @@ def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]
             **dict(
                 zip(("compute_data_type", "intermediate_data_type", "io_data_type"), map(_word, dtypes), strict=True)
             ),
-            "tensors": [_tensor_out(t) for t in (*tensors, *by_value)],
+            "tensors": [_tensor_out(t) for t in (*tensors, *by_value, *_peers(nodes))],
             "nodes": [_node_out(node) for node in nodes],
         },
         indent=1,

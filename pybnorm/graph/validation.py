@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.graph.attributes import _DATA_ROLES, TensorAttributes
-from pybnorm.graph.rules import _MISSING, _batchnorm_rules, _dtype_of, _Node, _pointwise_rules
+from pybnorm.graph.rules import _MISSING, _TRAINED, _batchnorm_rules, _dtype_of, _Node, _pointwise_rules
 
 
 def _validated(
@@ -35,13 +35,19 @@ def _tensors(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     return list(found.values())
 
 
+def _peers(nodes: Sequence[_Node]) -> list[TensorAttributes]:
+    """The tensors of peer_stats, each once; the memory of ranks is `pybnorm.sync`'s, and they take none."""
+    given = [t for node in nodes if node.kind in _TRAINED for t in node.attributes.get_peer_stats()]
+    return list({id(t): t for t in given}.values())
+
+
 def _with_uids(nodes: Sequence[_Node]) -> tuple[list[TensorAttributes], list[TensorAttributes]]:
-    """Tensors with memory and those passed by value, each with a uid."""
+    """Tensors with memory and those passed by value, each with a uid; those of peer_stats get one too."""
     tensors = _tensors(nodes)
     by_value = list({id(t): t for node in nodes for t in node.scalars.values() if t is not None}.values())
-    used = {t.get_uid() for t in (*tensors, *by_value) if t.has_uid()}
+    used = {t.get_uid() for t in (*tensors, *by_value, *_peers(nodes)) if t.has_uid()}
     free = (uid for uid in range(1, 2**63) if uid not in used)
-    for tensor in (*tensors, *by_value):
+    for tensor in (*tensors, *by_value, *_peers(nodes)):
         if not tensor.has_uid():
             tensor.set_uid(next(free))
     return tensors, by_value
@@ -70,7 +76,7 @@ def _check_compute(node: _Node, default: DataType | None) -> None:
 def _check_uids(nodes: Sequence[_Node]) -> None:
     seen: dict[int, TensorAttributes] = {}
     by_value = {id(t): t for node in nodes for t in node.scalars.values()}
-    for tensor in (*_tensors(nodes), *by_value.values()):
+    for tensor in (*_tensors(nodes), *by_value.values(), *_peers(nodes)):
         if not tensor.has_uid():
             continue
         other = seen.setdefault(tensor.get_uid(), tensor)

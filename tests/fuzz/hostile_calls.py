@@ -382,6 +382,7 @@ GRAPH = {
         "data_type": is_("f32"),
         "is_virtual": is_(False),
         "is_pass_by_value": is_(False),
+        "communicator": lambda w: Mirror(),
         "unbiased": is_(False),
         "output": is_(True),
         "value": is_(0.5),

@@ -652,6 +652,18 @@ def test_groups_are_complete_or_absent():
         assert info.value.argument.startswith(f"{argument} of"), (argument, info.value)
 
 
+def test_peers_need_a_communicator_and_saved_statistics():
+    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    with pytest.raises(ArgumentError, match="communicator"):
+        graph.set_communicator("MPI_COMM_WORLD")
+    x, dy = (graph.tensor(name=n, dim=(4, 5), stride=(5, 1)) for n in ("x", "dy"))
+    scale = graph.tensor(name="scale", dim=(1, 5))
+    attributes = BatchnormBackwardAttributes().set_epsilon(EPSILON).set_peer_stats([scale])
+    outputs(graph.batchnorm_backward(dy, x, scale, attributes)[0])
+    with pytest.raises(ArgumentError, match=r"peer_stats of .*without saved statistics"):
+        graph.validate()
+
+
 @pytest.mark.parametrize("value", [-1.0, 1e39])
 def test_epsilon_and_momentum_have_their_ranges(value):
     for make in (

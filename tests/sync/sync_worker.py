@@ -19,6 +19,7 @@ from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Layout, Mode
 from pybnorm.errors import PybnormError
+from pybnorm.graph import BatchnormAttributes, BatchnormBackwardAttributes, Graph
 from pybnorm.sync import SyncBatchNorm
 
 TIMEOUT = 60  # seconds that a rank waits for the others, where the communicator knows how to
@@ -219,6 +220,54 @@ def promised(context):
     return outputs
 
 
+GRAPHS = ("uneven", "nhwc", "offset", "bf16")
+
+
+def graphs(context, name):
+    """The same by graphs with peer_stats that were JSON before."""
+    result = {}
+    for call in ("train", "backward"):
+        problem = Problem.parse(f"{call}," + CASES[name][0])
+        inputs = generate(problem)
+        data = {n: shard(context, name, problem, getattr(inputs, n)) for n in ("x", "prior")}
+        data["dy"] = shard(context, name, problem, inputs.dy) if call == "backward" else None
+        arrays = {1: data["x"], 2: context.put(inputs.scale)}
+        made, given = Graph().set_name(name).set_io_data_type(problem.dtype), {}
+        made.set_intermediate_data_type("float").set_compute_data_type("float")
+        vector = (1, problem.dims[1], *[1] * (len(problem.dims) - 2))
+        strides = [s // data["x"].dtype.itemsize for s in data["x"].strides] if not context.gpu else data["x"].stride()
+        for uid, role in enumerate(("x", "scale", "bias", "mean", "variance", "dy"), 1):
+            of = {"dim": data["x"].shape, "stride": strides} if role in ("x", "dy") else {"dim": vector}
+            given[role] = made.tensor(name=role, uid=uid, data_type=problem.dtype if "stride" in of else "float", **of)
+        peers = [made.tensor(name="peer", dim=(2, 4), stride=(4, 1), data_type="float", uid=50)]
+        if call == "train":
+            attributes = BatchnormAttributes().set_epsilon(problem.epsilon).set_peer_stats(peers)
+            attributes.set_previous_running_stats(given["mean"], given["variance"], problem.factor)
+            outputs = made.batchnorm(given["x"], given["scale"], given["bias"], attributes)
+            arrays |= {3: context.put(inputs.bias), 4: context.put(inputs.mean), 5: context.put(inputs.variance)}
+            names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
+        else:
+            attributes = BatchnormBackwardAttributes().set_peer_stats(peers)
+            attributes.set_saved_mean_and_inv_variance(given["mean"], given["variance"])
+            outputs = made.batchnorm_backward(given["dy"], given["x"], given["scale"], attributes)
+            arrays |= {6: data["dy"], 4: context.put(inputs.saved_mean), 5: context.put(inputs.saved_inv_variance)}
+            names = ("dx", "dscale", "dbias")
+        for uid, tensor in enumerate(outputs, 10):
+            tensor.set_uid(uid).set_output(True)
+            arrays[uid] = data["prior"] if uid == 10 else context.put(np.full_like(inputs.scale, np.nan))
+        restored = Graph()
+        restored.from_json(made.to_json())
+        restored.set_communicator(context.communicator).build(context.handle)
+        workspace = context.memory(restored.get_workspace_size())
+        with pybnorm.Handle(context.handle.backend) as other:
+            refused = attempt(restored.execute, other, arrays, workspace)
+        restored.execute(context.handle, {**arrays, 50: 12345}, workspace)
+        result[call] = {n: context.get(arrays[uid]) for uid, n in enumerate(names, 10)}
+        result[call] |= {"alone": attempt(made.validate), "refused": refused}
+        result[call]["plan"] = restored.get_plan_name()
+    return result
+
+
 # ---------------------------------------------------------------- scenarios that fail
 
 
@@ -406,6 +455,10 @@ for _name in CASES:
                 context, name, deterministic=deterministic
             )
         )
+
+
+for _name in GRAPHS:
+    SCENARIOS[f"graph, {_name}"] = lambda context, name=_name: graphs(context, name)
 
 
 def run(context, names, report):

@@ -103,6 +103,29 @@ def test_backward_is_that_of_the_concatenation(ranks, name, order):
         assert np.all(np.abs(shaped(problem, part["dbias"]) - local) <= limit), f"dbias of rank {rank} is not local"
 
 
+@pytest.mark.parametrize("name", sync_worker.GRAPHS)
+def test_a_graph_with_peer_stats_is_batch_norm_of_the_concatenation(ranks, name):
+    kind, _, results = ranks
+    for call in ("train", "backward"):
+        problem = Problem.parse(f"{call}," + CASES[name][0])
+        inputs = generate(problem)
+        parts = [r[f"graph, {name}"][call] for r in results]
+        whole, *others = (output for output in parts[0] if output not in ("alone", "refused", "plan"))
+        hold(kind, problem, inputs, whole, np.concatenate([p[whole] for p in parts]))
+        for output in others:
+            if call == "train":
+                got = same_on_all(parts, output)
+            else:  # local sums
+                got = sum(p[output].astype(np.float64) for p in parts).astype(parts[0][output].dtype)
+            hold(kind, problem, inputs, output, shaped(problem, got))
+        for part in parts:
+            error, text, _ = part["alone"]
+            assert (error, "peer_stats" in text, "set_communicator" in text) == ("ArgumentError", True, True)
+            assert "handle" in part["refused"][1]
+            assert "peer_stats" in part["refused"][1]
+            assert part["plan"].split(": ")[1].split(", ")[-1] == ("forward" if call == "train" else "backward")
+
+
 def test_without_optional_arrays_and_with_counts_that_change(ranks):
     _, _, results = ranks
     for step in range(3):
