@@ -217,6 +217,7 @@ class Handle:
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
+        deterministic: bool = False,
     ) -> ForwardTrainingPlan: ...
     def plan_forward_inference(
         self,
@@ -231,6 +232,7 @@ class Handle:
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
+        deterministic: bool = False,
     ) -> ForwardInferencePlan: ...
     def plan_backward(
         self,
@@ -249,6 +251,7 @@ class Handle:
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
         tune: bool = False,
+        deterministic: bool = False,
         alpha_data: float | None = None,
         beta_data: float | None = None,
     ) -> BackwardPlan: ...
@@ -285,6 +288,8 @@ class Plan:
     def workspace_size(self) -> int: ...
     @property
     def reserve_size(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
     def _candidates(self, fast: bool) -> tuple[str, ...]: ...
     def _no_addresses(self) -> None: ...
 

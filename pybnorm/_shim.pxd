@@ -101,6 +101,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         int32_t activation
         double activation_low
         double activation_high
+        int32_t deterministic
         const pbn_tensor *x_desc
         const pbn_tensor *y_desc
         const pbn_tensor *dy_desc
@@ -204,5 +205,6 @@ cdef extern from "pybnorm/shim.h" nogil:
         void (*plan_destroy)(pbn_plan *plan) noexcept nogil
         int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
         const char *(*plan_candidate)(const pbn_call *call, int fast, int index) noexcept nogil
+        const char *(*unrepeated)(const pbn_call *call, const char *algorithm) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
         void (*at_fork)(int stage) noexcept nogil

@@ -11,7 +11,7 @@ x, dy, y, dx
     Shape (N, C, spatial...), rank 2 to 8, any strides that the backend takes. Parameters belong to axis 1.
 mode
     `Mode.SPATIAL`: statistics per channel; `Mode.PER_ACTIVATION`: per element of (C, spatial...).
-algorithm
+algorithm, deterministic
     As in `Handle.plan_forward_training`.
 handle
     None: a handle per thread and device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm. It
@@ -68,9 +68,11 @@ def batch_norm_training(
     *,
     exponential_average_factor: float = 0.1,
     unbiased: bool = True,
+    saved: bool = True,
     epsilon: float = 1e-5,
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
+    deterministic: bool = False,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -91,9 +93,11 @@ def batch_norm_training(
         That factor, from 0 to 1.
     unbiased : bool
         Whether the running variance takes the unbiased batch variance. False: the biased one, as ONNX and TensorFlow.
+    saved : bool
+        False, where no `batch_norm_backward` follows: in place of the last two results is None, also in `out`.
     epsilon : float
         Finite, not negative.
-    mode, algorithm, handle, out
+    mode, algorithm, deterministic, handle, out
         See the module; `out` is (y, saved_mean, saved_inv_variance).
 
     Returns
@@ -132,6 +136,7 @@ def batch_norm_training(
         "training", type(x), describe(x, "x")[0], type(scale), bias is None,
         type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
         type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3), unbiased,
+        deterministic, saved,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -140,6 +145,9 @@ def batch_norm_training(
         data = {"x": x, "y": None if out is None else out[0]}
         options: dict[str, Any] = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "running": running}
         options |= {"exponential_average_factor": exponential_average_factor, "unbiased": unbiased}
+        options |= {"deterministic": deterministic, "saved": _arguments.boolean(saved, "saved")}
+        if not saved and out is not None and (out[1] is not None or out[2] is not None):
+            raise ArgumentError("out", "arrays for saved statistics", "None in their place with saved=False") from None
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
         call, kept = _prepare("training", handle, data, vectors, options, out)
         if kept:
@@ -158,6 +166,7 @@ def batch_norm_inference(
     epsilon: float = 1e-5,
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
+    deterministic: bool = False,
     handle: Handle | None = None,
     out: Any = None,
     mean: Any = None,
@@ -168,7 +177,7 @@ def batch_norm_inference(
 
     Parameters
     ----------
-    x, scale, bias, epsilon, mode, algorithm, handle
+    x, scale, bias, epsilon, mode, algorithm, deterministic, handle
         As in `batch_norm_training`.
     running_mean, running_variance : array, as scale
         Required.
@@ -206,12 +215,12 @@ def batch_norm_inference(
     key = (
         "inference", type(x), describe(x, "x")[0], scale is None, bias is None,
         type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else (type(out), describe(out, "out")[0]),
+        None if out is None else (type(out), describe(out, "out")[0]), deterministic,
     )  # fmt: skip
     try:
         call = ready[key]
     except Exception:
-        options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm}
+        options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "deterministic": deterministic}
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
         call, kept = _prepare(
             "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
@@ -232,6 +241,7 @@ def batch_norm_backward(
     epsilon: float = 1e-5,
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
+    deterministic: bool = False,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -246,7 +256,7 @@ def batch_norm_backward(
         What `batch_norm_training` returned. Both or none; without them they are computed from x and `epsilon`.
     epsilon : float
         Used only without saved statistics.
-    mode, algorithm, handle, out
+    mode, algorithm, deterministic, handle, out
         See the module; `out` is (dx, dscale, dbias).
 
     Returns
@@ -278,7 +288,7 @@ def batch_norm_backward(
     key = (
         "backward", type(x), describe(x, "x")[0], describe(dy, "dy")[0], type(scale),
         saved_mean is None, type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else _out_key(out, 3),
+        None if out is None else _out_key(out, 3), deterministic,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -287,6 +297,7 @@ def batch_norm_backward(
         data = {"x": x, "dy": dy, "dx": None if out is None else out[0]}
         vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
+        options["deterministic"] = deterministic
         call, kept = _prepare("backward", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
@@ -492,7 +503,7 @@ def _prepare(
     """Prepare a call; whether it may be kept. `data` has the data arrays by name; the last is the result, or None."""
     *inputs, result = data
     x = data["x"]
-    waiting = False
+    waiting, unsaved = False, operation == "training" and not options["saved"]
     buffer = as_buffer(x, "x")
     for name in inputs:
         as_buffer(data[name], name)
@@ -509,7 +520,7 @@ def _prepare(
         if buffer.device_type == CPU:
             # Not kept: the call with NumPy's arrays inside it is, under its own key.
             return _through_numpy(operation, handle, options), False
-        if out is None or any(array is None for array in out):
+        if out is None or any(array is None for array in (out[:1] if unsaved else out)):
             raise ArgumentError("out", out, "arrays that can be written, for all results, where x is JAX's on a GPU")
         home, waiting = _home_of(out[0]), True
     device = max(buffer.device_id, 0)
@@ -536,7 +547,7 @@ def _prepare(
         scale = constants.get("scale", vectors["scale"])
         like_scale: Call | None = None
         if operation != "inference":
-            like_scale = _maker(scale, "scale", scale if given else None)
+            like_scale = _nothing if unsaved else _maker(scale, "scale", scale if given else None)
             if not given:
                 _one_framework(x, scale)
         with _placed(used, home, x, device, handle, on_gpu):
@@ -600,6 +611,10 @@ def _maker(array: Any, argument: str, given: Any) -> Call:
 
 def _no_maker(array: Any) -> Any:
     raise AssertionError("the array was given")
+
+
+def _nothing(array: Any) -> None:
+    """In place of what is neither computed nor returned."""
 
 
 def _one_framework(x: Any, scale: Any) -> None:
@@ -798,7 +813,8 @@ _CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_c
 
 def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:
     """A call for JAX arrays on the CPU: they are read in place, and results are computed in NumPy's memory."""
-    options = {name: value for name, value in options.items() if name not in ("running", "saved")}
+    made = ("running", "saved") if operation == "backward" else ("running",)  # of what is given
+    options = {name: value for name, value in options.items() if name not in made}
     functions: dict[str, Call] = {"training": batch_norm_training, "inference": batch_norm_inference}
     function: Call = functions.get(operation, batch_norm_backward)
     asarray: Call = sys.modules["jax"].numpy.asarray
@@ -808,7 +824,7 @@ def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any
         return np.asarray(value) if array_api_compat.is_jax_array(value) else value
 
     def give(value: Any, given: Any) -> Any:
-        return asarray(value) if given is None else given
+        return asarray(value) if given is None and value is not None else given
 
     def call(*arguments: Any) -> Any:
         *arrays, out = arguments

@@ -190,6 +190,7 @@ typedef struct pbn_call {
     double epsilon;
     int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
     double activation_low, activation_high;  /* read where the activation has them */
+    int32_t deterministic;                   /* plan_create: only ways that `unrepeated` has nothing against */
     const pbn_tensor *x_desc, *y_desc, *dy_desc, *dx_desc, *param_desc;
     const pbn_tensor *z_desc, *dz_desc;
     const void *x, *dy, *z;
@@ -230,7 +231,7 @@ typedef struct pbn_search {
 } pbn_search;
 
 /* Grows with every change of the structures in this file. */
-#define PBN_CONTRACT 2
+#define PBN_CONTRACT 3
 
 typedef struct pbn_backend {
     int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */
@@ -315,6 +316,9 @@ typedef struct pbn_backend {
     int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
     void (*plan_destroy)(pbn_plan *plan);
     const char *(*plan_candidate)(const pbn_call *call, int fast, int index);
+    /* Why the bits of `call` are not known to repeat at every equal call, in a sentence that names what does; NULL where
+     * they do. `algorithm`: a name of plan_info, NULL for the entry point. NULL where nothing is known. */
+    const char *(*unrepeated)(const pbn_call *call, const char *algorithm);
 
     /* The status that kernels of earlier calls recorded on the device, which the vendor then clears; `query` is a
      * pbn_query. NULL where kernels record none. */

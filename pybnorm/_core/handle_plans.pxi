@@ -169,6 +169,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         tune=False,
+        deterministic=False,
         **unknown,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
@@ -189,9 +190,7 @@ cdef class Handle(_HandleCalls):
             range is limited (cuDNN's persistent sums in fixed point) or that are less exact where a channel begins with
             a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else.
             ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
-            mode, as `forward_training` calls it. The same bits at every call: inference, ``"spatial"``, and ``"ex"``
-            and ``"graph"`` with saved statistics, as far as was seen on one device; the sums of ``"columns"`` and
-            ``"rows"``, and backward's of statistics that are not saved, differ in their last digits on large maps.
+            mode, as `forward_training` calls it.
         alpha, beta, epsilon, exponential_average_factor, unbiased
             As in `forward_training`.
         running, saved : bool
@@ -207,6 +206,9 @@ cdef class Handle(_HandleCalls):
             With ``"auto"`` or ``"fast"``: measure their candidates once, in memory of its own, and remember the fastest
             in a file (`pybnorm.tuning`); ``reason`` has the times. It takes seconds, and on CUDA the packages
             ``cuda-core`` and ``cuda-bindings``. Not while a stream is captured into a graph.
+        deterministic : bool
+            Only ways whose bits are those of every equal call: ``"auto"`` and ``"fast"`` choose among these, another
+            algorithm is an UnsupportedError that names them. See `Plan.deterministic`.
 
         Returns
         -------
@@ -229,13 +231,14 @@ cdef class Handle(_HandleCalls):
         if unknown:
             raise _names.unexpected(self.plan_forward_training, unknown)
         self._check()
+        deterministic = _arguments.boolean(deterministic, "deterministic")
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_FORWARD_TRAINING, x, algorithm,
                 dict(
                     y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
                     exponential_average_factor=exponential_average_factor, running=running, saved=saved,
-                    activation=activation, z=z, unbiased=unbiased,
+                    activation=activation, z=z, unbiased=unbiased, deterministic=deterministic,
                 ),
             )
         values = {
@@ -245,12 +248,12 @@ cdef class Handle(_HandleCalls):
         return _plan(
             self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y, "z": z}, values, _has(running, saved, z),
             (_arguments.plan_activation(activation), 0.0, 0.0), algorithm, None, True,
-            _arguments.boolean(unbiased, "unbiased"),
+            _arguments.boolean(unbiased, "unbiased"), deterministic,
         )
 
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
-        activation=Activation.NONE, z=None, tune=False,
+        activation=Activation.NONE, z=None, tune=False, deterministic=False,
         **unknown,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
@@ -266,17 +269,20 @@ cdef class Handle(_HandleCalls):
         if unknown:
             raise _names.unexpected(self.plan_forward_inference, unknown)
         self._check()
+        deterministic = _arguments.boolean(deterministic, "deterministic")
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_FORWARD_INFERENCE, x, algorithm,
                 dict(
-                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z
+                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z,
+                    deterministic=deterministic,
                 ),
             )
         return _plan(
             self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y, "z": z},
             {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}, _has(False, False, z),
             (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
+            None, True, True, deterministic,
         )
 
     def plan_backward(
@@ -296,6 +302,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         tune=False,
+        deterministic=False,
         alpha_data=None,
         beta_data=None,
         **unknown,
@@ -325,12 +332,14 @@ cdef class Handle(_HandleCalls):
         self._check()
         alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
         beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
+        deterministic = _arguments.boolean(deterministic, "deterministic")
         if _arguments.boolean(tune, "tune"):
             return _tuned(
                 self, PBN_OP_BACKWARD, x, algorithm,
                 dict(
                     dy=dy, dx=dx, mode=mode, alpha=alpha, beta=beta, alpha_param=alpha_param,
                     beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
+                    deterministic=deterministic,
                 ),
             )
         values = {
@@ -340,4 +349,5 @@ cdef class Handle(_HandleCalls):
         return _plan(
             self, PBN_OP_BACKWARD, {"x": x, "dy": dy, "dx": dx, "z": z}, values, _has(False, saved, z),
             (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
+            None, True, True, deterministic,
         )

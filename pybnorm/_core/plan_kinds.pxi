@@ -92,15 +92,27 @@ cdef object _tuned(Handle handle, int operation, object x, object algorithm, dic
     return plan
 
 
+cdef object _unrepeated(Plan plan):
+    """Why the plan's bits are not known to repeat, or None. Calls in its place are entry points."""
+    cdef const pbn_backend *table = plan.table
+    cdef const char *why
+    cdef bytes name = plan.algorithm.encode("ascii")
+    if table.unrepeated == NULL:
+        return f"the bits of {table.name.decode()}'s batch norms are not known to repeat by any of its ways"
+    why = table.unrepeated(&plan.call, NULL if plan.plan == NULL else <const char *>name)
+    return None if why == NULL else why.decode()
+
+
 cdef Plan _plan(
     Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
-    TensorDescriptor param=None, bint warns=True, bint unbiased=True,
+    TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False,
 ):
     """A call made ready.
 
     `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
     `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
+    `deterministic`: only a way whose bits repeat.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
@@ -117,7 +129,7 @@ cdef Plan _plan(
         has |= PBN_ACTIVATED
         if algorithm is not None:  # the entry points make the mask from x and the bias
             has |= PBN_MASKED
-    call.operation = operation
+    call.operation, call.deterministic = operation, deterministic
     while pbn_rows[first].operation != operation:
         first += 1
     while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:
@@ -188,6 +200,11 @@ cdef Plan _plan(
             argument.element = found[i].dtype.itemsize
         plan.descriptors = tuple(found)
         plan._make(handle, algorithm, warns, refusal)
+        if _normalizes(operation):
+            differs = _unrepeated(plan)
+            plan.deterministic = differs is None
+            if deterministic and differs is not None:
+                raise _unsupported(handle, plan.name, f"deterministic=True: {differs}")
         if not unbiased and has & PBN_RUNNING and operation == PBN_OP_FORWARD_TRAINING and call.factor != 0:
             _keep_biased(plan, handle)
     return plan

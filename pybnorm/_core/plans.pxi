@@ -42,6 +42,8 @@ cdef class Plan:
         Why it was chosen.
     workspace_size : int
         Bytes that each call needs, aligned to 64; on the CPU the handle lends its own.
+    deterministic : bool
+        Whether equal calls are known to give the same bits, on one device and version, on a CPU with as many threads.
     reserve_size : int
         Bytes, aligned to 64, that forward training's call writes and its backward's reads; 0 without a fused residual.
 
@@ -75,6 +77,7 @@ cdef class Plan:
     cdef readonly str reason
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
+    cdef readonly bint deterministic
     cdef CallList others  # made in this one's place where it has a known defect; else None
     cdef bint in_place  # a call has written y over x, or dx over dy, and may
     # Around a training that keeps the biased variance; None in others, `before` also where the prior is not read.

@@ -221,7 +221,8 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
     Recorded support is checked here, on the node, because it may depend on the processor. A case that is recorded as
-    supported and is refused is FAIL; one that is recorded as repeatable and is not, NONDETERMINISTIC.
+    supported and is refused is FAIL; one that is recorded as repeatable, or whose plan says so, and is not,
+    NONDETERMINISTIC.
 
     Raises
     ------
@@ -242,6 +243,9 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     elif result.claim == support.NO_LONGER_REPEATABLE and result.status.good:
         result.status = Status.NONDETERMINISTIC
         result.message = f"{result.claim}, but recorded as giving the same bits at every call: {result.repeat} differ"
+    elif result.repeat not in ("", "equal") and result.status.good and session.repeats(problem):
+        result.status = Status.NONDETERMINISTIC
+        result.message = f"Plan.deterministic says that equal calls give the same bits: {result.repeat} differ"
     return result
 
 

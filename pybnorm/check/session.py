@@ -68,22 +68,31 @@ class Session:
         if self.device.device_type == CPU or problem.composed:  # of several calls, which have memory of their own
             return 0
         if problem.misalign and problem.algorithm:
-            return self._plan_size(problem)
+            return int(self._plan(problem).workspace_size)
         with _core.TensorDescriptor(self.backend, problem.dtype, problem.dims, problem.strides) as x_desc:
             chosen = workspace_options(problem)
             if problem.algorithm or Capability.ACTIVATION in self.capability(problem):
                 chosen |= activation_options(problem)
             return int(self.handle.workspace_size(problem.operation, x_desc, **chosen))
 
-    def _plan_size(self, problem: Problem) -> int:
-        """As `workspace_size`, of arrays off their alignment, which descriptors do not have."""
+    def repeats(self, problem: Problem) -> bool:
+        """Whether the plan of the problem's call says that equal calls give the same bits."""
+        if problem.composed or problem.activation or problem.inverse or not hasattr(self.handle, "plan_backward"):
+            return False
+        try:
+            return bool(self._plan(problem).deterministic)
+        except errors.PybnormError:
+            return False
+
+    def _plan(self, problem: Problem) -> Any:
+        """Of arrays where the problem's lie, whose alignment descriptors do not have."""
         address = 256 + problem.misalign * problem.dtype.itemsize
         place = self.device.device_type, self.device.device_id
         like = Buffer(address, problem.dims, problem.strides, problem.dtype, *place, True, None)
         tensors = {tensor.name: like for tensor in tensors_of(problem) if tensor.data}
         stated = {name: getattr(problem, name) for name in STATED[problem.operation]}
         make = getattr(self.handle, f"plan_{METHODS[problem.operation]}")
-        return int(make(**tensors, **options(problem), **stated).workspace_size)
+        return make(**tensors, **({"algorithm": None} | options(problem)), **stated)
 
 
 class _Implemented(Session):

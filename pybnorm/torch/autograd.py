@@ -26,6 +26,7 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     fallback: bool = False,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, computed by cuDNN, MIOpen or oneDNN.
 
@@ -43,6 +44,9 @@ def batch_norm(
     eps : float
     fallback : bool
         Let PyTorch compute calls that are refused here.
+    deterministic : bool
+        Only ways whose bits repeat, forward and backward (`pybnorm.Plan.deterministic`), as also where
+        ``torch.use_deterministic_algorithms(True)`` is set: else an UnsupportedError, with ``warn_only`` a warning.
 
     Returns
     -------
@@ -66,12 +70,45 @@ def batch_norm(
     >>> x.grad.abs().max().item() < 1e-5
     True
     """
-    if (operators.training is not None or _opaque is not None) and torch.compiler.is_compiling():
+    if _compiling():
         if operators.training is None:
-            return _opaque(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
-        return _operator(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
-    try:
-        return _computed(input, running_mean, running_var, weight, bias, training, momentum, eps, fallback)
+            return _opaque(
+                input, running_mean, running_var, weight, bias, training, momentum, eps, fallback=fallback,
+                deterministic=deterministic,
+            )  # fmt: skip
+        return _operator(
+            input, running_mean, running_var, weight, bias, training, momentum, eps, fallback, deterministic
+        )
+    try:  # all in one function, and what calls have most often first: each step counts with small tensors
+        if type(input) is not torch.Tensor or _transformed():
+            _arguments.instance(input, torch.Tensor, "input", "a tensor")
+            if operators.training is not None:
+                return _operator(
+                    input, running_mean, running_var, weight, bias, training, momentum, eps, fallback, deterministic
+                )
+            if _transformed():
+                raise ArgumentError(
+                    "input", "a tensor of torch.func's transforms (vmap, grad, ...)", "with PyTorch 2.5 or newer"
+                )
+        x = input if input.is_contiguous() else dense(input)
+        _check(x, running_mean, running_var, training)
+        if torch.is_grad_enabled() and (
+            x.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+            or _forward_mode()
+        ):
+            if training:
+                rest: tuple[Any, ...] = DIRECT, momentum, eps, fallback, deterministic
+            else:
+                rest = DIRECT, eps, fallback, deterministic
+            result: torch.Tensor = (_train if training else _infer)(x, weight, bias, running_mean, running_var, rest)
+            return result
+        if training:
+            return calls.train(
+                x, weight, bias, running_mean, running_var, momentum, eps, fallback, deterministic, False
+            )[0]
+        return calls.infer(x, weight, bias, running_mean, running_var, eps, fallback, deterministic)
     except REFUSALS as error:
         if not fallback:
             if type(error) is ArgumentTypeError and error.argument in _NAMES:
@@ -97,52 +134,15 @@ _NAMES = {
 }
 """PyTorch's names of arguments, by ours."""
 
+_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 # Before PyTorch 2.4 there are no operators: torch.compile does not trace into it. PyTorch 1 has no compiler.
 _opaque: Any = None
-if operators.training is None and hasattr(getattr(torch, "compiler", None), "is_compiling"):
+if operators.training is None and _compiling is not bool:
     _opaque = torch.compiler.disable(batch_norm)
 
 _train = applied(Training)
 _infer = applied(Inference)
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)
-
-
-def _computed(
-    x: torch.Tensor,
-    mean: Optional,
-    variance: Optional,
-    weight: Optional,
-    bias: Optional,
-    training: bool,
-    factor: float,
-    eps: float,
-    fallback: bool,
-) -> torch.Tensor:
-    if type(x) is not torch.Tensor or _transformed():
-        _arguments.instance(x, torch.Tensor, "input", "a tensor")
-        if operators.training is not None:
-            return _operator(x, mean, variance, weight, bias, training, factor, eps, fallback)
-        if _transformed():
-            raise ArgumentError(
-                "input", "a tensor of torch.func's transforms (vmap, grad, ...)", "with PyTorch 2.5 or newer"
-            )
-    x = dense(x)
-    _check(x, mean, variance, training)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or _forward_mode()
-    ):
-        result: torch.Tensor
-        if training:
-            result = _train(DIRECT, x, weight, bias, mean, variance, factor, eps, fallback)
-        else:
-            result = _infer(DIRECT, x, weight, bias, mean, variance, eps, fallback)
-        return result
-    if training:
-        return calls.train(x, weight, bias, mean, variance, factor, eps, fallback)[0]
-    return calls.infer(x, weight, bias, mean, variance, eps, fallback)
 
 
 def _operator(
@@ -155,21 +155,22 @@ def _operator(
     factor: float,
     eps: float,
     fallback: bool,
+    deterministic: bool,
 ) -> torch.Tensor:
     """The call as an operator of PyTorch, which compilers, exporters, modes and subclasses of tensors see."""
     _check(x, mean, variance, training)
     x = dense(x)
     result: torch.Tensor
     if training:
-        result = operators.training(x, weight, bias, mean, variance, factor, eps, fallback)[0]
+        result = operators.training(x, weight, bias, mean, variance, factor, eps, fallback, deterministic)[0]
     else:
-        result = operators.inference(x, weight, bias, mean, variance, eps, fallback)
+        result = operators.inference(x, weight, bias, mean, variance, eps, fallback, deterministic)
     return result
 
 
 def _check(x: torch.Tensor, mean: Optional, variance: Optional, training: bool) -> None:
     if training is True:
-        if x.dim() > 1 and x.numel() == x.shape[1]:
+        if x.dim() > 1 and x.numel() == x.size(1):
             raise ArgumentError("input", f"shape {tuple(x.shape)}", "more than one value per channel when training")
     elif training is not False:
         raise ArgumentTypeError("training", training, "a bool")

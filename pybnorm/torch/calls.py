@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
-from pybnorm import functional
+from pybnorm import _arguments, functional
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
 __all__ = ["REFUSALS", "dense", "differentiate", "infer", "train"]
@@ -16,6 +18,7 @@ REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)
 """Raised before anything is written."""
 
 Optional: TypeAlias = "torch.Tensor | None"
+Call: TypeAlias = Callable[..., Any]
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
 _SHORT = (torch.float16, torch.bfloat16)
@@ -30,6 +33,8 @@ def train(
     factor: float,
     eps: float,
     fallback: bool,
+    deterministic: bool = False,
+    saved: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalize by the batch; y, its mean and its inverse standard deviation, running statistics in place.
 
@@ -40,32 +45,39 @@ def train(
     weight, bias, mean, variance : Tensor or None
         16-bit ones, where x is of their dtype, are computed with in float32.
     factor, eps : float
-    fallback : bool
+    fallback, deterministic : bool
+    saved : bool
+        False: nobody reads the last two results, which may be None.
     """
     try:
+        call = _repeating("training", deterministic) if deterministic or _asked() else functional.batch_norm_training
         if x.dtype in _SHORT:
-            return _train_short(x, weight, bias, mean, variance, factor, eps)
-        if _UNREPEATED:
-            _repeatable(x)
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_training(
-            x, weight, bias, mean, variance, exponential_average_factor=factor, epsilon=eps
+            return _train_short(call, x, weight, bias, mean, variance, factor, eps)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(
+            x,
+            weight,
+            bias,
+            mean,
+            variance,
+            exponential_average_factor=factor,
+            epsilon=eps,
+            saved=saved or not x.is_cpu,  # some of cuDNN's fast ways need memory for them
         )
     except REFUSALS:
         if not fallback:
             raise
-        y, *saved = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
+        y, *statistics = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-        found = y, saved[0].to(kind), saved[1].to(kind)
+        found = y, statistics[0].to(kind), statistics[1].to(kind)
     return found
 
 
 def _train_short(
-    x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, factor: float, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if _UNREPEATED:
-        _repeatable(x)
+    call: Call, x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, factor: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     running = _wide(mean, x), _wide(variance, x)
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_training(
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(
         _aligned(x), _wide(weight, x), _wide(bias, x), *running, exponential_average_factor=factor, epsilon=eps
     )
     for kept, used in zip((mean, variance), running, strict=True):
@@ -82,16 +94,16 @@ def infer(
     variance: torch.Tensor,
     eps: float,
     fallback: bool,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Normalize by given statistics; arguments as those of `train`."""
     try:
-        if _UNREPEATED:
-            _repeatable(x)
+        call = _repeating("inference", deterministic) if deterministic or _asked() else functional.batch_norm_inference
         if x.dtype in _SHORT:
             vectors = [_wide(vector, x) for vector in (weight, bias, mean, variance)]
-            y: torch.Tensor = functional.batch_norm_inference(_aligned(x), *vectors, epsilon=eps)
+            y: torch.Tensor = call(_aligned(x), *vectors, epsilon=eps)
         else:
-            y = functional.batch_norm_inference(x, weight, bias, mean, variance, epsilon=eps)
+            y = call(x, weight, bias, mean, variance, epsilon=eps)
     except REFUSALS:
         if not fallback:
             raise
@@ -109,6 +121,7 @@ def differentiate(
     training: bool,
     wanted: Sequence[bool],
     fallback: bool,
+    deterministic: bool = False,
 ) -> Gradients:
     """dx, dweight and dbias; None for what is not `wanted`.
 
@@ -120,7 +133,7 @@ def differentiate(
     eps : float
     training : bool
     wanted : sequence of bool
-    fallback : bool
+    fallback, deterministic : bool
 
     Notes
     -----
@@ -131,15 +144,15 @@ def differentiate(
     if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
         dy = like(dy, x)
     if training:
-        found = _back(x, dy, weight, mean, spread, eps, fallback)
+        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic)
         return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
     dx = dweight = dbias = None
     if wanted[0]:
-        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback)
+        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic)
     if wanted[1] or wanted[2]:
         kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
         inverse = torch.rsqrt(spread.to(kind) + eps)
-        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback)
+        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic)
     return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
@@ -151,18 +164,14 @@ def _back(
     inverse: torch.Tensor,
     eps: float,
     fallback: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
-        if _UNREPEATED:
-            _repeatable(x)
+        call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward
         if x.dtype not in _SHORT:
-            found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = functional.batch_norm_backward(
-                x, dy, weight, mean, inverse, epsilon=eps
-            )
+            found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(x, dy, weight, mean, inverse, epsilon=eps)
             return found
-        dx, *sums = functional.batch_norm_backward(
-            _aligned(x), _aligned(dy), _wide(weight, x), mean, inverse, epsilon=eps
-        )
+        dx, *sums = call(_aligned(x), _aligned(dy), _wide(weight, x), mean, inverse, epsilon=eps)
     except REFUSALS:  # of what forward did not need
         if not fallback:
             raise
@@ -201,21 +210,34 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() % 4 else x
 
 
-_UNREPEATED = bool(getattr(torch.version, "hip", None))
-"""Whether the GPUs' library has ways whose bits do not repeat: MIOpen's do not; cuDNN's and oneDNN's do."""
+# ---------------------------------------------------------------- bits that repeat
+
+_asked = torch._C._get_deterministic_algorithms
+"""Whether ``torch.use_deterministic_algorithms`` asks for ways whose bits repeat."""
 
 
-def _repeatable(x: torch.Tensor) -> None:
-    """Obey ``torch.use_deterministic_algorithms``."""
-    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
-        if torch.is_deterministic_algorithms_warn_only_enabled():
-            return
-        raise UnsupportedError(
-            backend="miopen",
-            function="batch_norm",
-            status=-1,
-            status_name="PBN_E_UNSUPPORTED",
-            text="torch.use_deterministic_algorithms(True) is set, and the bits of MIOpen's batch norms are not known "
-            "to repeat; let PyTorch compute with fallback=True and torch.backends.cudnn.flags(enabled=False), "
-            "or allow it with torch.use_deterministic_algorithms(True, warn_only=True)",
+def _repeating(operation: str, always: bool) -> Call:
+    """A function of `functional`, which takes only ways whose bits repeat."""
+    _arguments.instance(always, bool, "deterministic", "a bool")
+    return functools.partial(_repeated, getattr(functional, f"batch_norm_{operation}"), always)
+
+
+def _repeated(function: Call, always: bool, *arrays: Any, **options: Any) -> Any:
+    try:
+        return function(*arrays, **options, deterministic=True)
+    except UnsupportedError as error:
+        if always or "deterministic=True" not in error.text:
+            raise
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            error.add_text(
+                "torch.use_deterministic_algorithms(True) is set: allow it with warn_only=True, or let PyTorch compute "
+                "with fallback=True"
+            )
+            raise
+        found = function(*arrays, **options)
+        warnings.warn(
+            f"{error.text}; it is called because torch.use_deterministic_algorithms(True, warn_only=True) is set",
+            UserWarning,
+            stacklevel=4,
         )
+        return found

@@ -23,7 +23,13 @@ _OURS = {
 }
 
 
-def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tuple[str, str]] = False) -> _Module:
+def convert(
+    model: _Module,
+    *,
+    fallback: bool = False,
+    deterministic: bool = False,
+    fuse: bool | Sequence[tuple[str, str]] = False,
+) -> _Module:
     """Make the batch norms of a model those of this module, in place.
 
     Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
@@ -35,6 +41,8 @@ def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tup
     model : torch.nn.Module
     fallback : bool
         Let PyTorch compute calls that are refused here.
+    deterministic : bool
+        Only ways whose bits repeat; see `batch_norm`.
     fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
@@ -61,11 +69,12 @@ def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tup
     """
     _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     _arguments.instance(fallback, bool, "fallback", "a bool")
+    _arguments.instance(deterministic, bool, "deterministic", "a bool")
     for module in model.modules():
         ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
         if ours is not None:
             module.__class__ = ours
-            module.fallback = fallback
+            module.fallback, module.deterministic = fallback, deterministic
     if fuse is not False:
         fusion.fuse(model, None if fuse is True else fuse)
     return model

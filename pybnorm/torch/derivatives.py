@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional
+
+Rest: TypeAlias = "tuple[Any, ...]"
 
 __all__ = ["DIRECT", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied"]
 
@@ -20,11 +21,13 @@ class Way:
     infer: Any = staticmethod(calls.infer)
     differentiate: Any = staticmethod(calls.differentiate)
 
-    def back(self, *arguments: Any) -> Gradients:
+    def back(
+        self, x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, *rest: Any
+    ) -> Gradients:
         """`calls.differentiate`, differentiable itself where that is wanted."""
         if not torch.is_grad_enabled():
-            return calls.differentiate(*arguments)
-        found: Gradients = applied(Differentiate)(self, *arguments)
+            return calls.differentiate(x, dy, weight, mean, spread, *rest)
+        found: Gradients = applied(Differentiate)(x, dy, weight, mean, spread, (self, *rest))
         return found
 
 
@@ -36,83 +39,74 @@ def applied(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply
 
 
-def _back(ctx: Any, dy: torch.Tensor) -> Gradients:
+def _back(ctx: Any, dy: torch.Tensor, *unused: Any) -> Gradients:
+    """The backward of all functions below that are no backward themselves."""
     x, weight, mean, spread = ctx.saved_tensors
-    way, eps, training, fallback = ctx.rest
-    wanted = ctx.needs_input_grad[1:4]
-    dx, dweight, dbias = way.back(x, dy, weight, mean, spread, eps, training, wanted, fallback)
+    way, eps, training, fallback, deterministic = ctx.rest
+    wanted = ctx.needs_input_grad[:3]
+    dx, dweight, dbias = way.back(x, dy, weight, mean, spread, eps, training, wanted, fallback, deterministic)
     return (
-        None, dx if wanted[0] else None, dweight if wanted[1] else None, dbias if wanted[2] else None,
-        None, None, None, None, None,
+        dx if wanted[0] else None, dweight if wanted[1] else None, dbias if wanted[2] else None, None, None, None,
     )  # fmt: skip
 
 
 class Training(torch.autograd.Function):
-    """Batch norm by the statistics of the batch."""
+    """Batch norm by the statistics of the batch; `rest` has the way and what `calls.train` takes behind the tensors."""
 
     @staticmethod
     def forward(  # noqa: D102
         ctx: Any,
-        way: Way,
         x: torch.Tensor,
         weight: Optional,
         bias: Optional,
         mean: Optional,
         variance: Optional,
-        factor: float,
-        eps: float,
-        fallback: bool,
+        rest: Rest,
     ) -> Any:
-        y, saved_mean, inverse = way.train(x, weight, bias, mean, variance, factor, eps, fallback)
+        way, factor, eps, fallback, deterministic = rest
+        y, saved_mean, inverse = way.train(x, weight, bias, mean, variance, factor, eps, fallback, deterministic)
         ctx.save_for_backward(x, weight, saved_mean, inverse)
-        ctx.rest = way, eps, True, fallback
+        ctx.rest = way, eps, True, fallback, deterministic
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Gradients:  # noqa: D102
-        return (*_back(ctx, dy), None)
+    backward = staticmethod(_back)
 
 
 class WholeTraining(torch.autograd.Function):
     """`Training` with all results of the operator, of which the statistics have no derivative."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, *arguments: Any) -> Any:  # noqa: D102
-        x, weight, *_, eps, fallback = arguments
-        found = way.train(*arguments)
-        ctx.save_for_backward(x, weight, *found[1:])
+    def forward(ctx: Any, *arguments: Any) -> Any:  # noqa: D102
+        *tensors, (way, *rest) = arguments
+        found = way.train(*tensors, *rest)
+        ctx.save_for_backward(*tensors[:2], *found[1:])
         ctx.mark_non_differentiable(*found[1:])
-        ctx.rest = way, eps, True, fallback
+        ctx.rest = way, rest[1], True, *rest[2:]
         return found
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor, *unused: Any) -> Gradients:  # noqa: D102
-        return (*_back(ctx, dy), None)
+    backward = staticmethod(_back)
 
 
 class Inference(torch.autograd.Function):
-    """Batch norm by given statistics, which are constants."""
+    """Batch norm by given statistics, which are constants; `rest` as for `calls.infer`."""
 
     @staticmethod
     def forward(  # noqa: D102
         ctx: Any,
-        way: Way,
         x: torch.Tensor,
         weight: Optional,
         bias: Optional,
         mean: torch.Tensor,
         variance: torch.Tensor,
-        eps: float,
-        fallback: bool,
+        rest: Rest,
     ) -> torch.Tensor:
-        y = way.infer(x, weight, bias, mean, variance, eps, fallback)
+        way, eps, fallback, deterministic = rest
+        y = way.infer(x, weight, bias, mean, variance, eps, fallback, deterministic)
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.rest = way, eps, False, fallback
+        ctx.rest = way, eps, False, fallback, deterministic
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Gradients:  # noqa: D102
-        return _back(ctx, dy)[:8]
+    backward = staticmethod(_back)
 
 
 class Differentiate(torch.autograd.Function):
@@ -121,20 +115,16 @@ class Differentiate(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: D102
         ctx: Any,
-        way: Way,
         x: torch.Tensor,
         dy: torch.Tensor,
         weight: Optional,
         mean: torch.Tensor,
         spread: torch.Tensor,
-        eps: float,
-        training: bool,
-        wanted: Sequence[bool],
-        fallback: bool,
+        rest: Rest,
     ) -> Gradients:
         ctx.save_for_backward(x, dy, weight, mean, spread)
-        ctx.rest = eps, training
-        return way.differentiate(x, dy, weight, mean, spread, eps, training, wanted, fallback)
+        ctx.rest = rest[1:3]
+        return rest[0].differentiate(x, dy, weight, mean, spread, *rest[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Gradients:  # noqa: D102
@@ -148,7 +138,7 @@ class Differentiate(torch.autograd.Function):
             results, given = zip(*pairs, strict=True)
             values = iter(torch.autograd.grad(results, of, given, create_graph=again, allow_unused=True))
         second = [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
-        return None, *second, None, None, None, None, None, None
+        return *second, None, None, None
 
 
 def _formula(

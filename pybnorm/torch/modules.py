@@ -16,6 +16,8 @@ class _BatchNorm:
 
     fallback = False
     """Let PyTorch compute calls that are refused here."""
+    deterministic = False
+    """Only ways whose bits repeat, as `batch_norm` has it."""
 
     def forward(
         self: Any,
@@ -80,8 +82,9 @@ class _BatchNorm:
     ) -> torch.Tensor:
         """What is computed, once it is known with which statistics."""
         return batch_norm(
-            input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback
-        )
+            input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback,
+            deterministic=self.deterministic,
+        )  # fmt: skip
 
 
 def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:

@@ -21,11 +21,11 @@ __all__ = ["inference", "training"]
 
 _SCHEMAS = (
     "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-    "float momentum, float eps, bool fallback) -> (Tensor, Tensor, Tensor)",
+    "float momentum, float eps, bool fallback, bool deterministic=False) -> (Tensor, Tensor, Tensor)",
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, "
-    "float eps, bool fallback) -> Tensor",
+    "float eps, bool fallback, bool deterministic=False) -> Tensor",
     "batch_norm_backward(Tensor x, Tensor dy, Tensor? weight, Tensor mean, Tensor spread, float eps, bool training, "
-    "bool[] wanted, bool fallback) -> (Tensor, Tensor, Tensor)",
+    "bool[] wanted, bool fallback, bool deterministic=False) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -62,7 +62,7 @@ def _infer_fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
 
 def _differentiate_fake(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
-    training: bool, wanted: Sequence[bool], fallback: bool,
+    training: bool, wanted: Sequence[bool], fallback: bool, deterministic: bool = False,
 ) -> Gradients:  # fmt: skip
     like = _statistics_of(x) if weight is None else weight
     made = [torch.empty_like(dense(x)), like.new_empty(x.shape[1]), like.new_empty(x.shape[1])]
@@ -113,22 +113,31 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
         return applied(function)(*arguments)
 
 
+# Each kernel is called without the last argument where it has the schema's default.
+
+
 def _train_tracked(keys: Any, *arguments: Any) -> Any:
     for changed in arguments[3:5]:
         if changed is not None:
             torch.autograd.graph.increment_version(changed)
     way = _Below(keys)
-    return _apply(WholeTraining, way, *arguments) if _tracked(*arguments[:3]) else way.train(*arguments)
+    if not _tracked(*arguments[:3]):
+        return way.train(*arguments)
+    return _apply(WholeTraining, *arguments[:5], (way, *arguments[5:8], *(arguments[8:] or (False,))))
 
 
 def _infer_tracked(keys: Any, *arguments: Any) -> Any:
     way = _Below(keys)
-    return _apply(Inference, way, *arguments) if _tracked(*arguments[:3]) else way.infer(*arguments)
+    if not _tracked(*arguments[:3]):
+        return way.infer(*arguments)
+    return _apply(Inference, *arguments[:5], (way, *arguments[5:7], *(arguments[7:] or (False,))))
 
 
 def _differentiate_tracked(keys: Any, *arguments: Any) -> Any:
     way = _Below(keys)
-    return _apply(Differentiate, way, *arguments) if _tracked(*arguments[:3]) else way.differentiate(*arguments)
+    if not _tracked(*arguments[:3]):
+        return way.differentiate(*arguments)
+    return _apply(Differentiate, *arguments[:5], (way, *arguments[5:]))
 
 
 # ---------------------------------------------------------------- torch.func.vmap
@@ -159,16 +168,16 @@ def _train_mapped(info: Any, axes: Any, x: torch.Tensor, *arguments: Any) -> Any
 
 
 def _infer_mapped(info: Any, axes: Any, x: torch.Tensor, *arguments: Any) -> Any:
-    n, (*vectors, eps, fallback) = info.batch_size, arguments
+    n, vectors, rest = info.batch_size, arguments[:4], arguments[4:]
     joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[1:5], strict=True)]
-    return inference(_joined(n, x, axes[0], 1), *joined, eps, fallback).unflatten(1, (n, -1)), 1
+    return inference(_joined(n, x, axes[0], 1), *joined, *rest).unflatten(1, (n, -1)), 1
 
 
 def _differentiate_mapped(info: Any, axes: Any, x: torch.Tensor, dy: torch.Tensor, *arguments: Any) -> Any:
-    n, (*vectors, eps, of_batch, wanted, fallback) = info.batch_size, arguments
+    n, vectors, rest, wanted = info.batch_size, arguments[:3], arguments[3:], arguments[5]
     joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[2:5], strict=True)]
     data = _joined(n, x, axes[0], 1), _joined(n, dy, axes[1], 1)
-    dx, *sums = backward(*data, *joined, eps, of_batch, wanted, fallback)
+    dx, *sums = backward(*data, *joined, *rest)
     dx = dx.unflatten(1, (n, -1)) if wanted[0] else dx.expand(n, 0)
     sums = [one.view(n, -1) if want else one.expand(n, 0) for one, want in zip(sums, wanted[1:], strict=True)]
     return (dx, *sums), (1 if wanted[0] else 0, 0, 0)

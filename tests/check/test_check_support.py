@@ -1,6 +1,7 @@
 """Recorded support claims: what must run, on which machine, and what happens when it no longer does."""
 
 import json
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,37 @@ def test_what_was_recorded_as_repeatable_and_is_no_longer_is_a_failure(monkeypat
     assert executors.annotated(result, info, parsed(line)).known == ""
     for other in ("infer,spatial,f32,nhwc,2x3x4x5,fill=randn", "infer,spatial,f32,nchw,9x30x4x5,fill=randn"):
         assert run_line(open_wavering, "onednn", other).status == Status.PASS
+
+
+class Planned(Wavers):
+    """With plans that say whether their bits repeat."""
+
+    asked: typing.ClassVar = []
+
+    def plan_forward_inference(self, x, y, *, algorithm, deterministic=False, **options):
+        self.asked.append((x.dims, algorithm))
+        return type("Plan", (), {"deterministic": algorithm != "columns"})()
+
+    plan_backward = plan_forward_training = plan_forward_inference
+
+    def forward_inference(self, *arrays, algorithm=None, **options):
+        super().forward_inference(*arrays, **options)
+
+
+def open_planned(backend):
+    return Session("onednn", Planned(), devices.device_for(1))
+
+
+def test_a_plan_that_says_that_its_bits_repeat_is_held_to_it(monkeypatch, load_library):
+    """What `deterministic=True` rests on: each case with other bits is one more look at it."""
+    load_library("onednn")
+    monkeypatch.setattr(support, "run_of", lambda *_: None)
+    line = "infer,spatial,f32,nchw,2x3x4x5,fill=randn"
+    result = run_line(open_planned, "onednn", line)
+    assert (result.status, result.repeat) == (Status.NONDETERMINISTIC, "y")
+    assert result.message == "Plan.deterministic says that equal calls give the same bits: y differ"
+    assert run_line(open_planned, "onednn", f"{line},algorithm=columns").status == Status.PASS
+    assert Planned.asked == [((2, 3, 4, 5), None), ((2, 3, 4, 5), "columns")]
 
 
 def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library):

@@ -474,3 +474,58 @@ def test_the_current_stream_is_that_of_the_arrays_device(load_library):
         assert not handle.follow_stream(Exchanging(device=(2, 0)))
         assert not handle.follow_stream(np.ones(3))
         assert handle.stream == before
+
+
+# ---------------------------------------------------------------- bits that repeat, and statistics that nobody reads
+
+
+@pytest.fixture
+def some(load_library):
+    load_library("onednn")
+    generator = np.random.default_rng(5)
+    x, dy = (generator.standard_normal(SHAPE).astype(np.float32) for _ in range(2))
+    return x, dy, np.float32(generator.random(8)), np.float32(generator.random(8))
+
+
+def test_calls_take_only_ways_whose_bits_repeat(some, monkeypatch):
+    x, dy, scale, bias = some
+    asked = []
+    with pybnorm.Handle("onednn") as handle:
+
+        class Spy:
+            def __getattr__(self, name):
+                return getattr(handle, name)
+
+        for name in ("forward_training", "forward_inference", "backward"):
+            make = getattr(handle, f"plan_{name}")
+
+            def plan(*arrays, make=make, **options):
+                asked.append(options["deterministic"])
+                return make(*arrays, **options)
+
+            setattr(Spy, f"plan_{name}", staticmethod(plan))
+        monkeypatch.setattr(functional, "_default_handle", lambda *_: Spy())
+        for deterministic in (False, True, True):
+            how = {"deterministic": deterministic, "epsilon": 0.0625}
+            _, mean, inverse = functional.batch_norm_training(x, scale, bias, **how)
+            functional.batch_norm_inference(x, scale, bias, mean, mean + 1, **how)
+            functional.batch_norm_backward(x, dy, scale, mean, inverse, **how)
+        functional._local.ready.clear()
+    assert asked == [False] * 3 + [True] * 3  # and the prepared call is found again
+
+
+def test_training_without_saved_statistics(some):
+    x, _, scale, bias = some
+    running = [np.zeros(8, np.float32), np.ones(8, np.float32)]
+    others = [array.copy() for array in running]
+    for out in (None, (np.empty_like(x), None, None)):
+        y, mean, inverse = functional.batch_norm_training(x, scale, bias, *running, saved=False, out=out)
+        assert (mean, inverse) == (None, None)
+        assert out is None or y is out[0]
+        np.testing.assert_array_equal(y, functional.batch_norm_training(x, scale, bias, *others)[0])
+        np.testing.assert_array_equal(running, others)
+    kept = np.empty(8, np.float32)
+    with pytest.raises(ArgumentError, match="saved=False"):
+        functional.batch_norm_training(x, scale, bias, saved=False, out=(None, kept, None))
+    with pytest.raises(ArgumentTypeError, match="saved"):
+        functional.batch_norm_training(x, scale, bias, saved="no")

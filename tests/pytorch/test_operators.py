@@ -183,7 +183,7 @@ def test_the_formula_of_the_second_derivative_by_finite_differences(torch, train
     def first(x, dy, weight):  # of float64, which oneDNN does not have: PyTorch computes it
         saved = torch.ops.aten.native_batch_norm(x.detach(), None, None, None, None, True, 0.1, 1e-5)[1:]
         return Differentiate.apply(
-            DIRECT, x, dy, weight, *(saved if training else (given, given)), 1e-5, training, [True] * 3, True
+            x, dy, weight, *(saved if training else (given, given)), (DIRECT, 1e-5, training, [True] * 3, True, False)
         )
 
     assert torch.autograd.gradcheck(first, leaves)
@@ -288,31 +288,112 @@ def test_graphed_callables(torch, ours, device):
     same(torch, step(torch, graphed, x)[:2], step(torch, theirs, x)[:2])
 
 
-def test_deterministic_algorithms_are_obeyed(torch, ours, device, monkeypatch):
-    from pybnorm.torch import calls
+@pytest.fixture
+def deterministic(torch):
+    """Sets PyTorch's switch, and takes it back."""
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+def refusing(functional, monkeypatch, refuses=True):
+    """What calls ask for; ways whose bits repeat are refused, as where MIOpen computes."""
+    asked = []
+    for operation in ("training", "inference", "backward"):
+        real = getattr(functional, f"batch_norm_{operation}")
+
+        def call(*arrays, deterministic=False, real=real, **options):
+            asked.append(deterministic)
+            if deterministic and refuses:
+                text = "deterministic=True: the bits of miopen's batch norms are not known to repeat by any of its ways"
+                raise pybnorm.UnsupportedError(
+                    backend="miopen", function="f", status=-1, status_name="PBN_E_UNSUPPORTED", text=text
+                )
+            return real(*arrays, **options, deterministic=deterministic)
+
+        monkeypatch.setattr(functional, f"batch_norm_{operation}", call)
+    return asked
+
+
+@pytest.mark.parametrize("how", ["PyTorch's switch", "the argument", "modules", "compiled"])
+def test_bits_repeat_where_they_are_asked_to(torch, ours, device, deterministic, how, monkeypatch, request):
+    import pybnorm.functional
 
     x = made(torch, device, 8, 5, 6, 7)
-    results = []
-    torch.use_deterministic_algorithms(True)
-    try:
-        if calls._UNREPEATED and device != "cpu":
-            with pytest.raises(pybnorm.UnsupportedError, match="fallback=True"):
-                ours.batch_norm(x, None, None, training=True)
-            return
-        for _ in range(3):
-            leaf = x.clone().requires_grad_()
-            y = ours.batch_norm(leaf, None, None, training=True)
-            (y**3).sum().backward()
-            results.append((y.detach(), leaf.grad))
-        monkeypatch.setattr(calls, "_UNREPEATED", True)  # as where MIOpen is PyTorch's library: the CPU stays free
-        ours.batch_norm(x.cpu(), None, None, training=True)
-
-        class Far:
-            is_cuda = True
-
-        with pytest.raises(pybnorm.UnsupportedError, match="warn_only=True"):
-            calls._repeatable(Far())
-    finally:
-        torch.use_deterministic_algorithms(False)
+    if device == "cuda" and torch.version.hip:
+        pytest.skip("MIOpen's are not known to")
+    given, call = {"deterministic": how != "PyTorch's switch"}, ours.batch_norm
+    deterministic(how == "PyTorch's switch")
+    if how == "modules":
+        module = ours.convert(torch.nn.BatchNorm2d(5, track_running_stats=False, device=device), deterministic=True)
+        assert module.deterministic is True
+    if how == "compiled":
+        request.getfixturevalue("operators")
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    results, asked = [], refusing(pybnorm.functional, monkeypatch, refuses=False)
+    for _ in range(3):
+        leaf = x.clone().requires_grad_()
+        y = module(leaf) if how == "modules" else call(leaf, None, None, training=True, **given)
+        (y**3).sum().backward()
+        results.append((y.detach(), leaf.grad))
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
+    assert asked == [True] * 6  # forward and backward
+    theirs = torch.nn.functional.batch_norm(x, None, None, training=True)
+    assert torch.allclose(results[0][0], theirs, atol=1e-5)
+
+
+def step_of(torch, call, x, **how):
+    """The result of a training, its gradient, and an inference."""
+    leaf = x.clone().requires_grad_()
+    y = call(leaf, None, None, training=True, **how)
+    (y**3).sum().backward()
+    statistics = torch.zeros_like(x[0, :, 0, 0]), torch.ones_like(x[0, :, 0, 0])
+    return y.detach(), leaf.grad, call(x, *statistics, **how)
+
+
+def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(torch, ours, device, deterministic, monkeypatch):
+    import pybnorm.functional
+
+    x = made(torch, device, 8, 5, 6, 7)
+    wanted = step_of(torch, torch.nn.functional.batch_norm, x)
+    asked = refusing(pybnorm.functional, monkeypatch)
+    statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
+
+    def all_calls(**how):
+        return step_of(torch, ours.batch_norm, x, **how)
+
+    free = all_calls()
+    assert True not in asked
+    for match, set_to, how in (("fallback=True", True, {}), ("not known to repeat", False, {"deterministic": True})):
+        deterministic(set_to)
+        for training in (True, False):
+            with pytest.raises(RuntimeError, match=match):  # PyTorch's own class
+                ours.batch_norm(x, *statistics, training=training, **how)
+        deterministic(False)
+        leaf = x.clone().requires_grad_()
+        y = ours.batch_norm(leaf, None, None, training=True)
+        deterministic(set_to)
+        if set_to:  # looked at when backward runs, as PyTorch does
+            with pytest.raises(RuntimeError, match=match):
+                y.sum().backward()
+    deterministic(True)
+    for mine, theirs in zip(all_calls(fallback=True), wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-4)
+    deterministic(True, warn_only=True)
+    with pytest.warns(UserWarning, match="warn_only=True") as seen:
+        warned = all_calls()
+    assert len(seen) == 3
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(warned, free, strict=True))
+    with pytest.raises(RuntimeError, match="not known to repeat"):  # asked for by name: no warning will do
+        ours.batch_norm(x, None, None, training=True, deterministic=True)
+
+
+def test_another_refusal_is_not_put_down_to_determinism(torch, ours, device, deterministic):
+    deterministic(True, warn_only=True)
+    with pytest.raises(pybnorm.ArgumentTypeError) as caught:
+        ours.batch_norm(made(torch, device, 8, 5, 6, 7).to(torch.int32), None, None, training=True)
+    assert "determin" not in str(caught.value)
+    deterministic(False)
+    for wrong in (1, "yes"):
+        with pytest.raises(pybnorm.ArgumentTypeError, match="deterministic"):
+            ours.batch_norm(made(torch, device, 8, 5, 6, 7), None, None, training=True, deterministic=wrong)

@@ -478,7 +478,8 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
     operations = (pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD)[operation.startswith("BACKWARD") :]
     wrong = {"last": None, "ways": (), "predicate": lambda call: call.operation in operations}
     monkeypatch.setattr(pybnorm.defects, "DEFECTS", (dataclasses.replace(known, **wrong),))
-    monkeypatch.setattr(functional, "_local", functional._Local())  # handles that know that table
+    monkeypatch.setattr(functional, "_local", functional._Local())
+    functional._local.own(functional._Kept())  # handles that know that table, and not what a test's thread left
     x, dy = (randn(torch, (4, 5, 6, 7), "cpu", seed=i) for i in (1, 2))
     weight, bias = torch.full((5,), 1.5), torch.full((5,), -0.5)
     running = (None, None) if training else (torch.full((5,), 0.25), torch.full((5,), 2.0))

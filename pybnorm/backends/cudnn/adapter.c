@@ -143,5 +143,6 @@ const pbn_backend pbn_backend_cudnn = {
     .plan_destroy = cudnn_plan_destroy_there,
     .runtime_error = cudnn_runtime_error_there,
     .plan_candidate = cudnn_plan_candidate,
+    .unrepeated = cudnn_unrepeated,
     .has_symbol = cudnn_has_symbol,
 };

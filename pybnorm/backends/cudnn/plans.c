@@ -180,6 +180,18 @@ static const char *choose_moments(int kind, const pbn_call *call, int *view) {
     return api.cudnnSetTensor == NULL ? no_fill : NULL;
 }
 
+/* Whether the bits of a way are those of every equal call, as far as was seen (rules.h); what is known of it is here
+ * alone, for plans that are asked for it and for the judge, which holds every plan to it. */
+static int repeats(int kind, const pbn_call *call) {
+    if (call->operation == PBN_OP_FORWARD_INFERENCE)
+        return 1;
+    return kind != COLUMNS && kind != ROWS && !computes_moments(kind, call);
+}
+
+static const char bits_differ[] =
+    "the sums of columns and rows, and of statistics that backward computes because they are not saved, differ in their "
+    "last digits from call to call; the bits of spatial repeat, and with saved statistics those of ex and graph";
+
 /* Why `kind` cannot do `call`; NULL where it can be tried. */
 static const char *unavailable(int kind, const pbn_call *call) {
     const int64_t alignment = common_alignment(call);
@@ -187,6 +199,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
     int view;
     if (kind != EX && kind != POINTWISE && fuses(call))
         return who_fuses;
+    if (call->deterministic && !repeats(kind, call))
+        return bits_differ;
     switch (kind) {
     case PLAIN:
         return api.graphs_only ? no_ops : NULL;
@@ -608,6 +622,21 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
             return names[i];
     }
     return NULL;
+}
+
+static const char *cudnn_unrepeated(const pbn_call *call, const char *algorithm) {
+    static const char dense[] = "dense+";
+    const size_t front = sizeof dense - 1;
+    int kind, skip;
+    if (algorithm == NULL)
+        return NULL;
+    const int copied = strncmp(algorithm, dense, front) == 0; /* of packed copies, by the way whose name follows */
+    if (parse_algorithm(copied ? algorithm + front : algorithm, &kind, &skip) != PBN_OK || !repeats(kind, call))
+        return bits_differ;
+    /* What those compute first `call` does not say, whose own tensors are not packed. */
+    return copied && (kind == EX || kind == GRAPH) && call->operation == PBN_OP_BACKWARD && call->saved_mean == NULL
+               ? bits_differ
+               : NULL;
 }
 
 static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm,

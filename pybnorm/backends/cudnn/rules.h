@@ -12,9 +12,8 @@
  * `why` has what it gains and is what `Plan.reason` shows.
  *
  * The results of every rule but
- * those for "fast" stay within the stable class of the error bound. Inference, spatial, and ex and graph with saved statistics
- * gave the same bits at every call; the sums of columns, rows and backward without saved statistics differ in their last
- * digits on large maps. Backward without saved statistics has the thresholds of the same ways with them: either reads x
+ * those for "fast" stay within the stable class of the error bound. Which ways give the same bits at every call is said in
+ * plans.c (`repeats`): sums of the others differ in their last digits on large maps. Backward without saved statistics has the thresholds of the same ways with them: either reads x
  * once more.
  */
 #include "pybnorm/shim.h"

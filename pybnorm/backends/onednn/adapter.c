@@ -612,6 +612,7 @@ const pbn_backend pbn_backend_onednn = {
     .plan_run = plan_run,
     .plan_destroy = plan_destroy,
     .plan_candidate = plan_candidate,
+    .unrepeated = unrepeated,
     .has_symbol = has_symbol,
     .at_fork = at_fork,
 };

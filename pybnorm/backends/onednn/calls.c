@@ -687,6 +687,13 @@ static const char *plan_candidate(const pbn_call *call, int fast, int index) {
     return index == 0 ? "plain" : index == 1 && no_rows(call) == NULL ? "rows" : NULL;
 }
 
+/* Each sum is cut among the threads by their number alone. */
+static const char *unrepeated(const pbn_call *call, const char *algorithm) {
+    (void)call;
+    (void)algorithm;
+    return NULL;
+}
+
 static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_bytes, const char **algorithm,
                       const char **why) {
     *workspace = made->p.total;
