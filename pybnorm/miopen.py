@@ -20,10 +20,10 @@ what differs from MIOpen is what its documentation leaves open or its library ge
 
 The calls with an activation, which MIOpen 3.5 added, are that library's own fused ones where the loaded library has
 them, the mode is SPATIAL (its per-activation kernels leave the activation out and report success) and the parameters
-have the derived dtype. Elsewhere RELU is composed: batch norm into scratch, rounded there to
-the data's dtype, and relu from there, so that of float16 and bfloat16 data the gradient's mask is that of the rounded
-value. CLIPPEDRELU and CLAMP cannot be composed of the backends' common primitives and are refused by name. The
-activation comes first, alpha and beta blend its result.
+have the derived dtype. Elsewhere they are composed: batch norm into scratch, rounded there to the data's dtype, and
+the activation from there, so that of float16 and bfloat16 data the gradient's mask is that of the rounded value. RELU
+is one call; CLIPPEDRELU and CLAMP are some ten of relu_backward, which picks the elements on one side of a bound, fill
+and axpby, and exact but for the bounds' rounding. The activation comes first, alpha and beta blend its result.
 
 Not here: MIOpen's newest additions ``..._V3``, ``...Activation_V2`` and ``...InferenceInvVariance``, of which
 `pybnorm.operations` has the mathematics.
@@ -63,11 +63,8 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
 from pybnorm.enums import Activation, Capability, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
-from pybnorm.operations import elementwise
-from pybnorm.operations.preparation import Recipe, operation
-from pybnorm.operations.program import Program, _need, region, unsupported
-
-_COMPOSED: dict[str, Recipe] = {}
+from pybnorm.operations import activated
+from pybnorm.operations.program import _need, region
 
 __all__ = [
     "ActivationDescriptor",
@@ -547,7 +544,7 @@ result_save_inv_variance, workspace, strict
     -----
     Source of the formula: MIOpen's header and the kernels that implement it.
     Vendor symbols: ``miopenBatchNormForwardTrainingActivation``, or those of `pybnorm.operations.forward_training`,
-    ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``.
+    those of the activation and, for alpha and beta other than 1 and 0, ``axpby``.
     Workspace: `Handle.workspace_size` with the activation; composed as much as WorkspaceError says.
 
     Examples
@@ -596,7 +593,8 @@ bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace, stric
     -----
     Source of the formula: MIOpen's header and the kernels that implement it.
     Vendor symbols: ``miopenBatchNormForwardInferenceActivation``, or those of `pybnorm.operations.forward_inference`,
-    ``relu`` and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward training.
+    those of the activation and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward
+    training.
     Workspace: as in `batch_norm_forward_training_activation`.
 
     Examples
@@ -652,7 +650,7 @@ epsilon, saved_mean, saved_inv_variance, workspace, strict
     Source of the formula: MIOpen's header and the kernels that implement it.
     Vendor symbols: ``miopenBatchNormBackwardActivation``, or those of
     `pybnorm.operations.forward_inference_inv_variance` (without saved statistics: ``forward_training``),
-    ``relu_backward`` and ``backward``.
+    those of the activation's gradient and ``backward``.
     Workspace: as in `batch_norm_forward_training_activation`.
 
     Examples
@@ -705,70 +703,6 @@ def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
         words = dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))
         raise type(error)(words.get(error.argument, error.argument), error.value, error.allowed) from error
     return {} if found == Activation.NONE else {"activation": found, **bounds}
-
-
-def _only_relu(handle: Handle, act: dict[str, Any], function: str) -> None:
-    if act["activation"] != Activation.RELU:
-        text = (
-            f"{act['activation'].name} needs MIOpen 3.5's fused call: SPATIAL, parameters of the derived dtype; "
-            "of the backends' common primitives only RELU can be composed"
-        )
-        raise unsupported(handle, f"miopen.{function}", text)
-
-
-@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance", _COMPOSED)
-def _forward_activation(
-    p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
-    saved_inv_variance: Any, training: bool, alpha: float, beta: float, epsilon: float, factor: float, axis: Any,
-    *, workspace: Any = None,
-) -> None:  # fmt: skip
-    """``y = alpha * relu(forward(...)) + beta * y``."""
-    alpha, beta = _arguments.scalar(alpha, "alpha", y.dtype), _arguments.scalar(beta, "beta", y.dtype)
-    _note(p, {"x": x, "scale": scale, "bias": bias}, {"y": y})
-    statistics = {"running_mean": running_mean, "running_variance": running_variance}
-    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
-    inner = p.scratch_like(y)
-    if training:
-        _note(p, {}, statistics | saved)
-        options = {"exponential_average_factor": factor, **statistics, **saved}
-        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis, **options)
-    else:
-        _note(p, statistics, {})
-        p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, axis=axis)
-    if (alpha, beta) == (1.0, 0.0):
-        elementwise.relu(p, inner, y)
-    else:
-        positive = p.scratch_like(y)
-        elementwise.relu(p, inner, positive)
-        elementwise.axpby(p, alpha, positive, beta, y)
-
-
-@operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", _COMPOSED)
-def _backward_activation(
-    p: Program, x: Any, dy: Any, scale: Any, bias: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any,
-    saved_inv_variance: Any, alpha: float, beta: float, alpha_param: float, beta_param: float,
-    epsilon: float, axis: Any, *, workspace: Any = None,
-) -> None:  # fmt: skip
-    """Backward of the gradient where batch norm's result, made again, is above 0."""
-    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
-    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, **saved}, {"dx": dx, "dscale": dscale, "dbias": dbias})
-    inner, gradient = p.scratch_like(dy), p.scratch_like(dy)
-    if saved_mean is not None:
-        p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
-    else:
-        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
-    elementwise.relu_backward(p, inner, dy, gradient)
-    p.then(
-        "backward", x, gradient, scale, dx, dscale, dbias, epsilon=epsilon, axis=axis, **saved,
-        alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,
-    )  # fmt: skip
-
-
-def _note(p: Program, read: dict[str, Any], written: dict[str, Any]) -> None:
-    for arrays, output in ((read, False), (written, True)):
-        for name, array in arrays.items():
-            if array is not None:
-                p.note(name, array, output)
 
 
 # ---------------------------------------------------------------- arguments
@@ -884,14 +818,17 @@ def _call(
     if fused:
         getattr(handle, method)(**arrays, mode=mode, **options, **act)
     elif act:
-        _only_relu(handle, act, method)
+        kind, low, high = _arguments.activation(
+            act["activation"], act.get("activation_low"), act.get("activation_high"), x.dtype
+        )
+        options |= {"kind": int(kind), "low": low, "high": high}
         if operation == Operation.BACKWARD:
-            _backward_activation(handle, axis=axis, **options, **arrays)
+            activated.activated_backward(handle, axis=axis, y=None, dz=None, **options, **arrays)
             return
         statistics = dict.fromkeys(("running_mean", "running_variance", "saved_mean", "saved_inv_variance"))
         options["factor"] = options.pop("exponential_average_factor", 0.0)
         training = operation == Operation.FORWARD_TRAINING
-        _forward_activation(handle, axis=axis, training=training, **options, **{**statistics, **arrays})
+        activated.activated_forward(handle, axis=axis, training=training, z=None, **options, **{**statistics, **arrays})
     else:
         getattr(operations, method)(handle, axis=axis, **arrays, **options)
 

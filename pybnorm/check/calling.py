@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybnorm import _core, errors, operations
+from pybnorm.check.activations import limits
 from pybnorm.check.bounds import Status
 from pybnorm.check.calls import METHODS, STATED, axis, method, options
 from pybnorm.check.implementations import CallError
 from pybnorm.check.problem import Problem
 from pybnorm.check.ranks import synchronized
 from pybnorm.check.session import Session
-from pybnorm.enums import Activation, Capability, Operation
-from pybnorm.operations import elementwise
-from pybnorm.operations.preparation import Recipe, operation, prepare
-from pybnorm.operations.program import Program
+from pybnorm.enums import Capability, Operation
+from pybnorm.operations import activated
+from pybnorm.operations.preparation import prepare
 
 __all__ = ["make"]
-
-_COMPOSED: dict[str, Recipe] = {}
 
 
 def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
@@ -103,71 +101,17 @@ def _unsupported(handle: _core.Handle, text: str) -> errors.UnsupportedError:
 def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
     """The call of `problem` from the primitives that every backend has."""
     handle = session.handle
-    if problem.activation != Activation.RELU:
-        name = problem.activation.name.lower()
-        raise _unsupported(handle, f"{name} needs a fused call of the vendor's; of primitives only relu is composed")
-    numbers = {name: value for name, value in options(problem).items() if name not in ("mode", "activation")}
-    backward = problem.operation == Operation.BACKWARD
-    recipe = _COMPOSED["composed_backward" if backward else "composed_forward"]
-    given = {name: buffers.get(name) for name, array in zip(recipe.names, recipe.arrays, strict=True) if array}
-    others = {"axis": axis(problem), "numbers": numbers} | ({} if backward else {"name": METHODS[problem.operation]})
-    values = tuple((given | others)[name] for name in recipe.names)
+    if problem.inplace:
+        raise _unsupported(handle, "in place: an activation without a fused kernel is composed on memory of its own")
+    numbers = {name: value for name, value in options(problem).items() if not name.startswith(("mode", "activation"))}
+    low, high = limits(problem)
+    numbers |= {"axis": axis(problem), "kind": int(problem.activation), "low": low, "high": high}
+    recipe = activated.RECIPES["activated_backward"]
+    if problem.operation != Operation.BACKWARD:
+        recipe = activated.RECIPES["activated_forward"]
+        numbers["training"] = problem.operation == Operation.FORWARD_TRAINING
+        numbers["factor"] = numbers.pop("exponential_average_factor", 0.0)
+    values = tuple(numbers[name] if name in numbers else buffers.get(name) for name in recipe.names)
     prepared, addresses, _held = prepare(handle, recipe, values)
     memory = session.device.empty_bytes(prepared.nbytes) if prepared.nbytes else None
     prepared.execute(handle, recipe.name, addresses, memory)
-
-
-def _note(p: Program, arrays: Mapping[str, Any], written: tuple[str, ...]) -> None:
-    for name, array in arrays.items():
-        if array is not None:
-            p.note(name, array, name in written)
-
-
-@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance z", _COMPOSED)
-def _composed_forward(
-    p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
-    saved_inv_variance: Any, z: Any, name: str, axis: Any, numbers: dict[str, float], *, workspace: Any = None,
-) -> None:  # fmt: skip
-    """``y = alpha * relu(forward(...) + z) + beta * y``."""
-    training = name == "forward_training"
-    running = {"running_mean": running_mean, "running_variance": running_variance}
-    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
-    written = ("y", *saved, *(running if training else ()))
-    _note(p, {"x": x, "scale": scale, "bias": bias, "y": y, "z": z, **running, **saved}, written)
-    rest = dict(numbers)
-    alpha, beta = rest.pop("alpha"), rest.pop("beta")
-    inner = p.scratch_like(y)
-    if training:
-        p.then(name, x, scale, bias, inner, axis=axis, **rest, **running, **saved)
-    else:
-        p.then(name, x, scale, bias, running_mean, running_variance, inner, axis=axis, **rest)
-    if z is not None:
-        elementwise.axpby(p, 1.0, z, 1.0, inner)
-    if (alpha, beta) == (1.0, 0.0):
-        elementwise.relu(p, inner, y)
-    else:
-        positive = p.scratch_like(y)
-        elementwise.relu(p, inner, positive)
-        elementwise.axpby(p, alpha, positive, beta, y)
-
-
-@operation("x dy scale bias y dx dscale dbias dz saved_mean saved_inv_variance", _COMPOSED)
-def _composed_backward(
-    p: Program, x: Any, dy: Any, scale: Any, bias: Any, y: Any, dx: Any, dscale: Any, dbias: Any, dz: Any,
-    saved_mean: Any, saved_inv_variance: Any, axis: Any, numbers: dict[str, float], *, workspace: Any = None,
-) -> None:  # fmt: skip
-    """Backward of the gradient where forward's result, given or made again, is above 0; ``dz`` is that gradient."""
-    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
-    outputs = {"dx": dx, "dscale": dscale, "dbias": dbias}
-    read = {"x": x, "dy": dy, "scale": scale, "bias": bias, "y": y, **saved}
-    _note(p, {**read, **outputs, "dz": dz}, (*outputs, "dz"))
-    inner = y
-    if y is None:
-        inner = p.scratch_like(dy)
-        if saved_mean is not None:
-            p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
-        else:
-            p.then("forward_training", x, scale, bias, inner, epsilon=numbers["epsilon"], axis=axis)
-    gradient = p.scratch_like(dy) if dz is None else dz
-    elementwise.relu_backward(p, inner, dy, gradient)
-    p.then("backward", x, gradient, scale, **outputs, axis=axis, **saved, **numbers)

@@ -405,12 +405,12 @@ class Problem:
             put(name, value)
         if self.inverse and (kind or self.inplace or self.algorithm):
             raise ArgumentError("inverse", 1, "inverse=1 without activation=, inplace=1 and algorithm=")
+        if self.residual and self.inplace:
+            raise ArgumentError("inplace", 1, "inplace=0 with residual=1")
         if self.residual and not kind:
             raise ArgumentError("residual", 1, "residual=1 with an activation, which the sum is for")
         if kind and self.data:
             raise ArgumentError("data", self.data, "no activation with data=FILE.npz")
-        if kind and self.inplace:
-            raise ArgumentError("inplace", 1, "inplace=0 with an activation")
         if kind and self.fill == "special":
             raise ArgumentError("fill", self.fill, "another fill with an activation: what it makes of NaN is not fixed")
 

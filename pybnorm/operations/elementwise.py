@@ -7,7 +7,7 @@ import math
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import capability
-from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import UnsupportedError
 from pybnorm.operations.program import _NARROW, Program, _dense, unsupported
 from pybnorm.operations.views import _pieces
@@ -23,6 +23,81 @@ def relu(p: Program, x: Buffer, y: Buffer) -> None:
 def relu_backward(p: Program, x: Buffer, dy: Buffer, dx: Buffer) -> None:
     """``dx = dy where x > 0, else 0``."""
     _apply(p, Operation.RELU_BACKWARD, {"x": x, "dy": dy}, "dx", dx)
+
+
+def activation(p: Program, kind: Activation, low: float, high: float, x: Buffer, y: Buffer) -> None:
+    """``y = max(x, 0)``, ``min(max(x, 0), high)`` or ``min(max(x, low), high)``, exact but for a limit's rounding.
+
+    Of calls that every backend has: relu_backward picks the elements on one side of a limit.
+    """
+    if kind == Activation.RELU:
+        relu(p, x, y)
+        return
+    x, result = _computed(p, x, y, "activation")
+    above = p.scratch_like(x)
+    if kind == Activation.CLIPPED_RELU:
+        relu(p, x, above)
+    else:
+        _limited(p, 1.0, low, x, above)
+    _limited(p, -1.0, high, above, result)
+    if result is not y:
+        _narrowed(p, result, y)
+
+
+def activation_backward(
+    p: Program, kind: Activation, low: float, high: float, x: Buffer, dy: Buffer, dx: Buffer
+) -> None:
+    """``dx = dy`` where the activation passes x on, above low (or 0) and not above high; else 0."""
+    if kind == Activation.RELU:
+        relu_backward(p, x, dy, dx)
+        return
+    x, result = _computed(p, x, dx, "activation_backward")
+    if result is not dx:
+        dy = _widened(p, "dy", dy, "activation_backward")
+    below = x
+    if kind == Activation.CLAMP:
+        below = _distance(p, 1.0, low, x)
+    passed = p.scratch_like(x)
+    relu_backward(p, below, dy, passed)
+    inside = _not_above(p, _distance(p, 1.0, high, x))
+    relu_backward(p, inside, passed, result)
+    if result is not dx:
+        _narrowed(p, result, dx)
+
+
+def _computed(p: Program, x: Buffer, out: Buffer, method: str) -> tuple[Buffer, Buffer]:
+    """x and where to put the result, in float32 where the backend has no kernel for their dtype."""
+    if out.dtype not in _NARROW or not _refusal(p, Operation.RELU, out.dtype, Layout.CHANNELS_FIRST, 2):
+        return x, out
+    wide = _widened(p, "x", x, method)
+    return wide, p.scratch(wide.dims, wide.dtype)
+
+
+def _distance(p: Program, sign: float, limit: float, x: Buffer) -> Buffer:
+    """``sign * (x - limit)``, whose sign is exact."""
+    made = p.scratch_like(x)
+    p.fill(-sign * limit, made)
+    p.axpby(sign, x, 1.0, made)
+    return made
+
+
+def _not_above(p: Program, distance: Buffer) -> Buffer:
+    """0 where the distance is above 0, else 1."""
+    ones, picked = p.scratch_like(distance), p.scratch_like(distance)
+    p.fill(1.0, ones)
+    relu_backward(p, distance, ones, picked)
+    p.axpby(-1.0, picked, 1.0, ones)
+    return ones
+
+
+def _limited(p: Program, sign: float, limit: float, x: Buffer, y: Buffer) -> None:
+    """``y = max(x, limit)`` with sign 1, ``min(x, limit)`` with sign -1."""
+    distance = _distance(p, sign, limit, x)
+    at, rest = p.scratch_like(x), p.scratch_like(x)
+    p.fill(limit, at)
+    relu_backward(p, _not_above(p, distance), at, rest)
+    relu_backward(p, distance, x, y)
+    p.axpby(1.0, rest, 1.0, y)
 
 
 def axpby(p: Program, a: float, x: Buffer, b: float, y: Buffer) -> None:

@@ -165,16 +165,32 @@ def test_what_is_beyond_a_limit_has_no_error_and_the_right_result_is_activated()
     assert np.isin(right, (-0.5, 1.5)).mean() > 0.2
 
 
-def test_onednn_has_relu_and_residual_composed_and_refuses_other_activations_by_name(load_library):
+COMPOSED = """\
+train/infer/backward,spatial,f32/bf16,nchw,8x6x5x7,activation=relu,residual=0/1
+train/infer/backward,spatial,f32/bf16,nchw,8x6x5x7,fill=randn,activation=clipped_relu/clamp,residual=1
+train/infer/backward,spatial/peract,f32/f16/bf16,nchw/nhwc,8x6x5x7,fill=randn,activation=clipped_relu/clamp
+infer/backward,spatial,f32,nchw,8x6x5x7,fill=randn,activation=clamp,low=0.25,high=0.375,alpha=2,beta=0.5
+infer/backward,spatial,f16,nchw,8x6x5x7,fill=randn,activation=clamp,low=-0.375,high=-0.25
+"""
+
+
+@pytest.mark.parametrize("line", COMPOSED.splitlines())
+def test_activations_without_a_fused_kernel_are_composed(line, load_library):
     load_library("onednn")
     here = open_session("onednn")
     with here.handle:
-        for problem in expand("train/infer/backward,spatial,f32/bf16,nchw,8x6x5x7,activation=relu,residual=0/1"):
+        for problem in expand(line):
             result = run_case(problem, here)
             assert (result.status, result.message) == (Status.PASS, ""), problem
-        result = run_case(Problem.parse("infer,spatial,f32,nchw,8x6x5x7,activation=clamp"), here)
-        assert result.status == Status.UNSUPPORTED
-        assert "clamp needs a fused call" in result.message
+
+
+def test_a_composed_activation_is_not_made_in_place(load_library):
+    load_library("onednn")
+    here = open_session("onednn")
+    with here.handle:
+        result = run_case(Problem.parse("infer,spatial,f32,nchw,8x6x5x7,activation=clamp,inplace=1"), here)
+    assert result.status == Status.UNSUPPORTED
+    assert "in place" in result.message
 
 
 @pytest.mark.parametrize("there", [False, True])

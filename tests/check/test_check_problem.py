@@ -70,9 +70,9 @@ def problems(draw):
     if drawn["inplace"]:
         drawn["beta"] = 0.0
         drawn["inverse"] = False
-    elif fill != "special" and not drawn["inverse"]:
+    if fill != "special" and not drawn["inverse"]:
         drawn["activation"] = draw(st.sampled_from(list(Activation)))
-        drawn["residual"] = draw(st.booleans()) and bool(drawn["activation"])
+        drawn["residual"] = draw(st.booleans()) and bool(drawn["activation"]) and not drawn["inplace"]
         if drawn["activation"] == Activation.CLAMP:
             drawn["low"] = draw(st.floats(-4, 1, width=16))
     if drawn["old"] == "nan":
@@ -178,7 +178,7 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,2x3,activation=relu,high=1", "1.0", "None with activation 'relu'"),
         ("train,spatial,f32,nchw,2x3,activation=clamp,low=2,high=1", "1.0", "above"),
         ("train,spatial,f32,nchw,2x3,residual=1", "1", "with an activation"),
-        ("train,spatial,f32,nchw,8x3,activation=relu,inplace=1", "1", "inplace=0"),
+        ("train,spatial,f32,nchw,8x3,activation=relu,residual=1,inplace=1", "1", "inplace=0"),
         ("train,spatial,f32,nchw,8x3,fill=special,activation=relu", "special", "what it makes of NaN"),
         ("train,spatial,f32,nchw,2x3,bitwise=1,repeats=1", "1", "at least two calls"),
         ("infer,spatial,f32,nchw,2x3,inverse=1,activation=relu", "1", "inverse=1 without"),

@@ -1,0 +1,79 @@
+"""Batch norm with an activation where no kernel of the library has both: for use inside the package.
+
+The activation comes first, alpha and beta blend its result. Forward's result is rounded to the data's dtype before it,
+and so the gradient's mask is that of the rounded value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pybnorm import _arguments
+from pybnorm.enums import Activation
+from pybnorm.operations import elementwise
+from pybnorm.operations.preparation import Recipe, operation
+from pybnorm.operations.program import Program
+
+RECIPES: dict[str, Recipe] = {}
+
+
+@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance z", RECIPES)
+def activated_forward(
+    p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
+    saved_inv_variance: Any, z: Any, training: bool, alpha: float, beta: float, epsilon: float, factor: float,
+    axis: Any, kind: int, low: float, high: float, *, workspace: Any = None,
+) -> None:  # fmt: skip
+    """``y = alpha * act(forward(...) + z) + beta * y``."""
+    alpha, beta = _arguments.scalar(alpha, "alpha", y.dtype), _arguments.scalar(beta, "beta", y.dtype)
+    statistics = {"running_mean": running_mean, "running_variance": running_variance}
+    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+    written = {"y": y} | (statistics | saved if training else {})
+    _note(p, {"x": x, "scale": scale, "bias": bias, "z": z} | ({} if training else statistics), written)
+    inner = p.scratch_like(y)
+    if training:
+        options = {"exponential_average_factor": factor, **statistics, **saved}
+        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis, **options)
+    else:
+        p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, axis=axis)
+    if z is not None:
+        elementwise.axpby(p, 1.0, z, 1.0, inner)
+    plain = (alpha, beta) == (1.0, 0.0)
+    passed = y if plain else p.scratch_like(y)
+    elementwise.activation(p, Activation(kind), low, high, inner, passed)
+    if not plain:
+        elementwise.axpby(p, alpha, passed, beta, y)
+
+
+@operation("x dy scale bias y dx dscale dbias dz saved_mean saved_inv_variance", RECIPES)
+def activated_backward(
+    p: Program, x: Any, dy: Any, scale: Any, bias: Any, y: Any, dx: Any, dscale: Any, dbias: Any, dz: Any,
+    saved_mean: Any, saved_inv_variance: Any, alpha: float, beta: float, alpha_param: float, beta_param: float,
+    epsilon: float, axis: Any, kind: int, low: float, high: float, *, workspace: Any = None,
+) -> None:  # fmt: skip
+    """Backward of the gradient that the activation lets through; ``dz`` is that gradient.
+
+    The mask is taken from forward's result, y, or from that made again.
+    """
+    saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
+    outputs = {"dx": dx, "dscale": dscale, "dbias": dbias}
+    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, "y": y, **saved}, outputs | {"dz": dz})
+    inner = y
+    if y is None:
+        inner = p.scratch_like(dy)
+        if saved_mean is not None:
+            p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
+        else:
+            p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
+    gradient = p.scratch_like(dy) if dz is None else dz
+    elementwise.activation_backward(p, Activation(kind), low, high, inner, dy, gradient)
+    p.then(
+        "backward", x, gradient, scale, **outputs, epsilon=epsilon, axis=axis, **saved,
+        alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,
+    )  # fmt: skip
+
+
+def _note(p: Program, read: dict[str, Any], written: dict[str, Any]) -> None:
+    for arrays, output in ((read, False), (written, True)):
+        for name, array in arrays.items():
+            if array is not None:
+                p.note(name, array, output)
