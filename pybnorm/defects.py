@@ -18,7 +18,7 @@ from pybnorm._find import SPECS
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DEFECTS", "Call", "Defect", "Effect", "known_defects", "named", "page"]
+__all__ = ["DEFECTS", "Call", "Defect", "Effect", "known_defects", "named", "page", "unrecorded"]
 
 Version = tuple[int, ...]
 
@@ -187,6 +187,35 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
         and (here or not d.tuned)
         and d.predicate(described)
     ]
+
+
+def unrecorded(backend: str, version: Sequence[int]) -> str:
+    """What to say of a version that the table was not made with; empty for one that it was.
+
+    Parameters
+    ----------
+    backend : str
+    version : sequence of int
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> pybnorm.defects.unrecorded("miopen", (3, 6, 0))
+    'no defects are recorded of this version, only of 2.20 to 3.5: what those have may be here, and is not avoided'
+    """
+    name, numbers = _arguments.text(backend, "backend"), _version(version)
+    own = [d for d in DEFECTS if d.backend == name]
+    oldest, newest = min([d.first for d in own], default=()), max([d.last or () for d in own], default=())
+    if oldest <= numbers[: len(oldest)] and numbers[: len(newest)] <= newest:
+        return ""
+    first, last = (".".join(map(str, v)) for v in (oldest, newest))
+    return (
+        f"no defects are recorded of this version, only of {first} to {last}: what those have may be here, and is not "
+        "avoided"
+    )
 
 
 def _takes_by_time(backend: str) -> bool:

@@ -19,7 +19,7 @@ from pybnorm.check.results import BackendInfo, version_text
 from pybnorm.check.session import capability_words
 from pybnorm.check.worker import Worker
 from pybnorm.cli import output
-from pybnorm.defects import DEFECTS, Defect
+from pybnorm.defects import DEFECTS, Defect, unrecorded
 from pybnorm.enums import DataType, Layout, Operation
 from pybnorm.errors import ArgumentError
 
@@ -137,6 +137,8 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         console.print("  known defects of this version")
     for defect in known:
         console.print(f"    - {defect.id}: {defect.what}", markup=False, soft_wrap=True)
+    if without := unrecorded(item.backend, item.version):
+        console.print(f"  {without}; pybnorm check --suite bugs --backend {item.backend} shows it", soft_wrap=True)
 
 
 def _print_absence(console: Console, item: BackendInfo) -> None:

@@ -1,6 +1,7 @@
 """The commands, on the libraries of this machine."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from rich.console import Console
 from simulated import interruptible
 
 import pybnorm
 from pybnorm import cli
 from pybnorm.check.problem import load_suite, packaged_suites
-from pybnorm.cli import output
+from pybnorm.check.runner import BackendInfo
+from pybnorm.cli import info, output
 from pybnorm.defects import DEFECTS
 
 HERE = Path(__file__).parent
@@ -625,6 +628,16 @@ def test_info_describes_what_is_loaded(onednn):
     assert "RUNS" in answers["backward", "spatial", "f32", "nhwc"]
     assert answers["train", "spatial", "f64", "nchw"] == ""
     assert all(c["reason"] for c in found["capabilities"] if not c["capability"])
+
+
+@pytest.mark.parametrize(("version", "said"), [((3, 5, 1), False), ((3, 6, 0), True)])
+def test_info_says_of_which_versions_no_defects_are_recorded(version, said):
+
+    console = Console(file=io.StringIO(), width=300)
+    row = {"operation": "train", "mode": "spatial", "dtype": "f32", "layout": "nchw", "ranks": [4]}
+    row |= {"capability": "RUNS", "reason": ""}
+    info._print_info(console, BackendInfo("miopen", "MIOpen", path="/libMIOpen.so", version=version), [row])
+    assert ("no defects are recorded of this version, only of 2.20 to 3.5" in console.file.getvalue()) == said
 
 
 # ---------------------------------------------------------------- how a run is made

@@ -125,6 +125,25 @@ def test_only_a_version_that_the_table_names_makes_a_defect_that_is_gone_a_failu
     assert "still seen on miopen 3.5.1" in noticed(defect, (3, 5, 1), found(Status.FAIL, ""))
 
 
+@pytest.mark.parametrize(
+    ("backend", "version", "said"),
+    [
+        ("miopen", (3, 6, 0), "only of 2.20 to 3.5"),
+        ("miopen", (2, 19), "only of 2.20 to 3.5"),
+        ("onednn", (4,), "only of 3.0 to 3.13"),
+        ("miopen", (2, 20, 0), ""),
+        ("miopen", (3, 5, 9), ""),
+        ("miopen", (3,), ""),
+        ("cudnn", (9, 19, 0), ""),
+        ("another", (1, 0), ""),
+    ],
+)
+def test_a_version_that_the_table_was_not_made_with_is_said_to_be_one(backend, version, said):
+    text = pybnorm.defects.unrecorded(backend, version)
+    assert said in text
+    assert bool(text) == bool(said)
+
+
 def test_the_page_is_that_of_the_table():
     page = Path(__file__).parents[2] / "docs" / "defects.md"
     assert page.read_text() == pybnorm.defects.page(), "python ci/defects-page.py makes docs/defects.md anew"
