@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Style, types, scripts and workflows; seconds, and nothing is fetched.
 #   ci/lint.sh
-# Needs the extra lint. actionlint is no Python package that every index has: where it is not on the PATH its part is
-# named as not run; the workflow `cpu` has it.
+# Needs the extra lint. actionlint and pyright are programs that their Python packages fetch: where one is not on the
+# PATH its part is named as not run; the workflow `cpu` has both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ruff check .
@@ -11,8 +11,10 @@ cython-lint pybnorm/*.pyx pybnorm/_core/*.pxi pybnorm/*.pxd
 mypy
 shellcheck .ci/run ci/*.sh ci/*/*.sh
 zizmor --offline --no-progress --quiet .github action.yml
-if command -v actionlint >/dev/null; then
-    actionlint
-else
-    echo "actionlint: NOT RUN, it is not here"
-fi
+for tool in actionlint pyright; do
+    if command -v $tool >/dev/null; then
+        $tool
+    else
+        echo "$tool: NOT RUN, it is not here"
+    fi
+done

@@ -1,4 +1,3 @@
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from os import PathLike
 from types import TracebackType
@@ -10,7 +9,50 @@ from pybnorm._words import ActivationWord, AlgorithmWord, BackendWord, LayoutWor
 from pybnorm.defects import Call, Defect
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
+__all__ = [
+    "BackwardPlan",
+    "Cache",
+    "CallList",
+    "ForwardInferencePlan",
+    "ForwardTrainingPlan",
+    "Handle",
+    "Library",
+    "Plan",
+    "Tensor",
+    "TensorDescriptor",
+    "algorithms",
+    "allow_in_place",
+    "axpby",
+    "backends",
+    "batch_normalization_backward",
+    "batch_normalization_forward_inference",
+    "batch_normalization_forward_training",
+    "cache",
+    "candidates",
+    "capability",
+    "current_stream",
+    "defects_of",
+    "derive_bn_tensor_descriptor",
+    "describe",
+    "device_types",
+    "fill",
+    "has_symbol",
+    "load",
+    "loaded",
+    "look",
+    "numbered_algorithms",
+    "refuse_addresses",
+    "relu",
+    "relu_backward",
+    "search_spec",
+    "set_avoider",
+    "set_tuner",
+    "tensors",
+]
+
 class Library(NamedTuple):
+    """A loaded vendor library."""
+
     backend: str
     label: str
     version: tuple[int, int, int]
@@ -19,13 +61,27 @@ class Library(NamedTuple):
     attempts: tuple[tuple[str, str, str], ...]
     device_type: int
 
-def backends() -> tuple[str, ...]: ...
-def search_spec(backend: BackendWord | str) -> LibrarySpec: ...
-def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]: ...
-def device_types(backend: BackendWord | str) -> tuple[int, ...]: ...
-def loaded(backend: BackendWord | str) -> Library | None: ...
-def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = None) -> Library: ...
-def has_symbol(backend: BackendWord | str, name: str) -> bool | None: ...
+def backends() -> tuple[str, ...]:
+    """Names of all backends, loaded or not: those of this build, then those of other distributions."""
+
+def search_spec(backend: BackendWord | str) -> LibrarySpec:
+    """Where a backend's library is looked for."""
+
+def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]:
+    """What decides which plan serves an array, and where it lies."""
+
+def device_types(backend: BackendWord | str) -> tuple[int, ...]:
+    """DLPack device types of the memory that a backend's calls reach; its device's own comes first."""
+
+def loaded(backend: BackendWord | str) -> Library | None:
+    """What `load` has loaded in this process."""
+
+def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = None) -> Library:
+    """Load a backend's vendor library, once per process."""
+
+def has_symbol(backend: BackendWord | str, name: str) -> bool | None:
+    """Whether the loaded library has an optional symbol."""
+
 def capability(
     backend: BackendWord | str,
     operation: Operation | int | OperationWord,
@@ -33,9 +89,12 @@ def capability(
     dtype: object,
     layout: Layout | int | LayoutWord,
     rank: int | Sequence[int],
-) -> tuple[Capability, str]: ...
+) -> tuple[Capability, str]:
+    """What a backend does with one combination."""
 
 class TensorDescriptor:
+    """Shape, memory order and element type of a tensor, as a vendor's descriptor."""
+
     backend: str
     dtype: DataType
     dims: tuple[int, ...]
@@ -43,32 +102,36 @@ class TensorDescriptor:
     layout: Layout
     def __init__(self, backend: BackendWord | str, dtype: object, dims: object, strides: object = None) -> None: ...
     @staticmethod
-    def from_pointer(backend: BackendWord | str, pointer: SupportsIndex) -> TensorDescriptor: ...
-    def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]: ...
+    def from_pointer(backend: BackendWord | str, pointer: SupportsIndex) -> TensorDescriptor:
+        """Wrap a vendor's descriptor that somebody else owns."""
+    def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]:
+        """What the vendor's descriptor says, read back from the library."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes from the first to the last element, as the vendor reports it."""
     @property
-    def pointer(self) -> int: ...
+    def pointer(self) -> int:
+        """Address of the vendor's descriptor."""
     @property
-    def closed(self) -> bool: ...
-    def close(self) -> None: ...
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+    def close(self) -> None:
+        """End the use of this descriptor; further calls do nothing."""
     def __enter__(self) -> TensorDescriptor: ...
     def __exit__(self, *_: object) -> None: ...
 
-def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | ModeWord) -> TensorDescriptor: ...
+def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | ModeWord) -> TensorDescriptor:
+    """Descriptor of scale, bias and statistics for data described by `x_desc`."""
 
 class Handle:
+    """A vendor library's handle: the device and stream that calls go to."""
+
     backend: str
     library: Library
     device: int | None
-    _caches: defaultdict[str, Cache]
-    _in_place: bool
-    def _met(self, call: Call) -> tuple[Defect, ...]: ...
-    def _look(
-        self, names: tuple[str | None, ...], arguments: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]: ...
     @property
-    def known_defects(self) -> str: ...
+    def known_defects(self) -> str:
+        """What is done with calls that have a known defect, the word given to `Handle`."""
     def __init__(
         self,
         backend: BackendWord | str,
@@ -82,19 +145,28 @@ class Handle:
         pointer: SupportsIndex,
         *,
         known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
-    ) -> Handle: ...
+    ) -> Handle:
+        """Use a vendor's handle that somebody else owns."""
     @property
-    def pointer(self) -> int: ...
+    def pointer(self) -> int:
+        """Address of the vendor's handle."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
     @property
-    def workspace_nbytes(self) -> int: ...
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace the handle keeps for calls on CPU arrays; grows with the largest call."""
     @property
-    def stream(self) -> int: ...
-    def set_stream(self, stream: Any) -> None: ...
-    def query_runtime_error(self, mode: str = "blocking") -> str | None: ...
-    def follow_stream(self, array: Any) -> bool: ...
-    def close(self) -> None: ...
+    def stream(self) -> int:
+        """The stream that calls go to, as an integer."""
+    def set_stream(self, stream: Any) -> None:
+        """Send later calls to `stream`: an integer or an object with ``__cuda_stream__``."""
+    def query_runtime_error(self, mode: str = "blocking") -> str | None:
+        """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets."""
+    def follow_stream(self, array: Any) -> bool:
+        """Send later calls to the stream that is current for an array in its framework."""
+    def close(self) -> None:
+        """Destroy the vendor's handle if it is ours; further calls do nothing."""
     def __enter__(self) -> Handle: ...
     def __exit__(
         self,
@@ -124,7 +196,8 @@ class Handle:
         activation_high: float | None = None,
         algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
-    ) -> None: ...
+    ) -> None:
+        """Batch norm with the statistics of the batch, on arrays."""
     def forward_inference(
         self,
         x: Any,
@@ -143,7 +216,8 @@ class Handle:
         activation_high: float | None = None,
         algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
-    ) -> None: ...
+    ) -> None:
+        """Batch norm with given statistics, on arrays."""
     def backward(
         self,
         x: Any,
@@ -170,14 +244,22 @@ class Handle:
         workspace: Any = None,
         alpha_data: float | None = None,
         beta_data: float | None = None,
-    ) -> None: ...
-    def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None: ...
-    def fill(self, value: float, y: Any) -> None: ...
-    def relu(self, x: Any, y: Any) -> None: ...
-    def relu_backward(self, x: Any, dy: Any, dx: Any) -> None: ...
-    def buffer(self, array: Any, argument: str, *, output: bool = False) -> Buffer: ...
-    def memory(self, workspace: Any) -> tuple[int, int]: ...
-    def descriptor(self, array: Any, argument: str = "array") -> TensorDescriptor: ...
+    ) -> None:
+        """Gradients of `forward_training`, on arrays."""
+    def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None:
+        """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides."""
+    def fill(self, value: float, y: Any) -> None:
+        """``y = value`` everywhere, on an array of any strides; what lies between its elements is not written."""
+    def relu(self, x: Any, y: Any) -> None:
+        """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides."""
+    def relu_backward(self, x: Any, dy: Any, dx: Any) -> None:
+        """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype."""
+    def buffer(self, array: Any, argument: str, *, output: bool = False) -> Buffer:
+        """Describe an array that this handle's calls can reach, without calling the vendor."""
+    def memory(self, workspace: Any) -> tuple[int, int]:
+        """Address and bytes of a workspace that this handle's calls can reach; (0, 0) for ``None``."""
+    def descriptor(self, array: Any, argument: str = "array") -> TensorDescriptor:
+        """The descriptor of a data array, from the handle's bounded cache; the array's memory is not touched."""
     def workspace_size(
         self,
         operation: Operation | int | OperationWord,
@@ -199,7 +281,8 @@ class Handle:
         activation: Activation | int | ActivationWord = ...,
         activation_low: float | None = None,
         activation_high: float | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Bytes of workspace that a call needs."""
     def plan_forward_training(
         self,
         x: Any,
@@ -218,7 +301,8 @@ class Handle:
         z: Any = None,
         tune: bool = False,
         deterministic: bool = False,
-    ) -> ForwardTrainingPlan: ...
+    ) -> ForwardTrainingPlan:
+        """Make a forward training call ready: everything but the pointers is validated and fixed now."""
     def plan_forward_inference(
         self,
         x: Any,
@@ -233,7 +317,8 @@ class Handle:
         z: Any = None,
         tune: bool = False,
         deterministic: bool = False,
-    ) -> ForwardInferencePlan: ...
+    ) -> ForwardInferencePlan:
+        """Make a forward inference call ready; parameters as in `plan_forward_training`."""
     def plan_backward(
         self,
         x: Any,
@@ -254,32 +339,45 @@ class Handle:
         deterministic: bool = False,
         alpha_data: float | None = None,
         beta_data: float | None = None,
-    ) -> BackwardPlan: ...
+    ) -> BackwardPlan:
+        """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default."""
 
 class Tensor(NamedTuple):
+    """A tensor of a call: its name; whether it is a parameter; whether it is written; when it is there."""
+
     name: str
     vector: bool
     written: bool
     when: str
 
-def tensors(operation: Operation | int | OperationWord) -> tuple[Tensor, ...]: ...
+def tensors(operation: Operation | int | OperationWord) -> tuple[Tensor, ...]:
+    """The tensors of an operation's call, in the order of a plan's arguments."""
 
 SLOT_BITS: int
 
 class Cache(dict[Any, Any]):
-    def keep(self, key: Any, value: Any, most: int) -> None: ...
+    """A dictionary that keeps the newest of what was made."""
+    def keep(self, key: Any, value: Any, most: int) -> None:
+        """Keep a value; the oldest of more than `most` go. A key without a hash is not kept."""
 
 class CallList:
-    def __init__(self, handle: Handle) -> None: ...
+    """A handle's calls in a row, checked once and run again and again on other memory."""
+    def __new__(cls, handle: Handle) -> CallList: ...
     def __len__(self) -> int: ...
     def append(
         self, handle: Handle, operation: Operation, arrays: dict[str, Buffer], workspace: tuple[int, int], **values: Any
-    ) -> None: ...
-    def reach(self, address: int, nbytes: int, element: int, written: bool) -> None: ...
-    def apart(self, addresses: tuple[int, ...], workspace: int = 0) -> bool: ...
-    def run(self, handle: Handle, addresses: tuple[int, ...]) -> None: ...
+    ) -> None:
+        """One call more."""
+    def reach(self, address: int, nbytes: int, element: int, written: bool) -> None:
+        """Say that memory is read or written, for `apart`."""
+    def apart(self, addresses: tuple[int, ...], workspace: int = 0) -> bool:
+        """Whether the memory is there and aligned, and no written range overlaps another."""
+    def run(self, handle: Handle, addresses: tuple[int, ...]) -> None:
+        """Make the calls."""
 
 class Plan:
+    """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or
+    `~Handle.plan_backward`."""
     @property
     def algorithm(self) -> str: ...
     @property
@@ -290,10 +388,9 @@ class Plan:
     def reserve_size(self) -> int: ...
     @property
     def deterministic(self) -> bool: ...
-    def _candidates(self, fast: bool) -> tuple[str, ...]: ...
-    def _no_addresses(self) -> None: ...
 
 class ForwardTrainingPlan(Plan):
+    """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
     def __call__(
         self,
         x: Any,
@@ -308,9 +405,11 @@ class ForwardTrainingPlan(Plan):
         *positional: Any,
         z: Any = None,
         reserve: Any = None,
-    ) -> None: ...
+    ) -> None:
+        """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned."""
 
 class ForwardInferencePlan(Plan):
+    """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
     def __call__(
         self,
         x: Any,
@@ -322,9 +421,11 @@ class ForwardInferencePlan(Plan):
         workspace: Any = None,
         *positional: Any,
         z: Any = None,
-    ) -> None: ...
+    ) -> None:
+        """Run it on addresses, or on arrays as planned; z is given exactly where it was planned."""
 
 class BackwardPlan(Plan):
+    """A backward call made ready; see `Plan` and `Handle.backward`."""
     def __call__(
         self,
         x: Any,
@@ -341,10 +442,15 @@ class BackwardPlan(Plan):
         bias: Any = None,
         dz: Any = None,
         reserve: Any = None,
-    ) -> None: ...
+    ) -> None:
+        """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned."""
 
-def algorithms(backend: BackendWord | str) -> tuple[str, ...]: ...
-def numbered_algorithms(backend: BackendWord | str) -> tuple[str, ...]: ...
+def algorithms(backend: BackendWord | str) -> tuple[str, ...]:
+    """Names that a plan's ``algorithm`` takes on a backend."""
+
+def numbered_algorithms(backend: BackendWord | str) -> tuple[str, ...]:
+    """Those of `algorithms` that also take a plan's number after a colon, ``"graph:2"``."""
+
 def batch_normalization_forward_training(
     handle: Handle,
     mode: Mode | int | ModeWord,
@@ -369,7 +475,9 @@ def batch_normalization_forward_training(
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
-) -> None: ...
+) -> None:
+    """The vendor's forward training call on addresses, in the vendors' argument order."""
+
 def batch_normalization_forward_inference(
     handle: Handle,
     mode: Mode | int | ModeWord,
@@ -391,7 +499,9 @@ def batch_normalization_forward_inference(
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
-) -> None: ...
+) -> None:
+    """The vendor's forward inference call on addresses, in the vendors' argument order."""
+
 def batch_normalization_backward(
     handle: Handle,
     mode: Mode | int | ModeWord,
@@ -421,7 +531,9 @@ def batch_normalization_backward(
     workspace_size: SupportsIndex = 0,
     alpha_data: float | None = None,
     beta_data: float | None = None,
-) -> None: ...
+) -> None:
+    """The vendor's backward call on addresses, in the vendors' argument order."""
+
 def axpby(
     handle: Handle,
     a: float,
@@ -433,11 +545,17 @@ def axpby(
     *,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
-) -> None: ...
-def fill(handle: Handle, value: float, y_desc: TensorDescriptor, y: SupportsIndex) -> None: ...
+) -> None:
+    """``y = a * x + b * y`` elementwise on addresses; with ``b = 0`` the prior y is not read."""
+
+def fill(handle: Handle, value: float, y_desc: TensorDescriptor, y: SupportsIndex) -> None:
+    """``y = value`` everywhere, on an address; what lies between the elements is not written."""
+
 def relu(
     handle: Handle, x_desc: TensorDescriptor, x: SupportsIndex, y_desc: TensorDescriptor, y: SupportsIndex
-) -> None: ...
+) -> None:
+    """``y = max(x, 0)`` elementwise, on addresses."""
+
 def relu_backward(
     handle: Handle,
     x_desc: TensorDescriptor,
@@ -446,7 +564,34 @@ def relu_backward(
     dy: SupportsIndex,
     dx_desc: TensorDescriptor,
     dx: SupportsIndex,
-) -> None: ...
-def current_stream(array: Any) -> int | None: ...
-def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None: ...
-def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None: ...
+) -> None:
+    """``dx = dy where x > 0, else 0`` elementwise, on addresses."""
+
+def current_stream(array: Any) -> int | None:
+    """The stream that is current for an array in its framework."""
+
+def cache(handle: Handle, owner: str) -> Cache:
+    """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
+
+def defects_of(handle: Handle, call: Call) -> tuple[Defect, ...]:
+    """The known defects that a `defects.Call` has."""
+
+def allow_in_place(handle: Handle, allowed: bool) -> None:
+    """Whether an output may be an input itself; to callers that is refused, the judge asks for it."""
+
+def look(
+    handle: Handle, names: tuple[str | None, ...], arguments: tuple[Any, ...]
+) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]:
+    """What decides which calls serve these arguments, and where their arrays are."""
+
+def candidates(plan: Plan, fast: bool) -> tuple[str, ...]:
+    """Algorithms that may take a plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
+
+def refuse_addresses(plan: Plan) -> None:
+    """Have calls of a plan take arrays only from now on: for callers whose own arguments are arrays."""
+
+def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None:
+    """Have `avoider` find other calls where one has a known defect."""
+
+def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None:
+    """Have `tuner` choose the plans of ``tune=True``."""

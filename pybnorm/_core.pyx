@@ -124,13 +124,17 @@ __all__ = [
     "Tensor",
     "TensorDescriptor",
     "algorithms",
+    "allow_in_place",
     "axpby",
     "backends",
     "batch_normalization_backward",
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
+    "cache",
+    "candidates",
     "capability",
     "current_stream",
+    "defects_of",
     "derive_bn_tensor_descriptor",
     "describe",
     "device_types",
@@ -138,7 +142,9 @@ __all__ = [
     "has_symbol",
     "load",
     "loaded",
+    "look",
     "numbered_algorithms",
+    "refuse_addresses",
     "relu",
     "relu_backward",
     "search_spec",
@@ -177,3 +183,4 @@ include "_core/entry_points.pxi"
 include "_core/algorithms.pxi"
 include "_core/plans.pxi"
 include "_core/plan_kinds.pxi"
+include "_core/inner.pxi"

@@ -44,7 +44,7 @@ import numpy as np
 
 from pybnorm import _arguments, _names
 from pybnorm._arrays import CPU, Buffer, as_buffer
-from pybnorm._core import Cache, Handle, backends, current_stream, describe, device_types
+from pybnorm._core import Cache, Handle, backends, cache, current_stream, describe, device_types, refuse_addresses
 from pybnorm._words import AlgorithmWord, ModeWord
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -355,7 +355,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _ready_of(handle: Handle) -> Cache:
     _arguments.instance(handle, Handle, "handle", "a Handle or None")
-    return handle._caches["functional"]
+    return cache(handle, "functional")
 
 
 def _out_key(out: Any, count: int) -> Any:
@@ -558,7 +558,7 @@ def _prepare(
                 plan = getattr(used, f"plan_{method}")(*arrays, **options)
             except ArgumentError as error:
                 raise _renamed(error, (), **{result: names[0]}) from error.__cause__
-            plan._no_addresses()
+            refuse_addresses(plan)
     memory = _memory(plan, used, home, device) if plan.workspace_size and on_gpu else None
     follow = _follower(used, home, x, device) if handle is None and on_gpu else None
     call: Call = _CALLS[operation](plan, like, like_scale, memory, follow, constants)

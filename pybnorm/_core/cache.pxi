@@ -1,5 +1,6 @@
 # The one cache: of a handle's plans and descriptors, and of what modules above make ready for it.
 
+@cython.auto_pickle(False)
 cdef class Cache(dict):
     """A dictionary that keeps the newest of what was made.
 

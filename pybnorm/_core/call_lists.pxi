@@ -16,7 +16,8 @@ cdef struct _Place:
 
 
 cdef class CallList:
-    """A handle's calls in a row, checked once and run again and again on other memory.
+    """CallList(handle)\n--\n\nA handle's calls in a row, checked once and run again and again on other
+    memory.
 
     An address in them is made up of a slot and an offset, ``slot << 56 | offset``; where the slots begin is said at
     each run. Slot 0 is the workspace.

@@ -18,7 +18,7 @@ cdef class _HandleLife:
     cdef _Lock lock
     cdef Cache descriptors
     cdef Cache plans
-    cdef readonly object _caches  # of modules that make calls ready for this handle, by owner: emptied when it closes
+    cdef object caches  # of modules that make calls ready for this handle, by owner: emptied when it closes
     cdef void *scratch
     cdef size_t scratch_size
     cdef readonly str backend
@@ -27,7 +27,7 @@ cdef class _HandleLife:
     cdef str policy
     cdef tuple defects  # of this library, that its calls avoid or warn of
     cdef tuple weak  # weaknesses that some of its algorithms do not have
-    cdef public bint _in_place  # the judge's: an output may be an input itself; to callers that is refused
+    cdef bint in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
     def __cinit__(self):
@@ -39,7 +39,7 @@ cdef class _HandleLife:
         self.lock = _Lock()
         self.descriptors = Cache()
         self.plans = Cache()
-        self._caches = collections.defaultdict(Cache)
+        self.caches = collections.defaultdict(Cache)
 
     def __init__(self, backend, *, stream=None, known_defects=None):
         cdef const pbn_backend *table
@@ -142,8 +142,7 @@ cdef class _HandleLife:
         """Whether calls of that algorithm go another way where they have a known defect."""
         return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
 
-    def _met(self, call):
-        """The known defects that a `defects.Call` has."""
+    cdef tuple _met(self, object call):
         self._check_open()
         return tuple([d for d in self.defects if d.predicate(call)]) if self.defects else ()
 
@@ -311,7 +310,7 @@ cdef class _HandleLife:
         self.handle = NULL
         if self.forked:  # the vendor's destroy would wait for threads, or talk to a device, of the parent
             return 0
-        for cache in list(self._caches.values()):
+        for cache in list(self.caches.values()):
             cache.clear()
         self.plans.clear()
         with nogil:

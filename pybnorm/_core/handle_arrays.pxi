@@ -85,29 +85,7 @@ cdef class _HandleArrays(_HandleLife):
         """alpha or beta as a float, converted once; whether x's dtype can hold a float is checked when planned."""
         return value if type(value) is float else _arguments.scalar(value, name, self._data(x, "x").dtype)
 
-    def _look(self, tuple names, tuple arguments):
-        """What decides which calls serve these arguments, and where their arrays are.
-
-        Parameters
-        ----------
-        names : tuple of (str or None)
-            Of each argument; None: no array.
-        arguments : tuple
-
-        Returns
-        -------
-        key : tuple or None
-            None if some argument is mutable or cannot be compared safely; the call is then not cached.
-        addresses : tuple of int
-            A 0 for the workspace, then the arrays' in order, 0 for one that is None.
-        values : list
-            The arguments, each array that only a protocol of its own describes replaced by the `Buffer` it gave. Keep
-            them alive until the calls were made.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError, ClosedError
-        """
+    cdef tuple _look(self, tuple names, tuple arguments):
         cdef _View view
         cdef Py_ssize_t i
         cdef list key = [], addresses = [0], values = list(arguments)

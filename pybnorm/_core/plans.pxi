@@ -107,41 +107,8 @@ cdef class Plan:
     def __getattr__(self, name):
         # A property of this name would be in the way of inspect.signature() of the class.
         if name == "__signature__":
-            return self._signature()
+            return _signature(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
-    def _signature(self):
-        """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
-        if self.descriptors is None:
-            raise errors.ClosedError("plan")
-        kinds = inspect.Parameter
-        parameters = [
-            kinds(self.names[i], kinds.KEYWORD_ONLY if self.arguments[i].row.when else kinds.POSITIONAL_OR_KEYWORD)
-            for i in range(self.count)
-            if self.arguments[i].planned
-        ]
-        parameters.append(kinds("workspace", kinds.KEYWORD_ONLY, default=None))
-        if self.reserve_size:
-            parameters.append(kinds("reserve", kinds.KEYWORD_ONLY))
-        return inspect.Signature(parameters, return_annotation=None)
-
-    def _candidates(self, bint fast):
-        """Algorithms that may take this plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
-        cdef pbn_call call = self.call
-        cdef const char *found
-        self._owner()
-        call.x = <void *>self.alignment
-        names = []
-        while self.table.plan_candidate != NULL:
-            found = self.table.plan_candidate(&call, fast, len(names))
-            if found == NULL:
-                break
-            names.append(found.decode())
-        return tuple(names)
-
-    def _no_addresses(self):
-        """Its calls take arrays only from now on: for callers whose own arguments are arrays."""
-        self.takes = _ARRAYS
 
     cdef Handle _owner(self):
         if self.handle is None:
@@ -485,7 +452,7 @@ cdef class Plan:
             outputs.append(_memory_region((<uintptr_t>call.workspace, call.workspace_size)))
         if call.reserve_size:
             outputs.append(_memory_region((<uintptr_t>call.reserve, call.reserve_size), "reserve"))
-        if handle._in_place:
+        if handle.in_place:
             taken = [output[1:] for output in outputs]
             inputs = [given for given in inputs if given[1:] not in taken]
         elif _normalizes(call.operation):

@@ -44,11 +44,18 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
             return
     # an algorithm is what callers get, who are refused where it is not right
     offered = problem.algorithm and problem.inplace and Capability.IN_PLACE in session.capability(problem)
-    handle._in_place = problem.inplace and not offered
+    _allow_in_place(handle, problem.inplace and not offered)
     try:
         getattr(handle, METHODS[problem.operation])(**buffers, **options(problem), workspace=workspace)
     finally:
-        handle._in_place = False
+        _allow_in_place(handle, False)
+
+
+def _allow_in_place(handle: Any, allowed: bool) -> None:
+    if isinstance(handle, _core.Handle):
+        _core.allow_in_place(handle, allowed)
+    else:
+        handle.in_place = allowed
 
 
 def _from_inverse(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:

@@ -184,7 +184,7 @@ class Implementation:
 
     def __init__(self, spec: str, target: Any, module: ModuleType | None = None) -> None:
         self.spec, self.target = spec, target
-        self._in_place = False
+        self.in_place = False
         if not any(callable(getattr(target, method, None)) for method in _TENSORS):
             raise ArgumentError("--implementation", spec, f"an object with a method {' or '.join(_TENSORS)}")
         self.name = str(getattr(target, "name", spec))
@@ -237,7 +237,7 @@ class Implementation:
         given = self._taken(function, method, arguments)
         outputs = [t.name for t in _TENSORS[method] if t.written and t.name in arguments]
         writable = set(given) if self.framework.writes else set()
-        if self._in_place and not writable & {"y", "dx"}:
+        if self.in_place and not writable & {"y", "dx"}:
             text = f"{self.name}'s {method} does not take the array of its result, to write it in place"
             raise CallError(Status.UNSUPPORTED, text)
         made = {n: self.framework.of(v) for n, v in arguments.items() if isinstance(v, Buffer)}

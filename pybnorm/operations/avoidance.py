@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import SLOT_BITS, CallList, Handle
+from pybnorm._core import SLOT_BITS, CallList, Handle, defects_of
 from pybnorm.defects import Call, Defect, Effect
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.operations import program
@@ -68,7 +68,7 @@ def avoid(
 
 def _right(p: Program, operation: Operation, dims: tuple[int, ...]) -> bool:
     """Whether a spatial float32 call without a blend is right; backward's sums may be of one sign."""
-    met = p.handle._met(Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
+    met = defects_of(p.handle, Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
     return all(d.effect == Effect.WEAK for d in met)
 
 
@@ -82,7 +82,7 @@ def _view(buffer: Buffer, *dims: int) -> Buffer:
 
 def _copied(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
     """The call on copies, where their alignment is all that it needs."""
-    if call.alignment >= _ALIGNED or p.handle._met(call._replace(alignment=_ALIGNED)):
+    if call.alignment >= _ALIGNED or defects_of(p.handle, call._replace(alignment=_ALIGNED)):
         return False
     copies = {name: p.scratch(buffer.dims, buffer.dtype, buffer.strides) for name, buffer in data.items()}
     out = "dx" if "dx" in data else "y"
@@ -115,9 +115,9 @@ def _taken(p: Program, call: Call) -> int:
     if call.operation != Operation.FORWARD_INFERENCE:
         return 0
     size = call.dims[0]
-    while size > 1 and p.handle._met(call._replace(dims=(size, *call.dims[1:]))):
+    while size > 1 and defects_of(p.handle, call._replace(dims=(size, *call.dims[1:]))):
         size = -(-size // 2)
-    return 0 if p.handle._met(call._replace(dims=(size, *call.dims[1:]))) else size
+    return 0 if defects_of(p.handle, call._replace(dims=(size, *call.dims[1:]))) else size
 
 
 def _activations(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def _activations(p: Program, call: Call, data: Arrays, parameters: Arrays, optio
         return False
     dims = call.dims[0], math.prod(call.dims[1:]), 1, 1
     channels = call._replace(mode=Mode.SPATIAL, dims=dims)
-    if p.handle._met(channels) and not _taken(p, channels):
+    if defects_of(p.handle, channels) and not _taken(p, channels):
         return False
     viewed = {name: _view(buffer, *dims) for name, buffer in data.items()}
     p._emit(call.operation.name.lower(), Mode.SPATIAL, viewed, parameters, options)
@@ -169,8 +169,8 @@ def _round(p: Program, wide: Buffer, narrow: Buffer) -> None:
     """Round once, to nearest: the inference of zeros, with the values as the bias. `wide` is overwritten."""
     mark = p.used
     bias, target = _flat(wide), _flat(narrow)
-    if narrow.dtype == DataType.BFLOAT16 and p.handle._met(
-        Call(Operation.FORWARD_INFERENCE, Mode.PER_ACTIVATION, narrow.dtype, target.dims)
+    if narrow.dtype == DataType.BFLOAT16 and defects_of(
+        p.handle, Call(Operation.FORWARD_INFERENCE, Mode.PER_ACTIVATION, narrow.dtype, target.dims)
     ):
         bias = _to_eight_bits(p, bias)
     zeros = p.scratch(bias.dims, bias.dtype)
@@ -220,7 +220,7 @@ class _Parts:
             n, plane = n * plane, 1
         self.c, self.m, self.image = c, n * plane, (n, c, 1, plane)
         self.shape = _Shape(x._replace(dims=(c,), strides=(1,)), 0)
-        whole = p.handle._met(Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, (n, c, 1, plane)))
+        whole = defects_of(p.handle, Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, (n, c, 1, plane)))
         chained = any(d.rounded and d.effect == Effect.WEAK for d in whole)
         short = min(_PART, 2 * math.isqrt(self.m)) if chained else _PART
         lengths = dict.fromkeys((plane, -(-plane // _VECTOR) * _VECTOR))
@@ -410,7 +410,9 @@ def _other_view(p: Program, data: Arrays, parameters: Arrays, options: dict[str,
         strides = plane * c, 1, plane * c, c
         if _arguments.layout_of(dims, strides) != Layout.CHANNELS_LAST:
             continue  # one and the same memory, of another kind to the library
-        if not p.handle._met(Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, dims, Layout.CHANNELS_LAST)):
+        if not defects_of(
+            p.handle, Call(Operation.FORWARD_TRAINING, Mode.SPATIAL, x.dtype, dims, Layout.CHANNELS_LAST)
+        ):
             viewed = {name: b._replace(dims=dims, strides=strides) for name, b in data.items()}
             p._emit("forward_training", Mode.SPATIAL, viewed, parameters, options)
             return True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from pybnorm import _arguments, _names
-from pybnorm._core import SLOT_BITS, Handle
+from pybnorm._core import SLOT_BITS, Handle, cache, look
 from pybnorm.operations.program import RECIPES, Prepared, Program
 
 MOST_PREPARED = 256
@@ -199,8 +199,8 @@ def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Pr
         As the operation would, before anything is written.
     """
     _arguments.instance(handle, Handle, "handle", "a Handle")
-    key, addresses, held = handle._look(recipe.arrays, values)
-    known = handle._caches["operations"]
+    key, addresses, held = look(handle, recipe.arrays, values)
+    known = cache(handle, "operations")
     found = None if key is None else known.get((recipe, key))
     if found is not None:
         return found, addresses, held

@@ -15,7 +15,7 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
-from pybnorm._core import SLOT_BITS, CallList, Handle, capability
+from pybnorm._core import SLOT_BITS, CallList, Handle, capability, defects_of
 from pybnorm.defects import Call, Effect
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
@@ -544,7 +544,7 @@ class Program:
         layout = _arguments.layout_of(x.dims, x.strides)
         saved = "saved_mean" in parameters
         call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"])
-        met = self.handle._met(call)
+        met = defects_of(self.handle, call)
         return bool(met) and self._instead(call, data, parameters, options, met)
 
     def _instead(self, call: Call, *given: Any) -> bool:

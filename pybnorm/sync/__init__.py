@@ -31,7 +31,7 @@ from typing import Any
 
 from pybnorm import _arguments, _names, operations
 from pybnorm._arrays import CPU
-from pybnorm._core import SLOT_BITS, Cache, Handle, backends
+from pybnorm._core import SLOT_BITS, Cache, Handle, backends, look
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError
 from pybnorm.sync.communicators import Communicator, _connect
@@ -353,7 +353,7 @@ class SyncBatchNorm:
 
         The first call with a given signature is validated and planned; later ones reuse the plan.
         """
-        key, addresses, held = self._handle._look(kind.roles, values)
+        key, addresses, held = look(self._handle, kind.roles, values)
         plan = None if key is None else self._plans.get((kind, key))
         if plan is None:
             arrays: dict[str, Any] = dict(zip(kind.array_names, held, strict=False))

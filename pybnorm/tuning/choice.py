@@ -63,7 +63,7 @@ def choose(
         )
     make = functools.partial(getattr(handle, trials.METHODS[operation]), x, **options)
     plan = make(algorithm=algorithm)
-    names = tuple(plan._candidates(algorithm == "fast"))
+    names = _core.candidates(plan, algorithm == "fast")
     if len(names) < 2:
         return plan, f"{plan.reason}; nothing to measure it against{_left_alone(handle)}"
     known = ("running", "saved", "unbiased", *_others(operation), *calls.OPTIONS[operation])

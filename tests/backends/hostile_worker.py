@@ -60,8 +60,7 @@ def members(kind, made):
         "forward_training": (x, v, v, y), "forward_inference": (x, v, v, v, v, y), "backward": (x, x, v, y, v, v),
         "axpby": (1.0, x, 0.0, y), "fill": (1.0, y), "relu": (x, y), "relu_backward": (x, x, y),
         "workspace_size": (0, handle.descriptor(x)), "plan_forward_training": (x,), "plan_forward_inference": (x,),
-        "plan_backward": (x,), "_look": (("x",), (x,)), "_candidates": (False,), "_met": (None,),
-        "__exit__": (None, None, None), "__call__": (x, v, v, y, v, v),
+        "plan_backward": (x,), "__exit__": (None, None, None), "__call__": (x, v, v, y, v, v),
     }  # fmt: skip
     own = [n for n in dir(kind) if n not in dir(object)] + ["__repr__", "__hash__"]
     for name in own:
@@ -87,6 +86,9 @@ attempt("derive of a descriptor never made", lambda: pybnorm.derive_bn_tensor_de
 attempt("plan of a descriptor never made", lambda: handle.plan_forward_training(never))
 attempt("call on a handle never made", lambda: pybnorm.fill(NoHandle(), 1.0, handle.descriptor(y), y.ctypes.data))
 attempt("list of a handle never made", lambda: _core.CallList(NoHandle()))
+attempt("look on a handle never made", lambda: _core.look(NoHandle(), ("x",), (x,)))
+attempt("defects on a handle never made", lambda: _core.defects_of(NoHandle(), None))
+attempt("candidates of a plan never made", lambda: _core.candidates(NoPlan(), False))
 
 # ---- None where a tensor or a handle is needed
 

@@ -18,8 +18,8 @@ from pybnorm._arrays import Memory
 
 OURS = ("ArgumentError: ", "ArgumentTypeError: ", "ClosedError: ", "WorkspaceError: ")
 PASSIVE = (  # what says of itself that nothing is there, or does nothing
-    "__del__", "__exit__", "__getattr__", "__hash__", "__repr__", "_caches", "_in_place", "_no_addresses", "algorithm",
-    "backend", "close", "closed", "device", "dims", "dtype", "layout", "library", "reason", "reserve_size", "strides",
+    "__del__", "__exit__", "__getattr__", "__hash__", "__repr__", "algorithm", "backend", "close", "closed",
+    "deterministic", "device", "dims", "dtype", "layout", "library", "reason", "reserve_size", "strides",
     "workspace_nbytes",
 )  # fmt: skip
 

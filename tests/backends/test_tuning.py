@@ -292,7 +292,7 @@ def candidates(handle, line, fast):
     options |= {"saved": False} if "unsaved" in rest else {}
     with pybnorm.TensorDescriptor("cudnn", dtype, dims, last) as x:
         plan = getattr(handle, name[operation])(x, algorithm="plain", **options)
-        return plan._candidates(fast)
+        return pybnorm._core.candidates(plan, fast)
 
 
 GRAPHS = ("graph", "graph:1", "graph:2", "graph:3")

@@ -109,7 +109,7 @@ def test_long_sums_of_onednn_are_of_parts(line, load_library):
     """The table's own entry; the first has a prime number of elements."""
     library = load_library("onednn")
     with open_session("onednn").handle as handle:
-        found = handle._met(Problem.parse(line))
+        found = pybnorm._core.defects_of(handle, Problem.parse(line))
     assert bool(found) == defects.named("onednn-long-sums").in_version(library.version)
     with Worker("onednn", timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
         result = worker.run(Problem.parse(f"{line},fill=randn,algorithm=auto"))
@@ -167,8 +167,8 @@ def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
     way = random_problems.Avoid("onednn", "avoid_all")
     with way.handle, pybnorm.Handle("onednn", known_defects="avoid") as other:
         result = random_problems.run(problem, way)
-        assert bool(way.handle._met(problem)) == bool(weak)
-        assert not other._met(problem)
+        assert bool(pybnorm._core.defects_of(way.handle, problem)) == bool(weak)
+        assert not pybnorm._core.defects_of(other, problem)
     assert result.status == Status.PASS, result
     if weak:
         assert max(v.ratios["A"] for v in result.verdicts if v.output not in ("y", "dx")) < 0.5, result

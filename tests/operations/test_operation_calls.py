@@ -413,12 +413,12 @@ def test_what_is_kept_of_a_call_serves_other_memory(bench, operation, axis, narr
     assert fresh[0] != fresh[1] or operation == "fill"
     with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
         assert outcome(bench, own, operation, first) == fresh[0]
-        kept = dict(own._caches["operations"])
+        kept = dict(_core.cache(own, "operations"))
         assert kept
         assert outcome(bench, own, operation, second) == fresh[1]
         assert outcome(bench, own, operation, first) == fresh[0]
-        assert own._caches["operations"] == kept, "each was prepared again"
-    assert not own._caches["operations"]
+        assert _core.cache(own, "operations") == kept, "each was prepared again"
+    assert not _core.cache(own, "operations")
 
 
 def test_what_was_allowed_does_not_allow_what_is_equal_to_it(bench):
@@ -480,7 +480,7 @@ def test_no_more_calls_are_kept_than_said(bench):
     with pybnorm.Handle(bench.handle.backend, stream=bench.device.stream or None) as own:
         for i in range(operations.MOST_PREPARED + 20):
             operations.axpby(own, float(i), x, 0.0, y)
-        assert len(own._caches["operations"]) == operations.MOST_PREPARED
+        assert len(_core.cache(own, "operations")) == operations.MOST_PREPARED
         operations.axpby(own, 0.0, x, 0.0, y)  # among those that had to go
         assert bench.device.to_numpy(y).tolist() == [[0.0] * 3] * 2
         with pytest.raises(TypeError, match="nonsense"):

@@ -553,7 +553,7 @@ def test_what_may_be_measured(child: Any, computing: str) -> None:
                 strides = (120, 1, 40, 8) if last else None
                 with pybnorm.TensorDescriptor("cudnn", "f32", shape, strides) as x:
                     plan = handle.plan_backward(x, saved=False)
-                    told.append([plan._candidates(fast) for fast in (False, True)])
+                    told.append([pybnorm._core.candidates(plan, fast) for fast in (False, True)])
         report(told)
         """,
         file=computing,

@@ -37,7 +37,7 @@ def test_graphs_run_and_all_else_says_why_not(run: Any, graphs_only: str) -> Non
                 "copy": lambda: handle.workspace_size("axpby", first),
             }.items():
                 answer["refused"][name] = attempt(call)
-            answer["candidates"] = handle.plan_forward_training(channels_last)._candidates(True)
+            answer["candidates"] = pybnorm._core.candidates(handle.plan_forward_training(channels_last), True)
         report(answer)
         """,
         file=graphs_only,

@@ -297,7 +297,7 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
             listed = any(d.tuned for d in pybnorm.known_defects("miopen", call, version))
             assert listed == (_takes_by_time("miopen") and version >= (3, 5))
             with pybnorm.Handle("miopen") as handle:
-                return [d.id for d in handle._met(call)]
+                return [d.id for d in pybnorm._core.defects_of(handle, call)]
 
         answers = {"rules": met()}
         for policy.value in (2, 3, 4, 5):

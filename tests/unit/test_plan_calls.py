@@ -278,7 +278,8 @@ def test_a_plan_that_nobody_made_is_refused(play: Any) -> None:
         kinds = (pybnorm.ForwardTrainingPlan, pybnorm.ForwardInferencePlan, pybnorm.BackwardPlan)
         plans = [kind.__new__(kind) for kind in kinds]
         told = [attempt(lambda: plan(*[0x10000] * 6)) for plan in plans]
-        report([told + [attempt(lambda: plan._candidates(False)) for plan in plans], list(map(repr, plans))])
+        told += [attempt(lambda: pybnorm._core.candidates(plan, False)) for plan in plans]
+        report([told, list(map(repr, plans))])
         """
     )
     assert [result["error"] for result in told] == ["ClosedError"] * 6
@@ -396,7 +397,7 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
                 x, y, z = (data(a + offset, dtype=dtype) for a in (0x10000, 0x20000, 0x30000))
                 make = handle.plan_forward_training if kind == "training" else handle.plan_backward
                 plan = make(x, y) if kind == "training" else make(x, y, z)
-                candidates = plan._candidates(False)
+                candidates = pybnorm._core.candidates(plan, False)
                 named = attempt(lambda: make(x, y, algorithm="ex"))
                 fused = attempt(lambda: make(x, y, activation="relu"))
                 ran = None
@@ -406,7 +407,7 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
                          workspace=FORWARD["workspace"])
                     handle.forward_training(x, y=y, algorithm="auto", workspace=FORWARD["workspace"], **vectors)
                     ran = [line.split()[0] for line in taken()]
-                    again = plan._candidates(False)
+                    again = pybnorm._core.candidates(plan, False)
                     assert again == candidates, (again, candidates)
                 answer.append([unbuilt, offset, kind, plan.algorithm, candidates, named, fused, ran])
         report(answer)

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import pybnorm
-from pybnorm import Operation, cli, tuning
+from pybnorm import Operation, _core, cli, tuning
 from pybnorm.check.bounds import Status
 from pybnorm.devices import cuda
 from pybnorm.tuning import cache, choice, trials
@@ -45,9 +45,10 @@ class Plan:
         self.algorithm, self.candidates, self.reason = algorithm, candidates, reason
         self.asked: list[bool] = []
 
-    def _candidates(self, fast: bool) -> tuple[str, ...]:
-        self.asked.append(fast)
-        return self.candidates
+
+def candidates(plan: Plan, fast: bool) -> tuple[str, ...]:
+    plan.asked.append(fast)
+    return plan.candidates
 
 
 class Handle:
@@ -92,6 +93,7 @@ class Measured:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     double = Measured()
     monkeypatch.setattr(trials, "run", double)
+    monkeypatch.setattr(_core, "candidates", candidates)
     return double
 
 

@@ -1,0 +1,78 @@
+# What the package's own modules ask of handles and plans, and their users do not.
+
+
+def cache(Handle handle not None, str owner):
+    """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
+    return handle.caches[owner]
+
+
+def defects_of(Handle handle not None, call):
+    """The known defects that a `defects.Call` has."""
+    return handle._met(call)
+
+
+def allow_in_place(Handle handle not None, bint allowed):
+    """Whether an output may be an input itself; to callers that is refused, the judge asks for it."""
+    handle.in_place = allowed
+
+
+def look(Handle handle not None, tuple names not None, tuple arguments not None):
+    """What decides which calls serve these arguments, and where their arrays are.
+
+    Parameters
+    ----------
+    names : tuple of (str or None)
+        Of each argument; None: no array.
+    arguments : tuple
+
+    Returns
+    -------
+    key : tuple or None
+        None if some argument is mutable or cannot be compared safely; the call is then not cached.
+    addresses : tuple of int
+        A 0 for the workspace, then the arrays' in order, 0 for one that is None.
+    values : list
+        The arguments, each array that only a protocol of its own describes replaced by the `Buffer` it gave. Keep
+        them alive until the calls were made.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, ClosedError
+    """
+    return handle._look(names, arguments)
+
+
+def candidates(Plan plan not None, bint fast):
+    """Algorithms that may take a plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
+    cdef pbn_call call = plan.call
+    cdef const char *found
+    plan._owner()
+    call.x = <void *>plan.alignment
+    names = []
+    while plan.table.plan_candidate != NULL:
+        found = plan.table.plan_candidate(&call, fast, len(names))
+        if found == NULL:
+            break
+        names.append(found.decode())
+    return tuple(names)
+
+
+def refuse_addresses(Plan plan not None):
+    """Have calls of a plan take arrays only from now on: for callers whose own arguments are arrays."""
+    plan.takes = _ARRAYS
+
+
+cdef object _signature(Plan plan):
+    """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
+    if plan.descriptors is None:
+        raise errors.ClosedError("plan")
+    kinds = inspect.Parameter
+    parameters = [
+        kinds(plan.names[i], kinds.KEYWORD_ONLY if plan.arguments[i].row.when else kinds.POSITIONAL_OR_KEYWORD)
+        for i in range(plan.count)
+        if plan.arguments[i].planned
+    ]
+    parameters.append(kinds("workspace", kinds.KEYWORD_ONLY, default=None))
+    if plan.reserve_size:
+        parameters.append(kinds("reserve", kinds.KEYWORD_ONLY))
+    return inspect.Signature(parameters, return_annotation=None)
