@@ -2,7 +2,7 @@
 
 ``model = pybnorm.torch.convert(model)`` makes every ``BatchNorm1d``, ``BatchNorm2d``, ``BatchNorm3d`` and
 ``SyncBatchNorm`` of a model one of this module; `batch_norm` replaces ``torch.nn.functional.batch_norm``. All are
-differentiable (`SyncBatchNorm` once) on PyTorch's current stream and in PyTorch's memory. Under autocast they work as
+differentiable on PyTorch's current stream and in PyTorch's memory. Under autocast they work as
 PyTorch's own, in the dtype of the input with float32 parameters; in a captured CUDA graph after a warm-up on the thread
 that captures. Compilers, exporters and ``torch.func`` see custom operators from PyTorch 2.4 on; before,
 ``torch.compile`` calls them as they are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from pybnorm.torch.calls import Gradients, Optional
 
 Rest: TypeAlias = "tuple[Any, ...]"
 
-__all__ = ["DIRECT", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied"]
+__all__ = ["DIRECT", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "second"]
 
 
 class Way:
@@ -128,30 +129,41 @@ class Differentiate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Gradients:  # noqa: D102
-        x, dy, weight, mean, spread = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in (x, dy, weight)]
-            found = _formula(leaves[0], leaves[1], leaves[2], mean, spread, *ctx.rest)
-            of = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-            pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.shape == g.shape]
-            results, given = zip(*pairs, strict=True)
-            values = iter(torch.autograd.grad(results, of, given, create_graph=again, allow_unused=True))
-        second = [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
-        return *second, None, None, None
+        *leaves, mean, spread = ctx.saved_tensors
+        return *second(leaves, gradients, mean, spread, *ctx.rest), None, None, None
+
+
+def second(leaves: Sequence[Optional], gradients: Sequence[Optional], *rest: Any) -> list[Optional]:
+    """The gradients of x, dy and weight, given those of the results of `_formula`, which takes `rest` behind these."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in leaves]
+        found = _formula(*leaves, *rest)
+        of = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.shape == g.shape]
+        results, given = zip(*pairs, strict=True)
+        values = iter(torch.autograd.grad(results, of, given, create_graph=again, allow_unused=True))
+    return [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
 
 
 def _formula(
-    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
-    training: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The first derivative, of operations that PyTorch differentiates; the batch's statistics are functions of x."""
+    x: Any, dy: Any, weight: Optional, mean: Any, spread: Any, eps: float, training: bool, total: Any = torch.clone
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The first derivative, of operations that PyTorch differentiates; the batch's statistics are functions of x.
+
+    `total` adds up what each rank has of the batch, differentiably.
+    """
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     axes, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
     wide, back = x.to(kind), dy.to(kind)
+    count = total(mean.new_full((1,), x.numel() / x.shape[1], dtype=kind))
+
+    def average(values: torch.Tensor) -> torch.Tensor:
+        return total(values.sum(axes, keepdim=True)) / count
+
     if training:
-        centred = wide - wide.mean(axes, keepdim=True)
-        inverse = torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)
+        centred = wide - average(wide)
+        inverse = torch.rsqrt(average(centred.square()) + eps)
     else:
         centred = wide - mean.to(kind).view(shape)
         inverse = torch.rsqrt(spread.to(kind).view(shape) + eps)
@@ -160,6 +172,6 @@ def _formula(
     product = back * normal
     dx = back
     if training:
-        dx = back - back.mean(axes, keepdim=True) - normal * product.mean(axes, keepdim=True)
+        dx = back - average(back) - normal * average(product)
     of = kind if weight is None else weight.dtype
     return (slope * dx).to(x.dtype), product.sum(axes).to(of), back.sum(axes).to(of)

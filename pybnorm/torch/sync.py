@@ -7,12 +7,12 @@ import os
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
 from pybnorm.torch import calls
+from pybnorm.torch.derivatives import second
 from pybnorm.torch.modules import _BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -25,7 +25,8 @@ os.register_at_fork(after_in_child=_handles.clear)
 class _Ranks:
     """Batch norm with the other ranks, for one dtype and device. Making one is a collective."""
 
-    def __init__(self, group: Any, x: torch.Tensor) -> None:
+    def __init__(self, group: Any, x: torch.Tensor, deterministic: bool) -> None:
+        self.group = group
         buffer = as_buffer(x, "input")
         self.on_cpu = buffer.device_type == CPU
         # No handle of `functional`: autograd runs backward in another thread, while that one may follow its stream.
@@ -35,7 +36,7 @@ class _Ranks:
                 _handles[key] = Handle(key[0])
         self.handle = _handles[key]
         self.handle.follow_stream(x)
-        self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype)
+        self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype, deterministic=deterministic)
         self._sizes: dict[Any, int] = {}
 
     def call(self, name: str, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> None:
@@ -75,37 +76,74 @@ class _Synchronized(torch.autograd.Function):
             running_variance=variance, saved_mean=saved[0], saved_inv_variance=saved[1],
         )  # fmt: skip
         ctx.save_for_backward(x, weight, *saved)
-        ctx.ranks = ranks
+        ctx.eps, ctx.ranks = eps, ranks
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, inv_variance = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        x, weight, *saved = ctx.saved_tensors
+        found = _Differentiate.apply(x, dy, weight, *saved, ctx.eps, ctx.needs_input_grad[:3], ctx.ranks)
+        return *(one if need else None for one, need in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 5
+
+
+class _Differentiate(torch.autograd.Function):
+    """The first derivative by the library; its own is that of the formula, in which sums are those of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dy: torch.Tensor, weight: Any, mean: Any, inverse: Any, eps: float, wanted: Any,
+        ranks: _Ranks,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
         like = mean if weight is None else weight
-        dx, dscale, dbias = torch.empty_like(x), *(torch.empty_like(like) if need else None for need in wanted[1:3])
         # dx is computed also where nobody wants it: the other ranks, which may, wait in the same collective.
-        ctx.ranks.call(
-            "backward",
-            x,
-            calls.like(dy, x),
-            weight,
-            dx,
-            dscale,
-            dbias,
-            saved_mean=mean,
-            saved_inv_variance=inv_variance,
-        )
-        return dx if wanted[0] else None, dscale, dbias, None, None, None, None, None
+        dx, *sums = torch.empty_like(x), *(torch.empty_like(like) if need else None for need in wanted[1:])
+        ranks.call("backward", x, calls.like(dy, x), weight, dx, *sums, saved_mean=mean, saved_inv_variance=inverse)
+        ctx.save_for_backward(x, dy, weight, mean, inverse)
+        ctx.eps, ctx.ranks = eps, ranks
+        return dx, *sums
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        *leaves, mean, inverse = ctx.saved_tensors
+
+        def total(values: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = _Total.apply(values, ctx.ranks.group)
+            return found
+
+        found = second(leaves, gradients, mean, inverse, ctx.eps, True, total)
+        return *found, None, None, None, None, None
 
 
-def _synchronized(*arguments: Any) -> torch.Tensor:
-    y: torch.Tensor = _Synchronized.apply(*arguments)
+class _Total(torch.autograd.Function):
+    """The sum of all ranks' tensors, on which each rank's depends."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group, found = group, values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(found, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _Total.apply(gradient, ctx.group), None
+
+
+def _synchronized(
+    module: Any, group: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None,
+    momentum: float,
+) -> torch.Tensor:  # fmt: skip
+    x = calls.dense(input)
+    joined = module.__dict__.setdefault("_joined", {})
+    deterministic = module.deterministic or torch.are_deterministic_algorithms_enabled()
+    key = group, x.dtype, x.device, x.shape[1], deterministic
+    ranks = joined.get(key)
+    if ranks is None:
+        ranks = joined[key] = _Ranks(group, x, deterministic)
+    y: torch.Tensor = _Synchronized.apply(x, module.weight, module.bias, mean, variance, momentum, module.eps, ranks)
     return y
 
 
-if hasattr(getattr(torch, "compiler", None), "disable"):  # PyTorch 1 has no compiler
+if hasattr(getattr(torch, "compiler", None), "disable"):  # PyTorch 1 has no compiler; a collective is none of a graph
     _synchronized = torch.compiler.disable(_synchronized)
 
 
@@ -126,10 +164,11 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
 
     Notes
     -----
-    The first call in training for each dtype is one collective more, in which the ranks compare their arguments. A rank
-    whose call is refused raises its own error and the others `RankError`; `fallback` is for what is not synchronized,
-    because a rank cannot leave its call to PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``, because
-    DistributedDataParallel refuses that on CPUs.
+    A second derivative, where it is taken, must be taken on all ranks: its sums are theirs. Compilers leave
+    synchronized calls out of their graphs. The first call in training for each dtype is one collective more, in which
+    the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`;
+    `fallback` is for what is not synchronized, because a rank cannot leave its call to PyTorch alone. It is no subclass
+    of ``torch.nn.SyncBatchNorm``, because DistributedDataParallel refuses that on CPUs.
     """
 
     def __init__(
@@ -162,13 +201,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         group = _group(self.process_group) if batch and self.training else None
         if group is None:
             return super()._normalized(input, mean, variance, batch, momentum)
-        x = calls.dense(input)
-        joined = self.__dict__.setdefault("_joined", {})
-        key = group, x.dtype, x.device, x.shape[1]
-        ranks = joined.get(key)
-        if ranks is None:
-            ranks = joined[key] = _Ranks(group, x)
-        return _synchronized(x, self.weight, self.bias, mean, variance, momentum, self.eps, ranks)
+        return _synchronized(self, group, input, mean, variance, momentum)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and files: without what was made with the other ranks."""

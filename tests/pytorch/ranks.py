@@ -75,6 +75,29 @@ def steps(module, case, size, part=slice(None), wide=False):
     return found
 
 
+def twice(module, case, size, part=slice(None), wide=False):
+    """Second derivatives by x and the parameters, of a sum over all rows: of dx squared, and of the parameters' own."""
+    x = batch(case, size, 0)[0][part]
+    leaf = (x.double() if wide else x).clone().requires_grad_()
+    leaves = [leaf, *module.parameters()]
+    first = torch.autograd.grad((module(leaf) ** 3).sum(), leaves, create_graph=True)
+    weights = [randn(70 + number, *one.shape).to(one.dtype) for number, one in enumerate(first[1:])]
+    penalty = (first[0] ** 2).sum() + sum((one * w).sum() for one, w in zip(first[1:], weights, strict=True))
+    found = torch.autograd.grad(penalty, leaves, allow_unused=True)
+    return [torch.zeros_like(at) if one is None else one for one, at in zip(found, leaves, strict=True)]
+
+
+TWICE = ("first", "last", "uneven, last", "an empty rank", "bare", "one axis")
+
+
+def compiled(rank, size, group):
+    """Steps of a compiled network with two synchronized batch norms, and how often the compiler broke off."""
+    torch._dynamo.utils.counters.clear()
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network(), group)
+    whole = torch.compile(torch.nn.parallel.DistributedDataParallel(model, process_group=group), backend="aot_eager")
+    return {"state": trained(whole, rank, size), "breaks": sum(torch._dynamo.utils.counters["graph_break"].values())}
+
+
 def network():
     torch.manual_seed(4)
     nn = torch.nn
@@ -93,7 +116,10 @@ def trained(model, rank=0, size=1):
         share = 12 // size
         model(x[rank * share : (rank + 1) * share]).square().mean().backward()
         optimizer.step()
-    return {name.removeprefix("module."): value.detach().clone() for name, value in model.state_dict().items()}
+    return {
+        name.removeprefix("_orig_mod.").removeprefix("module."): value.detach().clone()
+        for name, value in model.state_dict().items()
+    }
 
 
 def others(rank, size):
@@ -144,6 +170,10 @@ def main(rank, folder):
             module = module_of(torch.nn.SyncBatchNorm, case)
             module.process_group = group
             found[size, case] = steps(ours.convert(module), case, size, part_of(case, size, rank))
+            if case in TWICE:
+                found["twice", size, case] = twice(module, case, size, part_of(case, size, rank))
+        if size == 2 and rank < size and hasattr(torch, "compile"):
+            found["compiled"] = compiled(rank, size, group)
     found |= others(rank, SIZE)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.barrier()

@@ -103,3 +103,26 @@ def test_without_a_group_it_is_batch_norm(torch, ours, ranks, device):
     x = ranks.batch(case, 2, 0)[0].to(device)
     right = ranks.module_of(torch.nn.BatchNorm2d, case).to(device)(x)
     assert near(torch, mine(x), right)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_second_derivative_is_that_of_the_whole_batch(torch, ranks, results, size):
+    for case in ranks.TWICE:
+        module = ranks.module_of(torch.nn.BatchNorm2d if case != "one axis" else torch.nn.BatchNorm1d, case)
+        dx, *parameters = ranks.twice(module.double(), case, size, wide=True)
+        mine = [result["twice", size, case] for result in results[:size]]
+        assert near(torch, torch.cat([m[0] for m in mine]), dx), case
+        for at, wanted in enumerate(parameters):
+            assert near(torch, sum(m[1 + at] for m in mine), wanted), case
+
+
+def test_a_compiled_network_is_as_it_is_without(torch, ranks, results):
+    """The synchronized calls are left out of the compiler's graphs, and their statistics are not lost."""
+    if not hasattr(torch, "compile"):
+        pytest.skip("this PyTorch has no compiler")
+    right = ranks.trained(ranks.network())
+    for result in results[:2]:
+        assert result["compiled"]["state"].keys() == right.keys()
+        for name, wanted in right.items():
+            assert near(torch, result["compiled"]["state"][name], wanted), name
+        assert result["compiled"]["breaks"] > 0  # or it was not what ran
