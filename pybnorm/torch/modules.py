@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from pybnorm.torch.autograd import batch_norm
 
@@ -65,11 +66,15 @@ class _BatchNorm:
             momentum = 0.0
         if counter is not None:
             counter.add_(1)  # first, as PyTorch: a checkpoint may end its second run within the call
-        y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
-        if average is not None:
-            with torch.no_grad():
-                for kept, now in zip(average, (mean, variance), strict=True):
-                    kept.add_((now - kept) / counter)  # on the device, without waiting for the count
+        if average is None:
+            y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
+        else:
+            try:
+                y = self._normalized(input, mean, variance, batch, momentum)
+            except _STOP:
+                _averaged(average, (mean, variance), counter)
+                raise
+            _averaged(average, (mean, variance), counter)
         return y if activation is None else _activated(y, residual, in_place)
 
     def _normalized(
@@ -85,6 +90,17 @@ class _BatchNorm:
             input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback,
             deterministic=self.deterministic,
         )  # fmt: skip
+
+
+# Ends a checkpoint's second run where results are saved for backward, when statistics have been updated.
+_STOP: Any = getattr(torch.utils.checkpoint, "_StopRecomputationError", ())
+
+
+@torch.no_grad()
+def _averaged(average: Any, statistics: Any, counter: torch.Tensor) -> None:
+    """Running statistics as averages over all batches, on the device, without waiting for the count."""
+    for kept, now in zip(average, statistics, strict=True):
+        kept.add_((now - kept) / counter)
 
 
 def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:

@@ -257,6 +257,25 @@ def test_a_checkpoint_computes_forward_again(torch, ours, device, reentrant):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("momentum", [0.25, None])
+def test_a_checkpoint_counts_batches_as_pytorch_does(torch, ours, device, momentum, reentrant, stops):
+    """Both of its runs; the second may stop where batch norm, the last there, saves for backward."""
+    checkpoints = torch.utils.checkpoint
+    theirs = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5, momentum=momentum)).to(device)
+    found = []
+    for model in (theirs, ours.convert(copy.deepcopy(theirs))):
+        for number in range(3):
+            x = made(torch, device, 4, 3, 8, 8, seed=number).requires_grad_()
+            with checkpoints.set_checkpoint_early_stop(stops):
+                (checkpoints.checkpoint(model, x, use_reentrant=reentrant) ** 2).sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters()), *model.buffers()])
+    same(torch, found[1], found[0], 2e-4)
+    assert int(found[1][-1]) == 6
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_steps_with_autocast_and_a_scaler(torch, ours, device):
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("this PyTorch has no scaler for the CPU")
