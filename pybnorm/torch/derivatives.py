@@ -133,16 +133,16 @@ class Differentiate(torch.autograd.Function):
         return *second(leaves, gradients, mean, spread, *ctx.rest), None, None, None
 
 
-def second(leaves: Sequence[Optional], gradients: Sequence[Optional], *rest: Any) -> list[Optional]:
+def second(given: Sequence[Any], gradients: Sequence[Optional], *rest: Any) -> list[Optional]:
     """The gradients of x, dy and weight, given those of the results of `_formula`, which takes `rest` behind these."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in leaves]
-        found = _formula(*leaves, *rest)
+        leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in given]
+        found = _formula(leaves[0], leaves[1], leaves[2], *rest)
         of = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.shape == g.shape]
-        results, given = zip(*pairs, strict=True)
-        values = iter(torch.autograd.grad(results, of, given, create_graph=again, allow_unused=True))
+        results, along = zip(*pairs, strict=True)
+        values = iter(torch.autograd.grad(results, of, along, create_graph=again, allow_unused=True))
     return [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
 
 
