@@ -200,18 +200,23 @@ def _at_exit():
     _exiting = True
 
 
+cdef str _STREAMS = "an integer, an object with __cuda_stream__ or a stream of hip-python"
+
+
 cdef object _stream(object stream):
-    """A stream's address: an integer, or what ``__cuda_stream__`` gives."""
+    """A stream's address: an integer, what ``__cuda_stream__`` gives, or a stream of hip-python."""
     try:
         protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is not None:
             said = protocol() if callable(protocol) else protocol
             stream = 0 if said[1] is None else said[1]
+        elif type(stream).__module__.partition(".")[0] in ("hip", "rocm"):
+            stream = int(stream)  # hip-python's pointers have no __index__
     except Exception as error:
         shown = f"{type(stream).__name__} whose __cuda_stream__ failed: {type(error).__name__}: {error}"
-        raise errors.ArgumentError("stream", shown, "an integer or an object with __cuda_stream__") from error
+        raise errors.ArgumentError("stream", shown, _STREAMS) from error
     if stream is None:
-        raise errors.ArgumentTypeError("stream", stream, "an integer or an object with __cuda_stream__")
+        raise errors.ArgumentTypeError("stream", stream, _STREAMS)
     return _arguments.optional_pointer(stream, "stream")
 
 

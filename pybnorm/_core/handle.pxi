@@ -158,7 +158,7 @@ cdef class _HandleLife:
         return <uintptr_t>stream
 
     def set_stream(self, stream):
-        """Send later calls to `stream`: an integer or an object with ``__cuda_stream__``.
+        """Send later calls to `stream`: an integer, an object with ``__cuda_stream__``, a stream of hip-python.
 
         Vendor symbols: ``cudnnSetStream``, ``miopenSetStream``; oneDNN takes a ``dnnl_stream_t``.
         """

@@ -124,6 +124,41 @@ def test_streams_are_kept(handle):
         handle.set_stream(before)
 
 
+class _Pointer:
+    """As hip-python's streams: `int` takes them, and `operator.index` does not."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def __int__(self):
+        return self.address
+
+
+@pytest.mark.parametrize("module", ["hip.hip", "rocm.bindings.hip", "hipster"])
+def test_streams_of_hip_python_are_taken_and_no_others_by_int(handle, module):
+    device_of(handle)
+    before, kind = handle.stream, type("ihipStream_t", (_Pointer,), {"__module__": module})
+    try:
+        if module == "hipster":
+            with pytest.raises(pybnorm.ArgumentError, match=r"^stream: "):
+                handle.set_stream(kind(before))
+        else:
+            handle.set_stream(kind(before))
+            assert handle.stream == before
+            with pytest.raises(pybnorm.ArgumentError, match=r"^stream: got ihipStream_t .*TypeError"):
+                handle.set_stream(kind("no address"))
+    finally:
+        handle.set_stream(before)
+
+
+def test_hip_pythons_own_stream(handle):
+    hip = pytest.importorskip("hip.hip")
+    device_of(handle)
+    before = handle.stream
+    handle.set_stream(hip.ihipStream_t(before))
+    assert handle.stream == before
+
+
 def test_eight_threads_with_a_handle_each(handle):
     def work(_):
         with pybnorm.Handle(handle.backend) as own:
