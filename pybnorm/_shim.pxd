@@ -51,6 +51,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_ACTIVATION
         PBN_CAP_WIDENED
         PBN_CAP_IN_PLACE
+        PBN_CAP_INVERSE
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU
@@ -119,6 +120,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         const void *bias
         void *running_mean
         void *running_variance
+        int32_t inverse
         void *saved_mean
         void *saved_inv_variance
         void *dscale

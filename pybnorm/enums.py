@@ -110,6 +110,8 @@ class Capability(enum.IntFlag):
     """16-bit data are computed in float32, and results rounded to 16 bits once: the vendor has no kernel for them."""
     IN_PLACE = 256
     """With beta 0 y may be the array x, and dx the array dy; a call with a known defect there is refused."""
+    INVERSE = 512
+    """The loaded library has inference from the inverse standard deviation, which is composed elsewhere."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

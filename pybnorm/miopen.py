@@ -26,7 +26,7 @@ is one call; CLIPPEDRELU and CLAMP are some ten of relu_backward, which picks th
 and axpby, and exact but for the bounds' rounding. The activation comes first, alpha and beta blend its result.
 
 Not here: MIOpen's newest additions ``..._V3``, ``...Activation_V2`` and ``...InferenceInvVariance``, of which
-`pybnorm.operations` has the mathematics.
+`pybnorm.operations` has the mathematics; `forward_inference_inv_variance` there makes the last one where it is found.
 
 Arguments of every call
 -----------------------

@@ -99,7 +99,8 @@ typedef enum pbn_capability {
     PBN_CAP_BLEND_ROUNDS = 32, /* a blended result is rounded to x's type more than once */
     PBN_CAP_ACTIVATION = 64,   /* the loaded library computes it with a fused activation, and right */
     PBN_CAP_WIDENED = 128,     /* 16-bit data are computed in float32, of which results are rounded once */
-    PBN_CAP_IN_PLACE = 256     /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
+    PBN_CAP_IN_PLACE = 256,    /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
+    PBN_CAP_INVERSE = 512      /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -197,6 +198,7 @@ typedef struct pbn_call {
     void *y, *dx, *dz; /* y: read only in backward */
     const void *scale, *bias;
     void *running_mean, *running_variance; /* inference reads them only */
+    int32_t inverse; /* inference: running_variance has 1/sqrt(variance + epsilon) itself; where PBN_CAP_INVERSE is set */
     void *saved_mean, *saved_inv_variance; /* 1/sqrt(biased variance + epsilon); backward reads them only */
     void *dscale, *dbias;
     void *workspace; /* aligned to 64 bytes */

@@ -103,6 +103,8 @@ cdef class CallList:
         cdef int row
         cdef size_t offset, nbytes
         cdef void *grown
+        cdef const char *why = NULL
+        cdef uint32_t bits
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
         if handle.table != self.table:
@@ -125,6 +127,11 @@ cdef class CallList:
         _set_scalars(&call, values, described, None, "running_mean" in arrays)
         own = described.get("x", described.get("y"))
         _check_capability(self.table, op, call.mode, own, _CALL_NAMES[op])
+        if _arguments.boolean(values.get("inverse", False), "inverse"):
+            bits = self.table.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
+            if not bits & PBN_CAP_INVERSE:
+                raise _unsupported(handle, _CALL_NAMES[op], "Capability.INVERSE is not set")
+            call.inverse = 1
         if _normalizes(op):
             key = _key(arrays["x"]), call.mode
             pd = self.descriptors.get(key)

@@ -44,7 +44,8 @@
  * libamdhip64 and are found in libMIOpen's own dependencies. */
 #define PBN_MIOPEN_SYMBOLS(REQUIRED, OPTIONAL)     \
     PBN_MIOPEN_SYMBOLS_2_0(REQUIRED, OPTIONAL)     \
-    PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)
+    PBN_MIOPEN_SYMBOLS_3_5(OPTIONAL)               \
+    PBN_MIOPEN_SYMBOLS_NEWER(OPTIONAL)
 #define PBN_MIOPEN_SYMBOLS_2_0(REQUIRED, OPTIONAL)                                                                  \
     REQUIRED(int, miopenGetVersion, (size_t *major, size_t *minor, size_t *patch))                                  \
     REQUIRED(const char *, miopenGetErrorString, (int status))                                                      \
@@ -126,6 +127,14 @@
               void *dx, void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc, const void *scale, \
               const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,                  \
               const void *saved_inv_variance, void *activation))
+
+/* In the header of ROCm's development branch, which calls itself 3.5 too; the 3.5.1 of ROCm 7.2 is without it. With NULL
+ * for a statistic it takes those of the batch. */
+#define PBN_MIOPEN_SYMBOLS_NEWER(OPTIONAL)                                                                          \
+    OPTIONAL(int, miopenBatchNormalizationForwardInferenceInvVariance,                                              \
+             (void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y,  \
+              void *scale_desc, void *bias_desc, void *mean_desc, void *inv_variance_desc, void *scale, void *bias, \
+              void *mean, void *inv_variance))
 
 /* HIP's hipPointerAttribute_t; the numbers of `type` changed with ROCm 6. */
 struct pbn_hip_pointer {
@@ -682,6 +691,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= PBN_CAP_BLEND_SCRATCH;
     if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && (loaded == 304 || loaded == 305))
         bits |= PBN_CAP_IN_PLACE; /* of other versions nothing is known */
+    if (operation == PBN_OP_FORWARD_INFERENCE && api.miopenBatchNormalizationForwardInferenceInvVariance != NULL)
+        bits |= PBN_CAP_INVERSE;
     if (has_fused(operation) && mode == PBN_SPATIAL)
         bits |= PBN_CAP_ACTIVATION;
     /* miopenOpTensor rounds each product to float16 before it adds them, and the scratch is float16 too */
@@ -876,6 +887,11 @@ static int check_call(const pbn_call *call, int operation) {
     }
     if ((status = check_parameters(call)) != PBN_OK)
         return status;
+    if (call->inverse && (api.miopenBatchNormalizationForwardInferenceInvVariance == NULL ||
+                          operation != PBN_OP_FORWARD_INFERENCE || call->activation != PBN_ACTIVATION_NONE))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "this libMIOpen has no inference from the inverse standard deviation "
+                                             "(miopenBatchNormalizationForwardInferenceInvVariance), or not with an "
+                                             "activation");
     if (call->beta != 0 && x->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "beta other than 0 on bfloat16 data needs an addition that MIOpen lacks: "
                                              "miopenOpTensor does not compile for bfloat16");
@@ -1216,7 +1232,11 @@ static int forward_inference(pbn_handle *handle, const pbn_call *call) {
                 handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
                 (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon,
                 activation);
-    } else if (api.miopenBatchNormalizationForwardInference_V2 != NULL)
+    } else if (call->inverse)
+        status = api.miopenBatchNormalizationForwardInferenceInvVariance(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+            (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance);
+    else if (api.miopenBatchNormalizationForwardInference_V2 != NULL)
         status = api.miopenBatchNormalizationForwardInference_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
             (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);

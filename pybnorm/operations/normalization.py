@@ -8,7 +8,8 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm.enums import DataType
+from pybnorm._core import capability
+from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.operations.preparation import alias, operation
 from pybnorm.operations.program import Program, _need, _Shape
@@ -228,7 +229,7 @@ def forward_inference_inv_variance(
     Notes
     -----
     Calls: forward inference on vectors for ``scale * inv_variance``, then forward inference with that as the scale,
-    variance 1 and epsilon 0.
+    variance 1 and epsilon 0; one alone where the library takes the inverse standard deviation (`Capability.INVERSE`).
     Workspace: up to 4 parameter vectors and what the calls ask for.
 
     Examples
@@ -245,6 +246,14 @@ def forward_inference_inv_variance(
     yb = p.data("y", y, xb, output=True, empty=True)
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
     gain = p.parameter("inv_variance", inv_variance, shape)
+    bits, _ = capability(
+        p.handle.backend, Operation.FORWARD_INFERENCE, Mode.SPATIAL, xb.dtype, Layout.CHANNELS_FIRST, 4
+    )
+    if bits & Capability.INVERSE:
+        factor, offset = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
+        centre = p.parameter("mean", mean, shape)
+        p.inference(shape.kept, xb, factor, offset, centre, gain, yb, alpha=alpha, beta=beta, inverse=True)
+        return
     if scale is not None:
         gain = p.product(p.parameter("scale", scale, shape), gain)
     offset, centre = p.parameter("bias", bias, shape, 0.0), p.parameter("mean", mean, shape)

@@ -338,12 +338,15 @@ class Program:
         alpha: float = 1.0,
         beta: float = 0.0,
         epsilon: float = 0.0,
+        inverse: bool = False,
     ) -> None:
-        """Forward inference; nothing for an empty x."""
+        """Forward inference; nothing for an empty x. `inverse`: `variance` is 1 / sqrt(variance + epsilon)."""
         if 0 in x.dims:
             return
         parameters = {"scale": scale, "bias": bias, "running_mean": mean, "running_variance": variance}
-        options = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        options: dict[str, Any] = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        if inverse:
+            options["inverse"] = True
         self._call("forward_inference", kept, {"x": x, "y": y}, parameters, options)
 
     def gradient(
@@ -533,7 +536,7 @@ class Program:
         dims = _arguments.derived_dims(x.dims, mode)
         steps = _arguments.packed_strides(dims)
         shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
-        text = f"{method} {mode.name} {x.dtype.short} {x.dims}"
+        text = f"{method} {mode.name} {x.dtype.short} {x.dims}" + (" of 1/sigma" if "inverse" in options else "")
         self._step(_OPERATIONS[method], {**data, **shaped}, {"mode": mode, **options}, inner, text)
 
     def _avoided(

@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "abi_miopen.cpp"
 V2_SCALE = "void *variance_desc, const void *scale, \\\n              void *dscale,"
 NEWER = '#include <miopen/version.h>\nstatic_assert(MIOPEN_VERSION_MAJOR * 100 + MIOPEN_VERSION_MINOR >= 305, "");\n'
+NEWEST = "#include <miopen/miopen.h>\nauto *made = &miopenBatchNormalizationForwardInferenceInvVariance;\n"
 BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "miopen.c"
 
 
@@ -28,7 +29,8 @@ def flags(check):
     roots = [Path(os.environ[name], "include") for name in ("ROCM_PATH", "ROCM_HOME") if os.environ.get(name)]
     places = [*roots, Path("/opt/rocm/include")]
     found = check.includes({"miopen/miopen.h": places, "hip/hip_runtime_api.h": places})
-    return [*found, "-D__HIP_PLATFORM_AMD__"]  # HIP's headers ask for it outside of hipcc
+    flags = [*found, "-D__HIP_PLATFORM_AMD__"]  # HIP's headers ask for it outside of hipcc
+    return [*flags, "-DNEWER_HEADER"] if check.holds(NEWEST, flags) else flags
 
 
 def test_declarations_are_the_vendors(check, flags):

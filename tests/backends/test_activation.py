@@ -18,7 +18,18 @@ import pytest
 from place import device_of
 
 import pybnorm
-from pybnorm import Activation, ArgumentError, Capability, DataType, Mode, Operation, UnsupportedError, miopen
+from pybnorm import (
+    Activation,
+    ArgumentError,
+    Capability,
+    DataType,
+    Mode,
+    Operation,
+    UnsupportedError,
+    _arguments,
+    miopen,
+    operations,
+)
 from pybnorm.miopen import ActivationMode
 
 TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
@@ -373,6 +384,7 @@ def fused_library(tmp_path_factory):
         }
 
     environment.newer = [s for s in doubles.symbols("miopen", "OPTIONAL") if s.endswith("Activation")]
+    environment.inverse = [s for s in doubles.symbols("miopen", "OPTIONAL") if s.endswith("InvVariance")]
     environment.v2 = [s for s in doubles.symbols("miopen", "OPTIONAL") if s.endswith("_V2")]
     return environment
 
@@ -411,6 +423,14 @@ def test_a_library_without_v2(fused_library):
     run_again(fused_library(fused_library.v2) | {CHILD: "plain"}, "-k", "counted")
 
 
+@not_in_a_child
+@pytest.mark.parametrize("there", [True, False])
+def test_a_library_with_and_without_inference_from_the_inverse(fused_library, there):
+    assert len(fused_library.inverse) == 1
+    absent = [] if there else fused_library.inverse
+    run_again(fused_library(absent) | {CHILD: "with inverse" if there else "with"}, "-k", "the_inverse_deviation")
+
+
 in_a_child = pytest.mark.skipif(CHILD not in os.environ, reason="only on the doubles that have the calls")
 
 
@@ -444,3 +464,36 @@ def test_the_vendors_descriptor_is_what_was_asked_for_and_counted():
                 before = count.value
                 Case(handle, operation, Mode.SPATIAL, name).call()
                 assert (count.value - before, live.value, tuple(seen)) == (1, 0, numbers)
+
+
+@in_a_child
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (2.0, 0.5)])
+def test_the_inverse_deviation_goes_to_the_call_that_takes_it(mode, alpha, beta):
+    there = os.environ[CHILD] == "with inverse"
+    rng = np.random.default_rng(3)
+    dims = (4, 3, 5, 6)
+    axis = _arguments.kept_axes(4, mode)
+    x, prior = rng.standard_normal((2, *dims)).astype(np.float32)
+    scale, bias, mean, inverse = rng.uniform(0.5, 2, (4, *_arguments.derived_dims(dims, mode))).astype(np.float32)
+    right = alpha * (scale * inverse * (x - mean) + bias) + beta * prior
+    with pybnorm.Handle("miopen") as handle:
+        bits, _ = pybnorm.capability("miopen", INFER, mode, "f32", "nchw", 4)
+        assert (pybnorm.Capability.INVERSE in bits) == there
+        assert not pybnorm.Capability.INVERSE & pybnorm.capability("miopen", TRAIN, mode, "f32", "nchw", 4)[0]
+        device = device_of(handle)
+        arrays = dict(
+            zip(("x", "scale", "bias", "mean", "inv_variance", "y"),
+                map(device.from_numpy, (x, scale, bias, mean, inverse, prior)), strict=True)
+        )  # fmt: skip
+        options = {"axis": axis, "alpha": alpha, "beta": beta}
+        plan = operations.plan(handle, "forward_inference_inv_variance", **arrays, **options)
+        assert any("of 1/sigma" in call for call in plan.calls) == there
+        if there:
+            assert len(plan.calls) == 1
+        memory = device.empty_bytes(max(64, plan.nbytes))
+        count = counter(handle, "inverse_calls")
+        before = count.value
+        operations.forward_inference_inv_variance(handle, **arrays, **options, workspace=memory)
+        assert count.value - before == there
+        np.testing.assert_allclose(device.to_numpy(arrays["y"]), right, rtol=1e-5, atol=1e-5)

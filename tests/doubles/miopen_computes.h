@@ -2,7 +2,7 @@
  * those of _V2 and in those with an activation. "Device" memory is the host's. Part of miopen.c.
  * As MIOpen 3.5.1 does, it leaves the activation out in per-activation mode, and reports success.
  *
- * double_plain_calls, -_v2_calls and -_fused_calls count what was called; double_activation is what the last fused call
+ * double_plain_calls, -_v2_calls, -_fused_calls and -_inverse_calls count what was called; double_activation is what the last fused call
  * was given: mode, alpha, beta, gamma. double_live_descriptors and -_activations exist; double_status is what creating
  * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none;
  * double_policy is the tuning policy of every handle; with one that tunes, backward is as MIOpen's kernel variant 1.
@@ -20,7 +20,7 @@ struct activation {
     double alpha, beta, gamma;
 };
 
-int double_plain_calls, double_v2_calls, double_fused_calls;
+int double_plain_calls, double_v2_calls, double_fused_calls, double_inverse_calls;
 double double_activation[4];
 int double_live_activations, double_live_descriptors, double_status, double_wrong_derivation, double_no_device;
 int double_policy = PBN_miopenTuningPolicyNone;
@@ -393,6 +393,25 @@ int miopenBatchNormalizationForwardInference_V2(void *handle, int mode, void *al
     (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
     double_v2_calls++;
     return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, NULL);
+}
+/* Of given 1/sqrt(variance + epsilon); with a NULL the real one takes the statistics of the batch. */
+int miopenBatchNormalizationForwardInferenceInvVariance(void *handle, int mode, void *alpha, void *beta, void *x_desc,
+                                                        const void *x, void *y_desc, void *y, void *scale_desc,
+                                                        void *bias_desc, void *mean_desc, void *inv_variance_desc,
+                                                        void *scale, void *bias, void *mean, void *inv_variance) {
+    const struct shape h = shape_of(x_desc, mode);
+    const float *gain = scale, *offset = bias, *centre = mean, *inverse = inv_variance;
+    if (handle != &handle_object || y_desc == NULL || scale_desc != bias_desc || mean_desc != inv_variance_desc ||
+        count(scale_desc) != h.statistics || count(mean_desc) != h.statistics || mean == NULL || inv_variance == NULL)
+        abort();
+    double_inverse_calls++;
+    if (!only_one_and_zero(alpha, beta))
+        return bad_parameter;
+    for (size_t s = 0; s < h.statistics; s++)
+        for (size_t k = 0; k < h.each; k++)
+            ((float *)y)[at(&h, s, k)] =
+                (float)(gain[s] * (((const float *)x)[at(&h, s, k)] - (double)centre[s]) * inverse[s] + offset[s]);
+    return success;
 }
 int miopenBatchNormForwardInferenceActivation(void *handle, int mode, void *alpha, void *beta, void *x_desc,
                                               const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
