@@ -9,12 +9,12 @@ status is not 0. Nothing on that path prints, synchronises or allocates device m
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetInterrupt
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.math cimport copysign
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -185,3 +185,4 @@ include "_core/algorithms.pxi"
 include "_core/plans.pxi"
 include "_core/plan_kinds.pxi"
 include "_core/inner.pxi"
+include "_core/torch_kernels.pxi"

@@ -19,7 +19,8 @@ from __future__ import annotations
 from pybnorm.torch.autograd import batch_norm
 from pybnorm.torch.conversion import convert
 from pybnorm.torch.fusion import unfuse
+from pybnorm.torch.installation import install
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from pybnorm.torch.sync import SyncBatchNorm
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert", "unfuse"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert", "install", "unfuse"]

@@ -64,6 +64,7 @@ NOT_CALLED = {
     "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
     "pybnorm._core.set_tuner": "pybnorm.tuning gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
+    "pybnorm.torch.install": "takes nothing, and stays for the process: tests/pytorch/test_installation.py",
     **dict.fromkeys(
         (f"pybnorm.torch.{name}" for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")),
         "PyTorch's own constructors and methods, with its errors",

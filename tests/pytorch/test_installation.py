@@ -1,0 +1,269 @@
+"""PyTorch's own operators computed by plans, against PyTorch in float64; and what stays PyTorch's."""
+
+import copy
+import itertools
+import resource
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import functional
+
+SHAPES = (2, 8, 4, 4), (4, 3), (5, 7, 9), (2, 6, 3, 4, 5), (3, 64, 14, 14)
+
+
+@pytest.fixture(autouse=True)
+def kernels(torch, need_device, need_package):
+    """PyTorch 2.10 or newer, oneDNN, and a thread that has no plan of PyTorch's yet."""
+    need_device("onednn")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        pytest.skip(f"install() needs PyTorch 2.10, this is {torch.__version__}")
+    functional._local.ready.clear()
+
+
+def plans():
+    """The plans that PyTorch's operators have used in this thread."""
+    return [found[0] for key, found in functional._local.ready.items() if type(key) is bytes]
+
+
+def dense(torch, values, layout, dtype):
+    made = torch.tensor(values, dtype=dtype)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return made.contiguous(memory_format=formats[made.dim()]) if layout == "last" else made
+
+
+def step(torch, x, dy, weight, bias, mean, variance, training, momentum=0.1, eps=1e-3):
+    """Results, gradients and running statistics."""
+    x, weight, bias = (None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, bias))
+    mean, variance = (None if t is None else t.clone() for t in (mean, variance))
+    y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+    y.backward(dy)
+    found = {"y": y.detach(), "dx": x.grad, "mean": mean, "variance": variance}
+    return found | {"dweight": getattr(weight, "grad", None), "dbias": getattr(bias, "grad", None)}
+
+
+def problem(torch, shape, layout, dtype, affine, running):
+    rng = np.random.default_rng(3)
+    x, dy = (dense(torch, rng.normal(0.5, 1.5, shape), layout, dtype) for _ in range(2))
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    weight, bias, mean = (torch.tensor(rng.normal(0, 1, shape[1]), dtype=kind) for _ in range(3))
+    variance = torch.tensor(rng.uniform(0.5, 2, shape[1]), dtype=kind)
+    parameters = (weight, bias) if affine else (None, None)
+    return x, dy, *parameters, *((mean, variance) if running else (None, None))
+
+
+def layouts(shape):
+    return ("first", "last") if len(shape) in (4, 5) else ("first",)
+
+
+PROBLEMS = [(shape, layout) for shape in SHAPES for layout in layouts(shape)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "layout"), PROBLEMS)
+def test_steps_are_right_and_by_plans(torch, ours, shape, layout, dtype):
+    kind = getattr(torch, dtype)
+    tolerance = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    for affine, running, training in itertools.product((True, False), repeat=3):
+        if not running and not training:
+            continue
+        given = problem(torch, shape, layout, kind, affine, running)
+        right = step(torch, *(None if t is None else t.double() for t in given), training)
+        own = step(torch, *given, training)
+        functional._local.ready.clear()
+        with ours.install():
+            found = step(torch, *given, training)
+        for name, value in found.items():
+            assert (value is None) == (right[name] is None)
+            if value is None:
+                continue
+            like = own[name]
+            assert (value.dtype, value.stride(), value.device) == (like.dtype, like.stride(), like.device)
+            error = (value.double() - right[name]).abs().max()
+            assert error <= tolerance * max(1, right[name].abs().max()), (name, affine, running, training)
+        used = plans()
+        # Evaluation's gradient is PyTorch's.
+        assert len(used) == (2 if training else 1)
+        assert None not in used
+
+
+def test_what_plans_do_not_take_is_pytorchs_own(torch, ours):
+    wide = problem(torch, (3, 4, 5, 5), "first", torch.float64, True, True)
+    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
+    short = [[t.to(dtype) for t in given] for dtype in (torch.float16, torch.bfloat16)]
+    short += [[x, dy, None, None, mean, variance] for x, dy, _, _, mean, variance in short]
+    bare = problem(torch, (3, 4, 5, 5), "first", torch.float64, False, False)
+    for case, training in itertools.product((wide, bare, *short), (True, False)):
+        if case is bare and not training:
+            continue
+        own = step(torch, *case, training)
+        with ours.install():
+            found = step(torch, *case, training)
+        for name, value in found.items():
+            assert value is own[name] is None or torch.equal(value, own[name]), name
+    gaps, vector = torch.randn(3, 4, 5, 10)[..., ::2], torch.ones(4)
+    own = torch.nn.functional.batch_norm(gaps, vector, vector)
+    with ours.install():
+        assert torch.equal(torch.nn.functional.batch_norm(gaps, vector, vector), own)
+    assert [plan for plan in plans() if plan is not None] == []
+
+
+def test_gradients_in_other_memory_are_pytorchs_own(torch, ours):
+    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
+    for dy in (given[1].contiguous(memory_format=torch.channels_last), torch.ones(()).expand(3, 4, 5, 5)):
+        right = step(torch, *(t.double() for t in (given[0], dy, *given[2:])), True)
+        with ours.install():
+            found = step(torch, given[0], dy, *given[2:], True)
+        for name, value in found.items():
+            assert torch.allclose(value.double(), right[name], atol=1e-4), name
+    assert len(plans()) == 1  # forward's
+
+
+def test_pytorchs_refusals_stay(torch, ours):
+    ones = torch.ones(3)
+    with ours.install():
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            torch.nn.functional.batch_norm(torch.ones(1, 3), ones, ones, training=True)
+        with pytest.raises(RuntimeError, match="running_mean"):
+            torch.nn.functional.batch_norm(torch.ones(2, 3), torch.ones(4), torch.ones(4), training=True)
+        y = torch.nn.functional.batch_norm(torch.ones(0, 3, 2, 2), ones, ones)
+    assert y.shape == (0, 3, 2, 2)
+
+
+def test_one_value_per_channel_is_pytorchs_own(torch, ours):
+    def computed():
+        variance = torch.full((3,), 2.0)
+        y, *_ = torch.ops.aten.native_batch_norm(
+            torch.tensor([[1.0, 2.0, 3.0]]), None, None, torch.ones(3), variance, True, 0.1, 1e-5
+        )
+        return torch.stack([y[0], variance])
+
+    own = computed()
+    with ours.install():
+        assert torch.equal(computed().nan_to_num(), own.nan_to_num())
+    assert not plans()
+
+
+def test_an_error_of_a_kernel_reaches_python(torch, ours):
+    x, ones = torch.randn(2, 3, 4, 4, requires_grad=True), torch.ones(3)
+    with ours.install():
+        for _ in range(2):
+            y = torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
+            y.sum().backward()
+            (key,) = [key for key in functional._local.ready if type(key) is bytes]
+        functional._local.ready[key] = "none of ours"
+        with pytest.raises(RuntimeError, match=r"ValueError: .*unpack"):
+            torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
+        functional._local.ready.clear()
+        assert torch.isfinite(torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)).all()
+
+
+def test_installed_until_the_last_is_removed(torch, ours):
+    # y of the two kernels differs in its last bits, which tells which of them computed.
+    x, ones = torch.randn(64, 4, 9, 9), torch.ones(4)
+
+    def computed():
+        functional._local.ready.clear()
+        torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
+        return len(plans()) == 1
+
+    first = ours.install()
+    with ours.install():
+        assert computed()
+    assert computed()
+    first.remove()
+    assert not computed()
+    first.remove()
+    assert not computed()
+    with ours.install():
+        first.remove()
+        assert computed()
+
+
+def test_modules_transforms_checkpoints_and_second_derivatives(torch, ours):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).double()
+    single = copy.deepcopy(net).float()
+    x = torch.randn(4, 3, 9, 9)
+
+    def run(model, given):
+        given = given.clone().requires_grad_()
+        y = torch.utils.checkpoint.checkpoint(model, given, use_reentrant=False)
+        (first,) = torch.autograd.grad((y * y).sum(), given, create_graph=True)
+        (first * first).sum().backward()
+        return given.grad, *(p.grad for p in model.parameters()), *(b for b in model.buffers() if b.is_floating_point())
+
+    right = run(net, x.double())
+    with ours.install():
+        found = run(single, x)
+        over = torch.func.vmap(lambda v: torch.nn.functional.batch_norm(v, None, None, training=True))(x[None])
+    for got, want in zip(found, right, strict=True):
+        assert torch.allclose(got.double(), want, rtol=1e-3, atol=1e-4 * float(want.abs().max()))
+    assert torch.allclose(over[0], torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
+
+
+def test_threads(torch, ours):
+    given = problem(torch, (4, 16, 8, 8), "first", torch.float32, True, True)
+    wrong = []
+
+    def work(right):
+        for _ in range(40):
+            found = step(torch, *given, True)
+            wrong.extend(name for name in found if not torch.equal(found[name], right[name]))
+
+    with ours.install():
+        right = step(torch, *given, True)
+        threads = [threading.Thread(target=work, args=(right,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_no_tensor_is_kept(torch, ours):
+    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
+    x, dy, *_, mean, variance = given
+    wide = [t.double() for t in given]
+    other = dy.contiguous(memory_format=torch.channels_last)
+
+    def calls():
+        for a, da, w, b, m, v in (given, wide, (x, other, *given[2:]), (x, dy, None, None, mean, variance)):
+            for training in (True, False):
+                _, *saved = torch.ops.aten.native_batch_norm(a, w, b, m, v, training, 0.1, 1e-5)
+                arguments = da, a, w, m, v, *saved, training, 1e-5, [True, True, True]
+                torch.ops.aten.native_batch_norm_backward(*arguments)
+
+    with ours.install():
+        calls()
+        counts = [t._use_count() for t in (*given, *wide, other)]
+        calls()
+        assert [t._use_count() for t in (*given, *wide, other)] == counts
+        # Results: 96 MB of them would stay.
+        given = problem(torch, (8, 64, 32, 32), "first", torch.float32, True, True)
+        step(torch, *given, True)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(24):
+            step(torch, *given, True)
+            step(torch, given[0], given[1].contiguous(memory_format=torch.channels_last), *given[2:], True)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 48 << 10
+
+
+def test_an_older_pytorch_is_told(torch, ours, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(pybnorm.LibraryVersionError, match=r"PyTorch 2\.10.*2\.9\.1"):
+        ours.install()
+
+
+def test_it_may_stay_installed_when_the_process_ends(torch, ours):
+    script = (
+        "import torch, pybnorm.torch; pybnorm.torch.install()\n"
+        "x = torch.randn(2, 3, 4, 4, requires_grad=True)\n"
+        "torch.nn.functional.batch_norm(x, None, None, training=True).sum().backward()\n"
+        "print(x.grad.abs().max().item() < 1e-3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
