@@ -23,6 +23,29 @@ cdef dict _options(const pbn_call *call):
     return options
 
 
+cdef int _given_space(
+    Handle handle, object given, str name, list kept, void **address, size_t *size
+) except -1:
+    """Address and bytes of a workspace or reserve."""
+    if type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
+        count = (<tuple>given)[1]
+        try:
+            size[0] = count if type(count) is int else _arguments.byte_count(count, name)
+        except OverflowError:
+            _arguments.byte_count(count, name)
+            raise
+        # (0, 0) is Handle.memory(None)
+        if (<tuple>given)[0] == 0:
+            _workspace_pair(handle, 0, size[0], name)
+            address[0] = NULL
+        else:
+            address[0] = <void *>_bare_address(handle, (<tuple>given)[0], (name,), 0)
+    else:
+        start, count = handle._workspace(given, kept, name)
+        address[0], size[0] = <void *><uintptr_t>start, count
+    return 0
+
+
 cdef class Plan:
     """A call made ready by `Handle.plan_forward_training`, `~Handle.plan_forward_inference` or `~Handle.plan_backward`.
 
@@ -302,10 +325,10 @@ cdef class Plan:
             n += 1
         if workspace is not None:
             kept = [] if kept is None else kept
-            self._space(handle, workspace, "workspace", kept, &call.workspace, &call.workspace_size)
+            _given_space(handle, workspace, "workspace", kept, &call.workspace, &call.workspace_size)
         if reserve is not None:
             kept = [] if kept is None else kept
-            self._space(handle, reserve, "reserve", kept, &call.reserve, &call.reserve_size)
+            _given_space(handle, reserve, "reserve", kept, &call.reserve, &call.reserve_size)
         if self.reserve_size and _short(call.reserve, call.reserve_size, self.reserve_size):
             raise _space_error("reserve", call.reserve, call.reserve_size, self.reserve_size)
         if self.workspace_size and _short(call.workspace, call.workspace_size, self.workspace_size):
@@ -486,25 +509,3 @@ cdef class Plan:
             text = f"{self.names[target]} may not be {self.names[source]} here: {reason}"
             raise _unsupported(handle, self.name, text)
         return True
-
-    cdef int _space(
-        self, Handle handle, object given, str name, list kept, void **address, size_t *size
-    ) except -1:
-        """Address and bytes of a workspace or reserve."""
-        if type(given) is tuple and len(<tuple>given) == 2 and type((<tuple>given)[0]) is int:
-            count = (<tuple>given)[1]
-            try:
-                size[0] = count if type(count) is int else _arguments.byte_count(count, name)
-            except OverflowError:
-                _arguments.byte_count(count, name)
-                raise
-            # (0, 0) is Handle.memory(None)
-            if (<tuple>given)[0] == 0:
-                _workspace_pair(handle, 0, size[0], name)
-                address[0] = NULL
-            else:
-                address[0] = <void *>_bare_address(handle, (<tuple>given)[0], (name,), 0)
-        else:
-            start, count = handle._workspace(given, kept, name)
-            address[0], size[0] = <void *><uintptr_t>start, count
-        return 0

@@ -440,11 +440,17 @@ cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
     return 0
 
 
-def _install_torch_kernels(file, threads, plan_of):
+def install_torch_kernels(file, threads, plan_of):
     """Have PyTorch's dispatcher call the kernels, in this process.
 
-    `file`: PyTorch's library, loaded; `threads`: a threading.local with the cache ``ready``; `plan_of`: makes (plan, ones,
-    zeros) of a key and its parts, and keeps them in that cache.
+    Parameters
+    ----------
+    file : str
+        PyTorch's library, which is loaded.
+    threads : threading.local
+        With the cache ``ready``.
+    plan_of : callable
+        Makes (plan, ones, zeros) of a key and its parts, and keeps them in that cache.
     """
     global _torch, _torch_library, _torch_threads, _torch_plan
     cdef _TorchShim found
@@ -468,7 +474,7 @@ def _install_torch_kernels(file, threads, plan_of):
     _torch_library = library
 
 
-def _remove_torch_kernels():
+def remove_torch_kernels():
     """PyTorch's own kernels are in their place again."""
     global _torch_library
     if _torch_library != NULL:

@@ -32,7 +32,7 @@ class Installation:
             if self in _installed:
                 _installed.remove(self)
                 if not _installed:
-                    _core._remove_torch_kernels()
+                    _core.remove_torch_kernels()
 
     def __enter__(self) -> Installation:
         return self
@@ -85,7 +85,7 @@ def install() -> Installation:
     made = Installation()
     with _lock:
         if not _installed:
-            _core._install_torch_kernels("libtorch_cpu.so", functional._local, _plan_of)
+            _core.install_torch_kernels("libtorch_cpu.so", functional._local, _plan_of)
         _installed.add(made)
     return made
 
@@ -127,4 +127,4 @@ def _remove() -> None:
     """Threads of autograd may still run when Python no longer does."""
     with _lock:
         _installed.clear()
-        _core._remove_torch_kernels()
+        _core.remove_torch_kernels()

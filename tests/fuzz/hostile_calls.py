@@ -61,6 +61,8 @@ ALLOCATES = {
 CALLED_BACK = {("pybnorm.reference.reduce_blocks", "function"), ("pybnorm.devices.cpu.Device.time", "call")}
 """Functions of the caller, whose own errors pass through."""
 NOT_CALLED = {
+    "pybnorm._core.install_torch_kernels": "pybnorm.torch gives itself: tests/pytorch/test_installation.py",
+    "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
     "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
     "pybnorm._core.set_tuner": "pybnorm.tuning gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
@@ -508,7 +510,10 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"knob_settings": is_([]), "dtype": is_("float32")},
     },
     "pybnorm.hipdnn.Graph.from_binary": {"data": lambda w: hipdnn_graph(0)(w).to_binary()},
-    **{f"pybnorm.hipdnn.{name}": {"handle": hipdnn_handle} for name in ("destroy_handle", "get_stream", "set_stream")},
+    **{
+        f"pybnorm.hipdnn.{name}": {"handle": hipdnn_handle}
+        for name in ("destroy_handle", "get_loaded_engine_plugin_paths", "get_stream", "set_stream")
+    },
     "pybnorm.hipdnn.Graph.from_compiled_plan_binary": {"data": lambda w: hipdnn_graph()(w).to_binary()},
     "pybnorm.hipdnn.Graph.execute": {"workspace": LEFT},
     "pybnorm.hipdnn.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
