@@ -96,6 +96,38 @@ def test_the_action_leaves_reports_and_a_summary(service, tmp_path):
     assert (tmp_path / "pybnorm-again/compare.json").is_file()
 
 
+@pytest.mark.slow
+def test_the_job_of_gitlab_leaves_the_same(service, tmp_path):
+    text = (ROOT / "ci/gitlab.yml").read_text()
+    (block,) = re.findall(r"^    - \|\n((?:      .*\n)+)", text, re.MULTILINE)
+    variables = dict(re.findall(r'^    ([A-Z_]+): "?([^"#\n]*?)"?(?: #.*)?$', text, re.MULTILINE))
+    declared = {name.replace("-", "_").upper() for name in re.findall(r"^  ([a-z-]+):\n    desc", ACTION, re.MULTILINE)}
+    assert set(variables) == declared - {"ARTIFACT", "EXIT_STATUS", "REPORTS"} | {"SOURCE", "REVISION"}
+    job, suite = tmp_path / "job", tmp_path / "own.txt"
+    job.mkdir()
+    (job / "pybnorm").symlink_to(ROOT)
+    suite.write_text(CASE + "\n")
+    own = {k: v for k, v in service.items() if not k.startswith("GITHUB_")}
+    own |= variables | {"INSTALL": "false", "BACKEND": "onednn", "SUITE": str(suite), "OPTIONS": "--jobs 1"}
+
+    def run(**more):
+        command = ["bash", "-eo", "pipefail", "-c", textwrap.dedent(block)]
+        return subprocess.run(
+            command, env=own | more, capture_output=True, text=True, timeout=300, check=False, cwd=job
+        )
+
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(ET.parse(job / "reports/junit.xml").findall(".//testcase")) == 1
+    (job / "reports").rename(job / "before")
+    done = run(BASELINE="before/run", ALLOW_KNOWN="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (job / "reports/compare.json").is_file()
+    (job / "reports").rename(job / "again")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    assert run(BACKEND="", OPTIONS=f"--implementation {tmp_path}/wrong.py:Kernel").returncode == 1
+
+
 def test_the_inputs_that_the_action_reads_are_declared():
     declared = re.findall(r"^  ([a-z-]+):\n    description:", ACTION.partition("outputs:")[0], re.MULTILINE)
     assert sorted(declared) == sorted(set(re.findall(r"inputs\.([a-z-]+)", ACTION)))
