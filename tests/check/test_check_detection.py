@@ -123,10 +123,12 @@ def test_bugs_are_seen_in_every_output_that_they_reach():
     report = power.run(shortest)
     assert report.good, power.render(report)
     assert len(BUGS_OF_ROWS) >= 80
-    assert set(report.found) == set(BUGS_OF_ROWS)
-    assert len(report.found["last element dropped"]) == 3 * 2 * 2 + 2 * (3 + 2) + 1
-    assert len(shortest) == 3 * 2 * 3 + 2 * 7 + 1
-    assert report.judged == len(STYLES_OF_ROWS) * (3 * 2 * (5 + 3 + 1) + 2 * (12 + 5 + 3) + 5)
+    longer = {"32 elements dropped, those of one warp", "32 elements twice, those of one warp"}
+    assert set(report.found) == set(BUGS_OF_ROWS) - longer - {"last element of each block of 256 dropped"}
+    assert len(report.found["last element dropped"]) == 3 * 2 * 2 + 2 * (3 + 2) + 1 + 2 * 4
+    assert len(shortest) == 3 * 2 * 3 + 2 * 7 + 1 + 2 * 5
+    outputs = 3 * 2 * (5 + 3 + 1) + 2 * (12 + 5 + 3) + 5 + 2 * (5 + 5 + 1 + 3 + 4)
+    assert report.judged == len(STYLES_OF_ROWS) * outputs
     assert len(STYLES_OF_ROWS) >= 20
     text = power.render(report)
     assert "rsqrt off by 2e-6: train m=64 f32 exact: y: no more than roundings of the result" in text

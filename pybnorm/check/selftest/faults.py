@@ -42,7 +42,7 @@ class Fault:
 
 
 class _Activated(Kernels):
-    """Kernels with a ReLU behind them."""
+    """Kernels with an activation behind them, of what may have a residual added."""
 
     passes: Any = staticmethod(np.greater)
     """Where a gradient passes, of a result and 0."""
@@ -69,18 +69,28 @@ class _Activated(Kernels):
         super().backward(dy=dy, **named)
         gradient[...] = kept
 
-    def forward_training(self, *, activation: Any = None, **named: Any) -> None:  # type: ignore[override]
+    def forward_training(self, **named: Any) -> None:  # type: ignore[override]
+        behind = {name: named.pop(name, None) for name in _BEHIND}
         super().forward_training(**named)
-        self._clip(activation, named["y"])
+        self._finish(named["y"], **behind)
 
-    def forward_inference(self, *, activation: Any = None, **named: Any) -> None:  # type: ignore[override]
+    def forward_inference(self, **named: Any) -> None:  # type: ignore[override]
+        behind = {name: named.pop(name, None) for name in _BEHIND}
         super().forward_inference(**named)
-        self._clip(activation, named["y"])
+        self._finish(named["y"], **behind)
 
-    def _clip(self, activation: Any, y: Buffer) -> None:
+    def _finish(self, y: Buffer, activation: Any, activation_low: Any, activation_high: Any, z: Buffer | None) -> None:
         if activation:
-            values = array_of(y)
-            values[...] = np.maximum(values, values.dtype.type(0))
+            out = array_of(y)
+            values = out.astype(np.float32)
+            if z is not None:
+                values = values + array_of(z).astype(np.float32)
+            low, high = (0.0 if activation_low is None else activation_low), activation_high
+            values = np.maximum(values, np.float32(low))
+            out[...] = (values if high is None else np.minimum(values, np.float32(high))).astype(out.dtype)
+
+
+_BEHIND = ("activation", "activation_low", "activation_high", "z")
 
 
 class _Faulty(_Activated):
@@ -123,7 +133,7 @@ def _beside(buffer: Buffer, elements: int) -> Array:
 
 
 def _result(buffers: dict[str, Buffer]) -> Array:
-    return array_of(buffers["y"] if "y" in buffers else buffers["dx"])
+    return array_of(buffers["dx"] if "dx" in buffers else buffers["y"])
 
 
 def _reads(name: str, elements: int) -> Change:
@@ -250,6 +260,12 @@ def _mask_with_zero(buffers: dict[str, Buffer], right: Call, before: int) -> Non
     right()
 
 
+def _masks_dy(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    """Leaves the masked gradient where the whole one was."""
+    right()
+    array_of(buffers["dy"])[...] = array_of(buffers["dz"])
+
+
 def _differs(buffers: dict[str, Buffer], right: Call, before: int) -> None:
     """The last bit of a result is another one at every second call."""
     right()
@@ -325,6 +341,12 @@ _LAST = tuple(f"{o},spatial,f32,nhwc,4x6x3x5,fill=randn" for o in _OPERATIONS)
 _MISALIGNED = tuple(
     f"{o},spatial,{d},nchw,4x6x3x5,fill=randn,misalign={by}" for o in _OPERATIONS for d, by in (("f32", 1), ("bf16", 3))
 )
+_FUSED = tuple(
+    f"{o},spatial,{d},nchw,4x6x3x5,fill=randn,activation={a},residual=1"
+    for o, a in (("train", "relu"), ("train", "clamp"), ("infer", "clipped_relu"))
+    for d in ("f32", "bf16")
+)
+_MASKED = tuple(f"backward,spatial,{d},nchw,4x6x3x5,fill=randn,activation=relu,residual=1" for d in ("f32", "bf16"))
 _NAN = tuple(f"{o},spatial,f32,nchw,4x6x3x5,fill=special" for o in ("train", "infer", "backward"))
 
 FAULTS: dict[str, Fault] = {
@@ -369,6 +391,17 @@ FAULTS: dict[str, Fault] = {
             f"backward,spatial,{d},nchw,8x6x4x6,fill=randn,activation=relu,residual=1" for d in ("f32", "f16", "bf16")
         ),
     ),
+    "reads one element behind the residual": Fault(_reads("z", 1), _FUSED),
+    "reads one element before the residual": Fault(_reads("z", -1), _FUSED),
+    "writes into the residual": Fault(_changes("z"), _FUSED),
+    "takes the residual of the image before": Fault(_input("z", lambda a: np.roll(a, 1, axis=0)), _FUSED),
+    "reads one element behind forward's result": Fault(_reads("y", 1), _MASKED),
+    "writes into forward's result": Fault(_changes("y"), _MASKED),
+    "takes forward's result of the image before": Fault(_input("y", lambda a: np.roll(a, 1, axis=0)), _MASKED),
+    "gradient of the residual not written": Fault(_not_written("dz"), _MASKED),
+    "writes one element behind the residual's gradient": Fault(_writes("dz", 1), _MASKED),
+    "gradient of the residual has the memory of dx": Fault(_shares("dz", "dx"), _MASKED),
+    "writes into dy where it masks it": Fault(_masks_dy, _MASKED),
     "another last bit at another call": Fault(
         _differs, tuple(f"{line},bitwise=1" for line in (_TRAIN, _BACKWARD, _INFER)), Status.NONDETERMINISTIC
     ),
