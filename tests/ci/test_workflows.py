@@ -200,3 +200,32 @@ def test_the_quick_run_comes_into_every_file():
         if functions and not quick:
             left_out.append(file.name)
     assert left_out == ["test_fourth_backend.py"]  # one test, which builds the package anew
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "status", "said"),
+    [
+        ((), "## 0.2.0 (2027-01-01)\n\n- New.\n\n## 0.1.0\n\n- Old.\n", 0, "\n- New."),
+        ((), "## 0.2.0 (2027-01-01)\n\n## 0.1.0\n\n- Old.\n", 1, "CHANGELOG.md has no 0.2.0"),
+        (("7.fix.md", "README.md"), "## 0.2.0\n\n- New.\n", 1, "not in CHANGELOG.md yet: changelog.d/7.fix.md"),
+    ],
+)
+def test_a_release_has_notes_and_leaves_none_behind(files, changes, status, said, tmp_path):
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "changelog.d").mkdir()
+    shutil.copy2(ROOT / "ci/release-notes.sh", tmp_path / "ci")
+    (tmp_path / "CHANGELOG.md").write_text(changes)
+    for name in files:
+        (tmp_path / "changelog.d" / name).write_text("A fix.\n")
+    command = ["bash", str(tmp_path / "ci/release-notes.sh"), "0.2.0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert done.stdout.rstrip() == said if status == 0 else said in done.stderr
+
+
+def test_files_of_the_changelog_have_a_kind_that_it_knows():
+    project = (ROOT / "pyproject.toml").read_text()
+    kinds = re.findall(r'directory = "(\w+)", name', project)
+    found = [path.name for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+    assert kinds == ["breaking", "feature", "fix"]
+    assert [name for name in found if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({'|'.join(kinds)})\.md", name)] == []
