@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ class Cost(NamedTuple):
     """Bytes of x."""
 
 
-def measure(backend: str, rounds: int, problems: Sequence[tuple[str, str]]) -> list[Cost]:
+def measure(backend: str, rounds: int, problems: Sequence[tuple[str, str]]) -> Iterator[Cost]:
     """Measure rows of `PROBLEMS`.
 
     Parameters
@@ -72,11 +72,10 @@ def measure(backend: str, rounds: int, problems: Sequence[tuple[str, str]]) -> l
     problems : sequence of (str, str)
         Defects and problems.
 
-    Returns
-    -------
-    list of Cost
+    Yields
+    ------
+    Cost
     """
-    costs = []
     with pybnorm.Handle(backend, known_defects="avoid_all") as handle:
         device = devices.device_for(handle.library.device_type, handle.device or 0)
         handle.set_stream(device.stream)
@@ -93,19 +92,16 @@ def measure(backend: str, rounds: int, problems: Sequence[tuple[str, str]]) -> l
             for _ in range(rounds):
                 times.append((plain.seconds() if plain else math.nan, avoiding.seconds()))
             firsts, seconds = zip(*times, strict=True)
-            costs.append(
-                Cost(
-                    defect,
-                    line,
-                    min(firsts),
-                    min(seconds),
-                    statistics.median(b / a for a, b in times),
-                    avoiding.plan.algorithm,
-                    avoiding.plan.workspace_size,
-                    problem.dtype.itemsize * math.prod(problem.dims),
-                )
+            yield Cost(
+                defect,
+                line,
+                min(firsts),
+                min(seconds),
+                statistics.median(b / a for a, b in times),
+                avoiding.plan.algorithm,
+                avoiding.plan.workspace_size,
+                problem.dtype.itemsize * math.prod(problem.dims),
             )
-    return costs
 
 
 class _Side:
@@ -185,11 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rounds < 1:
         parser.error("--rounds: 1 or more")
     problems = [(d, p) for d, of in PROBLEMS.items() if d.startswith(f"{options.backend}-") for p in of]
-    costs = measure(options.backend, options.rounds, problems)
     library = pybnorm.load(options.backend)
     print(
         f"{library.label} {'.'.join(map(str, library.version))}, pybnorm {pybnorm.__version__}, {options.rounds} rounds"
     )
+    costs = []
+    for cost in measure(options.backend, options.rounds, problems):
+        costs.append(cost)
+        print(f"{cost.defect}  {cost.problem}", file=sys.stderr, flush=True)
     print(render(costs))
     return 0 if costs else 1
 
