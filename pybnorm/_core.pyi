@@ -160,7 +160,7 @@ class Handle:
     def stream(self) -> int:
         """The stream that calls go to, as an integer."""
     def set_stream(self, stream: Any) -> None:
-        """Send later calls to `stream`: an integer or an object with ``__cuda_stream__``."""
+        """Send later calls to `stream`: an integer, an object with ``__cuda_stream__``, a stream of hip-python."""
     def query_runtime_error(self, mode: str = "blocking") -> str | None:
         """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets."""
     def follow_stream(self, array: Any) -> bool:
