@@ -68,6 +68,13 @@ NOT_CALLED = {
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
     "pybnorm.torch.install": "takes nothing, and stays for the process: tests/pytorch/test_installation.py",
     **dict.fromkeys(
+        (
+            f"pybnorm._core.{name}"
+            for name in ("allow_in_place", "cache", "candidates", "defects_of", "look", "refuse_addresses")
+        ),
+        "of the package's own modules, which give what they have made",
+    ),
+    **dict.fromkeys(
         (f"pybnorm.torch.{name}" for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")),
         "PyTorch's own constructors and methods, with its errors",
     ),
