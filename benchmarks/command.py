@@ -49,7 +49,9 @@ class _NothingToMeasureError(click.ClickException):
     help="cudnn for a GPU, onednn for the CPU. Default: cudnn where it finds a GPU, else onednn.",
 )
 @click.option("--algorithm", "algorithms", multiple=True, help="Of the plans. Default: auto, and fast on cuDNN.")
-@click.option("--shapes", multiple=True, metavar="NAME|NxCxHxW", help="Default: h200; small on the CPU.")
+@click.option(
+    "--shapes", multiple=True, metavar="NAME|random:COUNT[:SEED]|NxCxHxW", help="Default: h200; small on the CPU."
+)
 @click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Default: all.")
 @click.option("--layout", "layouts", multiple=True, help="nchw or nhwc. Default: both.")
 @click.option("--operation", "operations", multiple=True, help="train, infer or backward. Default: all.")
@@ -81,7 +83,8 @@ def bench_device(
 ) -> None:
     """Device and host time of batch norm, against a copy and against what else is here.
 
-    Options that name something may be repeated. Shapes have names too: h200, resnet50, mobilenetv2, unet3d, small.
+    Options that name something may be repeated. Shapes have names too: h200, resnet50, mobilenetv2, unet3d, small;
+    random shapes are those of a seed, which is printed.
     Rivals are torch, torch-native (its kernels without cuDNN), cudnn-frontend and raw (a C program, built on the spot)
     on a GPU; torch and numpy on the CPU.
 

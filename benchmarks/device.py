@@ -4,7 +4,8 @@ A call that reads and writes each tensor once (training and inference x and y, b
 would take those bytes over the speed of a large copy, which is measured in the same run: ``percent`` is how near a
 call comes. Times on a GPU are those of a captured graph of back-to-back calls, replayed between events, over as many
 buffer sets in turn as the last-level cache does not hold; tensors under `HOT_BYTES` have one set, stay in the cache,
-and are marked. On the CPU they are wall times over one set.
+and are marked. On the CPU they are wall times over one set, the best of many short measurements in which all
+contenders take turns.
 
 Every call is first compared with float64 within a loose tolerance; a wrong one is reported and not timed.
 """
@@ -24,29 +25,18 @@ from benchmarks import tables
 from benchmarks.case import TOLERANCE, Case, Contender, one_line
 from benchmarks.host import SHAPE as HOST_SHAPE
 from benchmarks.host import Host
-from benchmarks.machine import Machine, TorchCuda, open_machine, parse_shape
+from benchmarks.machine import Machine, TorchCuda, open_machine
+from benchmarks.shapes import drawn, shapes_of
 from pybnorm import _core
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, PybnormError, UnsupportedError
 
-__all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "SHAPES", "here", "run"]
+__all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "here", "run"]
 
 BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
 """Backends with a device that can be timed here."""
-SHAPES: Mapping[str, tuple[tuple[int, ...], ...]] = {
-    name: tuple(tuple(map(int, shape.split("x"))) for shape in shapes.split())
-    for name, shapes in {
-        "h200": "256x64x112x112 256x256x56x56 256x512x28x28 256x1024x14x14 256x2048x7x7 8x64x32x32 8x64x16x64x64",
-        "resnet50": "64x64x112x112 64x64x56x56 64x256x56x56 64x128x28x28 64x512x28x28 64x256x14x14 64x1024x14x14 "
-        "64x512x7x7 64x2048x7x7",
-        "mobilenetv2": "64x32x112x112 64x96x112x112 64x144x56x56 64x192x28x28 64x384x14x14 64x960x7x7 64x1280x7x7",
-        "unet3d": "2x32x128x128x128 2x64x64x64x64 2x128x32x32x32 2x256x16x16x16 2x320x8x8x8",
-        "small": "32x64x56x56 32x256x14x14 32x512x7x7",
-    }.items()
-}
-"""Named sets of shapes of x: those of the measurements on an H200, networks' layers at usual batches, and for a CPU."""
 DTYPES = ("f32", "f16", "bf16")
 OPERATIONS = tuple(cases.TOUCHED)
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
@@ -96,7 +86,8 @@ def run(
     algorithms : sequence of str
         Of the plans; by default ``"auto"`` and, on cuDNN, ``"fast"``. The first is the one whose host time is measured.
     shapes : sequence of str
-        Names of `SHAPES` and shapes as ``"NxCxHxW"``; by default ``"h200"``, on the CPU or if `quick` ``"small"``.
+        Names of `shapes.SHAPES`, ``"random:COUNT"`` and ``"random:COUNT:SEED"``, and shapes as ``"NxCxHxW"``; by
+        default ``"h200"``, on the CPU or if `quick` ``"small"``.
     dtypes, layouts, operations : sequence of str
         ``"f32"``, ``"f16"``, ``"bf16"``; ``"nchw"``, ``"nhwc"``; ``"train"``, ``"infer"``, ``"backward"``.
     rivals : sequence of str, optional
@@ -116,10 +107,10 @@ def run(
     Returns
     -------
     dict
-        ``device``, ``library``, ``ceiling``, ``rivals``; ``rows``, each with its ``contenders`` by name, of which one
-        has ``seconds`` and ``percent``, or ``unsupported``, or ``failure``; ``host``; ``summary`` by algorithm, as
-        `benchmarks.tables.summarize` makes it; ``left_out``; ``complete``, if not why it ``stopped``; ``good`` (nothing
-        of ours failed).
+        ``device``, ``library``, ``ceiling``, ``rivals``; ``shapes``, by name, of random ones with the seed; ``rows``,
+        each with its ``contenders`` by name, of which one has ``seconds`` and ``percent``, or ``unsupported``, or
+        ``failure``; ``host``; ``summary`` by algorithm, as `tables.summarize` makes it; ``left_out``; ``complete``, if
+        not why it ``stopped``; ``good`` (nothing of ours failed).
 
     Raises
     ------
@@ -132,7 +123,8 @@ def run(
     backend = here() if backend is None else backend
     _known("backend", [backend], BACKENDS)
     cpu = _core.device_types(backend)[0] == CPU
-    chosen = _shapes(shapes or (("small",) if cpu or quick else ("h200",)))
+    shapes = drawn(shapes or (("small",) if cpu or quick else ("h200",)))
+    chosen = shapes_of(shapes, gpu=not cpu)
     all_rivals = others.CPU_RIVALS if cpu else others.GPU_RIVALS
     wanted = all_rivals if rivals is None else tuple(dict.fromkeys(rivals))
     names = tuple(dict.fromkeys(algorithms or (("auto",) if cpu else ("auto", "fast"))))
@@ -154,6 +146,7 @@ def run(
         "library": {"label": library.label, "version": list(library.version), "found_via": library.found_via},
         "method": {"replays": QUICK_REPLAYS if quick else REPLAYS, "cache_bytes": machine.cache_bytes},
         "algorithms": list(names),
+        "shapes": shapes,
         "rivals": {},
         "rows": [],
         "host": [],
@@ -208,15 +201,6 @@ def _known(argument: str, given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             raise ArgumentError(argument, name, " | ".join(known))
-
-
-def _shapes(names: Sequence[str]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
-    for name in names:
-        if name not in SHAPES and not name[:1].isdigit():
-            raise ArgumentError("shapes", name, " | ".join((*SHAPES, "NxCxHxW")))
-        found += SHAPES[name] if name in SHAPES else (parse_shape(name),)
-    return list(dict.fromkeys(found))
 
 
 def _data_types(names: Sequence[str]) -> list[DataType]:
@@ -290,16 +274,26 @@ class _Bench:
                 "contenders": {},
             }
             right = cases.expected(case, operation)
+            ready: dict[str, Contender] = {}
             for name in (*self.algorithms, *self.rivals):
-                found = self._contend(case, operation, name, right)
+                row["contenders"][name] = self._contend(case, operation, name, right, ready)
+            timings = self.machine.time_in_turn([contender.calls for contender in ready.values()], self.replays)
+            for name, timing in zip(ready, timings, strict=True):
+                row["contenders"][name] |= timing._asdict()
+            for found in row["contenders"].values():
                 if "seconds" in found:
                     found["percent"] = 100 * floor / found["seconds"] / self.result["ceiling"]["bytes_per_second"]
-                row["contenders"][name] = found
             self.result["rows"].append(row)
         return ""
 
-    def _contend(self, case: Case, operation: str, name: str, right: Mapping[str, Any]) -> dict[str, Any]:
-        """The time of one contender; ``unsupported`` or, of what must work, ``failure``."""
+    def _contend(
+        self, case: Case, operation: str, name: str, right: Mapping[str, Any], ready: dict[str, Contender]
+    ) -> dict[str, Any]:
+        """The time of one contender; ``unsupported`` or, of what must work, ``failure``.
+
+        On the CPU those that are right become `ready` to be timed in turn, because other work there slows whoever is
+        timed meanwhile.
+        """
         own = name in self.algorithms
         found: dict[str, Any] = {}
         try:
@@ -307,7 +301,10 @@ class _Bench:
                 return self._raw_time(case, operation)
             contender = self.contender(case, operation, name)
             found = {"algorithm": contender.algorithm, "reason": contender.reason} if own else {}
-            return found | self._time(case, contender, right)
+            found |= self._time(case, contender, right)
+            if "error" in found and not self.machine.gpu:
+                ready[name] = contender
+            return found
         except UnsupportedError as error:  # a plan that was made may not refuse the call
             return found | {"failure" if found else "unsupported": one_line(error)}
         except PybnormError as error:
@@ -333,7 +330,8 @@ class _Bench:
             wrong_by = cases.error(case, contender.outputs(), dict(right))
             if not wrong_by <= TOLERANCE:
                 return {"failure": f"wrong: error {wrong_by:.2g}"}
-            return self.machine.time(contender.calls, self.replays)._asdict() | {"error": wrong_by}
+            timing = self.machine.time(contender.calls, self.replays)._asdict() if self.machine.gpu else {}
+            return timing | {"error": wrong_by}
 
     def contender(self, case: Case, operation: str, name: str) -> Contender:
         """The algorithm or rival `name`; raises what it raises if it cannot do the operation."""

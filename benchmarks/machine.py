@@ -29,7 +29,6 @@ from pybnorm.devices.timing import (
     timing_of,
 )
 from pybnorm.enums import DataType, Layout
-from pybnorm.errors import ArgumentError
 
 __all__ = ["Machine", "TorchCuda", "open_machine"]
 
@@ -69,6 +68,10 @@ class Machine(Protocol):
 
     def time(self, calls: Sequence[Call], replays: int) -> Timing:
         """Time per call of calls made in turn, back to back."""
+        ...
+
+    def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
+        """On the CPU, time per call of several contenders, a piece of each at a time."""
         ...
 
     def synchronize(self) -> None:
@@ -191,6 +194,10 @@ class TorchCuda:
         total = count * len(calls)
         return timing_of([s / total for s in seconds], total, method)
 
+    def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
+        """One after the other: nobody else computes on the device."""
+        return [self.time(calls, replays) for calls in works]
+
     def _elapsed(self, works: Sequence[Call]) -> list[float]:
         """Seconds of each, all queued before the first wait."""
         events = [self.torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
@@ -237,16 +244,3 @@ class TorchCuda:
         self.synchronize()
         gc.collect()
         self.torch.cuda.empty_cache()
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """``"8x64x32x32"`` as dims.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    try:
-        return _arguments.dims([int(part) for part in text.split("x")], "shapes")
-    except ValueError:
-        raise ArgumentError("shapes", text, "NxCxHxW, 2 to 8 integers with x between") from None

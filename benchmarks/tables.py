@@ -112,6 +112,7 @@ class _Tables:
         library, ceiling = result["library"], result["ceiling"]
         version = ".".join(map(str, library["version"]))
         self.say(f"{library['label']} {version} ({library['found_via']}) on {result['device']}")
+        self.say(f"shapes: {', '.join(result['shapes'])}")
         self.say(f"ceiling {ceiling['bytes_per_second'] / 1e9:.0f} GB/s: {ceiling['how']}")
         for name, found in result["rivals"].items():
             if "absent" in found:

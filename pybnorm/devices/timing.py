@@ -29,6 +29,7 @@ MEAN, DEVIATION = 0.5, 2.0
 _TILE = 4_000_037  # values drawn on the host before they repeat; prime, so that no shape divides it
 _MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement of at most _MOST_CALLS
 _MOST_CALLS = 50
+_PIECE = 2e-4  # seconds that no other process interrupts, as a rule
 _SLOW, _VERY_SLOW = 3e-3, 20e-3  # seconds per call; beyond them 5 and 3 measurements are enough
 COPY_BYTES = 1 << 30
 _CPU_COPY_BYTES = 256 << 20
@@ -148,6 +149,19 @@ class Plain:
         driver.destroy(executable)
         return timing_of([s / total for s in seconds], total, "graph replay")
 
+    def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
+        """On the CPU, the best time per call of each work, measured in short pieces that take turns."""
+        rounds = [_piece(calls) for calls in works]
+        best: list[list[float]] = [[] for _ in works]
+        for _ in range(replays):
+            for calls, (count, pieces), found in zip(works, rounds, best, strict=True):
+                in_turn(calls, 1)  # the data in the cache, the threads awake
+                found.append(min(_wall(calls, count) for _ in range(pieces)))
+        return [
+            timing_of(seconds, count * len(calls), "wall clock")
+            for seconds, (count, _), calls in zip(best, rounds, works, strict=True)
+        ]
+
     def copy_speed(self) -> tuple[float, str]:
         """Of a device-to-device copy by the driver; on the CPU of a copy by as many threads as there are processors."""
         if self._driver is None:
@@ -252,6 +266,21 @@ def rounds_of(once: float, sets: int, replays: int) -> tuple[int, int]:
     if once > _VERY_SLOW:
         replays = min(replays, 3)
     return max(-(-calls // sets), 1), replays
+
+
+def _wall(calls: Sequence[Call], rounds: int) -> float:
+    """Seconds per call."""
+    start = time.perf_counter()
+    in_turn(calls, rounds)
+    return (time.perf_counter() - start) / (rounds * len(calls))
+
+
+def _piece(calls: Sequence[Call]) -> tuple[int, int]:
+    """(rounds over the calls in a piece, pieces in a turn): what other work interrupts is a piece, not the turn."""
+    in_turn(calls, 1)
+    once = min(_wall(calls, 1) for _ in range(3)) * len(calls)
+    rounds = math.ceil(_PIECE / once)
+    return rounds, max(min(int(_MEASUREMENT / (rounds * once)), _MOST_CALLS), 1)
 
 
 def timing_of(seconds: Sequence[float], calls: int, method: str) -> Timing:
