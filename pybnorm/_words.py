@@ -17,5 +17,17 @@ OperationWord: TypeAlias = Literal[
     "train", "training", "infer", "inference",
 ]  # fmt: skip
 AlgorithmWord: TypeAlias = Literal[
-    "auto", "fast", "plain", "spatial", "persistent", "ex", "graph", "pointwise", "split", "columns", "rows", "dense"
+    "auto",
+    "fast",
+    "plain",
+    "spatial",
+    "persistent",
+    "ex",
+    "graph",
+    "pointwise",
+    "split",
+    "columns",
+    "rows",
+    "dense",
+    "folded",
 ]

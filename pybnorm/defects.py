@@ -649,7 +649,7 @@ _ONEDNN = (
         note="class C",
         ratio=1024.0,  # of one chain of 2^24 terms: m / (16 + 4 sqrt(m))
         rounded=True,
-        ways=("rows",),
+        ways=("rows", "folded"),
         widest=_WIDEST_ROW,
     ),
     Defect(
@@ -667,7 +667,7 @@ _ONEDNN = (
         note="class C",
         ratio=160.0,  # of the longest chain: m / (16 + 4 sqrt(m))
         rounded=True,
-        ways=("rows",),
+        ways=("rows", "folded"),
         widest=_WIDEST_ROW,
         better=True,
     ),

@@ -259,10 +259,10 @@ def test_one_way_is_said_and_nothing_is_measured(handle, cache, monkeypatch):
     if handle.backend == "cudnn":
         pytest.skip("cudnn has several ways")
     monkeypatch.setattr(trials, "run", None)
-    strides = NHWC if handle.backend == "onednn" else NCHW  # it has two over channels-first memory
-    with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS, strides) as x:
+    mode = "per_activation" if handle.backend == "onednn" else "spatial"  # of which it has several
+    with pybnorm.TensorDescriptor(handle.backend, "f32", DIMS) as x:
         for name in METHODS.values():
-            plan = getattr(handle, name)(x, tune=True)
+            plan = getattr(handle, name)(x, mode=mode, tune=True)
             assert plan.algorithm == "plain"
             said = "nothing to measure it against"
             if handle.backend == "miopen" and handle.library.version >= (3, 5):

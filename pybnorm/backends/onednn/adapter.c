@@ -562,6 +562,7 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
 }
 
 #include "blend.c"
+#include "ways.c"
 #include "calls.c"
 #include "elementwise.c"
 

@@ -48,6 +48,7 @@
     C(DNNL_RUNTIME_NONE, 0)              \
     C(DNNL_RUNTIME_OMP, 2)               \
     C(DNNL_RUNTIME_SYCL, 512)            \
+    C(dnnl_eltwise_square, 35)          \
     C(dnnl_binary_add, 131056)           \
     C(dnnl_binary_mul, 131057)           \
     C(dnnl_binary_sub, 131061)           \
@@ -55,6 +56,7 @@
     C(DNNL_ARG_SRC, 1)                   \
     C(DNNL_ARG_SRC_1, 2)                 \
     C(DNNL_ARG_DST, 17)                  \
+    C(DNNL_ARG_WEIGHTS, 33)              \
     C(DNNL_ARG_MEAN, 49)                 \
     C(DNNL_ARG_VARIANCE, 50)             \
     C(DNNL_ARG_SCALE, 51)                \
@@ -120,8 +122,16 @@ typedef struct pbn_dnnl_exec_arg { /* dnnl_exec_arg_t */
     OPTIONAL(int, dnnl_binary_primitive_desc_create,                                                                \
              (void **primitive_desc, void *engine, int algorithm, const void *src0, const void *src1,               \
               const void *dst, const void *attr))                                                                   \
+    OPTIONAL(int, dnnl_matmul_primitive_desc_create,                                                                \
+             (void **primitive_desc, void *engine, const void *src, const void *weights, const void *bias,          \
+              const void *dst, const void *attr))                                                                   \
+    OPTIONAL(int, dnnl_reorder_primitive_desc_create,                                                               \
+             (void **primitive_desc, const void *src, void *src_engine, const void *dst, void *dst_engine,          \
+              const void *attr))                                                                                    \
     OPTIONAL(int, dnnl_post_ops_create, (void **post_ops))                                                          \
     OPTIONAL(int, dnnl_post_ops_append_binary, (void *post_ops, int algorithm, const void *src1))                   \
+    OPTIONAL(int, dnnl_post_ops_append_eltwise,                                                                     \
+             (void *post_ops, int algorithm, float alpha, float beta))                                              \
     OPTIONAL(int, dnnl_post_ops_destroy, (void *post_ops))                                                          \
     OPTIONAL(int, dnnl_primitive_attr_set_post_ops, (void *attr, const void *post_ops))
 

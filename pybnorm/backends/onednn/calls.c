@@ -1,47 +1,13 @@
 /* The three batch-norm calls: how each reaches its primitives, and its run. Part of adapter.c. */
 
-#define NOWHERE SIZE_MAX
-#define ALIGNMENT 64
-
-/* How one call reaches the primitive, a function of the call's descriptors, scalars and of which
- * statistics pointers are given. Offsets lie in the caller's workspace; NOWHERE means not needed.
- *
- * One memory order serves all tensors of the primitive, x's own where that is possible. A tensor in
- * another order is copied; a result in another order, or to be blended, is computed in the workspace,
- * in place of the copied input if there is one. 16-bit data that are blended, or that oneDNN has no
- * kernel for, are computed in float32, so that the result is rounded to 16 bits once. */
-typedef struct part {
-    view memory;
-    int64_t order[PBN_MAX_RANK]; /* strides, in x's rank, of the memory the primitive sees */
-    int64_t count;               /* elements of x */
-    int64_t params;              /* statistics */
-    /* Parameter (c, s) is element c*positions + s for the caller and s*channels + c for the primitive;
-     * positions is 1 unless per-activation parameters follow a channels-last x. */
-    int64_t channels, positions;
-    int recompute;               /* backward without saved statistics */
-    size_t x, dy, result, statistics_y;
-    size_t scale, bias, mean, variance, dscale, dbias;
-    int rows;                    /* by rows, where no tensor is written over one that is still to be read */
-    size_t row_mean, row_variance, factor, offset;
-    size_t scratchpad, total;
-    primitive *steps[KINDS]; /* NULL where none is needed */
-    uint64_t made[KINDS];    /* others may have taken their places since */
-} part;
-
 /* A call, in blocks of channels where copies in float32 of all its data would be large. */
 typedef struct plan {
-    int rows;      /* as its parts */
+    way way;       /* of its parts */
     int64_t block; /* channels of all blocks but the last, which may have fewer */
     int last;      /* index of the last block's part */
     part parts[2];
     size_t total; /* bytes of workspace */
 } plan;
-
-static size_t reserve(part *p, size_t bytes) {
-    size_t offset = p->total;
-    p->total += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    return offset;
-}
 
 static int matches(const pbn_tensor *t, const int64_t *order) {
     for (int i = 0; i < t->rank; i++)
@@ -80,6 +46,10 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
             p->channels = c;
             p->positions = s;
         }
+    } else if (s == 1 && !strided) { /* of more axes it takes such memory for channels first, and its plain kernel */
+        p->memory.rank = 2;
+        d[0] = x->dims[0], t[0] = c;
+        d[1] = c, t[1] = 1;
     } else if (x->rank <= VIEW_RANK) {
         p->memory.rank = x->rank;
         memcpy(d, x->dims, sizeof *d * (size_t)x->rank);
@@ -92,73 +62,7 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
     }
 }
 
-static int is_blended(const pbn_call *call) {
-    return call->alpha != 1 || call->beta != 0;
-}
-
-/* Whether 16-bit data are computed in float32. */
-static int widened(const pbn_call *call, int rows) {
-    const int dtype = call->x_desc->dtype;
-    return dtype != PBN_FLOAT32 && (rows || is_blended(call) || !api.runs[dtype][call->operation]);
-}
-
-/* Why a call cannot be computed by rows, the channels of each image: oneDNN's batch normalization has vector kernels for
- * channels that lie side by side, and a plain one for channels-first memory. Its layer normalization, reduction and
- * binary primitives have vector kernels for that memory too. */
-static const char *no_rows(const pbn_call *call) {
-    const pbn_tensor *x = call->x_desc;
-    if (api.dnnl_layer_normalization_forward_primitive_desc_create == NULL ||
-        api.dnnl_reduction_primitive_desc_create == NULL || api.dnnl_binary_primitive_desc_create == NULL ||
-        api.dnnl_post_ops_create == NULL || api.dnnl_post_ops_append_binary == NULL ||
-        api.dnnl_post_ops_destroy == NULL || api.dnnl_primitive_attr_set_post_ops == NULL)
-        return "this oneDNN lacks its layer normalization, reduction or binary primitive";
-    if (call->mode != PBN_SPATIAL)
-        return "rows are of the spatial mode";
-    if (x->layout != PBN_CHANNELS_FIRST || x->rank == 2)
-        return "rows are of packed channels-first memory";
-    if (pbn_numel(x->rank - 2, x->dims + 2) == 1)
-        return "rows of one element"; /* oneDNN 3.2 gives all channels the factor of the first, and sums none */
-    return NULL;
-}
-
-/* Measured on an EPYC with oneDNN 3.2. By rows 16-bit data are converted by the calling thread alone: two to four times
- * as fast as the plain kernel on one thread, no gain on two. */
-static int faster_by_rows(const pbn_call *call) {
-    const pbn_tensor *x = call->x_desc;
-    const int alone = api.omp_get_max_threads != NULL && api.omp_get_max_threads() == 1;
-    if (x->dtype != PBN_FLOAT32 && !widened(call, 0) && !alone)
-        return 0;
-    return pbn_numel(x->rank - 2, x->dims + 2) >= (call->operation == PBN_OP_BACKWARD ? 32 : 16);
-}
-
-static int step(pbn_handle *h, part *p, kind k, float epsilon, const view *memory, int64_t params) {
-    int code = primitive_get(h, k, epsilon, memory, params, &p->steps[k]);
-    if (code != PBN_OK)
-        return code;
-    p->made[k] = p->steps[k]->made;
-    if (p->steps[k]->scratchpad > p->scratchpad)
-        p->scratchpad = p->steps[k]->scratchpad;
-    return PBN_OK;
-}
-
-/* The primitives of a call by rows. */
-static int row_steps(pbn_handle *h, const pbn_call *call, part *p) {
-    const int64_t images = call->x_desc->dims[0], rows = images * p->params, s = p->count / rows;
-    const view row = {PBN_FLOAT32, 2, {rows, s}, {s, 1}};
-    const view image = {PBN_FLOAT32, 3, {images, p->params, s}, {p->params * s, s, 1}};
-    int code = PBN_OK;
-    if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
-        code = step(h, p, ROW_STATISTICS, 0, &row, rows);
-    if (call->operation != PBN_OP_BACKWARD)
-        return code == PBN_OK ? step(h, p, APPLY, 0, &image, p->params) : code;
-    if (code == PBN_OK)
-        code = step(h, p, PRODUCT, 0, &image, p->params);
-    if (code == PBN_OK)
-        code = step(h, p, ROW_SUMS, 0, &row, rows);
-    return code == PBN_OK ? step(h, p, GRADIENT, 0, &image, p->params) : code;
-}
-
-static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
+static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
     const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
     int code = check_support(call->operation, call->mode, x->dtype);
@@ -179,9 +83,9 @@ static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
     p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
     p->count = pbn_numel(x->rank, x->dims);
     p->recompute = backward && call->saved_mean == NULL;
-    p->rows = rows;
-    p->row_mean = p->row_variance = p->factor = p->offset = NOWHERE;
-    const int widen = widened(call, rows), copied = widen || is_blended(call);
+    p->way = way;
+    p->means = p->variances = p->sums = p->factor = p->offset = p->ones = p->product = NOWHERE;
+    const int widen = widened(call, way), copied = widen || is_blended(call);
     const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));
     choose_memory(p, call, one_order, widen);
@@ -197,7 +101,8 @@ static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
     if (backward && (widen || !matches(call->dy_desc, p->order)))
         p->dy = reserve(p, tensor);
     if (!direct) {
-        p->result = rows && !inference ? NOWHERE : backward ? p->dy : p->x; /* rows need x and dy to the end */
+        /* Steps need x and dy to the end. */
+        p->result = way != PLAIN && !inference ? NOWHERE : backward ? p->dy : p->x;
         if (p->result == NOWHERE) {
             p->result = reserve(p, tensor);
             p->statistics_y = p->result;
@@ -221,22 +126,14 @@ static int plan_part(pbn_handle *h, const pbn_call *call, int rows, part *p) {
         p->dbias = reserve(p, vector);
     }
 
-    if (rows) {
-        const size_t row_vector = vector * (size_t)x->dims[0];
-        p->factor = reserve(p, vector);
-        p->offset = reserve(p, vector);
-        p->row_mean = reserve(p, row_vector);
-        p->row_variance = reserve(p, row_vector);
-    }
-
     /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
     p->scratchpad = 0; /* the size, as the steps ask for it; its offset once it is reserved */
-    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon, &p->memory, p->params);
+    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, 0, epsilon, &p->memory, p->params);
     if (code == PBN_OK && p->recompute)
-        code = step(h, p, STATISTICS, 0.0f, &p->memory, p->params);
-    if (code == PBN_OK && rows)
-        code = row_steps(h, call, p);
+        code = step(h, p, STATISTICS, 0, 0.0f, &p->memory, p->params);
+    if (code == PBN_OK && way != PLAIN)
+        code = plan_steps(h, call, p);
     p->scratchpad = p->scratchpad > 0 ? reserve(p, p->scratchpad) : NOWHERE;
     return code;
 }
@@ -285,9 +182,9 @@ static void block_of(const pbn_call *whole, int64_t first, int64_t count, block_
 }
 
 /* Channels of a block; all of them where no copies are made in float32. */
-static int64_t block_channels(const pbn_call *call, int rows) {
+static int64_t block_channels(const pbn_call *call, way way) {
     const pbn_tensor *x = call->x_desc;
-    if (!widened(call, rows))
+    if (!widened(call, way))
         return x->dims[1];
     const int64_t channels = x->dims[1], m = pbn_numel(x->rank, x->dims) / channels;
     const int64_t least = x->layout == PBN_CHANNELS_LAST ? BLOCK_CHANNELS : 1;
@@ -295,24 +192,24 @@ static int64_t block_channels(const pbn_call *call, int rows) {
     return block < least ? (least < channels ? least : channels) : block < channels ? block : channels;
 }
 
-static int plan_call(pbn_handle *h, const pbn_call *call, int rows, plan *p) {
+static int plan_call(pbn_handle *h, const pbn_call *call, way way, plan *p) {
     if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
         return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
-    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call, rows));
-    p->rows = rows;
+    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call, way));
+    p->way = way;
     p->last = rest != 0;
     if (p->block == channels) {
-        int code = plan_part(h, call, rows, &p->parts[0]);
+        int code = plan_part(h, call, way, &p->parts[0]);
         p->total = p->parts[0].total;
         return code;
     }
     block_call b;
     block_of(call, 0, p->block, &b);
-    int code = plan_part(h, &b.call, rows, &p->parts[0]);
+    int code = plan_part(h, &b.call, way, &p->parts[0]);
     p->total = p->parts[0].total;
     if (code == PBN_OK && p->last) {
         block_of(call, channels - rest, rest, &b);
-        code = plan_part(h, &b.call, rows, &p->parts[1]);
+        code = plan_part(h, &b.call, way, &p->parts[1]);
         if (p->parts[1].total > p->total)
             p->total = p->parts[1].total;
     }
@@ -337,14 +234,10 @@ static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
         return PBN_OK;
     if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
         return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
-    int code = plan_call(h, call, 0, &p);
+    int code = plan_call(h, call, PLAIN, &p);
     if (code == PBN_OK)
         *bytes = p.total;
     return code;
-}
-
-static void *place(char *base, size_t offset) {
-    return offset == NOWHERE ? NULL : base + offset;
 }
 
 /* The caller's tensor as the primitive reads it. */
@@ -376,42 +269,6 @@ static const float *vector_in(const part *p, const void *data, float *copy) {
 
 /* ------------------------------------------------------------------ the calls */
 
-/* Mean and biased variance of each channel, from those of its rows. */
-static void merge_rows(const part *p, int64_t images, const float *row_mean, const float *row_variance, float *mean,
-                       float *variance) {
-    for (int64_t c = 0; c < p->params; c++) {
-        double sum = 0, squares = 0;
-        for (int64_t i = c; i < images * p->params; i += p->params)
-            sum += row_mean[i];
-        const double middle = sum / (double)images;
-        for (int64_t i = c; i < images * p->params; i += p->params)
-            squares += row_variance[i] + (row_mean[i] - middle) * (row_mean[i] - middle);
-        mean[c] = (float)middle;
-        variance[c] = (float)(squares / (double)images);
-    }
-}
-
-/* y = (x - mean)*scale/sqrt(variance + epsilon) + bias in one pass. */
-static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *y, const float *mean,
-                 const float *variance, const void *scale, const void *bias, double epsilon) {
-    float *factor = place(base, p->factor);
-    for (int64_t c = 0; c < p->params; c++)
-        factor[c] = (float)(((const float *)scale)[c] / sqrt(variance[c] + epsilon));
-    const void *pointers[] = {x, y, mean, factor, bias};
-    return primitive_run(h, p->steps[APPLY], pointers, place(base, p->scratchpad));
-}
-
-static int train_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *const *given) {
-    float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
-    const void *rows[] = {given[0], given[1], row_mean, row_variance};
-    int code = primitive_run(h, p->steps[ROW_STATISTICS], rows, place(base, p->scratchpad));
-    if (code != PBN_OK)
-        return code;
-    float *mean = (float *)(uintptr_t)given[2], *variance = (float *)(uintptr_t)given[3];
-    merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, mean, variance);
-    return apply(h, p, base, given[0], (void *)(uintptr_t)given[1], mean, variance, given[4], given[5], call->epsilon);
-}
-
 static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
@@ -435,9 +292,9 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
                               variance,
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = p->rows && pointers[0] != pointers[1]
-               ? train_rows(h, p, call, base, pointers)
-               : primitive_run(h, p->steps[TRAINING], pointers, place(base, p->scratchpad));
+    code = p->way != PLAIN && pointers[0] != pointers[1]
+               ? train_by_steps(h, p, call, base, pointers)
+               : primitive_run(h, p->steps[TRAINING][0], pointers, place(base, p->scratchpad));
     if (code != PBN_OK)
         return code;
 
@@ -478,9 +335,10 @@ static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *c
                               vector_in(p, call->running_variance, place(base, p->variance)),
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = p->rows ? apply(h, p, base, pointers[0], (void *)(uintptr_t)pointers[1], pointers[2], pointers[3],
-                           pointers[4], pointers[5], call->epsilon)
-                   : primitive_run(h, p->steps[INFERENCE], pointers, place(base, p->scratchpad));
+    code = p->way != PLAIN
+               ? apply(h, p, base, pointers[0], (void *)(uintptr_t)pointers[1], pointers[2], pointers[3], pointers[4],
+                       pointers[5], call->epsilon)
+               : primitive_run(h, p->steps[INFERENCE][0], pointers, place(base, p->scratchpad));
     if (code == PBN_OK)
         tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
     return code;
@@ -520,44 +378,6 @@ static void gradient_out(const part *p, const float *from, void *data, const flo
     }
 }
 
-static double row_sum(const part *p, int64_t images, const float *rows, int64_t c) {
-    double sum = 0;
-    for (int64_t i = c; i < images * p->params; i += p->params)
-        sum += rows[i];
-    return sum;
-}
-
-/* With d = x - mean, r = 1/sqrt(variance + epsilon), m elements a channel: dbias = sum dy, dscale = r * sum d*dy,
- * dx = scale*r * (dy - dbias/m - d * r*dscale/m). */
-static int backward_rows(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *x, const void *dy,
-                         void *dx, const float *mean, const float *variance, float *dscale, float *dbias) {
-    const int64_t images = call->x_desc->dims[0];
-    const double m = (double)(p->count / p->params);
-    float *sums = place(base, p->row_mean), *products = place(base, p->row_variance);
-    float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
-    void *scratchpad = place(base, p->scratchpad);
-    const void *product[] = {x, dy, dx, mean}, *of_dy[] = {dy, sums}, *of_product[] = {dx, products};
-    int code = primitive_run(h, p->steps[PRODUCT], product, scratchpad);
-    if (code == PBN_OK)
-        code = primitive_run(h, p->steps[ROW_SUMS], of_product, scratchpad);
-    if (code == PBN_OK)
-        code = primitive_run(h, p->steps[ROW_SUMS], of_dy, scratchpad);
-    if (code != PBN_OK)
-        return code;
-    for (int64_t c = 0; c < p->params; c++) {
-        const double r = call->saved_mean != NULL ? ((const float *)call->saved_inv_variance)[c]
-                                                  : 1 / sqrt(variance[c] + call->epsilon);
-        const double sum = row_sum(p, images, sums, c), dot = row_sum(p, images, products, c);
-        dbias[c] = (float)sum;
-        dscale[c] = (float)(r * dot);
-        factor[c] = (float)(((const float *)call->scale)[c] * r);
-        offset[c] = (float)(-sum / m);
-        slope[c] = (float)(-r * r * dot / m); /* over the variance, which is not needed any more */
-    }
-    const void *gradient[] = {x, dy, dx, mean, slope, offset, factor};
-    return primitive_run(h, p->steps[GRADIENT], gradient, scratchpad);
-}
-
 static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
@@ -576,33 +396,26 @@ static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
     if (result == NULL)
         result = call->dx;
-    const int by_rows = p->rows && result != x && result != dy;
+    const int by_steps = p->way != PLAIN && result != x && result != dy;
     const float *mean = own_mean, *inv_variance = call->saved_inv_variance;
     if (p->recompute) {
         void *y = place(base, p->statistics_y);
-        if (by_rows) {
-            float *row_mean = place(base, p->row_mean), *row_variance = place(base, p->row_variance);
-            const void *rows[] = {x, y, row_mean, row_variance};
-            code = primitive_run(h, p->steps[ROW_STATISTICS], rows, scratchpad);
-            if (code == PBN_OK)
-                merge_rows(p, call->x_desc->dims[0], row_mean, row_variance, own_mean, variance);
-        } else {
-            const void *pointers[] = {x, y, mean, variance};
-            code = primitive_run(h, p->steps[STATISTICS], pointers, scratchpad);
-        }
+        const void *pointers[] = {x, y, mean, variance};
+        code = by_steps ? statistics(h, p, base, x, y, own_mean, variance)
+                        : primitive_run(h, p->steps[STATISTICS][0], pointers, scratchpad);
     } else {
         code = check_saved(inv_variance, p->params);
         mean = vector_in(p, call->saved_mean, own_mean);
     }
-    if (code == PBN_OK && by_rows) {
-        code = backward_rows(h, p, call, base, x, dy, result, mean, variance, dscale, dbias);
+    if (code == PBN_OK && by_steps) {
+        code = backward_by_steps(h, p, call, base, x, dy, result, mean, variance, dscale, dbias);
         inv_variance = NULL; /* its sign is in dscale */
     } else if (code == PBN_OK) {
         vector_in(p, call->scale, scale);
         if (!p->recompute)
             variance_from_saved(p, inv_variance, variance, scale);
         const void *pointers[] = {x, dy, result, mean, variance, scale, dscale, dbias};
-        code = primitive_run(h, p->steps[BACKWARD], pointers, scratchpad);
+        code = primitive_run(h, p->steps[BACKWARD][0], pointers, scratchpad);
     }
     if (code != PBN_OK)
         return code;
@@ -640,7 +453,7 @@ static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
 /* Planned for this call alone. */
 static int run_once(pbn_handle *h, const pbn_call *call) {
     plan p;
-    int code = loaded ? plan_call(h, call, 0, &p) : not_loaded();
+    int code = loaded ? plan_call(h, call, PLAIN, &p) : not_loaded();
     return code == PBN_OK ? run_plan(h, &p, call) : code;
 }
 
@@ -651,29 +464,36 @@ struct pbn_plan {
     const char *why;
 };
 
-static const char *const algorithm_names[] = {"plain", "rows", NULL};
+static const char *const algorithm_names[] = {[PLAIN] = "plain", [ROWS] = "rows", [FOLDED] = "folded", NULL};
 
+/* What is tried, the last of which always does, and why. */
 static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorithm, pbn_plan **out) {
-    const int by_name = algorithm != NULL && strcmp(algorithm, "rows") == 0;
-    const int may = by_name || (algorithm != NULL && strcmp(algorithm, "plain") != 0);
+    const char *why = "the entry point, and nothing else";
+    way way = PLAIN;
     *out = NULL;
     if (!loaded)
         return not_loaded();
-    const char *refusal = no_rows(call);
-    if (by_name && refusal != NULL)
+    const int chosen = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
+    if (chosen)
+        way = fastest(call, &why);
+    else if (algorithm != NULL)
+        while (algorithm_names[way] != NULL && strcmp(algorithm, algorithm_names[way]) != 0)
+            way++;
+    if (algorithm_names[way] == NULL)
+        way = PLAIN; /* another backend's name */
+    const char *refusal = no_way(call, way);
+    if (refusal != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, refusal);
+    if (way != PLAIN && !chosen)
+        why = "asked for by name";
     pbn_plan *made = malloc(sizeof *made);
     if (made == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
-    const int rows = by_name || (may && refusal == NULL && faster_by_rows(call));
-    made->why = rows              ? "vector kernels over channels-first memory"
-                : !may            ? "the entry point, and nothing else"
-                : refusal != NULL ? refusal
-                                  : "rows of so few elements are slower";
-    int code = plan_call(h, call, rows, &made->p);
-    if (code > 0 && rows && !by_name) { /* a primitive that this oneDNN lacks */
-        made->why = "this oneDNN has no kernel by rows";
-        code = plan_call(h, call, 0, &made->p);
+    made->why = why;
+    int code = plan_call(h, call, way, &made->p);
+    if (code > 0 && way != PLAIN && chosen) {
+        made->why = "this oneDNN lacks a primitive of the faster way";
+        code = plan_call(h, call, PLAIN, &made->p);
     }
     if (code == PBN_OK)
         *out = made;
@@ -684,7 +504,10 @@ static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorith
 
 static const char *plan_candidate(const pbn_call *call, int fast, int index) {
     (void)fast;
-    return index == 0 ? "plain" : index == 1 && no_rows(call) == NULL ? "rows" : NULL;
+    for (way way = PLAIN; way <= FOLDED; way++)
+        if (no_way(call, way) == NULL && index-- == 0)
+            return algorithm_names[way];
+    return NULL;
 }
 
 /* Each sum is cut among the threads by their number alone. */
@@ -698,7 +521,7 @@ static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_b
                       const char **why) {
     *workspace = made->p.total;
     *reserve_bytes = 0;
-    *algorithm = algorithm_names[made->p.rows];
+    *algorithm = algorithm_names[made->p.way];
     *why = made->why;
 }
 
@@ -706,11 +529,13 @@ static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_b
 static int part_is_made(pbn_handle *h, part *p) {
     int made = 1;
     h->calls++;
-    for (int i = 0; i < KINDS; i++)
-        if (p->steps[i] != NULL) {
-            p->steps[i]->last_use = h->calls;
-            made &= p->steps[i]->made == p->made[i];
+    for (int i = 0; i < 2 * KINDS; i++) {
+        primitive *one = p->steps[i / 2][i % 2];
+        if (one != NULL) {
+            one->last_use = h->calls;
+            made &= one->made == p->made[i / 2][i % 2];
         }
+    }
     return made;
 }
 
@@ -718,7 +543,7 @@ static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
     plan *p = &made->p;
     if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
         plan again;
-        int code = plan_call(h, call, p->rows, &again);
+        int code = plan_call(h, call, p->way, &again);
         if (code != PBN_OK)
             return code;
         *p = again;

@@ -11,52 +11,79 @@ typedef enum kind {
     INFERENCE,
     BACKWARD,
     ROW_STATISTICS,
+    COLUMN_STATISTICS,
     ROW_SUMS,
+    COLUMN_SUMS,
+    ROW_SUMS_OF_DY,
+    COLUMN_SUMS_OF_DY,
+    WIDENED,
+    SQUARES,
     APPLY,
     PRODUCT,
     GRADIENT,
     KINDS
 } kind;
-typedef enum family { BATCH_NORMALIZATION, LAYER_NORMALIZATION, REDUCTION, BINARY } family;
+typedef enum family { BATCH_NORMALIZATION, LAYER_NORMALIZATION, REDUCTION, MATMUL, REORDER, BINARY } family;
 
 /* The second operand of a binary post-operation. */
 #define POST_OP(i) (DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE * ((i) + 1) | DNNL_ARG_SRC_1)
+#define BIT(i) (1u << (i))
 
 /* What the arguments are, in the order the calls below pass pointers; `tensors` come before the vectors. */
-static const struct {
+typedef struct recipe {
     family family;
     int prop; /* or the algorithm */
     unsigned flags;
     int tensors, count;
     int args[MAX_ARGS - 1];
     int post_ops[MAX_POST_OPS + 1]; /* algorithms, 0 after the last; negative where the operand is a tensor */
-} recipes[] = {
+    unsigned other;                 /* the tensors that are not the memory itself: float32, or the ones of a sum */
+} recipe;
+
+#define ROW_SUMS_RECIPE {REDUCTION, dnnl_reduction_sum, 0, 1, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, 0}
+#define COLUMN_SUMS_RECIPE {MATMUL, 0, 0, 2, 3, {DNNL_ARG_WEIGHTS, DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, BIT(1)}
+
+static const recipe recipes[] = {
     [TRAINING] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_use_scale | dnnl_use_shift, 2, 6,
-                  {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}, {0}},
+                  {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT},
+                  {0}, 0},
     [STATISTICS] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
-                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}},
+                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
     [INFERENCE] = {BATCH_NORMALIZATION, dnnl_forward_inference,
                    dnnl_use_global_stats | dnnl_use_scale | dnnl_use_shift, 2, 6,
-                   {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT}, {0}},
+                   {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT},
+                   {0}, 0},
     [BACKWARD] = {BATCH_NORMALIZATION, dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
                   {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,
-                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}},
-    /* Mean and biased variance of each row; the rows normalized, too. */
+                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}, 0},
+    /* Mean and biased variance of each row, of each column; the data normalized, too. */
     [ROW_STATISTICS] = {LAYER_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
-                        {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}},
-    [ROW_SUMS] = {REDUCTION, dnnl_reduction_sum, 0, 1, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}},
+                        {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
+    [COLUMN_STATISTICS] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
+                           {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
+    [ROW_SUMS] = ROW_SUMS_RECIPE,
+    [COLUMN_SUMS] = COLUMN_SUMS_RECIPE,
+    [ROW_SUMS_OF_DY] = ROW_SUMS_RECIPE,
+    [COLUMN_SUMS_OF_DY] = COLUMN_SUMS_RECIPE,
+    /* 16-bit data in float32 */
+    [WIDENED] = {REORDER, 0, 0, 2, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, BIT(1)},
+    /* (x - u)^2 */
+    [SQUARES] = {BINARY, dnnl_binary_sub, 0, 2, 3, {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1}, {dnnl_eltwise_square},
+                 0},
     /* (x - u)*v + w, with a vector element for each channel */
     [APPLY] = {BINARY, dnnl_binary_sub, 0, 2, 5,
                {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1, POST_OP(0), POST_OP(1)},
-               {dnnl_binary_mul, dnnl_binary_add}},
-    /* (x - u)*dy */
+               {dnnl_binary_mul, dnnl_binary_add}, 0},
+    /* (x - u)*dy, of x in float32, in float32 */
     [PRODUCT] = {BINARY, dnnl_binary_sub, 0, 3, 4, {DNNL_ARG_SRC, POST_OP(0), DNNL_ARG_DST, DNNL_ARG_SRC_1},
-                 {-dnnl_binary_mul}},
+                 {-dnnl_binary_mul}, BIT(0) | BIT(2)},
     /* (((x - u)*v + w) + dy)*t */
     [GRADIENT] = {BINARY, dnnl_binary_sub, 0, 3, 7,
                   {DNNL_ARG_SRC, POST_OP(2), DNNL_ARG_DST, DNNL_ARG_SRC_1, POST_OP(0), POST_OP(1), POST_OP(3)},
-                  {dnnl_binary_mul, dnnl_binary_add, -dnnl_binary_add, dnnl_binary_mul}},
+                  {dnnl_binary_mul, dnnl_binary_add, -dnnl_binary_add, dnnl_binary_mul}, 0},
 };
+#undef ROW_SUMS_RECIPE
+#undef COLUMN_SUMS_RECIPE
 
 /* The memory a primitive computes on. All tensors of one primitive share it: oneDNN has no kernel for
  * x and y of different strides. Compared bytewise, so unused entries are zero. */
@@ -105,7 +132,7 @@ static void cache_clear(pbn_handle *h) {
 
 /* What creation needs for its own duration only. */
 typedef struct temporaries {
-    void *tensor, *vector, *attr, *post_ops, *forward, *backward;
+    void *tensor, *other, *vector, *attr, *post_ops, *forward, *backward;
 } temporaries;
 
 /* A vector of `params` elements as the primitive takes it. */
@@ -113,10 +140,13 @@ static int vector_desc(const primitive *p, int64_t params, void **desc) {
     const int64_t channel[] = {1, params, 1}, row[] = {params, 1}, steps[] = {params, 1, 1};
     switch (recipes[p->key.kind].family) {
     case BINARY:
-        TRY(dnnl_memory_desc_create_with_strides, (desc, 3, channel, dnnl_f32, steps));
+        TRY(dnnl_memory_desc_create_with_strides, (desc, p->key.memory.rank, channel, dnnl_f32, steps));
         return PBN_OK;
     case REDUCTION:
         TRY(dnnl_memory_desc_create_with_strides, (desc, 2, row, dnnl_f32, steps + 1));
+        return PBN_OK;
+    case MATMUL:
+        TRY(dnnl_memory_desc_create_with_strides, (desc, 2, channel, dnnl_f32, steps));
         return PBN_OK;
     default:
         TRY(dnnl_memory_desc_create_with_strides, (desc, 1, &params, dnnl_f32, steps + 1));
@@ -124,11 +154,25 @@ static int vector_desc(const primitive *p, int64_t params, void **desc) {
     }
 }
 
+/* The memory in float32; for a sum of columns the row of ones that its matrix is multiplied by. */
+static int other_desc(const primitive *p, void **desc) {
+    const view *m = &p->key.memory;
+    const int64_t ones[] = {1, m->dims[0]}, steps[] = {m->dims[0], 1};
+    if (recipes[p->key.kind].family == MATMUL)
+        TRY(dnnl_memory_desc_create_with_strides, (desc, 2, ones, dtypes[m->dtype], steps));
+    else
+        TRY(dnnl_memory_desc_create_with_strides, (desc, m->rank, m->dims, dnnl_f32, m->strides));
+    return PBN_OK;
+}
+
 static int post_ops_fill(const int *algorithms, temporaries *t) {
     TRY(dnnl_post_ops_create, (&t->post_ops));
     for (; *algorithms != 0; algorithms++)
-        TRY(dnnl_post_ops_append_binary,
-            (t->post_ops, abs(*algorithms), *algorithms < 0 ? t->tensor : t->vector));
+        if (*algorithms == dnnl_eltwise_square)
+            TRY(dnnl_post_ops_append_eltwise, (t->post_ops, *algorithms, 0, 0));
+        else
+            TRY(dnnl_post_ops_append_binary,
+                (t->post_ops, abs(*algorithms), *algorithms < 0 ? t->tensor : t->vector));
     TRY(dnnl_primitive_attr_set_post_ops, (t->attr, t->post_ops));
     return PBN_OK;
 }
@@ -139,7 +183,7 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
     const float epsilon = p->key.epsilon;
     int code = PBN_OK;
     TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, dtypes[m->dtype], m->strides));
-    if ((code = vector_desc(p, params, &t->vector)) != PBN_OK)
+    if ((code = vector_desc(p, params, &t->vector)) != PBN_OK || (code = other_desc(p, &t->other)) != PBN_OK)
         return code;
     TRY(dnnl_primitive_attr_create, (&t->attr));
     TRY(dnnl_primitive_attr_set_scratchpad_mode, (t->attr, dnnl_scratchpad_mode_user));
@@ -156,7 +200,15 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
         if ((code = post_ops_fill(recipes[k].post_ops, t)) != PBN_OK)
             return code;
         TRY(dnnl_binary_primitive_desc_create,
-            (&t->forward, h->engine, what, t->tensor, t->vector, t->tensor, t->attr));
+            (&t->forward, h->engine, what, recipes[k].other & BIT(0) ? t->other : t->tensor, t->vector,
+             recipes[k].other != 0 ? t->other : t->tensor, t->attr));
+        break;
+    case MATMUL:
+        TRY(dnnl_matmul_primitive_desc_create,
+            (&t->forward, h->engine, t->other, t->tensor, NULL, t->vector, t->attr));
+        break;
+    case REORDER:
+        TRY(dnnl_reorder_primitive_desc_create, (&t->forward, t->tensor, h->engine, t->other, h->engine, t->attr));
         break;
     case BATCH_NORMALIZATION:
         TRY(dnnl_batch_normalization_forward_primitive_desc_create,
@@ -175,7 +227,10 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
         int last = i == recipes[k].count;
         p->args[i].arg = last ? DNNL_ARG_SCRATCHPAD : recipes[k].args[i];
         TRY(dnnl_memory_create, (&p->args[i].memory,
-                                 last ? scratchpad : i < recipes[k].tensors ? t->tensor : t->vector, h->engine, NULL));
+                                 last                          ? scratchpad
+                                 : i >= recipes[k].tensors     ? t->vector
+                                 : recipes[k].other & BIT(i)   ? t->other
+                                                               : t->tensor, h->engine, NULL));
         p->count = i + 1;
     }
     return PBN_OK;
@@ -224,6 +279,8 @@ static int primitive_get(pbn_handle *h, kind k, float epsilon, const view *memor
             api.dnnl_primitive_attr_destroy(t.attr);
         if (t.vector != NULL)
             api.dnnl_memory_desc_destroy(t.vector);
+        if (t.other != NULL)
+            api.dnnl_memory_desc_destroy(t.other);
         if (t.tensor != NULL)
             api.dnnl_memory_desc_destroy(t.tensor);
         if (status != PBN_OK) {
