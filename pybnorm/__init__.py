@@ -148,6 +148,7 @@ _SUBMODULES = frozenset(
     {
         "cann",
         "check",
+        "cupy",
         "defects",
         "devices",
         "diagnostics",

@@ -164,6 +164,12 @@ def as_memory(obj: Any, argument: str) -> Memory:
     return Memory(view.pointer, nbytes, view.device_type, view.device_id, view.writable, view.owner)
 
 
+_TRACED = (
+    "a JAX array outside of jax.jit, grad and vmap, which have no memory to give: there only a handler of XLA's FFI "
+    "could compute, which must be compiled against XLA's headers and is not part of pybnorm"
+)
+
+
 def _check_address(pointer: int, argument: str) -> None:
     if not 0 <= pointer < 1 << 64:
         raise ArgumentError(argument, f"address {pointer}", "an address of 64 bits")
@@ -220,6 +226,8 @@ def _view(obj: Any, argument: str) -> _View:
         tensor = getattr(torch, "Tensor", None)  # absent while another thread is importing torch
         if tensor is not None and isinstance(obj, tensor):
             return _torch(obj, argument, torch)
+        if type(obj).__name__.endswith("Tracer") and type(obj).__module__.startswith("jax."):
+            raise ArgumentTypeError(argument, f"a {type(obj).__name__} of JAX", _TRACED)
         for protocol in (_cuda_array_interface, _dlpack, _buffer_protocol):
             view = protocol(obj, argument)
             if view is not None:

@@ -22,9 +22,9 @@ out
 
 Limits. Before a graph capture make one such call on the capturing thread: plans cannot be made during a capture. Each
 value of a scalar needs its own plan; the latest `MOST_READY` plans are kept per thread, or per handle given. Making one
-may take tenths of a second with cuDNN. JAX's arrays are immutable and are only read: on the CPU results are computed in
-NumPy's memory and given to JAX, elsewhere `out` must hold arrays that can be written. Nothing here is differentiable;
-for PyTorch use `pybnorm.torch`.
+may take tenths of a second with cuDNN. JAX's arrays are immutable and are only read, through DLPack, outside of
+``jax.jit``: on the CPU results are computed in NumPy's memory and given to JAX, elsewhere `out` must hold arrays that
+can be written. Nothing here is differentiable; for PyTorch use `pybnorm.torch`.
 """
 
 from __future__ import annotations

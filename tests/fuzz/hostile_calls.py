@@ -487,6 +487,12 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "pybnorm.miopen": MIOPEN,
     "pybnorm.miopen.ActivationDescriptor": {"mode": is_(0)},
+    "pybnorm.cupy": {
+        **dict.fromkeys(("gamma", "beta", "running_mean", "running_var", "var"), vector),
+        **dict.fromkeys(("mean", "inv_std"), vector),
+        **{"x": data, "gy": data, "eps": is_(1e-5), "decay": is_(0.9), "is_for_conv2d": is_(True)},
+        **{"cudnn_mode": is_(1), "debug": is_(False), "d_layout": is_(0), "reserve_space": LEFT},
+    },
     "pybnorm.directml": {
         **dict.fromkeys(("mean", "variance", "scale", "bias", "output_scale_gradient", "output_bias_gradient"), wide),
         **{"fused_add": data, "output_mean": wide, "output_variance": wide, "kind": is_("relu"), "spatial": is_(True)},

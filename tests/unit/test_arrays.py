@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pybnorm import functional
 from pybnorm._arrays import Buffer, Memory, as_buffer, as_memory
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -710,3 +711,14 @@ def test_as_memory_at_null_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"address 0"):
         as_memory(Cai(data=(0, False)), "workspace")
     assert as_memory(Cai(data=(0, False), shape=(0,)), "workspace").nbytes == 0
+
+
+def test_what_jax_traces_is_refused_by_a_sentence():
+    """Of the names that JAX's classes have, which is not on every machine."""
+    traced = type("DynamicJaxprTracer", (), {"__module__": "jax._src.interpreters.partial_eval", "__dlpack__": None})()
+    for call in (
+        lambda: as_buffer(traced, "x"),
+        lambda: functional.batch_norm_training(traced, None, None),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"x: got a DynamicJaxprTracer of JAX, .*outside of jax.jit.*FFI"):
+            call()

@@ -27,7 +27,7 @@ STOREYS = [
     {"cli", "pytest_plugin"},
     {"tuning"},
     {"check"},
-    {"hipdnn", "torch"},
+    {"hipdnn", "torch", "cupy"},
     {"layer", "graph", "miopen", "directml", "cann"},
     {"sync"},
     {"operations", "functional"},
