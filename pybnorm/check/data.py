@@ -98,6 +98,7 @@ from pybnorm.check.generator import (
     uniform,
 )
 from pybnorm.check.problem import FILE, Problem, checked
+from pybnorm.devices.cpu import aligned_bytes
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
@@ -118,8 +119,10 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
+GUARD = 256
+"""Bytes on each side of an array of a call; a multiple of every alignment that a library assumes of an allocation."""
 _THREADED = 1 << 20
-"""Elements of an array from which it is made in threads."""
+"""Elements of an array from which it is made in threads, and with room for the guards around it."""
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
@@ -356,6 +359,20 @@ def _make_ranks(problem: Problem, stored: dict[str, Array], fill: _Exact | _Pair
     stored["x"] = round_to(np.where(counts == 0, np.nan, stored["x"].astype(np.float64)), problem.dtype)
 
 
+def surrounded(values: Array, steps: tuple[int, ...]) -> Array | None:
+    """A large array that `generate` made, with its room for guards, as bytes; None if it has none.
+
+    `steps` are strides in bytes; None, too, if it has others.
+    """
+    owner = values.base
+    if type(owner) is not np.ndarray or values.strides != steps or not values.flags.c_contiguous:
+        return None
+    if owner.dtype != np.uint8 or owner.ndim != 1 or owner.size != values.nbytes + 2 * GUARD + _arguments.ALIGNMENT:
+        return None
+    start = values.ctypes.data - owner.ctypes.data - GUARD
+    return owner[start : start + values.nbytes + 2 * GUARD] if 0 <= start <= _arguments.ALIGNMENT else None
+
+
 class _Chunk:
     """A run of elements of one array: their places in logical order and the generator's words for them."""
 
@@ -461,8 +478,14 @@ class _Fill:
 
     def _empty(self) -> Array:
         dims, dtype = self.problem.dims, numpy_dtype(self.problem.dtype)
-        result: Array = np.empty(dims, dtype) if self.judge is None else self.judge.empty(dims, dtype)
-        return result
+        if self.judge is not None:
+            own: Array = self.judge.empty(dims, dtype)
+            return own
+        size = math.prod(dims)
+        if size < _THREADED:
+            return np.empty(dims, dtype)
+        image = aligned_bytes(size * dtype.itemsize + 2 * GUARD)
+        return image[GUARD:-GUARD].view(dtype).reshape(dims)
 
     def words(self, name: str, count: int) -> npt.NDArray[np.uint64]:
         return splitmix64(self.problem.seed, _STREAMS[name], count)

@@ -8,6 +8,10 @@ unchanged.
 On the CPU the memory is filled, looked at and judged where it lies: a large case has no room, and no time, for copies
 that only carry bytes about.
 
+What is only read is not looked at value by value: of a small array the bytes are kept, of a large one, whose copy would
+be as large, a few numbers (`_mark`). The data of a large case are not there twice either: `pybnorm.check.data` makes
+them with room for the guards around them.
+
 With ``misalign`` every array starts so many elements behind an aligned address. With ``fence`` it lies against a page
 without access (`pybnorm.check.fence`), and the guard is on its other side only.
 """
@@ -15,6 +19,7 @@ without access (`pybnorm.check.fence`), and the guard is on its other side only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -25,8 +30,9 @@ from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU, Buffer, Memory
 from pybnorm.check import calls
 from pybnorm.check.calling import make
-from pybnorm.check.data import CHUNK, Inputs, numpy_dtype
+from pybnorm.check.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
 from pybnorm.check.fence import Fence, watched
+from pybnorm.check.generator import in_threads, splitmix64
 from pybnorm.check.problem import Problem
 from pybnorm.check.session import Session
 from pybnorm.devices.cpu import Allocation, aligned_bytes
@@ -37,8 +43,6 @@ __all__ = ["GUARD", "Observed", "execute", "same_bits"]
 
 Array = npt.NDArray[Any]
 
-GUARD = 256
-"""Bytes on each side of an array; a multiple of every alignment that a library assumes of an allocation."""
 PATTERN = 0xA7
 """Guard byte of outputs and workspace: no value that a kernel would write."""
 POISON = 0xFF
@@ -56,41 +60,65 @@ class Observed:
 
 
 class _Kind(NamedTuple):
-    """How an array lies, its type, and the byte around it."""
+    """How arrays of one shape lie, and their type."""
 
+    dims: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DataType
-    guard: int
+    word: np.dtype[Any]
+    """NumPy's."""
+    steps: tuple[int, ...]
+    """`strides` in bytes."""
+    start: int
+    """Bytes before the first element, and, the next, up to the last one's end."""
+    end: int
+    nbytes: int
+    gaps: bool
+
+
+def _kind(problem: Problem, dims: tuple[int, ...], strides: tuple[int, ...], dtype: DataType) -> _Kind:
+    word, fence = numpy_dtype(dtype), problem.fence
+    size, shift = _arguments.span(dims, strides) * word.itemsize, problem.misalign * word.itemsize
+    start, rest = (0 if fence == "start" else GUARD) + shift, 0 if fence == "end" else GUARD  # no guard at the fence
+    steps = tuple(s * word.itemsize for s in strides)
+    gaps = size != math.prod(dims) * word.itemsize
+    return _Kind(dims, strides, dtype, word, steps, start, start + size, start + size + rest, gaps)
 
 
 class _Guarded:
-    """An array inside guard bytes, in device memory; its elements are NaN where there are no `values`."""
+    """An array inside guard bytes, in device memory; its elements are NaN where there are no `values`.
+
+    The call only `reads` it, or not. With `take` the values themselves may become what the call gets, where they have
+    room for the guards.
+    """
 
     def __init__(
         self,
         name: str,
         values: Array | None,
-        dims: tuple[int, ...],
-        tensor: _Kind,
+        kind: _Kind,
+        guard: int,
         problem: Problem,
         session: Session,
         judge: Namespace | None = None,
+        *,
+        reads: bool,
+        take: bool,
     ) -> None:
-        self.values, self.dims, self.kind = values, dims, tensor
-        self.dtype = numpy_dtype(tensor.dtype)
-        size, shift = _arguments.span(dims, tensor.strides) * self.dtype.itemsize, problem.misalign
-        ends = (GUARD + shift * self.dtype.itemsize, GUARD)
-        if problem.fence:  # no guard on that side
-            ends = (shift * self.dtype.itemsize, GUARD) if problem.fence == "start" else (GUARD, 0)
-        self.start, self.end = ends[0], ends[0] + size
-        self.gaps = size != math.prod(dims) * self.dtype.itemsize
-        self.judge = judge
-        nbytes = size + sum(ends)
-        own = session.device.empty_bytes(nbytes) if judge else None
-        image = aligned_bytes(nbytes) if own is None else self._seen(own, session)
-        for part in [image] if self.gaps else self._outside(image):
-            part[...] = tensor.guard
-        self._elements(image)[...] = np.nan if values is None else values
+        self.values, self.kind, self.guard, self.judge = values, kind, guard, judge
+        own = session.device.empty_bytes(kind.nbytes) if judge else None
+        image: Array | None = None
+        if own is not None:
+            image = self._seen(own, session)
+        elif take and values is not None and (kind.start, kind.end + GUARD) == (GUARD, kind.nbytes):
+            image = surrounded(values, kind.steps)
+        taken = image is not None and own is None
+        if image is None:
+            image = aligned_bytes(kind.nbytes)
+        for part in [image] if kind.gaps else self._outside(image):
+            part[...] = guard
+        if not taken:
+            self._elements(image)[...] = np.nan if values is None else values
         self.fence = Fence(name, image, problem.fence) if problem.fence else None
         self.memory: Buffer | Memory
         if own is not None:
@@ -103,8 +131,9 @@ class _Guarded:
             self.memory = _upload(image, session)
         at = self.memory
         self.buffer = Buffer(
-            at.pointer + self.start, dims, tensor.strides, tensor.dtype, at.device_type, at.device_id, True, at.owner
+            at.pointer + kind.start, kind.dims, kind.strides, kind.dtype, at.device_type, at.device_id, True, at.owner
         )
+        self._marked = _mark(image) if reads and judge is None else None
 
     def _seen(self, memory: Memory | Buffer, session: Session) -> Array:
         """Memory of the device as bytes of the judge's namespace."""
@@ -115,43 +144,88 @@ class _Guarded:
         return image
 
     def _outside(self, image: Array) -> tuple[Array, Array]:
-        return image[: self.start], image[self.end :]
+        return image[: self.kind.start], image[self.kind.end :]
 
     def _elements(self, image: Array, dtype: np.dtype[Any] | None = None) -> Array:
-        dtype = dtype or self.dtype
+        kind = self.kind
+        dtype = dtype or kind.word
         if self.judge is not None:
-            raw = self.judge.elements(image.raw, self.dims, dtype, self.kind.strides, self.start)  # type: ignore[attr-defined]
+            raw = self.judge.elements(image.raw, kind.dims, dtype, kind.strides, kind.start)  # type: ignore[attr-defined]
             return Foreign(raw, dtype, self.judge)  # type: ignore[return-value]
-        steps = tuple(s * dtype.itemsize for s in self.kind.strides)
-        return np.ndarray(self.dims, dtype, buffer=image, offset=self.start, strides=steps)
+        return np.ndarray(kind.dims, dtype, buffer=image, offset=kind.start, strides=kind.steps)
+
+    def _image(self, session: Session) -> Array:
+        """All bytes, as they are now."""
+        if self.judge is not None:
+            return self._seen(self.memory, session)
+        assert isinstance(self.memory, Buffer)
+        owner: Any = self.memory.owner
+        if self.memory.device_type == CPU and isinstance(owner, Allocation) and self.fence is None:
+            image: Array = owner.memory
+            return image
+        return _download(self.memory, session)
 
     def read(self, session: Session) -> tuple[Array, bool]:
         """Values in logical order, and whether the guards are intact."""
-        owner: Any = self.memory.owner
-        on_cpu = self.memory.device_type == CPU and isinstance(owner, Allocation) and self.fence is None
-        image: Array
-        if self.judge is not None:
-            image = self._seen(self.memory, session)
-        else:
-            assert isinstance(self.memory, Buffer)
-            image = owner.memory if on_cpu else _download(self.memory, session)
-        guarded = all(bool((part == self.kind.guard).all()) for part in self._outside(image))
+        image, guard = self._image(session), self.guard
+        guarded = all(_is_all(part, guard) for part in self._outside(image))
         values = self._elements(image)
-        if self.gaps:
-            outside, word = image.copy(), np.dtype(f"i{self.dtype.itemsize}")
-            self._elements(outside, word)[...] = np.frombuffer(bytes([self.kind.guard]) * word.itemsize, word)[0]
-            guarded = guarded and bool((outside == self.kind.guard).all())
+        if self.kind.gaps:
+            outside, word = image.copy(), np.dtype(f"i{self.kind.word.itemsize}")
+            self._elements(outside, word)[...] = np.frombuffer(bytes([guard]) * word.itemsize, word)[0]
+            guarded = guarded and bool((outside == guard).all())
             values = values.copy()
         return values, guarded
 
+    def as_remembered(self, session: Session) -> bool:
+        """Whether all bytes of what is only read, the guards' too, are what they were."""
+        return self._marked is not None and self._marked == _mark(self._image(session))
+
     def unchanged(self, values: Array) -> bool:
-        """Whether `values` are what the array held before the call."""
-        right = np.full(1, np.nan) if self.values is None else self.values
-        if self.judge is not None and not isinstance(right, Foreign):
-            right = self.judge.of(right.astype(self.dtype))
-        with np.errstate(invalid="ignore", over="ignore"):
-            right = right.astype(self.dtype, copy=False)
-        return same_bits(values, np.broadcast_to(right, self.dims))
+        """Whether `values` are what an array of a judge's namespace held before the call."""
+        if self.judge is None:
+            return False  # else it were as remembered
+        right = self.values
+        if right is None:
+            right = np.full(1, np.nan)
+        if not isinstance(right, Foreign):
+            right = self.judge.of(right.astype(self.kind.word))
+        return same_bits(values, np.broadcast_to(right.astype(self.kind.word, copy=False), self.kind.dims))
+
+
+_COPIED = 1 << 16
+"""Bytes of an array of which a copy is kept."""
+
+
+@functools.cache
+def _weights() -> Array:
+    """An odd number for each word of a run, so that no change of one word is lost, and an exchange of two next to
+    never."""
+    return splitmix64(0, 0, CHUNK) | np.uint64(1)
+
+
+def _mark(image: Array) -> bytes:
+    """What bytes are told by: themselves, or of many one number for each run of words, the sum of their products with
+    `_weights` modulo 2**64, and what is left over."""
+    if image.size <= _COPIED:
+        return image.tobytes()
+    whole = image.size // 8 * 8
+    words, weights = image[:whole].view(np.uint64), _weights()
+    sums = np.empty(-(-words.size // CHUNK), np.uint64)
+
+    def add(number: int) -> None:
+        run = words[number * CHUNK : (number + 1) * CHUNK]
+        sums[number] = np.dot(run, weights[: run.size])
+
+    in_threads(add, range(sums.size))
+    return sums.tobytes() + image[whole:].tobytes()
+
+
+def _is_all(part: Array, value: int) -> bool:
+    """Whether all bytes have that value."""
+    if isinstance(part, Foreign):
+        return bool((part == value).all())
+    return part.tobytes().count(value) == part.size
 
 
 def same_bits(one: Array, other: Array) -> bool:
@@ -198,7 +272,7 @@ def _workspace(session: Session, size: int) -> tuple[Buffer | None, Memory | Non
 
 def execute(
     problem: Problem,
-    inputs: Inputs,
+    inputs: Inputs | None,
     session: Session,
     kept: dict[str, _Guarded] | None = None,
     judge: Namespace | None = None,
@@ -208,10 +282,12 @@ def execute(
     Parameters
     ----------
     problem : Problem
-    inputs : Inputs
+    inputs : Inputs or None
+        None: all are NaN, to see whether the call is refused.
     session : Session
     kept : dict, optional
         What equal calls only read, by name: taken from here where it is, and put here if the call left it as it was.
+        Where it is given the call may get large `inputs` themselves, and spoil them if it damages what it reads.
     judge : Namespace, optional
         Where data are filled, looked at and judged, in the memory that the call has (`pybnorm.check.judges`).
 
@@ -225,26 +301,27 @@ def execute(
     PybnormError
         What the backend raised.
     """
+    around, overwritten = calls.around(problem), calls.overwritten(problem)
     given = {tensor.name for tensor in calls.tensors(problem)}
+    written = {tensor.name for tensor in around if tensor.written and tensor.name in given} | set(overwritten.values())
     packed = _arguments.packed_strides(problem.parameter_dims)
+    data = _kind(problem, problem.dims, problem.strides, problem.dtype)
+    parameters = _kind(problem, problem.parameter_dims, packed, problem.parameter_dtype)
     workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
     arrays: dict[str, _Guarded] = {}
-    overwritten = calls.overwritten(problem)
-    for tensor in calls.around(problem):  # also those that are not given: the call must not write to them
+    for tensor in around:  # also those that are not given: the call must not write to them
         if tensor.name in overwritten:
             arrays[tensor.name] = arrays[overwritten[tensor.name]]
             continue
         if kept and tensor.name in kept:
             arrays[tensor.name] = kept.pop(tensor.name)
             continue
-        values = getattr(inputs, tensor.values) if tensor.values and tensor.name in given else None
+        values = getattr(inputs, tensor.values, None) if tensor.values and tensor.name in given else None
         guard = POISON if tensor.values and not tensor.values.startswith("prior") else PATTERN
-        if tensor.data:
-            dims, kind = problem.dims, _Kind(problem.strides, problem.dtype, guard)
-        else:
-            dims, kind = problem.parameter_dims, _Kind(packed, problem.parameter_dtype, guard)
+        kind, space = (data, judge) if tensor.data else (parameters, None)
+        reads = tensor.name not in written
         arrays[tensor.name] = _Guarded(
-            tensor.name, values, dims, kind, problem, session, judge if tensor.data else None
+            tensor.name, values, kind, guard, problem, session, space, reads=reads, take=reads and kept is not None
         )
     buffers = {name: arrays[name].buffer for name in given}
     fences = [array.fence for array in arrays.values() if array.fence]
@@ -262,18 +339,23 @@ def execute(
             backend=session.backend, function="synchronize", status=-1, status_name=name, text=str(error)
         ) from error
     observed = Observed({}, list(dict.fromkeys(text for fence in fences for text in fence.told())))
-    for tensor in calls.around(problem):
-        values, guarded = arrays[tensor.name].read(session)
-        if not guarded:
-            observed.damage.append(f"wrote outside of {tensor.name}")
-        if tensor.name in given and tensor.written:
-            observed.outputs[tensor.name] = values
-        elif guarded and tensor.name not in overwritten.values():
-            if not arrays[tensor.name].unchanged(values):
+    for tensor in around:
+        array = arrays[tensor.name]
+        if not array.as_remembered(session):
+            values, guarded = array.read(session)
+            if not guarded:
+                observed.damage.append(f"wrote outside of {tensor.name}")
+            if tensor.name in given and tensor.written:
+                observed.outputs[tensor.name] = values
+                continue
+            if not guarded or tensor.name in overwritten.values():
+                continue
+            if not array.unchanged(values):
                 what = "its input" if tensor.name in given else "what was not given to it,"
                 observed.damage.append(f"changed {what} {tensor.name}")
-            elif kept is not None and tensor.name in given and not problem.fence and problem.streams == 1:
-                kept[tensor.name] = arrays[tensor.name]
+                continue
+        if kept is not None and tensor.name in given and not problem.fence and problem.streams == 1:
+            kept[tensor.name] = array
     if workspace_memory is not None:
         after = _download(workspace_memory, session)
         if not ((after[:GUARD] == PATTERN).all() and (after[-GUARD:] == PATTERN).all()):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pybnorm import _arguments, errors
+from pybnorm import _arguments, _core, errors
 from pybnorm._arrays import CPU
 from pybnorm.check import archive, fence, judges, support
 from pybnorm.check.bounds import Status, expect, judge
@@ -106,12 +106,17 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
             return result
         judge_on = judges.chosen(problem, session.device)
         result.judge = judge_on.name if judge_on else "numpy"
+        capability = session.capability(problem)
+        if not capability and isinstance(session.handle, _core.Handle):
+            execute(problem, None, session)  # to be refused before data are made
         inputs = generate(problem, judge_on)
         if judge_on:
             judge_on.release()
         calls = _Calls(problem, inputs, session, judge_on)
+        if calls.damage:  # of the inputs themselves, perhaps
+            inputs = generate(problem, judge_on)
         result.seconds = calls.seconds
-        result.capability = capability_words(session.capability(problem))
+        result.capability = capability_words(capability)
         expected = expect(problem, inputs)
         verdicts = judge_call(expected, calls.first)
         if problem.repeats > 1:
