@@ -530,7 +530,10 @@ def _named(what: str, argument: str, value: tuple[int, ...]) -> object:
 
 
 def _integers(value: object, argument: str, allowed: str = "a sequence of integers") -> tuple[int, ...]:
-    found = tuple([index(item) for item in items(value, argument, allowed)])
+    given = items(value, argument, allowed)
+    if {*map(type, given)} == {int}:
+        return given
+    found = tuple([index(item) for item in given])
     if None in found:
         raise ArgumentTypeError(argument, value, allowed)
     return found  # type: ignore[return-value]

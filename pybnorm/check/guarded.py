@@ -161,8 +161,7 @@ class _Guarded:
         assert isinstance(self.memory, Buffer)
         owner: Any = self.memory.owner
         if self.memory.device_type == CPU and isinstance(owner, Allocation) and self.fence is None:
-            image: Array = owner.memory
-            return image
+            return np.asarray(owner.memory)
         return _download(self.memory, session)
 
     def read(self, session: Session) -> tuple[Array, bool]:
@@ -234,6 +233,8 @@ def same_bits(one: Array, other: Array) -> bool:
         return one.same_bits(other)
     if not one.size:
         return True
+    if one.nbytes <= _COPIED:
+        return one.tobytes() == other.tobytes()
     word = np.dtype(f"u{one.dtype.itemsize}")
     one, other = one.view(word), other.view(word)
     if one.flags.c_contiguous and other.flags.c_contiguous:

@@ -439,9 +439,9 @@ class Problem:
 
     def _check_operation(self) -> None:
         allowed, derived = self.options, self._derived() | {"inverse": self.composed == "elemt"}
-        for name in _ORDER:
+        for name in _ordered(allowed)[1]:
             value = getattr(self, name)
-            if name not in allowed and value not in (_DEFAULTS[name], derived.get(name)):
+            if value not in (_DEFAULTS[name], derived.get(name)):
                 raise ArgumentError(name, value, f"for {self.word} only the options {', '.join(allowed)}")
         if self.old == "nan" and not (self.running and self.factor == 1):
             raise ArgumentError("old", "nan", "running=1 and factor=1 with it, which leave nothing of what was there")
@@ -564,9 +564,9 @@ class Problem:
             "x".join(map(str, self.dims)),
         ]
         derived = self._derived()
-        for name in _ORDER:
+        for name in _ordered(self.options)[0]:
             value = getattr(self, name)
-            if name in self.options and value != derived.get(name, _DEFAULTS[name]):
+            if value != derived.get(name, _DEFAULTS[name]):
                 tokens.append(f"{name}={_format(value)}")
         return ",".join(tokens)
 
@@ -620,6 +620,12 @@ class Problem:
                 raise ArgumentError("option", token, f"{name}= once")
             values[name] = _READERS[name](text, name)
         return cls(**values)
+
+
+@functools.cache
+def _ordered(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """These options in the order of a line, and all others."""
+    return [name for name in _ORDER if name in options], [name for name in _ORDER if name not in options]
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Problem)}

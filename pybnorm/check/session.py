@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from typing import Any
@@ -204,6 +205,7 @@ def override(backend: str) -> str:
     return variable if os.environ.get(variable) else ""
 
 
+@functools.cache
 def capability_words(bits: Capability) -> str:
     """Names of the set bits."""
     return "|".join(c.name or "" for c in Capability if c in bits)

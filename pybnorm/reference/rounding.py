@@ -48,8 +48,14 @@ def _widen(target: Float64Array, part: Array) -> None:
 
 def _data_type(array: Array, argument: str) -> DataType:
     """The type of a NumPy array's elements."""
-    found = _NUMPY_TYPES.get(_plain(array).dtype)  # other byte orders are other keys
-    return _arguments.data_type(array.dtype, argument) if found is None else found
+    return _known_type(_plain(array).dtype, argument)
+
+
+def _known_type(dtype: np.dtype[Any], argument: str = "dtype") -> DataType:
+    found = _NUMPY_TYPES.get(dtype)  # other byte orders are other keys
+    if found is None:
+        found = _NUMPY_TYPES[dtype] = _arguments.data_type(dtype, argument)
+    return found
 
 
 def _load(part: Array) -> Float64Array:
@@ -99,7 +105,7 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
         raise ArgumentTypeError("dtype", dtype, "float32, float64, float16 or bfloat16") from error
     if isinstance(values, Foreign):
         return values.astype(target)
-    if target in _NUMPY_TYPES or _arguments.data_type(target) != DataType.BFLOAT16:
+    if _known_type(target) != DataType.BFLOAT16:
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(target)
     with np.errstate(over="ignore", under="ignore"):

@@ -26,6 +26,7 @@ from pybnorm.check.bounds.verdict import WORST_POINTS, Point, Status, Verdict
 from pybnorm.check.data import sums_are_exact
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Foreign
+from pybnorm.reference.rounding import _data_type
 
 __all__ = ["judge", "judge_by"]
 
@@ -49,7 +50,7 @@ def judge(expected: Expected, output: str, got: Array) -> Verdict:
     _arguments.instance(got, (np.ndarray, Foreign), "got", f"a NumPy array of shape {expected.shape(output)}")
     if got.size != math.prod(expected.shape(output)):
         raise ArgumentError("got", f"shape {got.shape}", f"shape {expected.shape(output)}")
-    _arguments.data_type(got.dtype, "got")
+    _data_type(got, "got")
     return judge_by(expected, output, got, tiers(expected.problem, output))
 
 

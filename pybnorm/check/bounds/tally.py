@@ -155,11 +155,10 @@ def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio:
         chosen = np.flatnonzero(flat > floor)
         if chosen.size > WORST_POINTS:
             chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
-    for i in chosen:
-        local = np.unravel_index(int(i), ratio.shape)
-        index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
-        assert part.got is not None
-        values = (float(part.reference[local]), float(part.got[local]), float(bound[local]))
-        worst.append(Point(index, *values, float(flat[i])))
+    assert part.got is not None
+    local = np.unravel_index(chosen, ratio.shape)
+    places = [(k + s.start).tolist() for k, s in zip(local, part.index, strict=True)]
+    values = [np.asarray(a[local]).tolist() for a in (part.reference, part.got, bound)]
+    worst += map(Point, zip(*places, strict=True), *values, np.asarray(flat[chosen]).tolist())
     worst.sort(key=lambda point: -point.ratio)
     del worst[WORST_POINTS:]

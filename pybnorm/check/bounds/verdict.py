@@ -45,12 +45,15 @@ class Status(enum.Enum):
     @property
     def severity(self) -> int:
         """Position in the order above; the worst output decides a case."""
-        return list(Status).index(self)
+        return _SEVERITIES[self]
 
     @property
     def good(self) -> bool:
         """Whether a run with nothing but such cases exits with 0."""
         return self in (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+
+
+_SEVERITIES = {status: number for number, status in enumerate(Status)}
 
 
 @dataclasses.dataclass(frozen=True)
