@@ -92,7 +92,6 @@ from pybnorm.check.generator import (
     _shared,
     _shared_levels,
     _words_at,
-    in_threads,
     normal,
     splitmix64,
     uniform,
@@ -103,6 +102,7 @@ from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Namespace
+from pybnorm.reference.threads import LARGE, in_threads
 
 __all__ = [
     "CHUNK",
@@ -121,8 +121,6 @@ Array = npt.NDArray[Any]
 
 GUARD = 256
 """Bytes on each side of an array of a call; a multiple of every alignment that a library assumes of an allocation."""
-_THREADED = 1 << 20
-"""Elements of an array from which it is made in threads, and with room for the guards around it."""
 _EXACT_MEANS = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.0, -2.0])
 _EXACT_MEANS_LONG = np.array([0.0, 0.5, -1.0, 0.0, 1.0, -0.5, 0.0, 1.5])
 _LONG = 1 << 14
@@ -470,7 +468,7 @@ class _Fill:
 
     def _each(self, make: Callable[[int], None], firsts: range, size: int) -> None:
         """Make every part of an array of `size` elements, of a large one in threads."""
-        if self.judge is None and size >= _THREADED:
+        if self.judge is None and size >= LARGE:
             in_threads(make, firsts)
             return
         for first in firsts:
@@ -482,7 +480,7 @@ class _Fill:
             own: Array = self.judge.empty(dims, dtype)
             return own
         size = math.prod(dims)
-        if size < _THREADED:
+        if size < LARGE:
             return np.empty(dims, dtype)
         image = aligned_bytes(size * dtype.itemsize + 2 * GUARD)
         return image[GUARD:-GUARD].view(dtype).reshape(dims)

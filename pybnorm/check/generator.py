@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import numpy.typing as npt
 
 from pybnorm.reference.namespaces import Foreign, Namespace
 
-__all__ = ["CHUNK", "in_threads", "normal", "splitmix64", "threads", "uniform"]
+__all__ = ["CHUNK", "normal", "splitmix64", "uniform"]
 
 Array = npt.NDArray[Any]
 
@@ -75,27 +72,6 @@ def _shared(kind: str, seed: int, stream: int, count: int) -> Array:
             _drawn.clear()
         _drawn[key] = found
     return found[:count]
-
-
-def threads() -> int:
-    """Threads that make a large array: the processors that this process may use, or OMP_NUM_THREADS if that is less.
-
-    A worker that is one of several jobs has its share of the processors there (`pybnorm.check.executors`).
-    """
-    allowed, given = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
-    return min(allowed, max(1, int(given))) if given.isdecimal() else allowed
-
-
-def in_threads(function: Callable[[int], None], items: Sequence[int]) -> None:
-    """Call a function of each item; each must write to a place of its own, so that their order does not matter."""
-    count = min(threads(), len(items))
-    if count <= 1:
-        for item in items:
-            function(item)
-        return
-    with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(contextvars.copy_context().run, function, item) for item in items]:
-            done.result()
 
 
 def _mix(z: int) -> int:

@@ -32,12 +32,13 @@ from pybnorm.check import calls
 from pybnorm.check.calling import make
 from pybnorm.check.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
 from pybnorm.check.fence import Fence, watched
-from pybnorm.check.generator import in_threads, splitmix64
+from pybnorm.check.generator import splitmix64
 from pybnorm.check.problem import Problem
 from pybnorm.check.session import Session
 from pybnorm.devices.cpu import Allocation, aligned_bytes
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign, Namespace
+from pybnorm.reference.threads import LARGE, in_threads
 
 __all__ = ["GUARD", "Observed", "execute", "same_bits"]
 
@@ -118,7 +119,7 @@ class _Guarded:
         for part in [image] if kind.gaps else self._outside(image):
             part[...] = guard
         if not taken:
-            self._elements(image)[...] = np.nan if values is None else values
+            _fill(self._elements(image), values)
         self.fence = Fence(name, image, problem.fence) if problem.fence else None
         self.memory: Buffer | Memory
         if own is not None:
@@ -190,6 +191,19 @@ class _Guarded:
         if not isinstance(right, Foreign):
             right = self.judge.of(right.astype(self.kind.word))
         return same_bits(values, np.broadcast_to(right.astype(self.kind.word, copy=False), self.kind.dims))
+
+
+def _fill(elements: Array, values: Array | None) -> None:
+    """Give an array its values, NaN where there are none."""
+    if isinstance(elements, Foreign) or elements.size < LARGE:
+        elements[...] = np.nan if values is None else values
+        return
+    step = max(1, LARGE // 8 * len(elements) // elements.size)
+
+    def fill(first: int) -> None:
+        elements[first : first + step] = np.nan if values is None else values[first : first + step]
+
+    in_threads(fill, range(0, len(elements), step))
 
 
 _COPIED = 1 << 16

@@ -46,11 +46,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import reference
 from pybnorm.check import activations
 from pybnorm.check.data import round_to, sums_are_exact
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference import namespaces
+from pybnorm.reference.blocks import reduce_in_threads
 from pybnorm.reference.namespaces import Foreign
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
         yield normal
         yield normal * normal
 
-    *counted, off, tilted, normal, square = reference.reduce_blocks(products, data, problem.mode, parameters)
+    *counted, off, tilted, normal, square = reduce_in_threads(products, data, problem.mode, parameters)
     m, n = problem.m, counted[0] if counted else problem.m
     # least squares with the regressors 1 and x_hat
     determinant = n * square - normal**2

@@ -24,7 +24,7 @@ from pybnorm.reference.mathematics import (
     _prior,
     _statistics,
 )
-from pybnorm.reference.rounding import ARRAYS, Array, Float64Array, _load, _plain
+from pybnorm.reference.rounding import ARRAYS, Array, Float64Array, Index, _load, _plain
 
 _P = ParamSpec("_P")
 
@@ -213,10 +213,13 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
         raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
     walk = _Walk(case.x, case.mode, 2)
     mean, variance = np.empty(case.shape), np.empty(case.shape)
-    for kept in walk.kept_tiles():
+
+    def take(walk: _Walk, kept: Index) -> None:
         index = walk.parameter_index(kept)
         mean[index], squares = _statistics(walk, kept, case.x)
         variance[index] = squares / walk.count
+
+    walk.each_in_threads(take)
     inv = _inverse(variance, epsilon)
     return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
 
@@ -498,9 +501,12 @@ def backward_reduce(
     total, moment = np.zeros(means.shape), np.zeros(means.shape)
     if not case.empty:
         walk = _Walk(case.x, case.mode, 2)
-        for kept in walk.kept_tiles():
+
+        def take(walk: _Walk, kept: Index) -> None:
             i = walk.parameter_index(kept)
             total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
+
+        walk.each_in_threads(take)
     total, moment = total.reshape(case.derived), moment.reshape(case.derived)
     dscale = None if inv_variances is None else moment * inv_variances.reshape(case.derived)
     return BackwardReduce(total, moment, dscale, total.copy())

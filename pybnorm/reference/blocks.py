@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -27,6 +28,7 @@ from pybnorm.reference.rounding import (
     _plain,
     _widen,
 )
+from pybnorm.reference.threads import LARGE, in_threads, threads
 
 _MOST_ARRAYS = 64
 BLOCK = 1 << 16  # elements: large enough to hide NumPy's cost per call; a few of them fit a core's own cache
@@ -88,8 +90,22 @@ def iterate_blocks(
             values -= mu
             out[block.index] = np.abs(values, out=values)
     """
+    return _blocks(arrays, mode, parameters, 0, 1)
+
+
+def share_of_blocks(
+    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array], number: int, shares: int
+) -> Iterator[Block]:
+    """What `iterate_blocks` gives, divided into so many runs of statistics, for threads: the one of that number."""
+    return _blocks(arrays, mode, parameters, number, shares)
+
+
+def _blocks(
+    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array], number: int, shares: int
+) -> Iterator[Block]:
     walk, arrays, parameters = _walk(arrays, mode, parameters)
-    for kept in walk.kept_tiles():
+    tiles = list(walk.kept_tiles())
+    for kept in tiles[len(tiles) * number // shares : len(tiles) * (number + 1) // shares]:
         spread = [walk.spread(_load(p[walk.parameter_index(kept)])) for p in parameters]
         for index in walk.blocks(kept):
             blocks = tuple(walk.load(slot, a, index) for slot, a in enumerate(arrays))
@@ -148,6 +164,26 @@ def reduce_blocks(
 
         abs_dy, weighted = reduce_blocks(gradients, (dy, x), mode, (saved_mean, saved_inv_variance))
     """
+    return _reduced(function, arrays, mode, parameters, _Walk.each)
+
+
+def reduce_in_threads(
+    function: Callable[..., Float64Array | Iterable[Float64Array]],
+    arrays: Sequence[Array],
+    mode: Mode | int | str,
+    parameters: Sequence[Array] = (),
+) -> tuple[Float64Array, ...]:
+    """`reduce_blocks`, to the same bits, of a function that may be called by several threads at a time."""
+    return _reduced(function, arrays, mode, parameters, _Walk.each_in_threads)
+
+
+def _reduced(
+    function: Callable[..., Float64Array | Iterable[Float64Array]],
+    arrays: Sequence[Array],
+    mode: Mode | int | str,
+    parameters: Sequence[Array],
+    each: Callable[[_Walk, Callable[[_Walk, Index], None]], None],
+) -> tuple[Float64Array, ...]:
     _arguments.function(function, "function")
     walk, arrays, parameters = _walk(arrays, mode, parameters)
 
@@ -161,13 +197,16 @@ def reduce_blocks(
             yield np.broadcast_to(value, blocks[0].shape)
 
     results: list[Float64Array] = []
-    for kept in walk.kept_tiles():
+
+    def add(walk: _Walk, kept: Index) -> None:
         index = walk.parameter_index(kept)
         sums = walk.reduce(kept, terms, arrays, [_load(p[index]) for p in parameters], walk.load)
         if not results:
-            results = [np.empty(walk.derived) for _ in sums]
+            results.extend(np.empty(walk.derived) for _ in sums)
         for result, total in zip(results, sums, strict=True):
             result[index] = total
+
+    each(walk, add)
     return tuple(results)
 
 
@@ -196,11 +235,42 @@ class _Walk:
         self.space = x.namespace if isinstance(x, Foreign) else None
         self.tile = self._extents(namespaces.BLOCK if self.space else BLOCK)
         self.steps = math.prod(-(-self.dims[a] // self.tile[a]) for a in self.reduced_axes)
-        self.size = size = math.prod(self.tile)
+        self.size = math.prod(self.tile)
+        self._slots = slots
+        self._make_buffers()
+
+    def _make_buffers(self) -> None:
+        size = self.size
         self._buffers = [
-            self.space.empty((size,), np.dtype(np.float64)) if self.space else np.empty(size) for _ in range(slots)
+            self.space.empty((size,), np.dtype(np.float64)) if self.space else np.empty(size)
+            for _ in range(self._slots)
         ]
         self._halves = np.empty(0 if self.space else size // 2 + 1)
+
+    def each(self, function: Callable[[_Walk, Index], None]) -> None:
+        """Call a function of this walk and each kept tile."""
+        for kept in self.kept_tiles():
+            function(self, kept)
+
+    def each_in_threads(self, function: Callable[[_Walk, Index], None]) -> None:
+        """The same, of large arrays in threads after the first tile, each with a walk whose buffers are its own.
+
+        No tile has a part in another's results, so that they are the same bits.
+        """
+        if self.space or math.prod(self.dims) < LARGE or threads() == 1:
+            self.each(function)
+            return
+        first, *tiles = self.kept_tiles()
+        function(self, first)
+        most = _even(len(tiles), -(-len(tiles) // threads())) if tiles else 1
+
+        def run(start: int) -> None:
+            own = copy.copy(self)
+            own._make_buffers()
+            for kept in tiles[start : start + most]:
+                function(own, kept)
+
+        in_threads(run, range(0, len(tiles), most))
 
     def _extents(self, room: int) -> tuple[int, ...]:
         """Extents of a full block of so many elements: whole innermost axes, then a part of the next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,9 @@ from pybnorm.check.data import Inputs
 from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
-from pybnorm.reference.namespaces import beside
+from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
+from pybnorm.reference.namespaces import Foreign, beside
+from pybnorm.reference.threads import LARGE, threads
 
 __all__ = ["Expected", "Part", "decided"]
 
@@ -99,6 +102,8 @@ class Expected:
     activated: ClassVar[bool] = False
     """Whether it has them with an activation, or without one."""
 
+    _share = (0, 1)
+    """Which run of statistics `parts` walks in y and dx, and of how many."""
     _moments: Moments
     _like: Expected | None = None
     """Another one, whose statistics and sums are this one's where they are made of the same arrays."""
@@ -216,7 +221,7 @@ class Expected:
             self._deviations = like._deviations
             return
         mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
-        (absolute,) = reference.reduce_blocks(lambda x: np.abs(x, out=x), (self.inputs.x,), problem.mode)
+        (absolute,) = reduce_in_threads(lambda x: np.abs(x, out=x), (self.inputs.x,), problem.mode)
         m = problem.m
         square = variance + mean * mean
         if self._normalize_unbiased:
@@ -296,7 +301,7 @@ class Expected:
                 x *= dy
                 yield x
 
-            total, weighted = reference.reduce_blocks(
+            total, weighted = reduce_in_threads(
                 weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean,)
             )
             self._sums[one_pass] = total, weighted * np.abs(self._inverse)
@@ -345,6 +350,18 @@ class Expected:
             deviation = np.sqrt(self._moments.variance[place]) if self.problem.recomputes else 1 / self._inverse[place]
             return float(np.abs(self._mean[place]) / deviation)
 
+    def shares(self, output: str) -> list[Expected]:
+        """This, or for large data one for each thread, whose `parts` together are this one's, in order."""
+        count = threads() if type(self) is Expected and output in DATA_OUTPUTS else 1
+        if count == 1 or self.inputs.x.size < LARGE or isinstance(self.inputs.x, Foreign):
+            return [self]
+        found = []
+        for number in range(count):
+            other = copy.copy(self)
+            other._share = (number, count)
+            found.append(other)
+        return found
+
     def parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         """Walk one output in blocks (all at once where it is a parameter), with the bound of each of `classes`."""
         with np.errstate(all="ignore"):
@@ -385,7 +402,7 @@ class Expected:
         if beta != 0:
             assert prior is not None
             arrays.append(prior)
-        for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
+        for block in share_of_blocks(arrays, self.problem.mode, parameters, *self._share):
             x, *rest = block.arrays[:sources]
             others = list(block.arrays[sources:])
             values = others.pop(0) if got is not None else None

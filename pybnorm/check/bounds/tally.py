@@ -16,6 +16,7 @@ from pybnorm.check.data import round_to
 from pybnorm.check.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign
+from pybnorm.reference.threads import in_threads
 
 __all__ = ["Tally", "compare"]
 
@@ -45,6 +46,35 @@ class Tally:
 
 def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     """Count what `classes` together do not hold; ratios and points are those of the last class."""
+    shares = expected.shares(output)
+    if len(shares) == 1:
+        return _compare(expected, output, got, classes)
+    next(expected.parts(output, got, classes))  # what all need is found once
+    tallies = [Tally() for _ in shares]
+
+    def count(number: int) -> None:
+        tallies[number] = _compare(shares[number], output, got, classes)
+
+    in_threads(count, range(len(shares)))
+    return _together(tallies)
+
+
+def _together(tallies: list[Tally]) -> Tally:
+    """What the parts of an output, in order, come to: as if one had counted them all."""
+    counted = ("over", "undecided", "unjudged", "wild", "different", "elements")
+    places = [tally.wild_from for tally in tallies if tally.wild_from >= 0]
+    points = sorted((point for tally in tallies for point in tally.worst), key=lambda point: -point.ratio)
+    return Tally(
+        ratio=max(tally.ratio for tally in tallies),
+        finite_ratio=max(tally.finite_ratio for tally in tallies),
+        noticed=min(tally.noticed for tally in tallies),
+        wild_from=min(places, default=-1),
+        worst=points[:WORST_POINTS],
+        **{name: sum(getattr(tally, name) for tally in tallies) for name in counted},
+    )
+
+
+def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     tally = Tally()
     data = output in DATA_OUTPUTS
     largest = expected.precision.max_out if data else expected.precision.max_param
@@ -154,7 +184,9 @@ def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio:
     else:
         chosen = np.flatnonzero(flat > floor)
         if chosen.size > WORST_POINTS:
-            chosen = chosen[np.argpartition(flat[chosen], -WORST_POINTS)[-WORST_POINTS:]]
+            least = np.partition(flat[chosen], -WORST_POINTS)[-WORST_POINTS]  # of equal ones the first
+            above, equal = chosen[flat[chosen] > least], chosen[flat[chosen] == least]
+            chosen = np.sort(np.concatenate([above, equal[: WORST_POINTS - above.size]]))
     assert part.got is not None
     local = np.unravel_index(chosen, ratio.shape)
     places = [(k + s.start).tolist() for k, s in zip(local, part.index, strict=True)]
