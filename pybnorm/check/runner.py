@@ -113,8 +113,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
         if judge_on:
             judge_on.release()
         calls = _Calls(problem, inputs, session, judge_on)
-        if calls.damage:  # of the inputs themselves, perhaps
-            inputs = generate(problem, judge_on)
+        inputs = calls.inputs
         result.seconds = calls.seconds
         result.capability = capability_words(capability)
         expected = expect(problem, inputs)
@@ -170,6 +169,8 @@ class _Calls:
                     observed = execute(problem, inputs, place, kept, judge_on)
                 self.seconds += time.perf_counter() - started
                 damage |= dict.fromkeys(observed.damage)
+                if observed.damage:  # of the inputs themselves, perhaps
+                    inputs = generate(problem, judge_on)
                 self.first = self.first or observed.outputs
                 for name, values in observed.outputs.items():
                     before = [self.first[name], *(v for n, _, v in self.different if n == name)]
@@ -179,7 +180,7 @@ class _Calls:
         finally:
             if problem.streams > 1:
                 session.on_stream(0)
-        self.damage = list(damage)
+        self.damage, self.inputs = list(damage), inputs
 
 
 def classify(error: BaseException) -> Status:

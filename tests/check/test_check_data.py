@@ -21,6 +21,7 @@ from pybnorm.check.selftest.simulated import session
 from pybnorm.cli import main
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
+from pybnorm.reference import threads
 
 ONE_SIGN = ("relu", "image", "sparse", "level")
 LINES = [
@@ -270,7 +271,7 @@ def test_generating_needs_little_more_memory_than_the_arrays(fill):
 def test_threads_change_no_bit(fill, monkeypatch):
     """A large array is made by as many as there are, each value by its number alone."""
     problem = Problem.parse(f"backward,spatial,f32,nchw,8x33x64x64,fill={fill},beta=1")
-    assert math.prod(problem.dims) >= data._THREADED
+    assert math.prod(problem.dims) >= threads.LARGE
     made, seen, round_to = [], set(), data.round_to
 
     def rounded(values, dtype):
@@ -281,7 +282,7 @@ def test_threads_change_no_bit(fill, monkeypatch):
     monkeypatch.setattr(data, "round_to", rounded)
     for count in (1, 3):
         seen.clear()
-        monkeypatch.setattr(generator, "threads", lambda count=count: count)
+        monkeypatch.setattr(threads, "threads", lambda count=count: count)
         made.append({name: a.tobytes() for name, a in generate(problem).arrays().items()})
         assert seen == {count == 1}
     assert made[0] == made[1]
@@ -289,10 +290,10 @@ def test_threads_change_no_bit(fill, monkeypatch):
 
 def test_threads_are_those_of_the_process(monkeypatch):
     """A worker beside others is told its share by OMP_NUM_THREADS."""
-    monkeypatch.setattr(generator.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     for given, right in (("", 4), ("2", 2), ("16", 4), ("0", 1), ("2,1", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-        assert generator.threads() == right
+        assert threads.threads() == right
 
 
 @pytest.mark.parametrize("different", [3, 1000, 2**20])

@@ -1,6 +1,8 @@
 """What a kernel reads or writes outside of its arrays shows in the verdict."""
 
 import ctypes
+import dataclasses
+import math
 import signal
 import subprocess
 import sys
@@ -10,11 +12,14 @@ import numpy as np
 import pytest
 
 from pybnorm import _arguments, devices
-from pybnorm.check import fence, guarded
+from pybnorm.check import fence, guarded, runner
 from pybnorm.check.bounds import Status
+from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import Session, open_session, run_case
 from pybnorm.check.selftest.simulated import Kernels, array_of
+from pybnorm.reference import threads
+from pybnorm.reference.threads import LARGE
 
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are fenced with Linux only")
 
@@ -186,3 +191,69 @@ def test_a_gpu_has_no_pages_to_fence():
 def test_onednn_stays_inside_of_its_arrays(word, onednn):
     for problem in expand(f"{word},spatial,f32/bf16,nchw/nhwc,2x3x4x5/1x17x3x7,fill=randn,fence=start/end,repeats=1"):
         assert run_case(problem, onednn).status == Status.PASS, str(problem)
+
+
+# ---------------------------------------------------------------- large data, which lie once
+
+LARGE_CASE = "train,spatial,f32,nchw,8x33x64x64,fill=randn"
+
+
+class Exchanges(Kernels):
+    """Exchanges two words of x, or changes a bit of it, after it has been read."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def forward_training(self, x, *arguments, **options):
+        super().forward_training(x, *arguments, **options)
+        words = array_of(x).reshape(-1).view(np.uint64)
+        if len(self.places) == 1:
+            words[self.places[0]] ^= 1
+        else:
+            words[list(self.places)] = words[list(reversed(self.places))]
+
+
+@pytest.mark.parametrize("places", [(0, 1), (7, 540_671), (540_671,), (32_700,), (), (100, 100 + 32_768)])
+def test_a_change_of_a_large_input_is_seen_and_the_results_are_judged_by_what_it_was(places):
+    """Of x there is neither a copy nor a second one: it is told by sums and made again."""
+    assert math.prod(Problem.parse(LARGE_CASE).dims) >= LARGE
+    result, right = result_of(LARGE_CASE, Exchanges(places)), result_of(LARGE_CASE, Kernels())
+    assert right.status == Status.PASS
+    assert (result.status, result.message) == ((Status.FAIL, "changed its input x") if places else (Status.PASS, ""))
+    assert [v.ratios for v in result.verdicts] == [v.ratios for v in right.verdicts]
+
+
+def test_a_large_input_lies_once(monkeypatch):
+    seen = []
+
+    class Looks(Kernels):
+        def forward_training(self, x, *arguments, **options):
+            seen.append(x.pointer)
+            super().forward_training(x, *arguments, **options)
+
+    generated = []
+    monkeypatch.setattr(runner, "generate", lambda *given: generated.append(generate(*given)) or generated[-1])
+    result_of(LARGE_CASE, Looks())
+    assert set(seen) == {generated[0].x.ctypes.data}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [LARGE_CASE, "backward,spatial,bf16,nhwc,8x33x64x64", "backward,peract,f32,nchw,64x20x32x32,fill=randn",
+     "infer,spatial,f32,nchw,8x33x64x64,fill=special"],
+)  # fmt: skip
+def test_threads_change_nothing_of_a_verdict(line, monkeypatch):
+    found = []
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(8)))
+    for count in ("1", "2", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", count)
+        found.append(repr(dataclasses.asdict(dataclasses.replace(result_of(line, Kernels()), seconds=0.0))))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_call_that_is_refused_needs_no_data(onednn, monkeypatch):
+    monkeypatch.setattr(runner, "generate", None)
+    result = run_case(Problem.parse("train,spatial,f64,nchw,8x3x4x4"), onednn)
+    assert result.status == Status.UNSUPPORTED
+    assert "no float64" in result.message

@@ -385,7 +385,11 @@ def test_documents_of_every_status_meet_the_schema(schema):
 def test_a_document_written_in_parts_is_the_whole_one(empty):
     document = made_document(INFOS, EVERY) | {"empty": empty, "nested": [[], [[1]], {"a": [float("inf"), "b\nc"]}]}
     for whole in (document, {"empty": empty}, {}):
-        assert "".join(json_parts(whole)) == json.dumps(to_json(whole), indent=1) + "\n"
+        text = "".join(json_parts(whole))
+        assert json.loads(text) == json.loads(json.dumps(to_json(whole)))
+        assert len(text.splitlines()) == text.count("\n")
+    cases = [line for line in "".join(json_parts(document)).splitlines() if line.startswith('  {"backend": ')]
+    assert len(cases) == len(EVERY) + len(INFOS)  # a line each
 
 
 @pytest.mark.slow
