@@ -239,6 +239,7 @@ def test_every_argument_of_a_plan_reaches_the_choice(handle, monkeypatch):
             seen.clear()
             left_out = ("x", "tune", "alpha_data", "beta_data", "unknown")  # old names, and names that are none
             given = {p: object() for p in inspect.signature(method).parameters if p not in left_out}
+            given["deterministic"] = True  # is checked before the choice
             plan = method(x, **given, tune=True)
             assert seen == given | {"x": x}, operation
             assert plan.reason == "a reason"
