@@ -15,7 +15,7 @@ def algorithms(backend):
     Examples
     --------
     >>> pybnorm.algorithms("onednn")
-    ('auto', 'fast', 'plain', 'rows')
+    ('auto', 'fast', 'plain', 'rows', 'folded')
     """
     cdef const pbn_backend *table = _table(backend)
     return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _decoded(table.algorithms)))

@@ -78,7 +78,7 @@ cdef class Plan:
     ...     plan = handle.plan_forward_training(x, y, running=False, saved=False, epsilon=0)
     ...     plan(x, scale, bias, y)
     >>> y.round(3), plan.algorithm, plan.reason
-    (array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32), 'plain', 'rows of so few elements are slower')
+    (array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32), 'plain', 'few and short rows')
     """
 
     # Nothing of this changes once the plan is made, so that a call needs no lock of the plan's own.

@@ -8,7 +8,7 @@ from pybnorm.check.data import generate, sums_are_exact
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import verdict_text
 from pybnorm.check.runner import execute
-from pybnorm.check.selftest import rows
+from pybnorm.check.selftest import kernels, rows
 from pybnorm.check.selftest.simulated import session
 from pybnorm.check.verdicts import counted, judge_call
 
@@ -157,7 +157,7 @@ def test_the_width_of_the_excuse_is_that_of_the_recurrence(dims, chains):
     problem = Problem.parse(f"train,spatial,f32,nchw,{dims}")
     inputs = generate(problem)
     expected = expect(problem, inputs)
-    mean, variance = rows.welford(rows.Rows(problem, inputs).x, chains)
+    mean, variance = kernels.welford(rows.Rows(problem, inputs).x, chains)
     right, v = expected.moments.mean.reshape(-1, 1), expected.moments.variance.reshape(-1, 1)
     away = right != 0
     scatter = np.sqrt(np.mean(((mean - right)[away] / np.spacing(np.abs(right[away]).astype(np.float32))) ** 2))
