@@ -32,4 +32,7 @@ def main() -> None:
     sys.excepthook = interrupted
     from pybnorm.cli import main as command
 
+    if "_PYBNORM_COMPLETE" in os.environ:
+        import pybnorm.cli.shells  # noqa: F401 (it makes itself known to click)
+
     command(prog_name="pybnorm")

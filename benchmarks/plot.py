@@ -40,7 +40,7 @@ def check(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ArgumentError("plot", path, "nothing without matplotlib: pip install 'pybnorm[report]'") from None
+        raise ArgumentError("plot", path, "nothing without matplotlib: pip install matplotlib") from None
 
 
 def ratios(result: Mapping[str, Any], name: str, base: str) -> list[tuple[float, str]]:

@@ -54,7 +54,7 @@ except ImportError:
     if _COMMAND:
         sys.exit(f"pybnorm: {_what}")
     raise ImportError(_what, name="pybnorm") from None
-from pybnorm.defects import known_defects
+from pybnorm.defects import _set_reader, known_defects
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation, StatusClass
 from pybnorm.errors import (
@@ -192,8 +192,13 @@ def _avoiding(*arguments: Any) -> tuple[Any, int, Any]:
     return found
 
 
+def _problem(case: str) -> Any:
+    return importlib.import_module(f"{__name__}.check.problem").Problem.parse(case)
+
+
 set_avoider(_avoiding)
 set_tuner(_tuned)  # tuning is imported when the first plan with tune=True is made
+_set_reader(_problem)
 
 
 def get_include() -> str:

@@ -7,7 +7,6 @@ or raises `ArgumentError` or `ArgumentTypeError`, which name the argument, its v
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import numbers
@@ -17,6 +16,7 @@ import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from pybnorm._words import meant
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -261,14 +261,13 @@ def _lookup(table: dict[object, Any], value: object) -> Any:
 
 
 def _words(table: dict[object, Any], value: object) -> str:
-    """The names that are allowed, and the word most like the one given."""
-    names = dict.fromkeys(member.name.lower() for member in table.values())
-    allowed = ", ".join(map(repr, names))
-    if not issubclass(type(value), str) or len(str.__str__(value)) > 40:
-        return allowed
-    words = [word for word in table if type(word) is str]
-    near = difflib.get_close_matches(str.lower(str.__str__(value)), words, 1)
-    return allowed + "".join(f" (did you mean {word!r}?)" for word in near)
+    """The words that are allowed, those of one meaning together, and the one most like what was given."""
+    names: dict[Any, list[str]] = {}
+    for word, member in table.items():
+        if type(word) is str:
+            names.setdefault(member, []).append(repr(word))
+    allowed = ", ".join(" or ".join(words) for words in names.values())
+    return allowed + meant(value, [word for word in table if type(word) is str])
 
 
 def _attribute(value: object, name: str, default: object = None) -> Any:

@@ -3,9 +3,20 @@
 Any case is read, and numbers and members of `pybnorm.enums`, too. Backends of one's own have other names.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-__all__ = ["ActivationWord", "AlgorithmWord", "BackendWord", "DataTypeWord", "LayoutWord", "ModeWord", "OperationWord"]
+__all__ = [
+    "ActivationWord",
+    "AlgorithmWord",
+    "BackendWord",
+    "DataTypeWord",
+    "LayoutWord",
+    "ModeWord",
+    "OperationWord",
+    "meant",
+]
 
 BackendWord: TypeAlias = Literal["cudnn", "miopen", "onednn"]
 ModeWord: TypeAlias = Literal["per_activation", "spatial", "spatial_persistent", "peract", "persistent"]
@@ -31,3 +42,24 @@ AlgorithmWord: TypeAlias = Literal[
     "dense",
     "folded",
 ]
+
+_ELSEWHERE = {
+    **dict.fromkeys(("float", "single"), "f32"),
+    **{"half": "f16", "double": "f64", "bfloat": "bf16"},
+    **dict.fromkeys(("nc", "ncw", "ncdhw", "contiguous"), "nchw"),
+    **dict.fromkeys(("nwc", "ndhwc"), "nhwc"),
+    **dict.fromkeys(("channel", "per_channel"), "spatial"),
+    **{"cuda": "cudnn", "hip": "miopen", "rocm": "miopen"},
+    **dict.fromkeys(("mkldnn", "dnnl", "cpu"), "onednn"),
+    **{"fwd": "train", "bwd": "backward"},
+}
+"""Words of other systems, and what says the same here."""
+
+
+def meant(value: object, words: Iterable[str]) -> str:
+    """The one of `words` that `value` was probably to be, as a question; empty if there is none."""
+    if not issubclass(type(value), str) or len(str.__str__(value)) > 40:
+        return ""
+    given, known = str.lower(str.__str__(value)), list(words)
+    near = [_ELSEWHERE[given]] if _ELSEWHERE.get(given) in known else difflib.get_close_matches(given, known, 1)
+    return f" (did you mean {near[0]!r}?)" if near and near[0] != value else ""

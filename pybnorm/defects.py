@@ -154,7 +154,8 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
     ----------
     backend : str
         ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
-    call : Call or pybnorm.check.Problem
+    call : Call, pybnorm.check.Problem or str
+        A str is a case, as in ``pybnorm check --case``.
     version : sequence of int, optional
         Of the library; default: any.
 
@@ -170,8 +171,8 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
 
     Examples
     --------
-    >>> call = pybnorm.check.Problem.parse("backward,spatial,f32,nchw,4x8x35x35")
-    >>> [defect.id for defect in pybnorm.known_defects("miopen", call, (3, 4, 0))]
+    >>> case = "backward,spatial,f32,nchw,4x8x35x35"
+    >>> [defect.id for defect in pybnorm.known_defects("miopen", case, (3, 4, 0))]
     ['miopen-backward-vector-tail']
     """
     names = sorted({d.backend for d in DEFECTS} | SPECS.keys())
@@ -241,12 +242,26 @@ def _version(value: Sequence[int]) -> Version:
     return tuple(_arguments.integer(n, "version", allowed=allowed) for n in _arguments.items(value, "version", allowed))
 
 
+def _set_reader(reader: Callable[[str], Any]) -> None:
+    """Have `reader` make a problem of a case: `pybnorm.check` lies above this module."""
+    global _reader  # noqa: PLW0603 (set once, when the package is imported)
+    _reader = reader
+
+
+_reader: Callable[[str], Any]
+
+
 def _described(call: Any) -> Call:
     """The call with its values checked."""
+    if issubclass(type(call), str):
+        try:
+            call = _reader(str.__str__(call))
+        except ArgumentError as error:
+            raise ArgumentError("call", call, f"a case, a pybnorm.check.Problem or a Call ({error})") from None
     try:
         given = Call(*(getattr(call, name) for name in Call._fields))
     except Exception:
-        raise ArgumentTypeError("call", call, "a pybnorm.defects.Call or a pybnorm.check.Problem") from None
+        raise ArgumentTypeError("call", call, "a case, a pybnorm.check.Problem or a pybnorm.defects.Call") from None
     _arguments.instance(given.layout, Layout, "layout", "a pybnorm.Layout")
     return Call(
         _arguments.operation(given.operation),

@@ -6,11 +6,12 @@ number, name and text. All can be pickled, so that they can be sent between proc
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from pybnorm._text import one_line, visible
+from pybnorm._words import meant
 
 __all__ = [
     "AllocationError",
@@ -76,12 +77,11 @@ class ArgumentError(PybnormError, ValueError):
 
 
 def _near(value: object, allowed: str) -> str:
-    """Of the words that are allowed the one most like what was given, as a question; empty if there is none."""
-    if not issubclass(type(value), str) or " | " not in allowed or len(str.__str__(value)) > 40:
+    """What was probably meant, where `allowed` is a list of words."""
+    if " | " not in allowed and not allowed.startswith("one of "):
         return ""
-    words = [word for part in allowed.split(" | ") for word in part.split(", ") if word.isidentifier()]
-    near = difflib.get_close_matches(str.lower(str.__str__(value)), words, 1)
-    return f" (did you mean {near[0]!r}?)" if near and near[0] != value else ""
+    parts = re.split(r" \| |, ", allowed.removeprefix("one of "))
+    return meant(value, [word for part in parts if re.fullmatch(r"[\w-]+", word := part.strip("'"))])
 
 
 class ArgumentTypeError(ArgumentError, TypeError):

@@ -55,7 +55,7 @@ cdef str _not_in_place(Handle handle, const pbn_call *call, bint saved):
         return f"{_CALL_NAMES[call.operation]} is not known to be right there"
     asked = _asked(call, saved, 16, True)
     met = [d for d in handle.defects if d.refused and d.predicate(asked)]
-    return _said(met[0]) if met else ""
+    return _said(met[0], _results(call.operation)) if met else ""
 
 
 cdef str _family(str algorithm):
@@ -63,25 +63,33 @@ cdef str _family(str algorithm):
     return algorithm.partition(":")[0].partition("+")[0]
 
 
-cdef str _said(object defect):
-    what = f"wrong {', '.join(defect.outputs)}" if defect.outputs else "the call fails"
+cdef list _results(int operation):
+    """What a call may write."""
+    return [tensor.name for tensor in tensors(operation) if tensor.written]
+
+
+cdef str _said(object defect, list written):
+    """What it makes of a call that writes `written`."""
+    what = f"wrong {', '.join([n for n in defect.outputs if n in written])}" if defect.outputs else "the call fails"
     text = f"known defect {defect.id}, {what}: {defect.what}"
     return text + (f" ({', '.join(defect.links)})" if defect.links else "")
 
 
-cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name) except -1:
-    """Warn of a batch-norm call with known defects, or refuse it.
+cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name, list written) except -1:
+    """Warn of a batch-norm call with known defects that reach what it writes, or refuse it.
 
     Called when a plan is made, and so once for each kind of call.
     """
-    if handle.policy == "error":
+    met = tuple([d for d in met if not d.outputs or any([output in written for output in d.outputs])])
+    if met and handle.policy == "error":
         raise _unsupported(
-            handle, name, f"{_said(met[0])}. Handle(known_defects='avoid') goes another way, 'ignore' makes the call"
+            handle, name,
+            f"{_said(met[0], written)}. Handle(known_defects='avoid') goes another way, 'ignore' makes the call",
         )
     shape = "x".join(map(str, asked.dims))
     for defect in met:
         _names.warn(
-            f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect)}. "
+            f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect, written)}. "
             "Handle(known_defects='avoid') goes another way, 'error' refuses such calls, 'ignore' is silent",
             errors.KnownDefectWarning,
         )

@@ -149,6 +149,7 @@ cdef class Plan:
         cdef int status = 0
         cdef bint one_way = table.algorithms == NULL
         cdef bytes name
+        cdef int i
         if algorithm is not None:
             _arguments.algorithm(algorithm, algorithms(handle.backend), numbered_algorithms(handle.backend))
             if one_way and self.call.activation != PBN_ACTIVATION_NONE:
@@ -177,7 +178,11 @@ cdef class Plan:
                     return 0
                 met = ()  # only weak, and nothing better
             if met and warns and handle.policy != "ignore":
-                _warn_of_defects(handle, met, asked, self.name)
+                written = [
+                    self.names[i] for i in range(self.count)
+                    if self.arguments[i].planned and self.arguments[i].row.written
+                ]
+                _warn_of_defects(handle, met, asked, self.name, written)
         if table.plan_create != NULL and _normalizes(self.call.operation):
             if algorithm is not None:
                 name = (<str>algorithm).encode("ascii")

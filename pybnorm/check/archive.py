@@ -33,7 +33,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, _files
+from pybnorm import __version__, _arguments, _files
 from pybnorm.check import calls, environment
 from pybnorm.check.bounds import Status
 from pybnorm.check.data import numpy_dtype
@@ -274,8 +274,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         # a case as soon as it is read: as dicts they take several times their size
         document = json.loads(_files.read(file, LARGEST).decode(), object_hook=_case)
-        if document.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is {document.get('schema')!r}, not {SCHEMA!r}")
+        _check_schema(document, SCHEMA)
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}
         for result in document["cases"]:
@@ -289,6 +288,21 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, *_DAMAGED) as error:
         raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
     return dict(document)
+
+
+def _check_schema(document: Mapping[str, Any], own: str) -> None:
+    """Raise for a document of another kind, or of another version of this one."""
+    schema = document.get("schema")
+    if schema == own:
+        return
+    if type(schema) is not str or schema.partition("/")[0] != own.partition("/")[0]:
+        raise ValueError(f"its schema is {schema!r}, not {own!r}")
+    written = document.get("environment")
+    by = written.get("pybnorm") if isinstance(written, dict) else None
+    raise ValueError(
+        f"pybnorm {by or 'of another version'} wrote it as {schema!r}; this is pybnorm {__version__}, which reads "
+        f"{own!r}: read it with a pybnorm of that version or a later one, or run the check again with this one"
+    )
 
 
 def _case(value: dict[str, Any]) -> Any:
@@ -480,9 +494,8 @@ def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
     for number, text in enumerate(data[:end].splitlines(), 1):
         try:
             line = json.loads(text)
-            if line.get("schema", JOURNAL_SCHEMA) != JOURNAL_SCHEMA:
-                raise ValueError(f"its schema is {line['schema']!r}, not {JOURNAL_SCHEMA!r}")
             if "schema" in line:
+                _check_schema(line, JOURNAL_SCHEMA)
                 _check_environment(line["environment"])
                 lines.append(_Start(line["environment"], [backend_from_json(b) for b in line["backends"]]))
             else:

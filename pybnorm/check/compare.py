@@ -16,7 +16,6 @@ lost, and counts like a case that newly fails.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import enum
 import functools
 import itertools
@@ -43,7 +42,6 @@ from pybnorm.check.results import (
     BackendInfo,
     CaseResult,
     label,
-    to_json,
     verdict_text,
 )
 from pybnorm.errors import ArgumentError
@@ -51,7 +49,6 @@ from pybnorm.errors import ArgumentError
 __all__ = [
     "ACCURACY",
     "REFERENCE_ALONE",
-    "SCHEMA",
     "Alone",
     "CasePair",
     "Change",
@@ -65,8 +62,6 @@ __all__ = [
     "bits_text",
     "compare",
     "compare_outputs",
-    "contents",
-    "document",
     "is_run",
     "lost_text",
     "nearer_text",
@@ -76,7 +71,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-SCHEMA = "pybnorm.compare/1"
 REFERENCE = "reference"
 ACCURACY = 1.1
 """Factor between two worst ratios from which one is called better."""
@@ -484,7 +478,10 @@ def _notices(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         version = run.environment.get("pybnorm", "")
         if version != __version__ and run.folder is not None:
-            notices.append(f"{run.name} is of pybnorm {version}; its inputs are taken to be those of {__version__}")
+            notices.append(
+                f"{run.name} is of pybnorm {version}, this is {__version__}: its inputs are taken to be the same; "
+                "where nearly all cases differ, run the check again with one version"
+            )
         if not run.complete:
             notices.append(f"{run.name} is not complete")
         if run.folder is None:
@@ -747,58 +744,6 @@ def _remember(
             worst.append(Difference(index, *numbers))
     worst.sort(key=lambda point: -point.ratio)
     del worst[WORST_POINTS:]
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def document(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as `json.dumps` writes it; ``schema.json`` describes it."""
-    result: dict[str, Any] = to_json(contents(comparison))
-    return result
-
-
-def contents(comparison: Comparison) -> dict[str, Any]:
-    """What `document` makes JSON of; the cases, which are many, are made one after another."""
-    return {
-        "schema": SCHEMA,
-        "pybnorm": __version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "runs": [
-            {
-                "name": run.name,
-                "path": run.path,
-                "environment": run.environment,
-                "backends": list(run.backends.values()),
-                "cases": len(run.results),
-                "outputs": sum(bool(r.saved) for r in run.results.values()) if run.folder is not None else 0,
-                "complete": run.complete,
-            }
-            for run in comparison.runs
-        ],
-        "pairs": [vars(pair) for pair in comparison.pairs],
-        "cases": (
-            vars(case) | {"outcome": case.outcome.value, "change": case.change.value, "outputs": _outputs(case)}
-            for case in comparison.cases
-        ),
-        "alone": [vars(item) for item in comparison.alone],
-        "only": comparison.only,
-        "notices": comparison.notices,
-        "lost": [vars(item) for item in comparison.lost],
-        "exit_status": comparison.exit_status,
-    }
-
-
-def _outputs(case: CasePair) -> list[dict[str, Any]]:
-    return [
-        vars(o)
-        | {
-            "outcome": o.outcome.value,
-            # the points of differences within the bounds are many and of no interest
-            "worst": [vars(point) for point in o.worst] if not o.outcome.good else [],
-        }
-        for o in case.outputs
-    ]
 
 
 # ---------------------------------------------------------------- texts

@@ -61,7 +61,7 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
     first, second = names.get(pair.first, pair.first), names.get(pair.second, pair.second)
     name = f"{first} and {second}" if pair.kind == "vendors" else f"{first} to {second}"
     if not own:
-        return Found(f"{name}: no case in common.", True)
+        return Found(f"{name}: {'; '.join(['no case in common', *_only(pair, first, second)])}.", True)
     parts = [
         f"{counts[outcome]} of {_cases(compared)} {words}"
         for outcome, words in (
@@ -88,8 +88,15 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
         parts = [_agreement(counts, compared)]
     if counts[Outcome.REFUSED]:
         parts.append(f"{_cases(counts[Outcome.REFUSED])} refused by {_refuser(own, first, second)}")
+    parts += _only(pair, first, second)
     good = not regressions and all(c.outcome.good for c in own)
     return Found(f"{name}: {'; '.join(parts)}.", good)
+
+
+def _only(pair: Pair, first: str, second: str) -> list[str]:
+    """What one of two libraries has that the other has not, and so was not compared."""
+    sides = ((first, pair.only_first), (second, pair.only_second))
+    return [f"{_cases(len(lines))} only in {side}, not compared" for side, lines in sides if lines]
 
 
 def _agreement(counts: Counter[Outcome], compared: int) -> str:

@@ -45,7 +45,10 @@ SHOWN = 20
 
 
 def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
-    """The comparison as tables; lists are cut after `SHOWN` entries, which is said, unless `verbose`."""
+    """What was found in sentences, then as tables; lists are cut after `SHOWN`, which is said, unless `verbose`."""
+    for found in compare_conclusions.found(comparison):
+        console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
+    console.print()
     for run in comparison.runs:
         libraries = ", ".join(
             f"{info.label or info.backend} {version_text(info)} on {info.device}".strip()
@@ -66,8 +69,6 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
     _print_alone(console, comparison, verbose)
     for name, lines in comparison.only.items():
         _print_list(console, f"only in {name}: {len(lines)} cases", lines, verbose)
-    for found in compare_conclusions.found(comparison):
-        console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
 
 
 def _print_pairs(console: Console, comparison: Comparison) -> None:
@@ -91,6 +92,8 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
     if pair.kind == "vendors":
         return
     own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    if not own:
+        return
     title = f"{pair.first} to {pair.second} ({pair.kind})"
     counts = ", ".join(f"{number} {name}" for name, number in pair.changes.items()) or "no case changed"
     if pair.same_bits or pair.other_bits:

@@ -68,7 +68,7 @@ def require() -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ArgumentError(
-                "--html", f"a Python without {name}", f"matplotlib and jinja2, pip install 'pybnorm[report]' ({error})"
+                "--html", f"a Python without {name}", f"one with both: pip install matplotlib jinja2 ({error})"
             ) from None
 
 
@@ -168,7 +168,9 @@ def _cases(
     verdicts = [{v.output: v for v in r.verdicts} for r in results]
     columns += [Column(_TITLES[n], "ratio", [_cell(own.get(n)) for own in verdicts]) for n in outputs]
     columns.append(Column("repeat", "pick", [{"": "", "equal": "="}.get(r.repeat, "differs") for r in results]))
-    commands = {r.backend: repro(dataclasses.replace(p, case="CASE")) for r, p in zip(results, plainly, strict=True)}
+    commands = {
+        r.backend: repro(dataclasses.replace(p, case="CASE", judge="")) for r, p in zip(results, plainly, strict=True)
+    }
     return page_data.data(columns, commands, {i: _details(results[i]) for i in shown})
 
 
@@ -188,6 +190,8 @@ def _note(result: CaseResult) -> str:
 def _details(result: CaseResult) -> list[Block]:
     """What is shown of one case below its row."""
     blocks: list[Block] = [("p", text) for text in (result.claim,) if text == NEWLY_UNSUPPORTED]
+    if result.judge not in ("", "numpy"):
+        blocks.append(("p", f"judged by {result.judge}: --judge {result.judge}"))
     if result.message:
         blocks.append(("pre", result.message))
     if result.repeat not in ("", "equal"):
@@ -336,8 +340,8 @@ def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Mat
         columns.append(Column(version.name, "badge", [line.results[i].status.value for line in lines], statuses))
         judged = [line.results[i].ratio if line.results[i].verdicts else "" for line in lines]
         columns.append(Column(f"{version.name} error / bound", "ratio", judged))
-    columns.append(Column("first bad", "pick", [line.first_bad for line in lines]))
-    columns.append(Column("first good after it", "pick", [line.first_good for line in lines]))
+    columns.append(Column("first bad", "word", [line.first_bad for line in lines]))
+    columns.append(Column("first good after it", "word", [line.first_good for line in lines]))
     text = _render(
         "versions.html",
         found=found,
@@ -353,7 +357,7 @@ def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Mat
 
 def _render(template: str, **values: Any) -> str:
     import jinja2
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     place = jinja2.Environment(
         loader=jinja2.PackageLoader("pybnorm.check"),
@@ -366,6 +370,7 @@ def _render(template: str, **values: Any) -> str:
         if name in values:
             values[name] = Markup(values[name])
     words = {"ratio_text": ratio_text, "verdict_text": verdict_text, "version_text": version_text}
+    words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
     text: str = place.get_template(template).render(colours=plots.COLOURS, **words, **values)
     return text
 

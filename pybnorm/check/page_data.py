@@ -23,8 +23,9 @@ class Column:
     ----------
     title : str
     kind : str
-        "pick": one of few texts, which the table can be filtered by; "badge": a pick that is a status; "hidden": a pick
-        that is only filtered by; "ratio": a number, "" for none, or a pair with the smallest error that
+        "pick": one of few texts, which the table can be filtered by, shown where there are two or more; "word": a pick
+        that is always shown; "badge": a pick that is a status; "hidden": one that is only filtered by; "ratio": a
+        number, "" for none, or a pair with the smallest error that
         would have been noticed; "case": a case; "note": a text below the case.
     cells : sequence
     order : sequence of str, optional
@@ -37,7 +38,7 @@ class Column:
         self.values = list(dict.fromkeys([*(value for value in order if value in there), *there]))
 
 
-_CODED = ("pick", "badge", "hidden", "note")
+_CODED = ("pick", "word", "badge", "hidden", "note")
 
 
 def data(

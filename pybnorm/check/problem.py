@@ -43,6 +43,7 @@ __all__ = [
     "DATA_OUTPUTS",
     "FILE",
     "FILLS",
+    "FLAGS",
     "OPTIONS",
     "Problem",
     "default_epsilon",
@@ -119,7 +120,8 @@ COMPOSED_OPTIONS = {
 }
 """Which options each composed operation has."""
 
-_FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
+FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
+"""Options that are 0 or 1."""
 SEED_MAX = 2**64 - 1
 RANDOM = "random"
 """The seed of a line that draws one."""
@@ -336,7 +338,7 @@ class Problem:
             given = _arguments.packed_strides(self.dims)
         put("strides", _arguments.strides(given, self.dims))
         self._check_fill(put)
-        for name in _FLAGS:
+        for name in FLAGS:
             put(name, _arguments.boolean(getattr(self, name), name))
         put("algorithm", _arguments.text(self.algorithm, "algorithm"))
         for name in ("kappa", "alpha", "beta", "alpha_param", "beta_param"):
@@ -734,7 +736,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     "data": _text,
     **dict.fromkeys(CHOICES, _text),
     "algorithm": _text,
-    **dict.fromkeys(_FLAGS, _flag),
+    **dict.fromkeys(FLAGS, _flag),
     "params": _data_type,
     "activation": _activation,
     **dict.fromkeys(_RANGES, _integer),

@@ -310,10 +310,11 @@ def is_implementation(backend: str) -> bool:
 
 
 def repro(result: CaseResult) -> str:
-    """The command that runs this one case again."""
+    """The command that runs this one case again, and has the same judge."""
+    judge = f"--judge {result.judge} " if result.judge not in ("", "numpy") else ""
     if is_implementation(result.backend):
-        return f"pybnorm check --implementation {shlex.quote(result.backend)} --case '{result.case}'"
-    command = f"pybnorm check --backend {result.backend} --case '{result.case}'"
+        return f"pybnorm check --implementation {shlex.quote(result.backend)} {judge}--case '{result.case}'"
+    command = f"pybnorm check --backend {result.backend} {judge}--case '{result.case}'"
     variable = f"PYBNORM_LIB_{result.backend.upper()}"
     if variable in os.environ:
         command = f"{variable}={shlex.quote(os.environ[variable])} {command}"

@@ -122,7 +122,7 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
-    prefix = repro(rows[0]).removesuffix(f"'{rows[0].case}'")
+    prefix = repro(dataclasses.replace(rows[0], case="", judge="")).removesuffix("''")
     console.print(Text(f"{title}: worst error / bound; to run one again: {prefix}'CASE'", "bold"), soft_wrap=True)
     if console.width < WIDE:
         _print_narrow(console, rows)

@@ -125,11 +125,13 @@ def sentences(found: Matrix) -> list[tuple[str, bool]]:
     said = []
     for i, version in enumerate(found.versions):
         wrong = [line for line in found.lines if line.results[i].status not in _RIGHT]
-        text = f"{version.name}: {len(wrong)} of {found.common - found.left_out} cases are wrong"
+        of = f"of {found.common - found.left_out} cases"
+        text = f"{version.name}: {len(wrong) or 'none'} {of} {'are' if len(wrong) > 1 else 'is'} wrong"
         if i:
             new = sum(line.results[i - 1].status in _RIGHT for line in wrong)
             gone = sum(line.results[i - 1].status not in _RIGHT for line in found.lines) - (len(wrong) - new)
-            text += f", {new} of them newly; {gone} no longer"
+            text += f", {new} of them newly" if new else ""
+            text += f"; {gone} no longer" if gone else ""
         said.append((f"{text}.", not wrong))
     return said
 

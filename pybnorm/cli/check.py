@@ -85,13 +85,20 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     help="Print the suites that there are, with their numbers of cases, and run nothing.",
 )
 @click.option("--data", "data", metavar="FILE", help="Tensors of a NumPy archive for the cases, instead of made ones.")
-@click.option("--explain", "explained", metavar="CASE", help="Run one case and show how each output was judged.")
+@click.option(
+    "--explain",
+    "explained",
+    metavar="CASE",
+    shell_complete=completion.cases,
+    help="Run one case and show how each output was judged.",
+)
 @click.option(
     "--from",
     "foreign",
     nargs=2,
     multiple=True,
     metavar="TOOL LINE",
+    shell_complete=completion.tools,
     help="A command of benchdnn or miopendriver, as a case. May be repeated.",
 )
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
@@ -107,7 +114,13 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     type=float,
     help=f"Seconds for a case, after which its process is killed.  [default: {executors.TIMEOUT:g}]",
 )
-@click.option("--executor", default="pool", show_default=True, help="pool | process | mpi | dask[:ADDRESS].")
+@click.option(
+    "--executor",
+    default="pool",
+    show_default=True,
+    shell_complete=completion.executors,
+    help="pool | process | mpi | dask[:ADDRESS].",
+)
 @click.option("--same", is_flag=True, help="Refuse nodes (MPI ranks, dask workers) whose libraries differ.")
 @click.option(
     "--scheduler-timeout",
@@ -123,7 +136,14 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
 )
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
-@click.option("--require", "needed", multiple=True, metavar="BACKEND", help="Must run; as in PYBNORM_REQUIRE_DEVICE.")
+@click.option(
+    "--require",
+    "needed",
+    multiple=True,
+    metavar="BACKEND",
+    shell_complete=completion.backends,
+    help="Must run; as in PYBNORM_REQUIRE_DEVICE.",
+)
 @click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
@@ -271,7 +291,7 @@ def _explain_case(
             if name not in _EXPLAIN and value and value != option.get_default(context):
                 raise ArgumentError("--explain", f"beside {option.opts[-1]}", "alone, or beside " + ", ".join(_BESIDE))
         executors.check_timeout("--timeout", timeout)
-        line = str(Problem.parse(case))
+        line = _one_case(case)
         asked = (*_backends(named[0], "--backend"), *_implementations(named[1]))
         targets = output.targets(context, "explain", json=json_target)
     console = output.console(stderr=json_target == "-")
@@ -302,6 +322,19 @@ def _explain_case(
         document = output.document(explain.SCHEMA, {"cases": found})
         targets["--json"].put(functools.partial(output.write_json, document))
     context.exit(exit_status(results, missing))
+
+
+def _one_case(text: str) -> str:
+    """The case of --explain."""
+    if text in packaged_suites():
+        allowed = f"one case; this is a suite, whose cases pybnorm check --list --suite {text} prints"
+        raise ArgumentError("--explain", text, allowed)
+    _named("--explain", text, [text], ())
+    problems = select([text], ())
+    if len(problems) > 1:
+        names = " and ".join(map(str, problems[:2])) + (", ..." if len(problems) > 2 else "")
+        raise ArgumentError("--explain", text, f"one case; these are {len(problems)}: {names}")
+    return str(problems[0])
 
 
 def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:

@@ -10,7 +10,7 @@ import click
 import pybnorm
 from pybnorm.check import archive, support
 from pybnorm.check.results import by_label, label, version_text
-from pybnorm.cli import output
+from pybnorm.cli import completion, output
 from pybnorm.errors import ArgumentError
 
 __all__ = ["claims"]
@@ -27,7 +27,7 @@ def claims() -> None:
 
 @claims.command()
 @click.argument("run", metavar="RUN")
-@click.option("--backend", required=True, help="Whose record to make.")
+@click.option("--backend", required=True, shell_complete=completion.backends, help="Whose record to make.")
 @output.json_option("its text")
 @click.option("--into", "folder", metavar="DIR", help="Write it into DIR/BACKEND.json, for PYBNORM_CLAIMS=DIR.")
 @click.pass_context

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pybnorm._text import one_line
 from pybnorm.check import compare as comparing
-from pybnorm.check import compare_terminal
+from pybnorm.check import compare_document, compare_terminal
 from pybnorm.cli import output
 
 __all__ = ["compare"]
@@ -63,7 +63,7 @@ def compare(
     if json_target != "-":
         compare_terminal.print_comparison(console, comparison, verbose)
     if "--json" in targets:
-        targets["--json"].put(functools.partial(output.write_json, comparing.contents(comparison)))
+        targets["--json"].put(functools.partial(output.write_json, compare_document.contents(comparison)))
     if "--html" in targets:
         targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:

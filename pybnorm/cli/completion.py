@@ -1,34 +1,60 @@
-"""What a shell completes: backends, suites, and the words of a case."""
+"""What a shell completes: backends, suites, and the words and values of a case."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem
 
 import pybnorm
 from pybnorm.check.problem import (
+    ACTIVATIONS,
+    CHOICES,
     COMPOSED,
     COMPOSED_OPTIONS,
     DATA_TYPES,
+    FILLS,
+    FLAGS,
     LAYOUTS,
     MODES,
     OPERATIONS,
     OPTIONS,
+    RANDOM,
     packaged_suites,
 )
 
-__all__ = ["backends", "cases", "suites"]
+__all__ = ["backends", "cases", "executors", "suites", "tools"]
+
+_VALUES = {
+    "fill": FILLS,
+    "activation": tuple(ACTIVATIONS),
+    "params": tuple(DATA_TYPES),
+    "seed": (RANDOM,),
+    **{name: tuple(filter(None, words)) for name, words in CHOICES.items()},
+    **dict.fromkeys(FLAGS, ("0", "1")),
+}
+"""Of the options of a case that have words for values, but for the algorithms, which backends have."""
 
 
 def backends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of backends that begin so."""
-    return [CompletionItem(name) for name in pybnorm.backends() if name.startswith(incomplete)]
+    return _begun(pybnorm.backends(), incomplete)
 
 
 def suites(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of packaged suites that begin so; files, where none does."""
-    found = [CompletionItem(name) for name in packaged_suites() if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="file")]
+    return _begun(packaged_suites(), incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def executors(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What runs cases."""
+    return _begun(("pool", "process", "mpi", "dask"), incomplete)
+
+
+def tools(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Other tools whose lines are read."""
+    return _begun(("benchdnn", "miopendriver"), incomplete)
 
 
 def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -37,11 +63,26 @@ def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -
     tokens = before.split(",") if comma else []
     options = {word: OPTIONS[operation] for word, operation in OPERATIONS.items()} | COMPOSED_OPTIONS
     places = [[*OPERATIONS, *COMPOSED], list(MODES), list(DATA_TYPES), list(LAYOUTS)]
-    words: list[str] = []
+    words: Iterable[str] = ()
+    name, equals, values = last.partition("=")
+    # of alternatives the last one is completed
+    done, slash, rest = (values if equals else last).rpartition("/")
+    head = before + comma + name * bool(equals) + equals + done + slash
     if len(tokens) < len(places):
-        words = places[len(tokens)]
+        words = [f"{word}," for word in places[len(tokens)]]
+    elif len(tokens) > len(places) and equals:
+        words = _values(name)
     elif len(tokens) > len(places):
         given = {token.partition("=")[0] for token in tokens[5:]}
         words = [f"{name}=" for name in options.get(tokens[0].partition("/")[0], ()) if name not in given]
-    done, slash, rest = last.rpartition("/")  # alternatives: the last one is completed
-    return [CompletionItem(before + comma + done + slash + word) for word in words if word.startswith(rest)]
+    return [CompletionItem(head + word) for word in words if word.startswith(rest)]
+
+
+def _values(name: str) -> Iterable[str]:
+    if name == "algorithm":
+        return dict.fromkeys(word for backend in pybnorm.backends() for word in pybnorm.algorithms(backend))
+    return _VALUES.get(name, ())
+
+
+def _begun(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]

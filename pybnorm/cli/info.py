@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import textwrap
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from pybnorm.check.problem import LAYOUTS, MODES, OPERATIONS
 from pybnorm.check.results import BackendInfo, version_text
 from pybnorm.check.session import capability_words
 from pybnorm.check.worker import Worker
-from pybnorm.cli import output
+from pybnorm.cli import completion, output
 from pybnorm.defects import DEFECTS, Defect, unrecorded
 from pybnorm.enums import DataType, Layout, Operation
 from pybnorm.errors import ArgumentError
@@ -28,11 +29,19 @@ __all__ = ["info"]
 _OPERATIONS = OPERATIONS | {"axpby": Operation.AXPBY}
 _LAYOUTS = LAYOUTS | {"strides": Layout.STRIDED}
 _RANKS = range(2, 9)
+_FOLDED = 80
+"""Columns of sentences, also where lines may be longer."""
 
 
 @click.command()
 @output.json_option("the text")
-@click.option("--claims", "as_claims", metavar="BACKEND", help="Print a support record of BACKEND, to be reviewed.")
+@click.option(
+    "--claims",
+    "as_claims",
+    metavar="BACKEND",
+    shell_complete=completion.backends,
+    help="Print a support record of BACKEND, to be reviewed.",
+)
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
 )
@@ -119,7 +128,7 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         if not item.loaded:
             terminal.print_attempts(console, item)
         if item.hint:
-            console.print(f"  to have it {item.hint}", soft_wrap=True, markup=False)
+            _print_folded(console, "  to have it ", item.hint)
     if not rows:
         return
     table = Table(box=None, padding=(0, 3, 0, 2))
@@ -131,21 +140,32 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         table.add_row(dtype.short, *(_ability_text([r for r in own if r["mode"] == word]) for word in MODES))
     console.print(table)
     for reason in dict.fromkeys(r["reason"] for r in rows if r["reason"]):
-        console.print(f"    - {reason}", markup=False, soft_wrap=True)
+        _print_folded(console, "    - ", reason)
     known = _known_defects(item)
     if known:
         console.print("  known defects of this version")
     for defect in known:
-        console.print(f"    - {defect.id}: {defect.what}", markup=False, soft_wrap=True)
+        _print_folded(console, "    - ", f"{defect.id}: {defect.what}")
     if without := unrecorded(item.backend, item.version):
-        console.print(f"  {without}; pybnorm check --suite bugs --backend {item.backend} shows it", soft_wrap=True)
+        _print_folded(console, "  ", f"{without}; pybnorm check --suite bugs --backend {item.backend} shows it")
 
 
 def _print_absence(console: Console, item: BackendInfo) -> None:
     item = terminal.shown(item)
-    text = f"absent: {item.problem.rstrip('.')}; -v says where it was searched for; to have it {item.hint}"
     console.print()
-    console.print(Text.assemble((item.backend, "bold"), f"  {text}"), soft_wrap=True)
+    console.print(Text(item.backend, "bold"))
+    _print_folded(console, "  absent     ", f"{item.problem} -v says where it was searched for")
+    _print_folded(console, "  to have it ", item.hint)
+
+
+def _print_folded(console: Console, before: str, text: str) -> None:
+    """Text behind `before`, below which its other lines stand; paths and words in one piece."""
+    width = min(console.width, _FOLDED)
+    for line in textwrap.wrap(
+        text, width, initial_indent=before, subsequent_indent=" " * len(before),
+        break_long_words=False, break_on_hyphens=False,
+    ):  # fmt: skip
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _known_defects(item: BackendInfo) -> list[Defect]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, _names
+from pybnorm import __version__, _arguments, _names
 from pybnorm.enums import DataType, Layout, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -172,9 +172,13 @@ class Info:
             raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
         if values.get("version") == 1 and "exponential_factor" in values:
             values |= {"version": _JSON_VERSION, "exponential_average_factor": values.pop("exponential_factor")}
-        for name, expected in (("kind", _JSON_KIND), ("version", _JSON_VERSION)):
-            if values.pop(name, None) != expected:
-                raise ArgumentError("text", f"another {name} than {expected!r}", f"the JSON of a {_JSON_KIND}")
+        if (kind := values.pop("kind", None)) != _JSON_KIND:
+            raise ArgumentError("text", f"JSON whose kind is {kind!r}", f"the JSON of a {_JSON_KIND}")
+        if (version := values.pop("version", None)) != _JSON_VERSION or type(version) is not int:
+            allowed = (
+                f"version 1 or {_JSON_VERSION}, which pybnorm {__version__} reads; if a later one wrote it, update"
+            )
+            raise ArgumentError("text", f"version {version!r} of a {_JSON_KIND}", allowed)
         names = [field.name for field in dataclasses.fields(cls)]
         for name in names:
             if name not in values:

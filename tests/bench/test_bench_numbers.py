@@ -92,7 +92,7 @@ def test_a_result_that_is_not_a_number_is_infinitely_wrong():
 
 def test_the_plot_needs_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(pybnorm.ArgumentError, match=r"pybnorm\[report\]"):
+    with pytest.raises(pybnorm.ArgumentError, match=r"pip install matplotlib"):
         plot.check(str(tmp_path / "bench.svg"))
 
 

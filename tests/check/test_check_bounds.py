@@ -475,10 +475,14 @@ def test_a_wrong_convention_of_the_running_variance_is_named():
         verdicts = run_case(Problem.parse(line), session(bug=bug)).verdicts
         return next(v.note for v in verdicts if v.output == "running_variance")
 
-    assert "convention: biased" in note("train,spatial,f32,nchw,4x3x4x4", "biased running variance")
-    assert "convention: unbiased" in note("train,spatial,f32,nchw,4x3x4x4")
-    assert "convention: cannot tell" in note("train,spatial,f32,nchw,4x3x4x4,factor=0")
-    assert "convention: neither" in note("train,spatial,f32,nchw,4x3x4x4", "old and new swapped in the running average")
+    assert "running_variance takes the biased variance" in note(
+        "train,spatial,f32,nchw,4x3x4x4", "biased running variance"
+    )
+    assert "running_variance takes the unbiased variance, as defined" in note("train,spatial,f32,nchw,4x3x4x4")
+    assert "as near to the biased variance as to the unbiased one" in note("train,spatial,f32,nchw,4x3x4x4,factor=0")
+    assert "neither the unbiased variance nor the biased one" in note(
+        "train,spatial,f32,nchw,4x3x4x4", "old and new swapped in the running average"
+    )
 
 
 def test_ten_worst_points_are_kept_worst_first():
@@ -521,7 +525,7 @@ def test_a_wrong_convention_beside_a_nan_is_named():
     problem = Problem.parse("train,spatial,f32,nchw,4x3x4x4,fill=special")
     for bug, word in ((None, "unbiased"), ("biased running variance", "biased")):
         (verdict,) = (v for v in run_case(problem, session(bug=bug)).verdicts if v.output == "running_variance")
-        assert f"convention: {word}" in verdict.note
+        assert f"running_variance takes the {word} variance" in verdict.note
 
 
 # ---------------------------------------------------------------- 16-bit results that are truncated
@@ -913,11 +917,11 @@ def test_a_long_chain_s_error_is_not_called_a_convention():
         return expected.biased_running_variance - 0.9 * part.classes[0][0]
 
     verdict = noted("train,spatial,f32,nchw,32x4x56x56,fill=randn", wrong, "running_variance")
-    assert "variance convention: cannot tell" in verdict.note
+    assert "running_variance is as near to the biased variance as to" in verdict.note
     verdict = noted(
         "train,spatial,f32,nchw,8x3x4x4,fill=randn", lambda a, e: e.biased_running_variance, "running_variance"
     )
-    assert "variance convention: biased" in verdict.note
+    assert "running_variance takes the biased variance (a sum over m, not m - 1)" in verdict.note
 
 
 class Flushing(Kernels):

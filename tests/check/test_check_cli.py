@@ -1,10 +1,12 @@
 """The commands, on the libraries of this machine."""
 
+import importlib
 import importlib.util
 import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
+from click.shell_completion import ShellComplete, get_completion_class
 from rich.console import Console
 from simulated import interruptible
 
@@ -27,6 +29,7 @@ from pybnorm.defects import DEFECTS
 HERE = Path(__file__).parent
 NOTHING_HERE = Path(__file__).with_name("nothing_here")
 ONE_CASE = ("check", "--backend", "onednn", "--case", "infer,spatial,f32,nchw,2x3x4x4")
+FILLED = "train,spatial,f32,nchw,2x3x4x5,fill="
 NOWHERE = {f"PYBNORM_LIB_{name.upper()}": "/nonexistent/library.so" for name in pybnorm.backends()}
 
 
@@ -148,9 +151,10 @@ def test_info_lists_every_attempt_for_an_absent_library():
     for backend in json.loads(without_finding("info", "--json").stdout)["backends"]:
         assert backend["override"] == ""
         assert backend["hint"]
-        assert f"  to have it {backend['hint']}\n" in printed
-        (line,) = (line for line in brief.splitlines() if line.startswith(f"{backend['backend']}  absent: "))
-        assert line.endswith(f"; to have it {backend['hint']}")
+        for text in (printed, brief):
+            assert f"to have it {backend['hint']}" in " ".join(text.split())
+        assert f"\n{backend['backend']}\n  absent     " in brief
+    assert max(map(len, brief.splitlines())) <= 80
     assert data["environment"]["pybnorm"] == pybnorm.__version__
 
 
@@ -566,9 +570,17 @@ def test_progress_goes_to_standard_error_where_no_terminal_shows_it(monkeypatch,
         ("--suite", "sm", ["smoke"]),
         ("--suite", "sta", ["standard"]),
         ("--suite", "./mine", ["./mine"]),
-        ("--case", "tr", ["train", "training_grad"]),
-        ("--case", "train,sp", ["train,spatial"]),
-        ("--case", "train/inf", ["train/infer"]),
+        ("--case", "tr", ["train,", "training_grad,"]),
+        ("--case", "train,sp", ["train,spatial,"]),
+        ("--explain", "train/inf", ["train/infer,"]),
+        ("--case", "train,spatial,f32,nchw,2x3x4x5,fill=ra", [f"{FILLED}{w}" for w in ("randn", "ramp", "range")]),
+        ("--case", f"{FILLED}exact/pa", [f"{FILLED}exact/paired"]),
+        ("--case", f"{FILLED}exact,saved=", [f"{FILLED}exact,saved=0", f"{FILLED}exact,saved=1"]),
+        ("--case", f"{FILLED}exact,algorithm=gr", [f"{FILLED}exact,algorithm=graph"]),
+        ("--case", f"{FILLED}exact,kappa=", []),
+        ("--require", "cu", ["cudnn"]),
+        ("--executor", "p", ["pool", "process"]),
+        ("--from", "mi", ["miopendriver"]),
         ("--case", "train,spatial,f32,nchw,2x3x4x5,rep", ["train,spatial,f32,nchw,2x3x4x5,repeats="]),
         ("--case", "infer,spatial,f32,nchw,2x3x4x5,factor", []),
         ("--case", "train,spatial,f32,nchw,2x", []),
@@ -578,6 +590,50 @@ def test_progress_goes_to_standard_error_where_no_terminal_shows_it(monkeypatch,
 def test_a_shell_completes(option, typed, found):
     complete = ShellComplete(cli.main, {}, "pybnorm", "_PYBNORM_COMPLETE")
     assert [item.value for item in complete.get_completions(["check", option], typed)] == found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_line_up_to_the_cursor_is_completed(shell, monkeypatch):
+    importlib.import_module("pybnorm.cli.shells")  # as the command does where a shell asks
+    complete = get_completion_class(shell)(cli.main, {}, "pybnorm", "_PYBNORM_COMPLETE")
+
+    def asked(line):
+        monkeypatch.setenv("COMP_LINE", line)
+        complete.typed = ""
+        return complete.complete().split("\n")
+
+    cut = shell == "bash"  # which replaces what stands behind the last = only
+    assert asked("pybnorm chec") == ["plain,check"]
+    assert asked("pybnorm check --suite smok") == ["plain,smoke"]
+    assert asked("pybnorm check --suite=smok") == ["plain,smoke" if cut else "plain,--suite=smoke"]
+    assert asked("pybnorm check --suite ./mine") == ["file,./mine"]
+    assert asked(f"pybnorm check --case {FILLED}randn/le") == [
+        "plain,randn/level" if cut else f"plain,{FILLED}randn/level"
+    ]
+    assert asked(f"pybnorm check --case '{FILLED}le") == [f"plain,{FILLED}level"]
+    assert asked("pybnorm check --backend ") == [f"plain,{name}" for name in pybnorm.backends()]
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_a_real_shell_completes(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not on this machine")
+    line = f"pybnorm check --case {FILLED}lev"
+    asked = {
+        "bash": f"COMP_LINE='{line}' COMP_POINT={len(line)}; _pybnorm_completion pybnorm; echo \"${{COMPREPLY[@]}}\"",
+        "fish": f"complete -C'{line}'",
+    }
+    load = {
+        "bash": 'eval "$(_PYBNORM_COMPLETE=bash_source pybnorm)"',
+        "fish": "_PYBNORM_COMPLETE=fish_source pybnorm | source",
+    }
+    (tmp_path / "pybnorm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pybnorm "$@"\n')
+    (tmp_path / "pybnorm").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    script = f"{load[shell]}\n{asked[shell]}"
+    done = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout == {"bash": "level\n", "fish": f"{FILLED}level\n"}[shell]
 
 
 @pytest.mark.slow
@@ -608,8 +664,9 @@ def test_info_describes_what_is_loaded(onednn):
     assert done.returncode == 0
     assert onednn.path in done.stdout
     assert onednn.found_via in done.stdout
-    heads = [line for line in done.stdout.splitlines() if line.startswith(tuple(f"{b}  " for b in pybnorm.backends()))]
-    absent = ["  absent: " in head for head in heads]
+    lines = done.stdout.splitlines()
+    heads = [i for i, line in enumerate(lines) if line.partition(" ")[0] in pybnorm.backends()]
+    absent = [lines[i + 1].startswith("  absent ") for i in heads]
     assert (len(heads), absent) == (len(pybnorm.backends()), sorted(absent))  # what is here comes first
     known = [d.id for d in DEFECTS if d.backend == "onednn" and d.in_version(onednn.version)]
     assert all(f"- {identity}: " in done.stdout for identity in known)
@@ -790,7 +847,7 @@ def test_a_page_that_cannot_be_made_is_refused_before_the_run():
     code = "import sys; sys.modules['jinja2'] = None; from pybnorm.cli import main; main(prog_name='pybnorm')"
     done = run("check", "--html", "never.html", program=("-c", code))
     assert done.returncode == 2
-    assert "pip install 'pybnorm[report]'" in done.stderr
+    assert "pip install matplotlib jinja2" in done.stderr
     assert not (HERE / "never.html").exists()
 
 

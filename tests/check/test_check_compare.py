@@ -12,7 +12,7 @@ from made_runs import made_document, made_result, make_run, nudged, right_output
 
 import pybnorm
 from pybnorm import cli
-from pybnorm.check import archive, compare
+from pybnorm.check import archive, compare, compare_document
 from pybnorm.check.bounds import Status, tiers
 from pybnorm.check.compare import Change, Outcome
 from pybnorm.check.environment import machine
@@ -465,7 +465,7 @@ def test_a_run_is_not_overwritten_by_a_report(tmp_path, option):
     for _ in range(2):  # an earlier comparison is replaced
         done = run("compare", "--json", tmp_path / "old", tmp_path / "b.json", tmp_path / "c")
         assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "old").read_text())["schema"] == compare.SCHEMA
+    assert json.loads((tmp_path / "old").read_text())["schema"] == compare_document.SCHEMA
 
 
 @pytest.mark.slow
@@ -593,6 +593,10 @@ def test_cases_of_one_run_only_are_named(tmp_path):
     assert (pair.only_first, pair.only_second) == (LINES[:1], LINES[2:])
     done = run("compare", tmp_path / "a", tmp_path / "b")
     assert done.returncode == 0
+    only = (
+        "libcudnn 1.0.0 (A) to libcudnn 1.0.0 (B): no change in 1 case; 1 case only in libcudnn 1.0.0 (A), not compared"
+    )
+    assert done.stdout.startswith(f"{only}; 1 case only in libcudnn 1.0.0 (B), not compared.\n")
     assert f"only in A: 1 cases\n    {LINES[0]}\n" in done.stdout
     assert f"only in B: 1 cases\n    {LINES[2]}\n" in done.stdout
 
@@ -637,8 +641,27 @@ def test_runs_of_another_version_or_incomplete_are_noticed(tmp_path):
     environment = machine() | {"pybnorm": "99.0"}
     make_run(tmp_path / "b", "cudnn", LINES[:1], document={"environment": environment, "complete": False})
     notices = only_pair(tmp_path / "a", tmp_path / "b")[0].notices
-    assert any("B is of pybnorm 99.0" in notice for notice in notices)
+    assert any(f"B is of pybnorm 99.0, this is {pybnorm.__version__}: " in notice for notice in notices)
     assert "B is not complete" in notices
+
+
+def test_a_run_of_a_later_format_is_told_with_both_versions(tmp_path):
+    environment = machine() | {"pybnorm": "99.0"}
+    make_run(tmp_path, "cudnn", LINES[:1], document={"environment": environment, "schema": "pybnorm.check/2"})
+    told = (
+        rf"pybnorm 99\.0 wrote it as 'pybnorm\.check/2'; this is pybnorm {pybnorm.__version__}, which reads .*check/1'"
+    )
+    with pytest.raises(ArgumentError, match=told):
+        compare.read([tmp_path])
+
+
+def test_the_document_has_the_sentences(tmp_path):
+    make_run(tmp_path / "a", "cudnn", LINES)
+    make_run(tmp_path / "b", "cudnn", LINES[:2], status=dict.fromkeys(LINES, Status.FAIL).get)
+    document = compare_document.document(compare.compare(compare.read([tmp_path / "a", tmp_path / "b"])))
+    (said,) = document["conclusions"]
+    assert not said["good"]
+    assert said["sentence"].endswith("2 newly failing; 1 case only in libcudnn 1.0.0 (A), not compared.")
 
 
 def test_a_line_of_a_later_language_is_compared_by_status(tmp_path):

@@ -496,6 +496,9 @@ def test_known_defects_of_a_call_and_of_a_problem_are_the_same():
     for version in (None, MIOPEN):
         assert ids(pybnorm.known_defects("miopen", call, version)) == ["miopen-backward-vector-tail"]
         assert ids(pybnorm.known_defects("miopen", problem, version)) == ["miopen-backward-vector-tail"]
+        assert ids(pybnorm.known_defects("miopen", str(problem), version)) == ["miopen-backward-vector-tail"]
+    with pytest.raises(pybnorm.ArgumentError, match=r"^call: got .*\(layout: got nchv, .*did you mean 'nchw'"):
+        pybnorm.known_defects("miopen", "backward,spatial,f32,nchv,4x8x35x35")
     assert pybnorm.known_defects("miopen", call, (3, 6)) == []
     assert pybnorm.known_defects("cudnn", call) == []
     unsaved = call._replace(dims=(2, 3, 72, 72), saved=False)
@@ -510,6 +513,8 @@ def test_bad_questions_are_refused_by_name():
     with pytest.raises(pybnorm.ArgumentError, match=r"backend.*nvidia.*cudnn, miopen, onednn"):
         pybnorm.known_defects("nvidia", call)
     with pytest.raises(pybnorm.ArgumentTypeError, match=r"call.*pybnorm.defects.Call"):
+        pybnorm.known_defects("miopen", ("backward",))
+    with pytest.raises(pybnorm.ArgumentError, match=r"^call: got backward, .*operation,mode,dtype,layout,dims"):
         pybnorm.known_defects("miopen", "backward")
     with pytest.raises(pybnorm.ArgumentError, match=r"identity.*onednn-long-sums"):
         defects.named("none")

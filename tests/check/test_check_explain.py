@@ -154,6 +154,22 @@ def test_the_command(in_this_process):
     assert all(set(term) == {"formula", "size"} for term in terms_)
 
 
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("train/infer,spatial,f32,nchw,2x3x4x4", "one case; these are 2: train,spatial,f32,nchw,2x3x4x4 and infer,"),
+        ("train/infer/backward,spatial,f32,nchw,2x3x4x4", "these are 3: "),
+        ("smoke", "this is a suite, whose cases pybnorm check --list --suite smoke prints"),
+        ("", "--explain : case: got , allowed: operation,mode,dtype,layout,dims[,option=value...]"),
+        ("train,spatial,f32,nchv,2x3x4x4", "--explain train,spatial,f32,nchv,2x3x4x4: layout: got nchv"),
+    ],
+)
+def test_what_is_not_one_case_is_told(in_this_process, case, told):
+    done = CliRunner().invoke(main, ["check", "--explain", case])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
 @pytest.mark.parametrize("more", [["-v"], ["--suite", "smoke"], ["--jobs", "2"], ["--executor", "process"]])
 def test_what_it_cannot_be_combined_with_is_refused(in_this_process, more):
     done = CliRunner().invoke(main, ["check", "--explain", "infer,spatial,f32,nchw,2x3x4x4", *more])

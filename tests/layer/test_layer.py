@@ -304,6 +304,7 @@ def test_json_is_little_endian_base64(info):
         ("kind", "other", "text"),
         ("kind", ..., "text"),
         ("version", 3, "text"),
+        ("version", True, "text"),
         ("version", ..., "text"),
         ("mode", "NONE", "mode"),
         ("mode", 1, "mode"),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pybnorm
 from pybnorm import _arguments as arguments
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -72,7 +73,7 @@ def test_mode_accepts_number_and_name(value):
 def test_mode_refuses(value):
     allowed = refused(ArgumentError, "mode", arguments.mode, value).allowed
     near = " (did you mean 'spatial'?)" if value == "spacial" else ""
-    assert allowed == f"'per_activation', 'spatial', 'spatial_persistent'{near}"
+    assert allowed == f"'per_activation' or 'peract', 'spatial', 'spatial_persistent' or 'persistent'{near}"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,28 @@ def test_mode_refuses(value):
 def test_words_of_the_command_line_are_taken(read, words):
     for word, member in words.items():
         assert read(word) is member
+
+
+@pytest.mark.parametrize(
+    ("read", "word", "near"),
+    [
+        (arguments.data_type, "float", "f32"),
+        (arguments.data_type, "Single", "f32"),
+        (arguments.data_type, "half", "f16"),
+        (arguments.data_type, "double", "f64"),
+        (arguments.layout, "ndhwc", "nhwc"),
+        (arguments.layout, "nc", "nchw"),
+        (arguments.operation, "fwd", "train"),
+        (arguments.mode, "per_channel", "spatial"),
+        (pybnorm.Handle, "onedn", "onednn"),
+        (pybnorm.Handle, "oneDNN", "onednn"),
+        (pybnorm.load, "dnnl", "onednn"),
+        (pybnorm.loaded, "hip", "miopen"),
+    ],
+)
+def test_words_of_other_systems_have_a_hint(read, word, near):
+    with pytest.raises(ArgumentError, match=rf"\(did you mean {near!r}\?\)$"):
+        read(word)
 
 
 def test_a_long_word_is_compared_with_none():

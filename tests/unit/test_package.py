@@ -60,6 +60,7 @@ def test_submodules_are_imported_when_they_are_used():
             "_find",
             "_names",
             "_text",
+            "_words",
             "defects",
             "diagnostics",
             "enums",

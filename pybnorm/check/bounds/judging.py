@@ -106,7 +106,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
     if output == "running_variance":
-        notes.append(f"variance convention: {bessel_convention(expected, got)}")
+        notes.append(_CONVENTIONS[bessel_convention(expected, got)])
     return Verdict(
         output=output,
         status=status,
@@ -125,6 +125,14 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         worst=tally.worst,
         note="; ".join(notes),
     )
+
+
+_CONVENTIONS = {
+    "unbiased": "running_variance takes the unbiased variance, as defined",
+    "biased": "running_variance takes the biased variance (a sum over m, not m - 1)",
+    "cannot tell": "running_variance is as near to the biased variance as to the unbiased one",
+    "neither": "running_variance takes neither the unbiased variance nor the biased one",
+}
 
 
 def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:

@@ -65,7 +65,10 @@ if (table) {
       return td;
     }
     if (c.kind === "case") {
-      const td = make("td", {class: "case mono"}, make("a", {href: "#case-" + at}, line(row)));
+      const opens = data.details[at] || (library && data.commands[text(row, library)]);
+      const td = make("td", {class: "case mono"}, opens ? make("a", {href: "#case-" + at}) : make("span"));
+      // a line may end behind each word
+      line(row).split(/(?<=,)/).forEach(word => td.firstChild.append(word, make("wbr")));
       if (note && text(row, note)) td.append(make("br"), make("span", {class: "faint"}, text(row, note)));
       return td;
     }
