@@ -71,10 +71,10 @@ def iterate_blocks(
     parameters : sequence of ndarray
         Arrays of the derived shape (axes of length 1 may be left out), any of the four dtypes.
 
-    Yields
-    ------
-    Block
-        index, parameter_index, float64 blocks, float64 parameters.
+    Returns
+    -------
+    iterator of Block
+        Each with index, parameter_index, float64 blocks, float64 parameters.
 
     Raises
     ------
