@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import Any
 
 import array_api_compat
+import numpy as np
 
 from pybnorm import _arguments, functional
 from pybnorm._arrays import as_buffer
@@ -274,11 +275,12 @@ class _Call:
             size *= n
         if _array(array, name).size != size:
             raise ArgumentError(name, f"shape {array.shape}", f"{size} values, as x and cudnn_mode have parameters")
+        as_buffer(array, name)  # refuses what are no numbers of a type that libraries have
         array = array if array.flags.c_contiguous else array.copy(order="C")
         return array.astype(self.kind, copy=False).reshape(self.parameters)
 
 
 def _array(value: Any, name: str) -> Any:
-    if not (array_api_compat.is_cupy_array(value) or array_api_compat.is_numpy_array(value)):
+    if type(value) is not np.ndarray and not array_api_compat.is_cupy_array(value):
         raise ArgumentTypeError(name, value, "an array of CuPy or NumPy")
     return value
