@@ -46,10 +46,10 @@ class Installation:
 def install() -> Installation:
     """Have PyTorch's own batch norm on the CPU computed by oneDNN: ``torch.nn.BatchNorm2d`` and the like, unchanged.
 
-    The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this process,
-    for all threads. PyTorch's autograd stays around them, so no Python runs in a step. What pybnorm does not take (float64, 16-bit parameters, gaps between elements, gradients in another
-    layout, evaluation's gradients) PyTorch's own kernels still compute. ``torch.compile`` makes code of its own in
-    place of both.
+    The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this
+    process, for all threads. PyTorch's autograd stays around them, so no Python runs in a step. What pybnorm does
+    not take (float64, 16-bit parameters, gaps between elements, gradients in another layout, evaluation's
+    gradients) PyTorch's own kernels still compute. ``torch.compile`` makes code of its own in place of both.
 
     Returns
     -------
