@@ -19,7 +19,7 @@ STUB = Path(_core.__file__).with_name("_core.pyi")
 
 
 def first_paragraph(thing: Any) -> str:
-    """Of a docstring, behind the signature that Cython puts before it."""
+    """The first paragraph after the signature that Cython writes."""
     paragraphs = (inspect.getdoc(thing) or "").split("\n\n")
     name = getattr(thing, "__name__", "")
     if name and paragraphs[0].startswith(f"{name}("):

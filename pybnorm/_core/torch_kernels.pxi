@@ -125,8 +125,8 @@ cdef bint _torch_data(uint64_t value, _TorchTensor *x) noexcept nogil:
     """Whether plans take a data tensor: dense, contiguous or channels last, aligned."""
     cdef int64_t packed = 1
     cdef int64_t last = 1
-    cdef bint first = True
-    cdef bint behind = True
+    cdef bint contiguous = True
+    cdef bint channels_last = True
     cdef int64_t i
     if not _torch_read(<void *>value, x) or x.rank < 2 or x.rank > PBN_MAX_RANK or x.address % 16 != 0:
         return False
@@ -135,16 +135,16 @@ cdef bint _torch_data(uint64_t value, _TorchTensor *x) noexcept nogil:
     for i in range(x.rank - 1, -1, -1):
         if x.dims[i] == 0 or x.address == 0:
             return False
-        first = first and (x.strides[i] == packed or x.dims[i] == 1)
+        contiguous = contiguous and (x.strides[i] == packed or x.dims[i] == 1)
         packed *= x.dims[i]
     last = x.dims[1]
-    behind = x.strides[1] == 1 or x.dims[1] == 1
+    channels_last = x.strides[1] == 1 or x.dims[1] == 1
     for i in range(x.rank - 1, -1, -1):
         if i == 1:
             continue
-        behind = behind and (x.strides[i] == last or x.dims[i] == 1)
+        channels_last = channels_last and (x.strides[i] == last or x.dims[i] == 1)
         last *= x.dims[i]
-    return first or behind
+    return contiguous or channels_last
 
 
 cdef void _torch_key(

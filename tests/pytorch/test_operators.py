@@ -382,6 +382,7 @@ def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(torch, ours, 
         return step_of(torch, ours.batch_norm, x, **how)
 
     free = all_calls()
+    assert asked
     assert True not in asked
     for match, set_to, how in (("fallback=True", True, {}), ("not known to repeat", False, {"deterministic": True})):
         deterministic(set_to)
