@@ -176,7 +176,8 @@ def _back(
         if not fallback:
             raise
         native = torch.ops.aten.native_batch_norm_backward
-        dx, *sums = native(dy, x, weight, None, None, mean, inverse, True, eps, [True, True, True])
+        slope = torch.ones_like(mean) if weight is None else weight  # without one there are no sums on CUDA
+        dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
     return dx, sums[0].to(kind), sums[1].to(kind)
 

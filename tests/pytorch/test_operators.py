@@ -294,6 +294,8 @@ def test_steps_with_autocast_and_a_scaler(torch, ours, device):
     same(torch, found[1], found[0], 0.02)
 
 
+# PyTorch's own: what it captures has the nodes of its warm-up on another stream, whatever the model's modules are.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 def test_graphed_callables(torch, ours, device):
     if device == "cpu":
         pytest.skip("the CPU has no graphs")
