@@ -113,6 +113,25 @@ def test_a_record_without_a_device_holds_on_all_until_there_is_a_newer_one(own_r
     assert [r["source"] for r in json.loads(new)] == ["new"]
 
 
+@pytest.mark.parametrize(
+    ("backend", "version", "device"), [("onednn", (3, 2, 0), "AMD EPYC"), ("cudnn", (9, 19, 0), "NVIDIA H200")]
+)
+def test_the_record_of_a_run_that_the_package_has_holds_there_alone(backend, version, device):
+    problem = Problem.parse("backward,spatial,f32,nchw,8x6x8x5,fill=randn")
+    assert support.check(backend, version, device, problem, Status.PASS, "dx") == support.NO_LONGER_REPEATABLE
+    assert support.check(backend, version, device, problem, Status.UNSUPPORTED) == support.NEWLY_UNSUPPORTED
+    assert support.check(backend, version, "another device", problem, Status.PASS, "dx") == support.CLAIMED
+    assert support.run_of(backend, (*version[:2], 99), device) is None
+
+
+def test_the_record_of_cudnn_knows_what_it_refuses_and_what_is_timed():
+    def said(line, status=Status.PASS, repeat="equal"):
+        return support.check("cudnn", (9, 19, 0), "NVIDIA H200", Problem.parse(line), status, repeat)
+
+    assert said("infer,spatial,f32,nchw,65536x4,fill=randn", Status.UNSUPPORTED, "") == support.NOT_CLAIMED
+    assert said("backward,spatial,f32,nchw,2x3x4x5,fill=randn,algorithm=auto", repeat="dx") == support.CLAIMED
+
+
 @pytest.mark.slow
 def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
     version = ".".join(map(str, load_library("onednn").version))
