@@ -36,6 +36,8 @@ __all__ = [
     "make",
     "one_line",
     "ours",
+    "planned",
+    "planner",
 ]
 
 TOUCHED = {"train": 2, "infer": 2, "backward": 3}
@@ -115,9 +117,15 @@ class Contender:
 
 
 def make(
-    machine: Machine, handle: pybnorm.Handle, dims: tuple[int, ...], dtype: DataType, layout: Layout, sets: int
+    machine: Machine,
+    handle: pybnorm.Handle,
+    dims: tuple[int, ...],
+    dtype: DataType,
+    layout: Layout,
+    sets: int,
+    plan: pybnorm.ForwardTrainingPlan | None = None,
 ) -> Case:
-    """Allocate and fill; the statistics for backward are those of the library's own forward training."""
+    """Allocate and fill; the statistics for backward are those of the library's own forward training, of `plan`."""
     tensors = tuple(Tensors(*(machine.tensor(dims, dtype, layout, 3 * i + j) for j in range(3))) for i in range(sets))
     vectors = {name: machine.vector(values) for name, values in _parameters(dims[1]).items()}
     nothing = np.full(dims[1], np.nan, np.float32)
@@ -125,7 +133,8 @@ def make(
     case = Case(machine, dims, dtype, layout, tensors, **vectors, **saved)
     address = machine.address
     first = tensors[0]
-    plan = handle.plan_forward_training(first.x, first.y, running=False, epsilon=EPSILON)
+    if plan is None:
+        plan = handle.plan_forward_training(first.x, first.y, running=False, epsilon=EPSILON)
     memory, workspace = _workspace(machine, plan.workspace_size)
     plan(
         address(first.x),
@@ -181,18 +190,28 @@ def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> 
     UnsupportedError
         The algorithm cannot do it.
     """
+    first, data = case.sets[0], [t.name for t in TENSORS[OPERATIONS[operation]] if t.data]
+    options = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
+    return planned(case, operation, planner(handle, operation)(*map(first.of, data), **options))
+
+
+def planner(handle: pybnorm.Handle, operation: str) -> Callable[..., Any]:
+    """The method of the handle, with what all plans of a case share."""
+    factor = {"exponential_average_factor": FACTOR} if operation == "train" else {}
+    return functools.partial(getattr(handle, f"plan_{METHODS[OPERATIONS[operation]]}"), epsilon=EPSILON, **factor)
+
+
+def planned(case: Case, operation: str, plan: Any, *, saved: bool = True) -> Contender:
+    """The calls of a plan; if not `saved`, one that was made without saved statistics."""
     address, given = case.machine.address, arguments(case, operation)
     tensors = TENSORS[OPERATIONS[operation]]
-    options: dict[str, Any] = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
-    if operation == "train":
-        options["exponential_average_factor"] = FACTOR
-    make = getattr(handle, f"plan_{METHODS[OPERATIONS[operation]]}")
-    plan = make(*(given[t.name] for t in tensors if t.data), epsilon=EPSILON, **options)
+    if not saved:
+        given |= dict.fromkeys(("saved_mean", "saved_inv_variance"))
     memory, workspace = _workspace(case.machine, plan.workspace_size)
     calls = []
     for one in case.sets:
         arrays = [one.of(t.name) if t.data else given[t.name] for t in tensors]
-        calls.append(functools.partial(plan, *map(address, arrays), workspace))
+        calls.append(functools.partial(plan, *(None if a is None else address(a) for a in arrays), workspace))
 
     def outputs(memory: Any = memory) -> dict[str, Any]:  # the workspace lives as long as the calls
         return {t.name: given[t.name] for t in tensors if t.written}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from pybnorm.devices.timing import (
     COPY_BYTES,
     DEVIATION,
     MEAN,
+    MEASUREMENT,
     Array64,
     Call,
     Plain,
@@ -31,6 +33,9 @@ from pybnorm.devices.timing import (
 from pybnorm.enums import DataType, Layout
 
 __all__ = ["Machine", "TorchCuda", "open_machine"]
+
+_PAUSE = 400_000
+"""Cycles of a device's clock, about 0.2 ms."""
 
 
 class Machine(Protocol):
@@ -66,8 +71,17 @@ class Machine(Protocol):
         """Channels of an (N, C, spatial...) array, or elements of a vector, on the host: (N, channels, values)."""
         ...
 
-    def time(self, calls: Sequence[Call], replays: int) -> Timing:
-        """Time per call of calls made in turn, back to back."""
+    def picked(self, array: Any, channels: Sequence[int]) -> Any:
+        """As `sample`, where the array is."""
+        ...
+
+    def time(
+        self, calls: Sequence[Call], replays: int, *, seconds: float = MEASUREMENT, limit: float = math.inf
+    ) -> Timing:
+        """Time per call of calls made in turn, back to back, in measurements of `seconds`.
+
+        Of calls that take more than `limit`, the time of one is enough.
+        """
         ...
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
@@ -168,39 +182,49 @@ class TorchCuda:
 
     def sample(self, array: Any, channels: Sequence[int]) -> Array64:
         """Channels in float64 on the host."""
+        values: Array64 = self.picked(array, channels).cpu().numpy()
+        return values
+
+    def picked(self, array: Any, channels: Sequence[int]) -> Any:
+        """Channels in float64 on the device."""
         rows = array.reshape(1, -1) if array.dim() == 1 else array
-        chosen = rows[:, list(channels)].double().flatten(2) if rows.dim() > 2 else rows[:, list(channels)].double()
-        values: Array64 = chosen.cpu().numpy()
-        return values.reshape(*values.shape[:2], -1)
+        chosen = rows[:, list(channels)].double()
+        return chosen.reshape(*chosen.shape[:2], -1)
 
     def synchronize(self) -> None:
         """Wait for the stream."""
         self._stream.synchronize()
 
-    def time(self, calls: Sequence[Call], replays: int) -> Timing:
+    def time(
+        self, calls: Sequence[Call], replays: int, *, seconds: float = MEASUREMENT, limit: float = math.inf
+    ) -> Timing:
         """Median of replays of a captured graph between events; of plain calls where they cannot be captured."""
+        calls[0]()
+        if limit < math.inf and (alone := self._elapsed(calls[:1])[0]) > limit:
+            return timing_of([alone], 1, "events around calls")
         for call in (*calls, *calls):
             call()
         once = self._elapsed([lambda: in_turn(calls, 2)])[0] / (2 * len(calls))
-        count, replays = rounds_of(once, len(calls), replays)
+        count, replays = rounds_of(once, len(calls), replays, seconds)
         graph = self._captured(calls, count)
         if graph is None:
-            seconds = self._elapsed([lambda: in_turn(calls, count)] * replays)
+            found = self._elapsed([lambda: in_turn(calls, count)] * replays)
             method = "events around calls"
         else:
             graph.replay()  # the first uploads it
-            seconds, method = self._elapsed([graph.replay] * replays), "graph replay"
+            found, method = self._elapsed([graph.replay] * replays), "graph replay"
             graph.reset()
         total = count * len(calls)
-        return timing_of([s / total for s in seconds], total, method)
+        return timing_of([s / total for s in found], total, method)
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
         """One after the other: nobody else computes on the device."""
         return [self.time(calls, replays) for calls in works]
 
     def _elapsed(self, works: Sequence[Call]) -> list[float]:
-        """Seconds of each, all queued before the first wait."""
+        """Seconds of each, all queued while the device pauses, so that short ones do not wait for the host."""
         events = [self.torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
+        self.torch.cuda._sleep(_PAUSE)
         events[0].record()
         for work, event in zip(works, events[1:], strict=True):
             work()

@@ -69,7 +69,10 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
         bare = [functools.partial(functional, x, mean, variance, scale, bias, False, FACTOR, EPSILON) for x, _ in sets]
     elif machine.gpu and not native and case.dtype != DataType.BFLOAT16:
         tail = (scale, mean, variance, saved_mean, saved_inv, EPSILON, torch.empty(0, dtype=torch.uint8, device="cuda"))
-        bare = [functools.partial(aten.cudnn_batch_norm_backward, x, dy, *tail) for x, dy in sets]
+        if len(case.dims) == 3:  # whose channels-last memory PyTorch copies: x in forward, dy in backward
+            bare = [functools.partial(_backward_of_copy, aten, x.contiguous(), dy, tail) for x, dy in sets]
+        else:
+            bare = [functools.partial(aten.cudnn_batch_norm_backward, x, dy, *tail) for x, dy in sets]
     else:
         tail = (scale, mean, variance, saved_mean, saved_inv, True, EPSILON, [True, True, True])
         bare = [functools.partial(aten.native_batch_norm_backward, dy, x, *tail) for x, dy in sets]
@@ -90,6 +93,10 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
     calls = tuple(functools.partial(keep, call) for call in bare)
     off = functools.partial(torch.backends.cudnn.flags, enabled=False)
     return Contender(calls, outputs, context=off if native else contextlib.nullcontext, bare=bare[0])
+
+
+def _backward_of_copy(aten: Any, x: Any, dy: Any, tail: tuple[Any, ...]) -> Any:
+    return aten.cudnn_batch_norm_backward(x, dy.contiguous(), *tail)
 
 
 def torch_tensor(torch: Any, machine: Any, array: Any) -> Any:

@@ -27,7 +27,7 @@ __all__ = ["Call", "Plain", "Timing", "buffer_sets"]
 MEAN, DEVIATION = 0.5, 2.0
 """Mean and standard deviation of the random values."""
 _TILE = 4_000_037  # values drawn on the host before they repeat; prime, so that no shape divides it
-_MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement of at most _MOST_CALLS
+MEASUREMENT = 8e-3  # seconds of back-to-back calls in one measurement of at most _MOST_CALLS
 _MOST_CALLS = 50
 _PIECE = 2e-4  # seconds that no other process interrupts, as a rule
 _SLOW, _VERY_SLOW = 3e-3, 20e-3  # seconds per call; beyond them 5 and 3 measurements are enough
@@ -126,28 +126,36 @@ class Plain:
         """Wait for the stream."""
         self.device.synchronize()
 
-    def time(self, calls: Sequence[Call], replays: int) -> Timing:
+    def picked(self, array: Any, channels: Sequence[int]) -> Array64:
+        """As `sample`."""
+        return self.sample(array, channels)
+
+    def time(
+        self, calls: Sequence[Call], replays: int, *, seconds: float = MEASUREMENT, limit: float = math.inf
+    ) -> Timing:
         """On CUDA as `TorchCuda.time`; on the CPU the best of the measurements by the wall clock."""
         device = self.device
         in_turn(calls, 2 if self.gpu else 1)
         once = device.time(lambda: in_turn(calls, 1), calls=2)[0] / len(calls)
-        count, replays = rounds_of(once, len(calls), replays)
+        if once > limit:
+            return timing_of([once], 2 * len(calls), "wall clock")
+        count, replays = rounds_of(once, len(calls), replays, seconds)
         total = count * len(calls)
         if not self.gpu:
-            seconds = device.time(lambda: in_turn(calls, count), repeats=replays)
-            return timing_of([s / total for s in seconds], total, "wall clock")
+            found = device.time(lambda: in_turn(calls, count), repeats=replays)
+            return timing_of([s / total for s in found], total, "wall clock")
         executable = None
         if self._driver is not None:
             device.synchronize()
             with no_garbage_collection():
                 executable = self._driver.captured(lambda: in_turn(calls, count))
         if executable is None or self._driver is None:
-            seconds = device.time(lambda: in_turn(calls, count), repeats=replays)
-            return timing_of([s / total for s in seconds], total, "events around calls")
+            found = device.time(lambda: in_turn(calls, count), repeats=replays)
+            return timing_of([s / total for s in found], total, "events around calls")
         driver = self._driver
-        seconds = device.time(lambda: driver.launch(executable), repeats=replays, warmup=1)
+        found = device.time(lambda: driver.launch(executable), repeats=replays, warmup=1)
         driver.destroy(executable)
-        return timing_of([s / total for s in seconds], total, "graph replay")
+        return timing_of([s / total for s in found], total, "graph replay")
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
         """On the CPU, the best time per call of each work, measured in short pieces that take turns."""
@@ -258,9 +266,9 @@ def in_turn(calls: Sequence[Call], rounds: int) -> None:
             call()
 
 
-def rounds_of(once: float, sets: int, replays: int) -> tuple[int, int]:
-    """(rounds over the buffer sets in a measurement, measurements) for calls of `once` seconds."""
-    calls = min(max(int(_MEASUREMENT / max(once, 1e-9)), 3), _MOST_CALLS)
+def rounds_of(once: float, sets: int, replays: int, seconds: float = MEASUREMENT) -> tuple[int, int]:
+    """(rounds over the buffer sets in a measurement of `seconds`, measurements) for calls of `once` seconds."""
+    calls = min(max(int(seconds / max(once, 1e-9)), 3), _MOST_CALLS)
     if once > _SLOW:
         replays = min(replays, 5)
     if once > _VERY_SLOW:
@@ -280,7 +288,7 @@ def _piece(calls: Sequence[Call]) -> tuple[int, int]:
     in_turn(calls, 1)
     once = min(_wall(calls, 1) for _ in range(3)) * len(calls)
     rounds = math.ceil(_PIECE / once)
-    return rounds, max(min(int(_MEASUREMENT / (rounds * once)), _MOST_CALLS), 1)
+    return rounds, max(min(int(MEASUREMENT / (rounds * once)), _MOST_CALLS), 1)
 
 
 def timing_of(seconds: Sequence[float], calls: int, method: str) -> Timing:
