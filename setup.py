@@ -10,6 +10,7 @@ PBN_SANITIZE
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +30,31 @@ def option(name, default, allowed):
     return value
 
 
+def named(extensions):
+    """Extensions whose refusals of a call name the argument: Cython's own say how many there are, and no hint.
+
+    Each wrapper leaves by one label when its arguments were refused; `pbn_name_arguments` (_core/refusals.pxi) is
+    called there. A wrapper of another form keeps Cython's words, and tests/fuzz/test_named_arguments.py fails.
+    """
+    path = Path("pybnorm/_core.c")
+    text = path.read_text("utf-8")
+    functions = text.split("\n}\n")
+    for index, function in enumerate(functions):
+        names = re.search(r" __pyx_pyargnames\[\] = (\{&.*?,0\});", function)
+        needed = re.search(r'__Pyx_RaiseArgtupleInvalid\("\w+", [01], ([1-9]\d*|0), \d+, __pyx_nargs\);', function)
+        parsed = re.search(r"\(__pyx_kwds, \w+, __pyx_pyargnames, (\w+), values", function)
+        title = re.search(r'__Pyx_AddTraceback\("pybnorm\._core\.(?:_\w+\.)?([\w.]+)"', function)
+        end = "\n  __pyx_L3_error:;\n"
+        if names and needed and parsed and title and "pbn_name_arguments" not in function:
+            words = "__pyx_kwds" if parsed[1] in ("0", "__pyx_v_unknown") else "NULL"  # any keyword is taken
+            call = f'"{title[1]}", {needed[1]}, (PyObject **const[]){names[1]}, values, {words}'
+            functions[index] = function.replace(end, f"{end}  pbn_name_arguments({call});\n", 1)
+    changed = "\n}\n".join(functions)
+    if changed != text:
+        path.write_text(changed, "utf-8")
+    return extensions
+
+
 sanitizers = option("PBN_SANITIZE", "", ("", "address", "undefined", "address,undefined", "thread"))
 optimize = option("PBN_OPTIMIZE", "1" if sanitizers else "3", ("0", "1", "2", "3"))
 sanitize = []
@@ -40,20 +66,14 @@ if sanitizers:
 # A release is stripped: Python's own flags ask for debugging symbols, five times the size of all else.
 release = optimize == "3" and not sanitizers
 
-setup(
-    ext_modules=cythonize(
-        [
-            Extension(
-                "pybnorm._core",
-                ["pybnorm/_core.pyx", *BACKENDS],
-                include_dirs=["include"],
-                depends=sorted(map(str, INCLUDED)),
-                define_macros=[("_GNU_SOURCE", None)],
-                extra_compile_args=["-std=c11", "-fvisibility=hidden", f"-O{optimize}", *["-g0"] * release, *sanitize],
-                extra_link_args=["-Wl,-s"] * release + sanitize,
-                libraries=["dl", "m"],
-            )
-        ],
-        compiler_directives={"language_level": "3"},
-    )
+core = Extension(
+    "pybnorm._core",
+    ["pybnorm/_core.pyx", *BACKENDS],
+    include_dirs=["include"],
+    depends=sorted(map(str, INCLUDED)),
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=["-std=c11", "-fvisibility=hidden", f"-O{optimize}", *["-g0"] * release, *sanitize],
+    extra_link_args=["-Wl,-s"] * release + sanitize,
+    libraries=["dl", "m"],
 )
+setup(ext_modules=named(cythonize([core], compiler_directives={"language_level": "3"})))

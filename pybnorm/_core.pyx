@@ -169,6 +169,7 @@ cdef size_t _WORKSPACE_ALIGNMENT = _arguments.ALIGNMENT
 cdef int _forks = 0  # how many lie between the process that loaded this module and this one
 cdef bint _exiting = False
 
+include "_core/refusals.pxi"
 include "_core/libraries.pxi"
 include "_core/failures.pxi"
 include "_core/descriptors.pxi"

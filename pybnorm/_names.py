@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pybnorm.errors import ArgumentTypeError
 
-__all__ = ["HINTS", "OLD", "by_name", "own", "renamed", "unexpected", "warn"]
+__all__ = ["HINTS", "OLD", "by_name", "own", "refused", "renamed", "unexpected", "warn"]
 
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -33,6 +33,7 @@ HINTS = {
     **dict.fromkeys(
         ("momentum", "factor", "average_factor", "averaging_factor", "decay"), ("exponential_average_factor",)
     ),
+    **{"affine": ("scale",), "num_features": ("channels",), "track_running_stats": ("running_mean",)},
     **dict.fromkeys(("moving_mean", "running_avg", "mean"), ("running_mean", "saved_mean")),
     **dict.fromkeys(("running_var", "moving_var", "moving_variance"), ("running_variance",)),
     "var": ("variance", "running_variance"),
@@ -57,13 +58,40 @@ def unexpected(function: Callable[..., Any], given: Iterable[str]) -> TypeError:
     """
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    word = next(name for name in given if name not in names)
+    owner = getattr(function, "__self__", None)
+    shown = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
+    if shown.startswith("_"):  # of a private class, whose public one inherits it
+        shown = function.__name__
+    return _unknown(shown, names, next(name for name in given if name not in names))
+
+
+def _unknown(function: str, names: Collection[str], word: str) -> TypeError:
     near = [name for name in HINTS.get(word.lower(), ()) if name in names]
     near = near or difflib.get_close_matches(word, names, 1)
     hint = "".join(f" (did you mean {name!r}?)" for name in near[:1])
-    owner = getattr(function, "__self__", None)
-    shown = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
-    return TypeError(f"{shown}() got an unexpected keyword argument {word!r}{hint}")
+    return TypeError(f"{function}() got an unexpected keyword argument {word!r}{hint}")
+
+
+def refused(function: str, names: Collection[str], missing: Collection[str], given: Iterable[str]) -> TypeError | None:
+    """What a compiled function says of a call whose arguments it refused; None where it is neither of these.
+
+    Parameters
+    ----------
+    function : str
+    names : sequence of str
+        Its arguments.
+    missing : sequence of str
+        Those that the call should have and has not.
+    given : iterable of str
+        The call's keywords.
+    """
+    for word in given:
+        if word not in names:
+            return _unknown(function, names, word)
+    if not missing:
+        return None
+    what = f"{len(missing)} required positional argument{'s' * (len(missing) > 1)}"
+    return TypeError(f"{function}() missing {what}: {', '.join(map(repr, missing))}")
 
 
 def own(order: str = "") -> Callable[[_Function], _Function]:

@@ -30,7 +30,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from pybnorm import _arguments, functional
+from pybnorm import _arguments, _names, functional
 from pybnorm._arrays import as_buffer
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 
+@_names.own()
 def batch_normalization_forward_training(
     x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any, mean: Any, inv_std: Any, eps: float,
     decay: float, is_for_conv2d: bool, cudnn_mode: int, debug: bool, d_layout: int = 0,
@@ -87,6 +88,7 @@ def batch_normalization_forward_training(
     return found if mean is None else found[0]
 
 
+@_names.own()
 def batch_normalization_forward_training_ex(
     x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any, mean: Any, inv_std: Any, eps: float,
     decay: float, is_for_conv2d: bool, cudnn_mode: int, debug: bool, d_layout: int = 0,
@@ -138,6 +140,7 @@ def batch_normalization_forward_training_ex(
     return None, call.result(y), *(one.reshape(gamma.shape) for one in statistics)
 
 
+@_names.own()
 def batch_normalization_forward_inference(
     x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float, is_for_conv2d: bool, cudnn_mode: int,
     d_layout: int = 0,
@@ -174,6 +177,7 @@ def batch_normalization_forward_inference(
     return call.result(call.run(functional.batch_norm_inference, call.data(x, "x"), *given, epsilon=eps))
 
 
+@_names.own()
 def batch_normalization_backward(
     x: Any, gamma: Any, gy: Any, mean: Any, inv_std: Any, eps: float, is_for_conv2d: bool, cudnn_mode: int,
     debug: bool, d_layout: int = 0, *, reserve_space: Any = None,

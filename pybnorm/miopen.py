@@ -57,7 +57,7 @@ import enum
 import numbers
 from typing import Any, NamedTuple
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments, _names, operations
 from pybnorm import _core as core
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
@@ -151,6 +151,7 @@ def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> Te
 # ---------------------------------------------------------------- forward training
 
 
+@_names.own()
 def batch_normalization_forward_training(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
@@ -210,6 +211,7 @@ def batch_normalization_forward_training(
     _run(Operation.FORWARD_TRAINING, locals())
 
 
+@_names.own()
 def batch_normalization_forward_training_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -262,6 +264,7 @@ result_running_variance, epsilon, result_save_mean, result_save_inv_variance, wo
 # ---------------------------------------------------------------- forward inference
 
 
+@_names.own()
 def batch_normalization_forward_inference(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
@@ -318,6 +321,7 @@ def batch_normalization_forward_inference(
     _run(Operation.FORWARD_INFERENCE, locals())
 
 
+@_names.own()
 def batch_normalization_forward_inference_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -366,6 +370,7 @@ epsilon, workspace, strict
 # ---------------------------------------------------------------- backward
 
 
+@_names.own()
 def batch_normalization_backward(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -426,6 +431,7 @@ def batch_normalization_backward(
     _run(Operation.BACKWARD, locals())
 
 
+@_names.own()
 def batch_normalization_backward_v2(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -515,6 +521,7 @@ class ActivationDescriptor(NamedTuple):
     beta: float = 0.0
 
 
+@_names.own()
 def batch_norm_forward_training_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -566,6 +573,7 @@ result_save_inv_variance, workspace, strict
     _run(Operation.FORWARD_TRAINING, locals())
 
 
+@_names.own()
 def batch_norm_forward_inference_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -615,6 +623,7 @@ bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace, stric
     _run(Operation.FORWARD_INFERENCE, locals())
 
 
+@_names.own()
 def batch_norm_backward_activation(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,

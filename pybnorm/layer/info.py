@@ -258,6 +258,8 @@ class Info:
         return cls(mode, Layout.CHANNELS_FIRST, kind, PROPAGATE_NAN, dims, packed, epsilon, factor, **arrays)
 
 
+Info.__init__ = _names.own()(Info.__init__)  # type: ignore[method-assign]  # which dataclass made
+
 _GOCUDNN_NUMBERS = ("Epsilon", "Exponentialfactor", "Mode", "Format", "DataType", "Nan")
 _GOCUDNN_STATISTICS = ("RRM", "RRV", "RSM", "RSV")  # as STATISTICS
 

@@ -53,6 +53,7 @@ class StagedLayer:
         self._has_saved = False
         self._closed = False
 
+    @_names.own()
     def stage(self, x: Any) -> None:
         """Derive the shape of the statistics from x, allocate them, and write their initial values.
 
