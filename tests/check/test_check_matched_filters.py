@@ -7,7 +7,7 @@ from pybnorm.check import matched_filters
 from pybnorm.check.activations import activate, passes
 from pybnorm.check.bounds import Status, expect
 from pybnorm.check.data import Inputs, generate
-from pybnorm.check.matched_filters import matches
+from pybnorm.check.matched_filters import hypotheses, matches
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import execute, run_case
 from pybnorm.check.selftest.simulated import session
@@ -167,7 +167,7 @@ def test_a_dropped_element_is_seen_behind_an_activation(activation):
 
 def test_noise_is_not_taken_for_a_bug(monkeypatch, right):
     """Even with a level of 1 %, whatever the noise looks like: its size, its tails, one bias of all, whole terms."""
-    monkeypatch.setattr(matched_filters, "LEVEL", 0.01)
+    monkeypatch.setattr(hypotheses, "LEVEL", 0.01)
     rng = np.random.default_rng(11)
     alarms = 0
     for line, output in ((TRAIN, "saved_mean"), (BACKWARD, "dscale")):

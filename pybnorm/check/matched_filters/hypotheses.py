@@ -1,17 +1,5 @@
-r"""Whether an output deviates from its right value as a named bug would make it deviate.
+"""Which missing, doubled or moved element explains a deviation, and how likely a right kernel looks so.
 
-The bound of a sum of m terms grows with m, and the effect of one term on a mean falls with it: from some 10**5 terms on
-a dropped element is far within the bound. But what it does to each channel can be predicted. That is a matched filter:
-the prediction p of a bug is held against the measured deviation d, channel by channel.
-
-Deviations are counted in terms of the sum, D = d m: a term left out moves D by -t, its own value in units of the
-standard deviation. y and dx are not sums; least squares over their elements gives how far the mean and the inverse
-standard deviation (y), or the two sums and the inverse standard deviation (dx), are off that they were made with. In a
-16-bit output the right value, rounded, is subtracted: rounding then cancels but for the elements that the deviation
-carries across a boundary.
-
-The test
---------
 A right kernel does not know which element is the last. Its D of a channel, whatever it is, was made without regard to
 the place that a hypothesis names; among many places drawn at random, the one that is named lies nearest to it as often
 as any other. So
@@ -27,12 +15,6 @@ three lots with a third of the level each: the ends of channels, of images, rows
 aligned tile and image; and a mean that is off by one factor. A bug is named only if the prediction also explains most
 of the deviation. Where one output has a bug, the others of the call are asked for the same one, and for no other, with
 `FOLLOWS` in place of `LEVEL`: the case is judged already.
-
-On exact data a factor of the mean, such as a wrong 1/m, deviates alike in all channels, by many units in the last
-place; Welford's recurrence, which may be as far off, does not. The deviations are held against the means: Student's t,
-with at least a unit in the last place as what is left of each.
-
-With an activation, y's elements tell of its sums where they are between the limits.
 """
 
 from __future__ import annotations
@@ -40,24 +22,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check import activations
-from pybnorm.check.data import round_to, sums_are_exact
-from pybnorm.enums import Mode, Operation
-from pybnorm.reference import namespaces
-from pybnorm.reference.blocks import reduce_in_threads
+from pybnorm.check.matched_filters.deviations import Rows
+from pybnorm.enums import Operation
 from pybnorm.reference.namespaces import Foreign
 
 if TYPE_CHECKING:
     from pybnorm.check.bounds import Expected
-    from pybnorm.check.problem import Problem
 
-__all__ = ["EXPLAINED", "LEVEL", "SHORTEST", "Match", "Tried", "matches", "measured", "not_tried"]
+__all__ = ["EXPLAINED", "LEVEL", "Match", "Search", "Sum", "Tried", "scan", "sums_of"]
 
 Array = npt.NDArray[Any]
 
@@ -66,19 +44,10 @@ LEVEL = 1e-12
 FOLLOWS = 1e-3
 EXPLAINED = 0.75
 """Share of the squared deviation that a bug must explain to be named."""
-SHORTEST = 2048
-"""Terms of a sum below which its bound shows a single one."""
 PLACES = 1 << 16
 """Places drawn, of four channels; fewer of more, at least a sixteenth."""
-CHANNELS = 256
-"""Channels looked at of a tensor that has more."""
-FILLS = ("randn", "sqrteps", "exact", "paired")
-"""Data whose channels are drawn independently, each element like any other of its channel."""
 _RUNS = (*range(1, 65), 96, 127, 128, 255, 256, 511, 512, 1023, 1024, 2048, 4096)
 _SCANNED = 4
-_LARGEST_CORRELATION = 0.25
-_NO_EFFECT = 0.15
-"""Root mean square of D that is too small for a term that is missing."""
 _SINGLE = 12.0
 """Median size of D that is too large for a single one."""
 _SEVERAL = 64.0
@@ -88,11 +57,8 @@ _TILES = (4, 8, 16, 32, 64, 128, 256)
 _LARGEST_IMAGE = 4096
 _LARGEST_GROUPS = 1 << 14
 """Places of a hypothesis of every image, row or block."""
-_LEAST_FACTOR = 32.0
-"""Units in the last place that a factor of the mean is off by at least."""
-_FEWEST_MEANS = 8
 
-_Term = Callable[[Array, Array | None], Array]
+Term = Callable[[Array, Array | None], Array]
 """Values of the terms of a sum, (channels, places), from the normalized x and dy there."""
 
 
@@ -130,198 +96,17 @@ class Tried:
     probability: float = 1.0
 
 
-class _Rows:
-    """x and dy by channel, normalized: z = (x - mean) / standard deviation, over at most `CHANNELS` channels."""
-
-    def __init__(self, expected: Expected) -> None:
-        problem, inputs = expected.problem, expected.inputs
-        self.m = problem.m
-        per_activation = problem.mode == Mode.PER_ACTIVATION
-        shape = (self.m, -1, 1) if per_activation else (*problem.dims[:2], -1)
-        self.x = inputs.x.reshape(shape)
-        self.dy = None if inputs.dy is None else inputs.dy.reshape(shape)
-        self.inner = self.x.shape[2]
-        self.row = problem.dims[-1] if self.inner > 1 else 1
-        self.groups = tuple(_groups(problem, self.inner))
-        mean, variance = _own_moments(expected)
-        with np.errstate(all="ignore"):
-            good = np.isfinite(mean + variance) & (variance > 0)
-        chosen = np.flatnonzero(good)
-        self.chosen = (
-            chosen[np.linspace(0, len(chosen) - 1, min(CHANNELS, len(chosen))).astype(int)] if len(chosen) else chosen
-        )
-        self.mean, self.deviation = mean[self.chosen], np.sqrt(variance[self.chosen])
-        self.kappa = self.mean / self.deviation
-        self._made: dict[Any, Any] = {}
-
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives for `key`, made the first time: several outputs are asked for the same bugs."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def at(self, places: Array) -> tuple[Array, Array | None]:
-        """z and dy at `places` of every channel: (channels, places)."""
-        image, inside = places // self.inner, places % self.inner
-        channels = self.chosen[:, None]
-        z = (self.x[image, channels, inside].astype(np.float64) - self.mean[:, None]) / self.deviation[:, None]
-        return z, None if self.dy is None else self.dy[image, channels, inside].astype(np.float64)
-
-    def blocks(self) -> Iterator[tuple[int, Array, Array | None]]:
-        """First place, z and dy of runs of places, in float32 but for float64 data: (channels, places)."""
-        room = max(1, (namespaces.BLOCK if isinstance(self.x, Foreign) else 1 << 20) // len(self.chosen))
-        images = max(1, room // self.inner)
-        step = self.inner if images > 1 else min(room, self.inner)
-        for first in range(0, self.x.shape[0], images):
-            for start in range(0, self.inner, step):
-                index = slice(first, first + images), slice(start, start + step)
-                z = self._part(self.x, index)
-                z -= self.mean[:, None].astype(z.dtype)
-                z /= self.deviation[:, None].astype(z.dtype)
-                yield first * self.inner + start, z, None if self.dy is None else self._part(self.dy, index)
-
-    def _part(self, array: Array, index: tuple[slice, slice]) -> Array:
-        part = array[index[0], :, index[1]]
-        if len(self.chosen) < part.shape[1]:
-            part = part.picked(self.chosen) if isinstance(part, Foreign) else part[:, self.chosen]
-        work = np.float64 if part.dtype == np.float64 or isinstance(part, Foreign) else np.float32
-        return part.transpose(1, 0, 2).reshape(len(self.chosen), -1).astype(work)
-
-
-def _groups(problem: Problem, inner: int) -> Iterator[tuple[str, Array, Array, bool]]:
-    """What a kernel may walk alike: its name, the first place of each, how long each is, and whether runs are tried."""
-    m = problem.m
-    if inner > 1 and m > inner:
-        yield "image", np.arange(0, m, inner), np.full(m // inner, inner), True
-    if problem.composed.startswith("sync"):
-        lengths = np.array([images * inner for images in problem.shares if images])
-        yield "rank", np.cumsum(lengths) - lengths, lengths, True
-    row = problem.dims[-1] if inner > 1 else 1
-    for length in sorted({row, *(2**k for k in range(6, 13))} - {1, inner}):
-        starts = np.arange(0, m - length + 1, length)
-        if len(starts) > 1:
-            name = "row" if length == row else f"block of {length}"
-            yield name, starts, np.full(len(starts), length), False
-
-
-def _own_moments(expected: Expected) -> tuple[Array, Array]:
-    """What z is made with, by channel: x's own mean and variance in training, those that backward uses in backward."""
-    if expected.problem.operation == Operation.FORWARD_TRAINING:
-        return expected.moments.mean.ravel(), expected.moments.variance.ravel()
-    mean, inverse = expected.statistics
-    with np.errstate(all="ignore"):
-        return mean.ravel(), 1 / inverse.ravel() ** 2
-
-
-# ---------------------------------------------------------------- deviations
-
-_SUMS = {"dscale": "dscale", "dbias": "dbias", "sum_dy": "dbias", "sum_dy_xmu": "dscale"}
-"""Outputs that are sums, and of what."""
-
-
-def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
-    """D of every sum that `output` tells of, by channel: mean, variance, dbias, dscale.
-
-    In units of the standard deviation, of the variance, of dy and of dy * x_hat.
-    """
-    problem = expected.problem
-    m, epsilon = problem.m, problem.epsilon
-    with np.errstate(all="ignore"):
-        if output == "dz" or (output == "dx" and problem.composed in ("frozen", "backward_elemt")):
-            return {}  # nothing in it is a sum of x and dy
-        if output in ("y", "dx"):
-            return _fitted(expected, output, got)
-        right, values = expected.outputs[output].ravel(), got.astype(np.float64).ravel()
-        alpha, beta, prior = expected.blend(output)
-        if beta:
-            assert prior is not None
-            values = values - beta * prior.astype(np.float64).ravel()
-        values = values / alpha if alpha else np.full_like(values, np.nan)
-        if output in _SUMS:
-            unit = expected.statistics[1].ravel() if output == "sum_dy_xmu" else 1.0
-            return {_SUMS[output]: (values - right) * unit}
-        variance = _own_moments(expected)[1]
-        if output == "saved_mean":
-            return {"mean": (values - right) * m / np.sqrt(variance)}
-        if output == "saved_inv_variance":
-            return {"variance": ((1 / values**2 - epsilon) / variance - 1) * m}
-        if output == "running_mean":
-            return {"mean": (values - right) / problem.factor * m / np.sqrt(variance)}
-        return {"variance": (values - right) / problem.factor * (m - 1) / variance}
-
-
-def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
-    """How far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
-    problem = expected.problem
-    mean, inverse = expected.statistics
-    gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)
-    if output == "dx":
-        gain = gain * inverse
-
-    arrays, formula = expected.formula(output)
-    parameters = [mean, inverse, *arrays]
-    alpha, beta, prior = expected.blend(output)
-    data = [expected.inputs.x, got.reshape(expected.inputs.x.shape)]
-    if output == "dx":
-        data.append(expected.inputs.need("dy"))
-    if beta:
-        assert prior is not None
-        data.append(prior)
-    if output == "y" and problem.residual:
-        data.append(expected.inputs.need("z"))
-
-    def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
-        mean, inverse, *made_of = others[len(data) - 2 :]
-        dy = others[: 1 if output == "dx" else 0]
-        right = formula(x - mean, *dy, *made_of)
-        normal = (x - mean) * inverse
-        inside: Any = None
-        if output == "y" and problem.activation:
-            if problem.residual:
-                right = right + others[len(data) - 3]
-            inside = activations.inside(problem, right)
-            right = activations.activate(problem, right)
-        right = alpha * right
-        if beta:
-            right += beta * others[len(dy)]
-        off = values - round_to(right, problem.dtype).astype(np.float64)
-        if inside is not None:
-            off, normal = off * inside, normal * inside
-            yield inside
-        yield off
-        yield off * normal
-        yield normal
-        yield normal * normal
-
-    *counted, off, tilted, normal, square = reduce_in_threads(products, data, problem.mode, parameters)
-    m, n = problem.m, counted[0] if counted else problem.m
-    # least squares with the regressors 1 and x_hat
-    determinant = n * square - normal**2
-    slope = (n * tilted - normal * off) / determinant / gain
-    offset = (square * off - normal * tilted) / determinant / gain
-    if output == "dx":
-        return {"dbias": (-offset * m).ravel(), "dscale": (-slope * m).ravel()}
-    variance = _own_moments(expected)[1]
-    plus = variance + problem.epsilon
-    return {
-        "mean": -offset.ravel() * m * np.sqrt(plus / variance),
-        "variance": -2 * slope.ravel() * m * plus / variance,
-    }
-
-
-# ---------------------------------------------------------------- hypotheses
-
-
 @dataclasses.dataclass(frozen=True)
-class _Sum:
+class Sum:
     """A sum's terms, in a few ways to leave one out; each a function of z and dy at (channels, places)."""
 
-    terms: tuple[tuple[str, _Term], ...]
+    terms: tuple[tuple[str, Term], ...]
     paired: bool = False
     """Whether a term is of x and dy, so that one may be read from another place than the other."""
 
 
-def _sums(expected: Expected, rows: _Rows) -> dict[str, _Sum]:
+def sums_of(expected: Expected, rows: Rows) -> dict[str, Sum]:
+    """The sums that a call may have wrong, by name."""
     kappa = rows.kappa[:, None]
 
     def need(dy: Array | None) -> Array:
@@ -330,17 +115,17 @@ def _sums(expected: Expected, rows: _Rows) -> dict[str, _Sum]:
 
     counted = " and not counted"
     sums = {
-        "mean": _Sum((("", lambda z, dy: z + kappa), (counted, lambda z, dy: z))),
-        "variance": _Sum(
+        "mean": Sum((("", lambda z, dy: z + kappa), (counted, lambda z, dy: z))),
+        "variance": Sum(
             (
                 ("", lambda z, dy: z * z),
                 (counted, lambda z, dy: z * z - 1),
                 ("", lambda z, dy: z * z - kappa * kappa),
             )
         ),
-        "dbias": _Sum((("", lambda z, dy: need(dy)),)),
+        "dbias": Sum((("", lambda z, dy: need(dy)),)),
     }
-    terms: list[tuple[str, _Term]] = [("", lambda z, dy: need(dy) * z)]
+    terms: list[tuple[str, Term]] = [("", lambda z, dy: need(dy) * z)]
     if expected.problem.operation == Operation.BACKWARD and expected.problem.recomputes:
         m, chosen = expected.problem.m, rows.chosen
         dbias, dscale = (expected.outputs[n].ravel()[chosen][:, None] / m for n in ("dbias", "dscale"))
@@ -353,14 +138,14 @@ def _sums(expected: Expected, rows: _Rows) -> dict[str, _Sum]:
             (" of every sum", lambda z, dy: need(dy) * z + statistics(z, dy)),
             (f" of x's statistics{counted}", lambda z, dy: -z * dbias - 0.5 * (z * z - 1) * dscale),
         ]
-    sums["dscale"] = _Sum(tuple(terms), paired=True)
+    sums["dscale"] = Sum(tuple(terms), paired=True)
     return sums
 
 
-class _Search:
+class Search:
     """Looks for the bug that explains one sum's deviation."""
 
-    def __init__(self, rows: _Rows, total: _Sum, d: Array, asked: str = "") -> None:
+    def __init__(self, rows: Rows, total: Sum, d: Array, asked: str = "") -> None:
         self.rows, self.total, self.d, self.asked = rows, total, d, asked
         self.found: Match | None = None
         self.nearest: tuple[float, float, str, Callable[[], Array], Array, float] | None = None
@@ -439,10 +224,10 @@ class _Search:
             output, name, deviation, int(self._hypotheses), bug, slope, explained, float(np.median(u)), by_chance
         )
 
-    def _terms(self, term: _Term, places: Array) -> Array:
+    def _terms(self, term: Term, places: Array) -> Array:
         return term(*self.rows.at(places))
 
-    def _runs(self, term: _Term) -> None:
+    def _runs(self, term: Term) -> None:
         """Elements at the ends of a channel or of every image."""
         rows, m = self.rows, self.rows.m
         longest = min(m // 4, max(_RUNS))
@@ -484,7 +269,7 @@ class _Search:
         self._try(-p, lambda: -draws(), f"{name} were left out")
         self._try(p, draws, f"{name} were read twice")
 
-    def _moved(self, term: _Term, place: int, other: int, name: str) -> None:
+    def _moved(self, term: Term, place: int, other: int, name: str) -> None:
         """`other` read at `place`, of x and dy, and of one of them."""
 
         def shifted(one: Array, two: Array, how: str) -> Array:
@@ -505,7 +290,7 @@ class _Search:
             p = shifted(one, two, how)[:, 0]
             self._try(p, functools.partial(shifted, self._drawn, self._other, how), texts[how])
 
-    def places(self, term: _Term, nearest: _Places) -> None:
+    def places(self, term: Term, nearest: _Places) -> None:
         """Try one element anywhere, a neighbour in its place, or a tile: of all those that leave least deviation."""
         if not self.asked:
             self._hypotheses = 3 * 8 * 24.0 * self.rows.m
@@ -523,7 +308,7 @@ class _Search:
                 p = self._terms(term, first + np.arange(length)).sum(axis=1)
                 self._both(p, self._runs_of(term, length), f"elements {first} to {first + length - 1} of every channel")
 
-    def _runs_of(self, term: _Term, k: int) -> Callable[[], Array]:
+    def _runs_of(self, term: Term, k: int) -> Callable[[], Array]:
         """Sums of k neighbours at the drawn places."""
 
         def draws() -> Array:
@@ -572,7 +357,7 @@ class _Nearest:
         del self._best[_SCANNED:]
 
 
-def _scan(rows: _Rows, searches: list[_Search]) -> None:
+def scan(rows: Rows, searches: list[Search]) -> None:
     """Every place of every search, in one walk over the data."""
     if not searches:
         return
@@ -618,125 +403,3 @@ def _tiles(values: Array, first: int, inner: int) -> Iterator[tuple[int, Array, 
         length, number = 2 * length, (number + skip) // 2
         if length in _TILES:
             yield length, values, number
-
-
-# ---------------------------------------------------------------- a factor
-
-
-def _factor(expected: Expected, rows: _Rows, d: Array) -> Match | None:
-    """A factor of the mean that explains the mean's deviations on exact data."""
-    u, kappa = expected.precision.u, rows.kappa
-    own = kappa != 0
-    d, kappa = d[own], kappa[own]
-    count = len(d)
-    if count < _FEWEST_MEANS:
-        return None
-    size = float(kappa @ kappa)
-    slope = float(d @ kappa) / size
-    if abs(slope) < _LEAST_FACTOR * u * rows.m:
-        return None
-    left = np.maximum(np.abs(d - slope * kappa), u * rows.m * np.abs(kappa))
-    t2 = slope**2 * size * (count - 1) / float(left @ left)
-    # P(|T| > t) = I_x(a, 1/2) with x = v / (v + t**2) and a = v/2, which is below x**a / (a B(a, 1/2) sqrt(1 - x))
-    a, x = (count - 1) / 2, (count - 1) / (count - 1 + t2)
-    beta = math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
-    log = a * math.log(x) - math.log(a) - beta - 0.5 * math.log1p(-x) + math.log(3 * 8)
-    if log >= math.log(LEVEL):
-        return None
-    factor = 1 + slope / rows.m
-    return Match(f"the mean were multiplied by {factor:.9g}", math.exp(max(log, -690.0)), factor)
-
-
-# ---------------------------------------------------------------- a case
-
-
-def not_tried(problem: Problem) -> str:
-    """Why no case of this problem can be asked for the bugs; empty if it can."""
-    if problem.operation == Operation.FORWARD_INFERENCE:
-        return "inference has no sums"
-    if problem.composed == "gather_stats":
-        return "it merges the sums of others"
-    if problem.m < SHORTEST:
-        return f"sums of fewer than {SHORTEST:,} terms: the bound shows a single one"
-    if problem.fill not in FILLS:
-        return f"fill={problem.fill} is not drawn independently for each channel"
-    return ""
-
-
-def matches(expected: Expected, outputs: Mapping[str, Array], tried: list[Tried] | None = None) -> dict[str, Match]:
-    """Outputs that deviate as a bug would make them, with the bug.
-
-    Parameters
-    ----------
-    expected : Expected
-    outputs : mapping of str to ndarray
-        What the library wrote.
-    tried : list of Tried, optional
-        Takes what was tried, of every sum that an output tells of.
-    """
-    problem = expected.problem
-    if not_tried(problem):
-        return {}
-    if problem.operation == Operation.FORWARD_TRAINING and problem.factor == 0:
-        outputs = {name: a for name, a in outputs.items() if not name.startswith("running")}
-    rows = _Rows(expected)
-    if len(rows.chosen) < 4:
-        return {}
-    sums = _sums(expected, rows)
-    off: list[tuple[str, str, Array]] = []
-    for output, got in outputs.items():
-        for name, deviations in measured(expected, output, got).items():
-            d = deviations[rows.chosen]
-            size = math.sqrt(float(np.mean(d * d)))
-            if np.isfinite(d).all() and size > _NO_EFFECT:
-                off.append((output, name, d))
-            elif tried is not None:
-                tried.append(Tried(output, name, size, 0))
-    if not off or not _independent(rows):
-        return {}
-    found: dict[str, Match] = {}
-    if sums_are_exact(problem):
-        factors = {output: _factor(expected, rows, d) for output, name, d in off if name == "mean"}
-        found |= {output: match for output, match in factors.items() if match is not None}
-        if found:
-            return found
-
-    def search(asked: str) -> None:
-        searches = [
-            (output, name, _Search(rows, sums[name], d, asked))
-            for output, name, d in off
-            if not (asked and output in found)
-        ]
-        for _, _, one in searches:
-            one.ends()
-        _scan(rows, [one for _, _, one in searches if one.scanned()])
-        for output, name, one in searches:
-            if asked and output in found:
-                continue
-            match = one.found
-            if tried is not None and not asked:
-                tried.append(one.told(output, name))
-            if match is not None and (output not in found or match.probability < found[output].probability):
-                found[output] = match
-
-    search("")
-    if found:
-        search(min(found.values(), key=lambda match: match.probability).bug)
-    return found
-
-
-def _independent(rows: _Rows) -> bool:
-    """Whether no two channels go together, in x, its square or dy."""
-    z, dy = rows.at(np.random.default_rng(7).integers(0, rows.m, 4096))
-    for values in (z, z * z, dy):
-        if values is None:
-            continue
-        centred = values - values.mean(axis=1, keepdims=True)
-        size = np.sqrt((centred**2).sum(axis=1, keepdims=True))
-        with np.errstate(all="ignore"):
-            unit = np.where(size > 0, centred / size, 0.0)
-        together = np.abs(unit @ unit.T)
-        np.fill_diagonal(together, 0)
-        if float(together.max(initial=0.0)) > _LARGEST_CORRELATION:
-            return False
-    return True
