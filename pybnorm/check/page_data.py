@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pybnorm._text import visible
 from pybnorm.check.results import ratio_text
@@ -54,25 +57,43 @@ def data(
     details : mapping of int to sequence
         By row: what is shown where its case is opened.
     """
-    words: dict[str, int] = {}
-    coded: list[list[str]] = []
-    for column in columns:
-        if column.kind in _CODED:
-            places = {value: i for i, value in enumerate(column.values)}
-            coded.append([str(places[cell]) for cell in column.cells])
-        elif column.kind == "case":
-            coded.append(
-                [" ".join(str(words.setdefault(w, len(words))) for w in cell.split(",")) for cell in column.cells]
-            )
-        else:
-            coded.append([_short(cell) for cell in column.cells])
     return {
-        "columns": [{"title": c.title, "kind": c.kind, "values": c.values} for c in columns],
-        "words": list(words),
+        "columns": [_packed(column) for column in columns],
         "commands": dict(commands),
-        "rows": ["|".join(row) for row in zip(*coded, strict=True)],
+        "rows": len(columns[0].cells) if columns else 0,
         "details": {str(row): blocks for row, blocks in details.items()},
     }
+
+
+def _packed(column: Column) -> dict[str, Any]:
+    """A column's texts, each once, and its cells: places of texts in base 36, each as often as follows its ``*``.
+
+    A case's cell has how many words it shares with the case above, from the first on, and places of the others.
+    """
+    packed = []
+    if column.kind == "case":
+        words: dict[str, int] = {}
+        above: list[str] = []
+        for cell in column.cells:
+            line = cell.split(",")
+            shared = next((i for i, (a, b) in enumerate(zip(above, line, strict=False)) if a != b), len(above))
+            shared = min(shared, len(line))
+            places = [words.setdefault(word, len(words)) for word in line[shared:]]
+            packed.append(" ".join(map(_base36, [shared, *places])))
+            above = line
+        values = list(words)
+    else:
+        texts = column.cells if column.kind in _CODED else [_short(cell) for cell in column.cells]
+        values = column.values or list(dict.fromkeys(texts))
+        at = {value: _base36(i) for i, value in enumerate(values)}
+        for text, same in itertools.groupby(texts):
+            count = sum(1 for _ in same)
+            packed.append(at[text] + (f"*{_base36(count)}" if count > 1 else ""))
+    return {"title": column.title, "kind": column.kind, "values": values, "cells": "|".join(packed)}
+
+
+def _base36(number: int) -> str:
+    return np.base_repr(number, 36).lower()
 
 
 def _short(cell: Any) -> str:

@@ -13,6 +13,7 @@ from pybnorm.check import compare, html
 from pybnorm.check.bounds import Status
 from pybnorm.check.environment import machine
 from pybnorm.check.plots import COLOURS
+from pybnorm.check.results import ratio_text
 from pybnorm.check.runner import BackendInfo
 
 INFOS = [BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="NVIDIA <made>")]
@@ -61,6 +62,16 @@ def test_rows_come_when_they_are_looked_at(chromium, page):
     assert len(chromium.run(SHOWN)) == CASES
     assert chromium.run("document.querySelector('.more').hidden")
     assert chromium.log() == []
+
+
+def test_cells_show_what_was_found(chromium, page):
+    chromium.open(page)
+    chromium.run("document.querySelector('.more').click(), document.querySelector('.more').click()")
+    rows = "[...document.querySelectorAll('#cases tbody tr[id^=case-]')].map(r => [...r.cells].map(c => c.innerText))"
+    for row, result in zip(chromium.run(rows), results(), strict=True):
+        told = row[0], row[1].partition("\n")[0]
+        assert told == (result.status.value, str(result.case)), row
+        assert [cell.partition("\n")[0] for cell in row[2:]].count(ratio_text(result.ratio)) == len(result.verdicts)
 
 
 def test_columns_sort_both_ways(chromium, page):

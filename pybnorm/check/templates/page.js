@@ -35,13 +35,27 @@ const CHUNK = 100;
 const table = document.getElementById("cases");
 if (table) {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const columns = data.columns.map((column, at) => ({...column, at, coded: column.values.length > 0}));
+  const columns = data.columns.map((column, at) => ({...column, at, coded: !["case", "ratio"].includes(column.kind)}));
   const all = columns.filter(c => c.kind !== "hidden" && c.kind !== "note" && !(c.kind === "pick" && c.values.length < 2));
   let shownColumns = all;  // but for outputs that no chosen case has
   const column = title => columns.find(c => c.title === title);
   const [caseColumn, note, library] = [column("case"), column("note"), column("library")];
-  const rows = data.rows.map(row => row.split("|"));
-  const line = row => row[caseColumn.at].split(" ").map(word => data.words[word]).join(",");
+  const rows = Array.from({length: data.rows}, () => []);
+  for (const {kind, values, cells, at} of columns) {  // as _packed of page_data.py says
+    const place = text => parseInt(text, 36);
+    let i = 0, line = [];
+    for (const part of rows.length ? cells.split("|") : []) {
+      if (kind === "case") {
+        const [shared, ...others] = part.split(" ").map(place);
+        line = [...line.slice(0, shared), ...others.map(word => values[word])];
+        rows[i++][at] = line.join(",");
+        continue;
+      }
+      const [value, count = "1"] = part.split("*");
+      for (let left = place(count); left; left--) rows[i++][at] = kind === "ratio" ? values[place(value)] : place(value);
+    }
+  }
+  const line = row => row[caseColumn.at];
   const text = (row, c) => c.coded ? c.values[row[c.at]] : "";
   const ratio = text => text.startsWith("inf") ? Infinity : text === "" ? -1 : parseFloat(text);
   const number = text => text.startsWith(".") ? "0" + text : text;
@@ -50,7 +64,7 @@ if (table) {
   const body = table.tBodies[0], more = document.querySelector(".more");
   let chosen = rows.map((_, i) => i), made = 0, sorted = null, falling = false;
 
-  const key = c => row => c.kind === "ratio" ? ratio(row[c.at]) : c.kind === "case" ? line(row) : +row[c.at];
+  const key = c => row => c.kind === "ratio" ? ratio(row[c.at]) : c.kind === "case" ? line(row) : row[c.at];
   const searched = row => (line(row) + " " + columns.map(c => text(row, c)).join(" ")).toLowerCase();
 
   const cell = (row, c, at) => {
@@ -113,7 +127,7 @@ if (table) {
   };
   const choose = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const picked = [...form.querySelectorAll("select")].filter(s => s.value !== "").map(s => [s.name, s.value]);
+    const picked = [...form.querySelectorAll("select")].filter(s => s.value !== "").map(s => [s.name, +s.value]);
     chosen = [];
     rows.forEach((row, i) => {
       if (picked.every(([at, value]) => row[at] === value) &&
