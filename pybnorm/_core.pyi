@@ -50,6 +50,7 @@ __all__ = [
     "set_avoider",
     "set_tuner",
     "tensors",
+    "way_of",
 ]
 
 class Library(NamedTuple):
@@ -367,7 +368,13 @@ class CallList:
     def __new__(cls, handle: Handle) -> CallList: ...
     def __len__(self) -> int: ...
     def append(
-        self, handle: Handle, operation: Operation, arrays: dict[str, Buffer], workspace: tuple[int, int], **values: Any
+        self,
+        handle: Handle,
+        operation: Operation,
+        arrays: dict[str, Buffer],
+        workspace: tuple[int, int],
+        plan: Plan | None = None,
+        **values: Any,
     ) -> None:
         """One call more."""
     def reach(self, address: int, nbytes: int, element: int, written: bool) -> None:
@@ -591,6 +598,17 @@ def candidates(plan: Plan, fast: bool) -> tuple[str, ...]:
 
 def refuse_addresses(plan: Plan) -> None:
     """Have calls of a plan take arrays only from now on: for callers whose own arguments are arrays."""
+
+def way_of(
+    handle: Handle,
+    operation: Operation,
+    tensors: dict[str, TensorDescriptor],
+    values: dict[str, Any],
+    running: bool,
+    saved: bool,
+    deterministic: bool,
+) -> Plan:
+    """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
 
 def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None:
     """Have `avoider` find other calls where one has a known defect."""

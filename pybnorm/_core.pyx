@@ -154,6 +154,7 @@ __all__ = [
     "set_avoider",
     "set_tuner",
     "tensors",
+    "way_of",
 ]
 
 cdef dict _DEVICE_NAMES = {

@@ -9,6 +9,12 @@ SLOT_BITS = _SLOT_BITS
 cdef uint64_t _OFFSET = (<uint64_t>1 << _SLOT_BITS) - 1
 
 
+cdef struct _Way:  # of a call
+    pbn_plan *plan  # NULL: none yet, or none at all
+    bint given  # a `Plan` of `CallList.given`, which has it
+    uintptr_t alignment  # of the data that a given one is for; data at other addresses go to the entry point
+
+
 cdef struct _Place:
     size_t member  # of pbn_call, in bytes from its begin
     int slot
@@ -38,8 +44,9 @@ cdef class CallList:
     cdef int extent_count
     cdef int slots
     cdef dict descriptors
-    # By call, NULL until it has run. Made, used and replaced under the lock of the handle that they belong to.
-    cdef pbn_plan **plans
+    # By call. Those that are not given are made when it first runs, under the lock of the handle that they belong to.
+    cdef _Way *ways
+    cdef list given  # by call: a Plan or None
     cdef bint planned  # whether the backend makes such plans
     cdef uint64_t serial  # of that handle
     cdef int forks  # as `_forks` was
@@ -47,7 +54,7 @@ cdef class CallList:
     def __cinit__(self, Handle handle not None):
         handle._check()
         self.table = handle.table
-        self.descriptors = {}
+        self.descriptors, self.given = {}, []
         self.serial, self.forks = handle.serial, _forks
         self.planned = self.table.plan_create != NULL
 
@@ -55,9 +62,9 @@ cdef class CallList:
         cdef int i
         if self.forks == _forks and not _exiting:  # as for a Plan
             for i in range(self.count):
-                if self.plans[i] != NULL:
-                    self.table.plan_destroy(self.plans[i])
-        free(self.plans)
+                if self.ways[i].plan != NULL and not self.ways[i].given:
+                    self.table.plan_destroy(self.ways[i].plan)
+        free(self.ways)
         free(self.calls)
         free(self.ends)
         free(self.places)
@@ -78,7 +85,9 @@ cdef class CallList:
             found = self.descriptors[key] = TensorDescriptor(handle.backend, *key)
         return found
 
-    def append(self, Handle handle not None, object operation, dict arrays not None, object workspace, **values):
+    def append(
+        self, Handle handle not None, object operation, dict arrays not None, object workspace, Plan plan=None, **values
+    ):
         """One call more.
 
         Parameters
@@ -89,6 +98,8 @@ cdef class CallList:
             Every tensor of the call by its name; parameters in their derived shape.
         workspace : (int, int)
             Offset in slot 0 and bytes.
+        plan : Plan, optional
+            What `way_of` said of this call: runs with this handle go that way.
         **values
             mode and scalars by the names that `Handle`'s methods have for them.
 
@@ -143,6 +154,10 @@ cdef class CallList:
             raise errors.ArgumentError("workspace", workspace, "offset and bytes")
         offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
         call.workspace, call.workspace_size = <void *>offset, nbytes
+        if plan is not None and (
+            plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
+        ):
+            raise errors.ArgumentError("plan", plan, f"what way_of said of {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
         grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
         if grown == NULL:
@@ -152,11 +167,16 @@ cdef class CallList:
         if grown == NULL:
             raise MemoryError
         self.ends = <int *>grown
-        grown = realloc(self.plans, (self.count + 1) * sizeof(pbn_plan *))
+        grown = realloc(self.ways, (self.count + 1) * sizeof(_Way))
         if grown == NULL:
             raise MemoryError
-        self.plans = <pbn_plan **>grown
-        self.plans[self.count] = NULL
+        self.ways = <_Way *>grown
+        self.ways[self.count] = _Way(NULL, False, 1)
+        if plan is not None:
+            # On the CPU no kernel depends on it.
+            alignment = 1 if self.table.device_type == PBN_DEVICE_CPU else plan.alignment
+            self.ways[self.count] = _Way(plan.plan, True, alignment)
+        self.given.append(plan)
         grown = realloc(self.places, (place + <int>len(arrays)) * sizeof(_Place))
         if grown == NULL:
             raise MemoryError
@@ -237,8 +257,9 @@ cdef class CallList:
         cdef pbn_call call  # a copy: other threads run this list too
         cdef _Place *place
         cdef _Lock lock
+        cdef pbn_plan *plan
         cdef int i, j = 0
-        cdef bint mine = self.planned and handle.serial == self.serial
+        cdef bint mine = handle.serial == self.serial
         if handle.table != self.table:
             self._not_ours(handle)
         self._begins(addresses, begins)
@@ -255,12 +276,15 @@ cdef class CallList:
                     call.workspace = <void *>(begins[0] + <uintptr_t>call.workspace)
                 else:
                     call.workspace = NULL
+                plan, algorithm = NULL, None
                 if mine and _normalizes(call.operation):
-                    if self.plans[i] == NULL:
-                        self._plan(handle, &call, i)
-                    _run(handle, &call, self.plans[i], _CALL_NAMES[call.operation], None)
-                else:
-                    _run(handle, &call, NULL, _CALL_NAMES[call.operation], None)
+                    if not self.ways[i].given:
+                        if self.planned and self.ways[i].plan == NULL:
+                            self._plan(handle, &call, i)
+                        plan = self.ways[i].plan
+                    elif not _data_bits(&call) & (self.ways[i].alignment - 1):
+                        plan, algorithm = self.ways[i].plan, (<Plan>self.given[i]).algorithm
+                _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm)
         finally:
             lock.release()
 
@@ -299,8 +323,12 @@ cdef class CallList:
         cdef int status
         handle._check()
         with nogil:
-            status = self.table.plan_create(handle.handle, call, NULL, &self.plans[i])
+            status = self.table.plan_create(handle.handle, call, NULL, &self.ways[i].plan)
         if status != 0:
             raise _error(self.table, status, _CALL_NAMES[call.operation], _shown(call))
-        self.planned = self.plans[i] != NULL
+        self.planned = self.ways[i].plan != NULL
         return 0
+
+
+cdef inline uintptr_t _data_bits(const pbn_call *call) noexcept:
+    return <uintptr_t>call.x | <uintptr_t>call.y | <uintptr_t>call.dy | <uintptr_t>call.dx

@@ -62,6 +62,46 @@ def refuse_addresses(Plan plan not None):
     plan.takes = _ARRAYS
 
 
+def way_of(
+    Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic
+):
+    """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
+
+    Parameters
+    ----------
+    handle : Handle
+    operation : Operation
+    tensors : dict of str to TensorDescriptor
+        Data tensors by name; x and those that are not like it.
+    values : dict
+        mode and scalars, as in `CallList.append`.
+    running, saved : bool
+        Whether the call has these statistics.
+    deterministic : bool
+        Only ways whose bits repeat.
+
+    Returns
+    -------
+    Plan
+        That cannot be called, and does not keep the handle.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError
+        Also where only other calls in its place are right.
+    """
+    cdef int op = _arguments.operation(operation)
+    cdef Plan plan
+    if not _normalizes(op):
+        raise errors.ArgumentError("operation", operation, "a batch-norm call")
+    plan = _plan(
+        handle, op, tensors, values, _has(running, saved), (Activation.NONE, 0.0, 0.0), "auto", None, False, True,
+        _arguments.boolean(deterministic, "deterministic"), True,
+    )
+    plan.handle = None  # whose lists have it: it would be a circle
+    return plan
+
+
 cdef object _signature(Plan plan):
     """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
     if plan.descriptors is None:

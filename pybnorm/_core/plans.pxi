@@ -101,6 +101,8 @@ cdef class Plan:
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
     cdef readonly bint deterministic
+    cdef bint alone  # never: of `way_of`
+    cdef uint64_t serial  # of the handle, where alone
     cdef CallList others  # made in this one's place where it has a known defect; else None
     cdef bint in_place  # a call has written y over x, or dx over dy, and may
     # Around a training that keeps the biased variance; None in others, `before` also where the prior is not read.
@@ -164,7 +166,7 @@ cdef class Plan:
         )
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
         if refusal is not None:
-            if not self._copy(handle, refusal):
+            if self.alone or not self._copy(handle, refusal):
                 raise refusal
             self._clear()
             return 0
@@ -173,7 +175,12 @@ cdef class Plan:
             asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked)
             if met and handle._avoids(algorithm):
-                if self._by_way(handle, algorithm, asked, met) or self._avoid(handle, asked, met):
+                if self._by_way(handle, algorithm, asked, met):
+                    self._clear()
+                    return 0
+                if self.alone:
+                    raise _unsupported(handle, self.name, f"known defect {', '.join([d.id for d in met])}")
+                if self._avoid(handle, asked, met):
                     self._clear()
                     return 0
                 met = ()  # only weak, and nothing better

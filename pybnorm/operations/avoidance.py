@@ -426,7 +426,7 @@ def plan(
 
     `tensors` have the slots of the list and what says dtype, dims and strides; see `CallList`.
     """
-    p = Program(handle)
+    p = Program(handle, plans=False)
     arrays = {
         name: Buffer(slot << SLOT_BITS, like.dims, like.strides, like.dtype, *p.device, True, None)
         for name, (slot, like) in tensors.items()

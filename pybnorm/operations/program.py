@@ -16,9 +16,11 @@ from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, CallList, Handle, capability, defects_of
+from pybnorm._core import Plan as Way
 from pybnorm.defects import Call, Effect
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
+from pybnorm.operations import ways
 from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
 
 _log = logging.getLogger("pybnorm.operations")
@@ -40,7 +42,8 @@ class Plan(NamedTuple):
     nbytes: int
     """Bytes of workspace."""
     calls: tuple[str, ...]
-    """The primitive calls in order, such as ``"backward SPATIAL f32 (4, 3, 5)"``."""
+    """The primitive calls in order, such as ``"backward SPATIAL f32 (4, 3, 5) by graph"``; without a way those of the
+    entry points."""
     copies: tuple[str, ...]
     """Arrays that are copied because no view of them serves, with the reason."""
 
@@ -96,6 +99,8 @@ class _Step(NamedTuple):
     inner: int
     """Bytes of workspace that the vendor's call asks for."""
     text: str
+    way: Way | None = None
+    """None: the entry point."""
 
 
 RECIPES: dict[str, Any] = {}
@@ -116,10 +121,20 @@ class Program:
     Collecting executes nothing: if a backend refuses any call, no call was made. The workspace query and the execution
     are the same code. Arrays have addresses of a slot and an offset, as in `CallList`: slot 0 is the workspace, slot
     i + 1 the array argument i. `finish` makes a `Prepared`, which runs at any addresses.
+
+    Parameters
+    ----------
+    handle : Handle
+    plans : bool
+        Whether spatial calls go the way of ``"auto"`` where the backend has several; else all are the entry points'.
+    deterministic : bool
+        Only ways whose bits are known to repeat.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, *, plans: bool = True, deterministic: bool = False) -> None:
         self.handle = handle
+        self.plans = plans and ways.several(handle)
+        self.deterministic = deterministic
         self.device = handle.library.device_type, -1 if handle.device is None else handle.device
         self.steps: list[_Step] = []
         self.copies: list[str] = []
@@ -399,10 +414,16 @@ class Program:
             self._step(Operation.FILL, {"y": ys}, {"value": value}, 0, f"fill {ys.dtype.short} {ys.dims}")
 
     def _step(
-        self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str
+        self,
+        operation: Operation,
+        arrays: dict[str, Buffer],
+        values: dict[str, Any],
+        inner: int,
+        text: str,
+        way: Way | None = None,
     ) -> None:
         self.inner = max(self.inner, inner)
-        self.steps.append(_Step(operation, arrays, values, inner, text))
+        self.steps.append(_Step(operation, arrays, values, inner, text, way))
 
     def _call(
         self,
@@ -506,7 +527,10 @@ class Program:
 
         `raw`: the call itself, of which a result is used that no defect touches.
         """
-        if not raw and self._avoided(method, mode, data, parameters, options):
+        operation, values, way = _OPERATIONS[method], {"mode": mode, **options}, None
+        if self.plans and not raw:
+            way = ways.auto(self.handle, operation, data, parameters, values, self.deterministic)
+        if way is None and not raw and self._avoided(method, mode, data, parameters, options):
             return
         descriptors: dict[str, Any] = {
             f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
@@ -517,7 +541,7 @@ class Program:
             query |= {"alpha_param": options["alpha_param"], "beta_param": options["beta_param"]}
         try:
             inner = self.handle.workspace_size(
-                _OPERATIONS[method],
+                operation,
                 descriptors.pop("x_desc"),
                 mode=mode,
                 **descriptors,
@@ -527,17 +551,22 @@ class Program:
                 algorithm="plain" if raw else None,
             )
         except UnsupportedError:
-            if raw or x.dtype not in _NARROW or options["beta"] == 0 or not all(map(_dense, data.values())):
+            if way is not None:
+                inner = 0
+            elif raw or x.dtype not in _NARROW or options["beta"] == 0 or not all(map(_dense, data.values())):
                 raise
-            call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, beta=options["beta"])
-            if not self._instead(call, data, parameters, options, ()):  # blended in float32
-                raise
-            return
+            else:
+                call = Call(operation, mode, x.dtype, x.dims, beta=options["beta"])
+                if not self._instead(call, data, parameters, options, ()):  # blended in float32
+                    raise
+                return
         dims = _arguments.derived_dims(x.dims, mode)
         steps = _arguments.packed_strides(dims)
         shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
         text = f"{method} {mode.name} {x.dtype.short} {x.dims}" + (" of 1/sigma" if "inverse" in options else "")
-        self._step(_OPERATIONS[method], {**data, **shaped}, {"mode": mode, **options}, inner, text)
+        if way is not None:  # the entry point's too: calls on data that are less aligned go there
+            inner, text = max(inner, way.workspace_size), f"{text} by {way.algorithm}"
+        self._step(operation, {**data, **shaped}, values, inner, text, way)
 
     def _avoided(
         self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
@@ -552,8 +581,8 @@ class Program:
 
     def _instead(self, call: Call, *given: Any) -> bool:
         """Other calls take one's place; whether they do, where it is only weak."""
-        outer, before = (self.used, self._constants, self._packed), len(self.steps)
-        self._constants, self._packed = {}, {}
+        outer, before = (self.used, self._constants, self._packed, self.plans), len(self.steps)
+        self._constants, self._packed, self.plans = {}, {}, False
         try:
             AVOID["calls"](self, call, *given)
         except UnsupportedError:
@@ -562,7 +591,7 @@ class Program:
             del self.steps[before:]  # the call itself: nothing better is known
             return False
         finally:
-            self.used, self._constants, self._packed = outer
+            self.used, self._constants, self._packed, self.plans = outer
         return True
 
     # -------- the end
@@ -598,7 +627,7 @@ class Prepared:
         self._list = CallList(program.handle)
         for step in program.steps:
             inner = program.most, step.inner
-            self._list.append(program.handle, step.operation, step.arrays, inner, **step.values)
+            self._list.append(program.handle, step.operation, step.arrays, inner, step.way, **step.values)
         for regions, written in ((program.outputs, True), (program.inputs, False)):
             for region in regions:
                 self._list.reach(region.pointer, region.end - region.pointer, region.itemsize, written)

@@ -142,7 +142,8 @@ class SyncBatchNorm:
         self._plans = Cache()
         own = None if promised is None else promised[adapter.rank]
         self._terms = _Terms(sizes, kind, axis, own)
-        self._memory = _Memory(handle, adapter, sizes, _arguments.derived_data_type(kind))
+        width = _arguments.derived_data_type(kind)
+        self._memory = _Memory(handle, adapter, sizes, width, self._deterministic)
         told = 0 if promised is None else 1 + zlib.crc32(repr(promised).encode())
         backend = backends().index(handle.backend)
         return _Agreed(0, int(kind), backend, int(self._deterministic), told, sizes)

@@ -45,9 +45,19 @@ class _Memory:
         Sizes of the kept axes.
     dtype : DataType
         Of parameters and messages.
+    deterministic : bool
+        Only ways whose bits repeat.
     """
 
-    def __init__(self, handle: Handle, communicator: Communicator, channels: tuple[int, ...], dtype: DataType) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        communicator: Communicator,
+        channels: tuple[int, ...],
+        dtype: DataType,
+        deterministic: bool,
+    ) -> None:
+        self.deterministic = deterministic
         self.handle, self.communicator, self.channels, self.dtype = handle, communicator, channels, dtype
         self.device = handle.library.device_type
         self.width = math.prod(channels)
@@ -125,7 +135,7 @@ class _Memory:
 
     def started(self) -> Program:
         """A program with vectors of ones and zeros at hand."""
-        made = Program(self.handle)
+        made = Program(self.handle, deterministic=self.deterministic)
         made.known = self._known
         return made
 

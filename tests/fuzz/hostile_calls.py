@@ -70,7 +70,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             f"pybnorm._core.{name}"
-            for name in ("allow_in_place", "cache", "candidates", "defects_of", "look", "refuse_addresses")
+            for name in ("allow_in_place", "cache", "candidates", "defects_of", "look", "refuse_addresses", "way_of")
         ),
         "of the package's own modules, which give what they have made",
     ),

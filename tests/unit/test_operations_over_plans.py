@@ -1,0 +1,94 @@
+"""`pybnorm.operations` over cuDNN's plans, on a double that computes on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+    from pybnorm import operations
+    from pybnorm._arrays import CUDA, Buffer
+    from pybnorm._core import defects_of
+
+    shape = values["shape"]
+    axes, count, wide = (0, 2, 3), shape[0] * shape[2] * shape[3], (1, shape[1], 1, 1)
+    generator = np.random.default_rng(5)
+
+    def data(fill, shift=0):
+        "Channels last; `shift` values further on than aligned memory begins."
+        flat = memory((int(np.prod(shape)) + shift,))[shift:]
+        array = flat.reshape(shape[0], *shape[2:], shape[1]).transpose(0, 3, 1, 2)
+        array[...] = fill
+        return array
+
+    def on_device(array):
+        steps = tuple(step // array.itemsize for step in array.strides)
+        return Buffer(array.ctypes.data, array.shape, steps, pybnorm.DataType.FLOAT32, CUDA, -1, True, None)
+
+    def vector(fill=np.nan):
+        return memory((shape[1],), fill).reshape(wide)
+
+    def run(handle, name, **arrays):
+        given = {n: on_device(a) if isinstance(a, np.ndarray) else a for n, a in arrays.items()}
+        plan = operations.plan(handle, name, **given)
+        space = memory((plan.nbytes,), 0xff, np.uint8)
+        for again in range(2):
+            getattr(operations, name)(handle, **given, workspace=(space.ctypes.data if plan.nbytes else 0, plan.nbytes))
+        return plan.calls
+
+    def gradients(x, dy, scale, mean, inverse):
+        x, dy, scale, mean, inverse = (a.astype("f8") for a in (x, dy, scale, mean, inverse))
+        dscale, dbias = (dy * (x - mean) * inverse).sum(axes, keepdims=True), dy.sum(axes, keepdims=True)
+        return scale * inverse * (dy - (dbias + (x - mean) * inverse * dscale) / count), dscale, dbias
+    """
+
+
+def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: Any) -> None:
+    calls, errors, slow, whole, live = compute(
+        SCRIPT
+        + """
+    errors, slow = {}, []
+    with pybnorm.Handle("cudnn") as handle:
+        for shift in (0, 1):
+            x, dy = (data(generator.standard_normal(shape), shift) for _ in range(2))
+            scale, mean, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(3))
+            dx, dscale, dbias = data(np.nan, shift), vector(), vector()
+            calls = run(
+                handle, "backward", x=x, dy=dy, scale=scale, dx=dx, dscale=dscale, dbias=dbias,
+                saved_mean=mean, saved_inv_variance=inverse)
+            slow.append(number("slow").value)
+            for name, got, want in zip(("dx", "dscale", "dbias"), (dx, dscale, dbias),
+                                       gradients(x, dy, scale, mean, inverse)):
+                errors[f"{name} {shift}"] = far(got, want)
+    del handle
+    gc.collect()
+    report([calls, errors, slow, whole(), number("live").value])
+    """,
+        shape=(4, 8, 6, 5),
+    )
+    assert calls == ["backward SPATIAL f32 (4, 8, 6, 5) by ex"]
+    assert max(errors.values()) < 2e-5, errors
+    assert slow == [0, 2], "the kernels that are slow over channels-last memory"
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_synchronized_program_that_is_to_repeat_takes_ways_that_do(compute: Any, deterministic: bool) -> None:
+    (text,) = compute(
+        SCRIPT
+        + """
+    from pybnorm.operations.program import Program
+    with pybnorm.Handle("cudnn") as handle:
+        made = Program(handle, deterministic=values["deterministic"])
+        rest = pybnorm.DataType.FLOAT32, CUDA, -1, True, None
+        x = Buffer(0, shape, pybnorm._arguments.packed_strides(shape), *rest)
+        vector = Buffer(0, shape[1:2], (1,), *rest)
+        made.gradient((1,), x, x, vector, x, vector, vector, saved=(vector, vector))
+        report([step.text for step in made.steps])
+    """,
+        shape=(64, 96, 64, 64),
+        deterministic=deterministic,
+    )
+    assert text.partition(" by ")[2] == ("" if deterministic else "columns:1")
