@@ -454,31 +454,36 @@ static void cudnn_plan_destroy(pbn_plan *plan) {
 
 static const rule spatial_rule = {.algorithm = "spatial",
                                   .why = "exact to rounding over any range, where persistent sums in fixed point"};
-static const rule split_rule = {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, 0, 0, PLAIN_ROWS + 1, 0, MOST, 0, 0, MOST,
-                                "split", "the plain entry point refuses N above 65535"};
+static const rule split_rule = {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT, .images = {PLAIN_ROWS + 1, 0},
+                                .algorithm = "split", .why = "the plain entry point refuses N above 65535"};
 static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
 static const rule graph_rules[] = {{.algorithm = "graph", .why = "the one way of an installation without libcudnn_ops"},
                                    {.algorithm = "pointwise", .why = "the one way of an installation without libcudnn_ops"}};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
 
+static int within(span s, int64_t value) {
+    return value >= s.from && (s.below == 0 || value < s.below);
+}
+
 static int fits(const rule *r, const pbn_call *call, int fast) {
     const pbn_tensor *x = call->x_desc;
-    const int64_t elements = pbn_numel(x->rank, x->dims), size = elements / x->dims[0] / x->dims[1];
-    const int64_t element = (int64_t)pbn_item_size(x->dtype);
-    const int64_t megabytes = elements * element >> 20;
+    const int64_t elements = pbn_numel(x->rank, x->dims), images = x->dims[0], channels = x->dims[1];
+    const int64_t size = elements / images / channels, element = (int64_t)pbn_item_size(x->dtype);
     if (r->layout == LAST && !all_channels_last(call))
         return 0;
     if ((r->layout == FIRST || r->layout == WHOLE_ROWS) && !all_channels_first(call))
         return 0;
     if (r->layout == WHOLE_ROWS &&
-        (size * element % 16 != 0 || x->dims[0] * x->dims[1] * row_pieces(x) < ROWS_ENOUGH))
+        (size * element % 16 != 0 || images * channels * row_pieces(x) < ROWS_ENOUGH))
         return 0;
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
+    if (r->row_bytes != 0 && size * element % r->row_bytes != 0)
+        return 0;
     return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
-           (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && x->dims[0] >= r->rows_from &&
-           x->dims[1] >= r->channels_from && x->dims[1] <= r->channels_to && size >= r->size_from &&
-           megabytes >= r->megabytes_from && megabytes < r->megabytes_to;
+           (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && within(r->images, images) &&
+           within(r->channels, channels) && within(r->size, size) && within(r->values, images * size) &&
+           within(r->lines, images * channels) && within(r->kilobytes, elements * element >> 10);
 }
 
 /* "graph:2" is the third plan that compiles, in the heuristic's order. */
