@@ -33,7 +33,7 @@ from benchmarks import rivals
 from benchmarks.case import EPSILON, FACTOR, TOLERANCE, TOUCHED, Case, Contender, one_line
 from benchmarks.device import BACKENDS, DTYPES, LAYOUTS, here
 from benchmarks.machine import Machine, TorchCuda, open_machine
-from benchmarks.shapes import random_shapes
+from benchmarks.shapes import SHAPES, random_shapes
 from pybnorm import _core
 from pybnorm.devices.timing import buffer_sets
 from pybnorm.enums import DataType
@@ -50,6 +50,7 @@ MOST_BYTES = {True: 400 << 20, False: 64 << 20}
 """Of x in float32, on a GPU and on the CPU."""
 UNSAVED = 0.25
 """Share of the shapes whose backward is measured without saved statistics too."""
+NAMED = 4
 LAST_PLAN = 2
 """Of numbered ways, ``graph:2``: the plans behind it take as long to build, and were never the fastest."""
 TORCH = ("torch", "torch-native")
@@ -69,14 +70,24 @@ class Built:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def jobs(count: int, seed: int, gpu: bool) -> Iterator[Job]:
-    """What a seed stands for."""
+def jobs(count: int, seed: int, gpu: bool, also: str = "") -> Iterator[Job]:
+    """What a seed stands for; after each `NAMED` random shapes one of the set `also`, whose dtypes and layouts are all."""
+    named = [
+        (dims, dtype, layout, tuple((operation, True) for operation in TOUCHED))
+        for dims in SHAPES.get(also, ())
+        for dtype in DataType
+        if dtype.short in DTYPES
+        for layout in LAYOUTS
+    ]
+    random.Random(seed).shuffle(named)
     for i, dims in enumerate(random_shapes(count, seed, MOST_BYTES[gpu] // 4)):
         pick = random.Random(f"{seed} {i}")
         short, layout = pick.choice(DTYPES), pick.choice(tuple(LAYOUTS))
         dtype = next(t for t in DataType if t.short == short)
         unsaved = (("backward", False),) if pick.random() < UNSAVED else ()
         yield dims, dtype, layout, (*((operation, True) for operation in TOUCHED), *unsaved)
+        if i % NAMED == NAMED - 1 and named:
+            yield named.pop()
 
 
 def build(handle: pybnorm.Handle, job: Job) -> tuple[Any, dict[tuple[str, bool], Built], float]:
@@ -243,6 +254,7 @@ def run(
     write: Callable[[dict[str, Any]], object],
     *,
     backend: str | None = None,
+    also: str = "",
     seconds: float = math.inf,
     threads: int | None = None,
 ) -> int:
@@ -256,6 +268,8 @@ def run(
         Takes the head, and then the rows.
     backend : str, optional
         As in `benchmarks.device.run`.
+    also : str
+        A set of `shapes.SHAPES`.
     seconds : float
         After them no other shape is begun.
     threads : int, optional
@@ -291,12 +305,13 @@ def run(
                 "library": [library.label, *library.version],
                 "torch": sweep.torch,
                 "shapes": f"random:{count}:{seed}",
+                "also": also,
                 "most_bytes": MOST_BYTES[machine.gpu],
                 "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
                 "copy": {"bytes_per_second": speed, "how": how},
             }
         )
-        left = jobs(count, seed, machine.gpu)
+        left = jobs(count, seed, machine.gpu, also)
         waiting: collections.deque[tuple[pybnorm.Handle, Job, Any]] = collections.deque()
         done = 0
         while True:
@@ -335,6 +350,7 @@ def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
     parser.add_argument("--backend", help="cudnn or onednn; by default cudnn where it finds a GPU")
     parser.add_argument("--shapes", default="random:400:0", metavar="random:COUNT:SEED")
+    parser.add_argument("--also", default="", choices=list(SHAPES), help="a set of shapes among them, in all dtypes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no shape after this time")
     parser.add_argument("--threads", type=int, help="that build plans")
     parser.add_argument("--out", default="-", help="the file; - is standard output")
@@ -346,7 +362,8 @@ def _main() -> int:
         def write(line: dict[str, Any]) -> None:
             print(json.dumps(line), file=target, flush=True)
 
-        done = run(int(count), int(seed), write, backend=given.backend, seconds=given.seconds, threads=given.threads)
+        options = {name: getattr(given, name) for name in ("backend", "also", "seconds", "threads")}
+        done = run(int(count), int(seed), write, **options)
     return 0 if done else 1
 
 

@@ -50,6 +50,10 @@ def test_a_seed_stands_for_the_same_rows():
     assert {layout for _, _, layout, _ in first} == {"nchw", "nhwc"}
     unsaved = sum(("backward", False) in rows for _, _, _, rows in first)
     assert 0 < unsaved < 20
+    more = list(sweep.jobs(400, 7, gpu=False, also="small"))
+    assert more[4] not in first
+    assert len(more) == 400 + 3 * 3 * 2
+    assert set(more) > set(sweep.jobs(400, 7, gpu=False))
 
 
 @pytest.mark.parametrize("threads", ["0", "2"])
