@@ -245,13 +245,18 @@ cdef class _HandleLife:
         """
         cdef uintptr_t current = 0
         cdef int32_t device = -1
-        cdef void *mine = NULL
-        cdef int status
         self._check()
         if not _current_stream(array, self.table.device_type, &device, &current):
             return False
         if self.table.device_type == PBN_DEVICE_CPU:
             return True
+        self._follow(device, current)
+        return True
+
+    cdef int _follow(self, int32_t device, uintptr_t current) except -1:
+        """Has later calls go to a stream of a device, which has to be this one's."""
+        cdef void *mine = NULL
+        cdef int status
         with self.lock:
             self._check()
             self._same_device(device, "array")
@@ -262,7 +267,7 @@ cdef class _HandleLife:
                 status = self.table.stream_set(self.handle, <void *>current)
                 if status != 0:
                     raise _error(self.table, status, "set_stream", ())
-        return True
+        return 0
 
     cdef int _check_open(self) except -1:
         if self.handle == NULL:

@@ -1,4 +1,4 @@
-# Kernels for PyTorch's dispatcher: its own operators of batch norm on the CPU, computed by plans.
+# Kernels for PyTorch's dispatcher: its own operators of batch norm, computed by plans, on the CPU and on CUDA.
 #
 # PyTorch's C++ autograd stays around them: no Python runs in a step. What reaches a kernel is PyTorch's stable C
 # interface (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h, as of PyTorch 2.10): its functions
@@ -13,56 +13,84 @@ cdef struct _TorchShim:
     ) noexcept nogil
     int (*torch_library_impl)(void *library, const char *name, _torch_kernel kernel, uint64_t version) noexcept nogil
     int (*aoti_torch_delete_library_object)(void *library) noexcept nogil
-    int (*torch_call_dispatcher)(
-        const char *name, const char *overload, uint64_t *stack, uint64_t version
-    ) noexcept nogil
+    int (*aoti_torch_new_tensor_handle)(void *tensor, void **made) noexcept nogil
+    int (*aoti_torch_new_uninitialized_tensor)(void **made) noexcept nogil
     int (*aoti_torch_delete_tensor_object)(void *tensor) noexcept nogil
     int (*aoti_torch_get_data_ptr)(void *tensor, void **address) noexcept nogil
     int (*aoti_torch_get_dim)(void *tensor, int64_t *rank) noexcept nogil
     int (*aoti_torch_get_sizes)(void *tensor, int64_t **sizes) noexcept nogil
     int (*aoti_torch_get_strides)(void *tensor, int64_t **strides) noexcept nogil
     int (*aoti_torch_get_dtype)(void *tensor, int32_t *dtype) noexcept nogil
+    int (*aoti_torch_get_device_type)(void *tensor, int32_t *device) noexcept nogil
+    int (*aoti_torch_get_device_index)(void *tensor, int32_t *index) noexcept nogil
     int (*aoti_torch_empty_strided)(
         int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device, int32_t index,
         void **made
     ) noexcept nogil
     int (*aoti_torch_is_defined)(void *tensor, uint8_t *defined) noexcept nogil
+    int (*torch_list_size)(void *list, size_t *size) noexcept nogil
+    int (*torch_list_get_item)(void *list, size_t index, uint64_t *value) noexcept nogil
     int (*torch_delete_list)(void *list) noexcept nogil
     void (*operator_delete)(void *memory) noexcept nogil
     void (*throw_runtime_error)(const char *text) noexcept nogil
+    int (*aoti_torch_get_current_cuda_stream)(int32_t index, void **stream) noexcept nogil
+    int (*aoti_torch_create_cuda_guard)(int32_t index, void **guard) noexcept nogil
+    int (*aoti_torch_delete_cuda_guard)(void *guard) noexcept nogil
 
 # In the order of the members.
 cdef tuple _TORCH_SYMBOLS = (
     b"aoti_torch_library_init_impl", b"torch_library_impl", b"aoti_torch_delete_library_object",
-    b"torch_call_dispatcher", b"aoti_torch_delete_tensor_object", b"aoti_torch_get_data_ptr", b"aoti_torch_get_dim",
-    b"aoti_torch_get_sizes", b"aoti_torch_get_strides", b"aoti_torch_get_dtype", b"aoti_torch_empty_strided",
-    b"aoti_torch_is_defined", b"torch_delete_list",
+    b"aoti_torch_new_tensor_handle", b"aoti_torch_new_uninitialized_tensor", b"aoti_torch_delete_tensor_object",
+    b"aoti_torch_get_data_ptr", b"aoti_torch_get_dim", b"aoti_torch_get_sizes", b"aoti_torch_get_strides",
+    b"aoti_torch_get_dtype", b"aoti_torch_get_device_type", b"aoti_torch_get_device_index",
+    b"aoti_torch_empty_strided", b"aoti_torch_is_defined", b"torch_list_size", b"torch_list_get_item",
+    b"torch_delete_list",
 )
 # Of the C++ runtime: what optional values were made for, and the one way to give PyTorch an error.
 cdef tuple _CXX_SYMBOLS = (b"_ZdlPv", b"_ZSt21__throw_runtime_errorPKc")
+cdef tuple _CUDA_SYMBOLS = (
+    b"aoti_torch_get_current_cuda_stream", b"aoti_torch_create_cuda_guard", b"aoti_torch_delete_cuda_guard",
+)
 
 cdef _TorchShim _torch
-cdef void *_torch_library = NULL
+cdef list _torch_libraries = []  # addresses of what stands for our kernels in the dispatcher
 cdef object _torch_threads = None
-cdef object _torch_plan = None
+cdef object _torch_host = None
 
 cdef enum:
-    _TORCH_TEXT = 512
+    _TORCH_TEXT = 2048
+    _TORCH_MOST = 10  # arguments of an operator
     # Numbers of PyTorch's, which its interface keeps.
+    _TORCH_UINT8 = 0
     _TORCH_FLOAT16 = 5
     _TORCH_FLOAT32 = 6
-    _TORCH_FLOAT64 = 7
     _TORCH_BFLOAT16 = 15
-    _TORCH_CPU = 0
+    _TORCH_CUDA = 1
     # What a plan is for, beside dims and the like.
     _TRAINS = 1
     _UPDATES = 2
+    _REPEATS = 4
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
     _FAILED = 2
+    # Operators, as in the tables below.
+    _NATIVE = 0
+    _NATIVE_BACKWARD = 1
+    _CUDNN = 2
+    _CUDNN_BACKWARD = 3
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
+
+cdef tuple _TORCH_NAMES = (
+    "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
+)
+# Of each argument: a tensor, an optional one, a bool, a float or a list of bools.
+cdef const char *_torch_kinds[4]
+_torch_kinds[_NATIVE] = b"toooobff"
+_torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
+_torch_kinds[_CUDNN] = b"ttooobff"
+_torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
 
 
 cdef struct _TorchKey:
@@ -70,6 +98,8 @@ cdef struct _TorchKey:
     int32_t dtype
     int32_t rank
     int32_t flags
+    int32_t device
+    int32_t index
     double epsilon
     double factor
     int64_t dims[PBN_MAX_RANK]
@@ -80,6 +110,8 @@ cdef struct _TorchTensor:
     void *handle
     uintptr_t address
     int32_t dtype
+    int32_t device
+    int32_t index
     int64_t rank
     int64_t *dims
     int64_t *strides
@@ -99,36 +131,38 @@ cdef bint _torch_read(void *handle, _TorchTensor *found) noexcept nogil:
         or _torch.aoti_torch_get_sizes(handle, &found.dims) != 0
         or _torch.aoti_torch_get_strides(handle, &found.strides) != 0
         or _torch.aoti_torch_get_dtype(handle, &found.dtype) != 0
+        or _torch.aoti_torch_get_device_type(handle, &found.device) != 0
+        or _torch.aoti_torch_get_device_index(handle, &found.index) != 0
     ):
         return False
     found.address = <uintptr_t>address
     return True
 
 
-cdef bint _torch_vector(uint64_t value, int64_t channels, uintptr_t *address) noexcept nogil:
-    """The address of an optional vector of float32; 0 where there is none. Whether plans take it."""
+cdef bint _torch_vector(void *handle, const _TorchTensor *x, uintptr_t *address) noexcept nogil:
+    """The address of an optional vector of float32 beside x; 0 where there is none. Whether plans take it."""
     cdef _TorchTensor vector
     address[0] = 0
-    if value == 0:
+    if handle == NULL:
         return True
-    if not _torch_read(<void *>(<uint64_t *>value)[0], &vector):
+    if not _torch_read(handle, &vector) or vector.device != x.device or vector.index != x.index:
         return False
-    if vector.dtype != _TORCH_FLOAT32 or vector.rank != 1 or vector.dims[0] != channels:
+    if vector.dtype != _TORCH_FLOAT32 or vector.rank != 1 or vector.dims[0] != x.dims[1]:
         return False
-    if (vector.strides[0] != 1 and channels != 1) or vector.address == 0 or vector.address % 4 != 0:
+    if (vector.strides[0] != 1 and x.dims[1] != 1) or vector.address == 0 or vector.address % 4 != 0:
         return False
     address[0] = vector.address
     return True
 
 
-cdef bint _torch_data(uint64_t value, _TorchTensor *x) noexcept nogil:
+cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
     """Whether plans take a data tensor: dense, contiguous or channels last, aligned."""
     cdef int64_t packed = 1
     cdef int64_t last = 1
     cdef bint contiguous = True
     cdef bint channels_last = True
     cdef int64_t i
-    if not _torch_read(<void *>value, x) or x.rank < 2 or x.rank > PBN_MAX_RANK or x.address % 16 != 0:
+    if handle == NULL or not _torch_read(handle, x) or x.rank < 2 or x.rank > PBN_MAX_RANK or x.address % 16 != 0:
         return False
     if x.dtype != _TORCH_FLOAT32 and x.dtype != _TORCH_FLOAT16 and x.dtype != _TORCH_BFLOAT16:
         return False
@@ -153,9 +187,18 @@ cdef void _torch_key(
     cdef int64_t i
     memset(key, 0, sizeof(key[0]))
     key.operation, key.dtype, key.rank, key.flags = operation, x.dtype, <int32_t>x.rank, flags
-    key.epsilon, key.factor = epsilon, factor
+    key.device, key.index, key.epsilon, key.factor = x.device, x.index, epsilon, factor
     for i in range(x.rank):
         key.dims[i], key.strides[i] = x.dims[i], x.strides[i]
+
+
+cdef int _torch_fail(object error, char *text) except -1:
+    """Makes an exception the text of the error that PyTorch will raise."""
+    name = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
+    shown = f"{name}{error}".encode(errors="replace")[:_TORCH_TEXT - 1]
+    memcpy(text, <const char *>shown, len(shown))
+    text[len(shown)] = 0
+    return 0
 
 
 cdef int _torch_run(
@@ -167,110 +210,155 @@ cdef int _torch_run(
     after _FAILED. _REFUSED: nothing was written; PyTorch's own kernel gets the call.
     """
     cdef Plan plan
+    cdef Handle handle
     cdef void *given[PBN_MOST_TENSORS]
+    cdef void *guard = NULL
+    cdef void *stream = NULL
+    cdef void *memory = NULL
+    cdef int64_t size
+    cdef int64_t one = 1
     cdef int i
+    workspace = None
     try:
+        flags = _torch_host.flags(key.device == _TORCH_CUDA)
+        if flags is None:
+            return _REFUSED
+        key.flags |= <int32_t>flags
+        if key.device == _TORCH_CUDA and (
+            _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
+            or _torch.aoti_torch_get_current_cuda_stream(key.index, &stream) != 0
+        ):
+            return _REFUSED
         name = PyBytes_FromStringAndSize(<char *>key, sizeof(key[0]))
         found = _torch_threads.ready.get(name)
         if found is None:
-            found = _torch_plan(
+            found = _torch_host.plan(
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
-                [key.strides[i] for i in range(key.rank)], (key.flags & _TRAINS) != 0, (key.flags & _UPDATES) != 0,
-                key.epsilon, key.factor,
+                [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
+                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
             )
         plan, ones, zeros = found
         if plan is None:
             return _REFUSED
+        handle = plan._owner()
+        if key.device == _TORCH_CUDA:
+            handle._follow(key.index, <uintptr_t>stream)
+            if plan.workspace_size:
+                size = plan.workspace_size
+                if _torch.aoti_torch_empty_strided(
+                    1, &size, &one, _TORCH_UINT8, key.device, key.index, &memory
+                ) != 0 or _torch.aoti_torch_get_data_ptr(memory, &given[0]) != 0:
+                    return _REFUSED
+                workspace = <uintptr_t>given[0], size
         if addresses[scale] == 0:
-            addresses[scale] = ones.ctypes.data
+            addresses[scale] = ones.data_ptr()
         if bias >= 0 and addresses[bias] == 0:
-            addresses[bias] = zeros.ctypes.data
+            addresses[bias] = zeros.data_ptr()
         for i in range(plan.count):
             given[i] = <void *>plan if i < count and addresses[i] != 0 else <void *>None
-        plan._call(plan._owner(), given, None, None, addresses)
+        plan._call(handle, given, workspace, None, addresses)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()
         return _REFUSED
     except (errors.ArgumentError, errors.UnsupportedError, errors.ClosedError):
         return _REFUSED
     except BaseException as error:
-        shown = f"{type(error).__name__}: {error}".encode()[:_TORCH_TEXT - 1]
-        memcpy(text, <const char *>shown, len(shown))
-        text[len(shown)] = 0
+        _torch_fail(error, text)
         return _FAILED
+    finally:
+        if memory != NULL:  # returns to the stream's pool, after the call
+            _torch.aoti_torch_delete_tensor_object(memory)
+        if guard != NULL:
+            _torch.aoti_torch_delete_cuda_guard(guard)
     return _DONE
 
 
-cdef void _torch_drop(uint64_t *stack, int tensors, int optional) noexcept nogil:
-    """Give back what a kernel owns: tensors, then optional ones."""
+cdef void _torch_free(uint64_t *handles, int count) noexcept nogil:
     cdef int i
-    for i in range(tensors + optional):
-        if stack[i] != 0 and i >= tensors:
-            _torch.aoti_torch_delete_tensor_object(<void *>(<uint64_t *>stack[i])[0])
+    for i in range(count):
+        _torch.aoti_torch_delete_tensor_object(<void *>handles[i])
+
+
+cdef void _torch_drop(int which, uint64_t *stack) noexcept nogil:
+    """Give back what a kernel owns."""
+    cdef const char *kind = _torch_kinds[which]
+    cdef int i
+    for i in range(<int>strlen(kind)):
+        if kind[i] == c"t":
+            _torch_free(&stack[i], 1)
+        elif kind[i] == c"o" and stack[i] != 0:
+            _torch_free(<uint64_t *>stack[i], 1)
             _torch.operator_delete(<void *>stack[i])
-        elif i < tensors:
-            _torch.aoti_torch_delete_tensor_object(<void *>stack[i])
+        elif kind[i] == c"l":
+            _torch.torch_delete_list(<void *>stack[i])
 
 
-cdef void _torch_absent(uint64_t *stack, int first, int count) noexcept nogil:
-    """Make NULL of optional tensors that PyTorch gives as tensors of nothing."""
+cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogil:
+    """The tensors of a call: NULL for those that are not there, for which PyTorch also gives tensors of nothing."""
+    cdef const char *kind = _torch_kinds[which]
     cdef uint8_t defined
     cdef int i
-    for i in range(first, first + count):
+    for i in range(<int>strlen(kind)):
+        given[i] = NULL
+        if kind[i] == c"t":
+            given[i] = <void *>stack[i]
+        elif kind[i] == c"o" and stack[i] != 0:
+            given[i] = <void *>(<uint64_t *>stack[i])[0]
         defined = 1
-        if stack[i] != 0:
-            _torch.aoti_torch_is_defined(<void *>(<uint64_t *>stack[i])[0], &defined)
-        if defined == 0:
-            _torch_drop(&stack[i], 0, 1)
-            stack[i] = 0
+        if given[i] != NULL and (_torch.aoti_torch_is_defined(given[i], &defined) != 0 or not defined):
+            given[i] = NULL
 
 
-cdef bint _torch_results(_TorchTensor *x, int64_t length, uint64_t *made, uintptr_t *addresses) noexcept nogil:
-    """A tensor like x and two vectors of float32 as long as `length`; whether there is memory for them."""
+cdef bint _torch_results(
+    _TorchTensor *x, int64_t length, int count, uint64_t *made, uintptr_t *addresses
+) noexcept nogil:
+    """A tensor like x, two vectors of float32 as long as `length`, and bytes of nothing; whether there is memory."""
+    cdef int64_t none = 0
     cdef int64_t one = 1
     cdef void *handle = NULL
     cdef void *address = NULL
     cdef int i
     cdef int status
-    for i in range(3):
+    for i in range(count):
         if i == 0:
-            status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, _TORCH_CPU, 0, &handle)
+            status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, x.device, x.index, &handle)
+        elif i < 3:
+            status = _torch.aoti_torch_empty_strided(1, &length, &one, _TORCH_FLOAT32, x.device, x.index, &handle)
         else:
-            status = _torch.aoti_torch_empty_strided(1, &length, &one, _TORCH_FLOAT32, _TORCH_CPU, 0, &handle)
-        if status == 0:
-            made[i] = <uint64_t>handle
-            status = _torch.aoti_torch_get_data_ptr(handle, &address)
-            addresses[i] = <uintptr_t>address
-            if status != 0:
-                _torch_drop(made, i + 1, 0)
-                return False
-        else:
-            _torch_drop(made, i, 0)
+            status = _torch.aoti_torch_empty_strided(1, &none, &one, _TORCH_UINT8, x.device, x.index, &handle)
+        if status != 0:
+            _torch_free(made, i)
             return False
+        made[i] = <uint64_t>handle
+        if _torch.aoti_torch_get_data_ptr(handle, &address) != 0:
+            _torch_free(made, i + 1)
+            return False
+        addresses[i] = <uintptr_t>address
     return True
 
 
-cdef int _torch_forward(uint64_t *stack, uint64_t *made, char *text) noexcept nogil:
+cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
     cdef _TorchTensor x
     cdef _TorchKey key
     cdef uintptr_t vectors[4]
-    cdef uintptr_t results[3]
+    cdef uintptr_t results[4]
     cdef uintptr_t addresses[8]
     cdef bint training = (stack[5] & 0xff) != 0
+    cdef int outputs = 4 if which == _CUDNN else 3
     cdef int64_t count = 1
     cdef int64_t i
     cdef int status
-    if not _torch_data(stack[0], &x):
+    if not _torch_data(handles[0], &x):
         return _REFUSED
     for i in range(4):
-        if not _torch_vector(stack[i + 1], x.dims[1], &vectors[i]):
+        if not _torch_vector(handles[i + 1], &x, &vectors[i]):
             return _REFUSED
     for i in range(x.rank):
         count *= 1 if i == 1 else x.dims[i]
     # Of one value per channel PyTorch has an error of its own, or a running variance that is not finite.
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
-    if not _torch_results(&x, x.dims[1] if training else 0, made, results):
+    if not _torch_results(&x, x.dims[1] if training else 0, outputs, made, results):
         return _REFUSED
     if training:
         _torch_key(
@@ -286,142 +374,136 @@ cdef int _torch_forward(uint64_t *stack, uint64_t *made, char *text) noexcept no
         addresses[4], addresses[5] = vectors[3], results[0]
         status = _torch_run(&key, addresses, 6, 1, 2, text)
     if status != _DONE:
-        _torch_drop(made, 3, 0)
+        _torch_free(made, outputs)
     return status
 
 
-cdef int _torch_backward(uint64_t *stack, uint64_t *made, char *text) noexcept nogil:
+cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
     cdef _TorchTensor dy
     cdef _TorchTensor x
     cdef _TorchKey key
     cdef uintptr_t vectors[3]
     cdef uintptr_t results[3]
     cdef uintptr_t addresses[8]
+    cdef bint cudnn = which == _CUDNN_BACKWARD  # which is of training, and takes x first
     cdef int64_t i
     cdef int status
-    if (stack[7] & 0xff) == 0 or stack[5] == 0 or stack[6] == 0:
+    if (not cudnn and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
         return _REFUSED
-    if not _torch_data(stack[0], &dy) or not _torch_data(stack[1], &x) or dy.dtype != x.dtype or dy.rank != x.rank:
+    if not _torch_data(handles[cudnn], &dy) or not _torch_data(handles[not cudnn], &x) or dy.dtype != x.dtype:
+        return _REFUSED
+    if dy.rank != x.rank or dy.device != x.device or dy.index != x.index:
         return _REFUSED
     for i in range(x.rank):
         if dy.dims[i] != x.dims[i] or (x.dims[i] != 1 and dy.strides[i] != x.strides[i]):
             return _REFUSED
     for i in range(3):
-        if not _torch_vector(stack[2 if i == 0 else i + 4], x.dims[1], &vectors[i]):
+        if not _torch_vector(handles[2 if i == 0 else i + 4], &x, &vectors[i]):
             return _REFUSED
-    if not _torch_results(&x, x.dims[1], made, results):
+    if not _torch_results(&x, x.dims[1], 3, made, results):
         return _REFUSED
-    _torch_key(&key, PBN_OP_BACKWARD, &x, _TRAINS, _torch_float(stack[8]), 0)
+    _torch_key(&key, PBN_OP_BACKWARD, &x, _TRAINS, _torch_float(stack[7 if cudnn else 8]), 0)
     addresses[0], addresses[1], addresses[2], addresses[3] = x.address, dy.address, vectors[0], results[0]
     addresses[4], addresses[5], addresses[6], addresses[7] = results[1], results[2], vectors[1], vectors[2]
     status = _torch_run(&key, addresses, 8, 2, -1, text)
     if status != _DONE:
-        _torch_drop(made, 3, 0)
+        _torch_free(made, 3)
     return status
 
 
-cdef int _torch_forward_elsewhere(uint64_t *stack) noexcept nogil:
-    """PyTorch's own forward, by the operators whose kernels stay as they are. They take what is on the stack."""
-    cdef uint64_t running
+cdef object _torch_python(int kind, uint64_t value, void *handle):
+    """An argument as Python has it."""
+    cdef size_t size = 0
+    cdef size_t i
+    cdef uint64_t item = 0
+    if kind == c"b":
+        return (value & 0xff) != 0
+    if kind == c"f":
+        return _torch_float(value)
+    if kind == c"l":
+        found = []
+        if _torch.torch_list_size(<void *>value, &size) != 0:
+            raise MemoryError
+        for i in range(size):
+            if _torch.torch_list_get_item(<void *>value, i, &item) != 0:
+                raise MemoryError
+            found.append((item & 0xff) != 0)
+        return found
+    if handle == NULL:
+        return None
+    if _torch_host.steals and _torch.aoti_torch_new_tensor_handle(handle, &handle) != 0:
+        raise MemoryError
+    return _torch_host.tensor(PyCapsule_New(handle, NULL, NULL))
+
+
+cdef int _torch_elsewhere(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept with gil:
+    """PyTorch's own kernel, as it was before ours."""
+    cdef const char *kind = _torch_kinds[which]
+    cdef int32_t device
+    cdef void *handle = NULL
+    cdef int done = 0
     cdef int i
-    if stack[3] == 0 or stack[4] == 0:
-        if stack[3] != stack[4]:
-            return 1
-        stack[3], stack[4], stack[5] = stack[5], stack[6], stack[7]
-        return _torch.torch_call_dispatcher("aten::_native_batch_norm_legit", "no_stats", stack, _TORCH_VERSION)
-    for i in range(3, 5):
-        running = (<uint64_t *>stack[i])[0]
-        _torch.operator_delete(<void *>stack[i])
-        stack[i] = running
-    return _torch.torch_call_dispatcher("aten::_native_batch_norm_legit", "", stack, _TORCH_VERSION)
+    cuda = False
+    try:
+        arguments = []
+        for i in range(<int>strlen(kind)):
+            arguments.append(_torch_python(kind[i], stack[i], handles[i]))
+            if handles[i] != NULL and _torch.aoti_torch_get_device_type(handles[i], &device) == 0:
+                cuda = cuda or device == _TORCH_CUDA
+        for tensor in _torch_host.own(_TORCH_NAMES[which], cuda, arguments):
+            if tensor is not None:
+                handle = PyCapsule_GetPointer(_torch_host.handle(tensor), NULL)
+            elif _torch.aoti_torch_new_uninitialized_tensor(&handle) != 0:
+                raise MemoryError
+            made[done] = <uint64_t>handle
+            done += 1
+    except BaseException as error:
+        _torch_free(made, done)
+        _torch_fail(error, text)
+        return _FAILED
+    return _DONE
 
 
-cdef int _torch_ones(int64_t channels, int32_t dtype, void **made) noexcept nogil:
-    """A vector of ones of a floating dtype."""
-    cdef int64_t one = 1
-    cdef int64_t i
-    cdef void *address = NULL
-    if dtype != _TORCH_FLOAT16 and dtype != _TORCH_BFLOAT16 and dtype != _TORCH_FLOAT64:
-        dtype = _TORCH_FLOAT32
-    if _torch.aoti_torch_empty_strided(1, &channels, &one, dtype, _TORCH_CPU, 0, made) != 0:
-        return 1
-    if _torch.aoti_torch_get_data_ptr(made[0], &address) != 0:
-        _torch.aoti_torch_delete_tensor_object(made[0])
-        return 1
-    for i in range(channels):
-        if dtype == _TORCH_FLOAT64:
-            (<double *>address)[i] = 1
-        elif dtype == _TORCH_FLOAT32:
-            (<float *>address)[i] = 1
-        else:
-            (<uint16_t *>address)[i] = 0x3C00 if dtype == _TORCH_FLOAT16 else 0x3F80
-    return 0
-
-
-cdef int _torch_backward_elsewhere(uint64_t *stack) noexcept nogil:
-    """PyTorch's own backward, as `_torch_forward_elsewhere`: this operator has the same kernel, and wants a weight."""
-    cdef uint64_t arguments[11]
-    cdef _TorchTensor x
-    cdef _TorchTensor mean
-    cdef int64_t none = 0
-    cdef int64_t one = 1
-    cdef void *made = NULL
+cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nogil:
+    """A call of an operator: arguments are on the stack, and results in their place afterwards."""
+    cdef void *handles[_TORCH_MOST]
+    cdef uint64_t made[4]
+    cdef char text[_TORCH_TEXT]
     cdef int status
-    memcpy(arguments, stack, 10 * sizeof(stack[0]))
-    if not _torch_read(<void *>stack[1], &x) or x.rank < 2:
-        return 1
-    if stack[2] != 0:
-        arguments[2] = (<uint64_t *>stack[2])[0]
-        _torch.operator_delete(<void *>stack[2])
+    _torch_handles(which, stack, handles)
+    if which == _NATIVE or which == _CUDNN:
+        status = _torch_forward(which, stack, handles, made, text)
     else:
-        if stack[5] == 0 or not _torch_read(<void *>(<uint64_t *>stack[5])[0], &mean):
-            mean.dtype = x.dtype
-        if _torch_ones(x.dims[1], mean.dtype, &made) != 0:
-            return 1
-        arguments[2] = <uint64_t>made
-    if _torch.aoti_torch_empty_strided(1, &none, &one, _TORCH_FLOAT32, _TORCH_CPU, 0, &made) != 0:
-        return 1
-    arguments[10] = <uint64_t>made  # what cuDNN reserves, of which there is nothing
-    status = _torch.torch_call_dispatcher("aten::batch_norm_backward", "", arguments, _TORCH_VERSION)
-    memcpy(stack, arguments, 3 * sizeof(stack[0]))
-    return status
-
-
-cdef void _torch_batch_norm(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    """aten::native_batch_norm."""
-    cdef uint64_t made[3]
-    cdef char text[_TORCH_TEXT]
-    cdef int status
-    _torch_absent(stack, 1, 4)
-    status = _torch_forward(stack, made, text)
+        status = _torch_backward(which, stack, handles, made, text)
     if status == _REFUSED:
-        if _torch_forward_elsewhere(stack) == 0:
-            return
-        _torch.throw_runtime_error("PyTorch's own native_batch_norm failed; what it wrote to standard error says why")
-    _torch_drop(stack, 1, 4)
+        status = _torch_elsewhere(which, stack, handles, made, text)
+    _torch_drop(which, stack)
     if status == _FAILED:
         _torch.throw_runtime_error(text)
-    memcpy(stack, made, sizeof(made))
+    memcpy(stack, made, outputs * sizeof(made[0]))
 
 
-cdef void _torch_batch_norm_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    """aten::native_batch_norm_backward."""
-    cdef uint64_t made[3]
-    cdef char text[_TORCH_TEXT]
-    cdef int status
-    _torch_absent(stack, 2, 5)
-    status = _torch_backward(stack, made, text)
-    if status == _REFUSED:
-        if _torch_backward_elsewhere(stack) == 0:
-            return
-        _torch.throw_runtime_error(
-            "PyTorch's own native_batch_norm_backward failed; what it wrote to standard error says why"
-        )
-    _torch_drop(stack, 2, 5)
-    _torch.torch_delete_list(<void *>stack[9])
-    if status == _FAILED:
-        _torch.throw_runtime_error(text)
-    memcpy(stack, made, sizeof(made))
+cdef void _torch_native(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_NATIVE, stack, outputs)
+
+
+cdef void _torch_native_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_NATIVE_BACKWARD, stack, outputs)
+
+
+cdef void _torch_cudnn(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_CUDNN, stack, outputs)
+
+
+cdef void _torch_cudnn_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_CUDNN_BACKWARD, stack, outputs)
+
+
+cdef _torch_kernel _torch_kernels[4]
+_torch_kernels[_NATIVE] = _torch_native
+_torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
+_torch_kernels[_CUDNN] = _torch_cudnn
+_torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -440,43 +522,52 @@ cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
     return 0
 
 
-def install_torch_kernels(file, threads, plan_of):
+def install_torch_kernels(threads, host, operators):
     """Have PyTorch's dispatcher call the kernels, in this process.
 
     Parameters
     ----------
-    file : str
-        PyTorch's library, which is loaded.
     threads : threading.local
         With the cache ``ready``.
-    plan_of : callable
-        Makes (plan, ones, zeros) of a key and its parts, and keeps them in that cache.
+    host : object
+        What a kernel asks in Python. ``flags(cuda)``: of the plan, by PyTorch's switches, or None for PyTorch's own
+        kernel; ``plan(...)``: makes (plan, ones, zeros) of a key and its parts, and keeps them in that cache;
+        ``own(name, cuda, arguments)``: the results of PyTorch's own kernel; ``tensor(capsule)``, ``handle(tensor)``:
+        between PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
+    operators : sequence of (str, str)
+        Dispatch keys, CPU or CUDA, and names.
     """
-    global _torch, _torch_library, _torch_threads, _torch_plan
+    global _torch, _torch_threads, _torch_host
     cdef _TorchShim found
     cdef void *library = NULL
-    _torch_look_up(file, _TORCH_SYMBOLS, <void **>&found)
+    cdef int status = 0
+    cdef int i
+    memset(&found, 0, sizeof(found))
+    _torch_look_up("libtorch_cpu.so", _TORCH_SYMBOLS, <void **>&found)
     _torch_look_up("libstdc++.so.6", _CXX_SYMBOLS, <void **>&found.operator_delete)
+    keys = sorted({key for key, _ in operators})
+    if "CUDA" in keys:
+        _torch_look_up("libtorch_cuda.so", _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
-    _torch_threads, _torch_plan = threads, plan_of
-    status = _torch.aoti_torch_library_init_impl(b"aten", b"CPU", b"pybnorm", 0, &library)
-    if status == 0:
-        status = _torch.torch_library_impl(library, b"native_batch_norm", _torch_batch_norm, _TORCH_VERSION)
-        status |= _torch.torch_library_impl(
-            library, b"native_batch_norm_backward", _torch_batch_norm_backward, _TORCH_VERSION
-        )
+    _torch_threads, _torch_host = threads, host
+    for key in keys:
+        word = (<str>key).encode()
+        status |= _torch.aoti_torch_library_init_impl(b"aten", <const char *>word, b"pybnorm", 0, &library)
         if status != 0:
-            _torch.aoti_torch_delete_library_object(library)
+            break
+        _torch_libraries.append(<uintptr_t>library)
+        for i, name in enumerate(_TORCH_NAMES):
+            if (key, name) in operators:
+                word = (<str>name).encode()
+                status |= _torch.torch_library_impl(library, <const char *>word, _torch_kernels[i], _TORCH_VERSION)
     if status != 0:
+        remove_torch_kernels()
         raise errors.LibraryLoadError(
             "PyTorch did not take the kernels; what it wrote to standard error says why", backend="torch"
         )
-    _torch_library = library
 
 
 def remove_torch_kernels():
     """PyTorch's own kernels are in their place again."""
-    global _torch_library
-    if _torch_library != NULL:
-        _torch.aoti_torch_delete_library_object(_torch_library)
-        _torch_library = NULL
+    while _torch_libraries:
+        _torch.aoti_torch_delete_library_object(<void *><uintptr_t>_torch_libraries.pop())

@@ -1,30 +1,44 @@
-"""PyTorch's own batch norm on the CPU, computed by plans: kernels in its dispatcher."""
+"""PyTorch's own batch norm, computed by plans: kernels in its dispatcher."""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 from pybnorm import _core, functional
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.enums import DataType, Operation
-from pybnorm.errors import LibraryVersionError
+from pybnorm.errors import LibraryNotFoundError, LibraryVersionError
 from pybnorm.torch.calls import REFUSALS
 
 __all__ = ["Installation", "install"]
 
 _DTYPES = {5: DataType.FLOAT16, 6: DataType.FLOAT32, 15: DataType.BFLOAT16}  # by PyTorch's numbers
+_CUDA = 2  # as DLPack has it
+_NATIVE = ("native_batch_norm", "native_batch_norm_backward")
+_OPERATORS = {"CPU": _NATIVE, "CUDA": (*_NATIVE, "cudnn_batch_norm", "cudnn_batch_norm_backward")}
+_BACKENDS = {"CPU": "onednn", "CUDA": "cudnn"}
 _lock = threading.Lock()
 _installed: set[Installation] = set()
 
 
 class Installation:
-    """What `install` did: `remove` undoes it, and so does the end of a ``with`` block."""
+    """What `install` did: `remove` undoes it, and so does the end of a ``with`` block.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        Where plans compute now: "cpu", "cuda".
+    """
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self.devices = devices
 
     def remove(self) -> None:
         """PyTorch's own kernels compute again, once nothing else is installed. A second time does nothing."""
@@ -44,12 +58,15 @@ class Installation:
 
 
 def install() -> Installation:
-    """Have PyTorch's own batch norm on the CPU computed by oneDNN: ``torch.nn.BatchNorm2d`` and the like, unchanged.
+    """Have PyTorch's own batch norm computed by oneDNN and cuDNN: ``torch.nn.BatchNorm2d`` and the like, unchanged.
 
-    The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this
-    process, for all threads. PyTorch's autograd stays around them, so no Python runs in a step. What pybnorm does
-    not take (float64, 16-bit parameters, gaps between elements, gradients in another layout, evaluation's
-    gradients) PyTorch's own kernels still compute. ``torch.compile`` makes code of its own in place of both.
+    The kernels of ``aten::native_batch_norm``, ``aten::cudnn_batch_norm`` and of their backwards are replaced in this
+    process, for all threads: on the CPU where oneDNN is here, on CUDA where cuDNN is. PyTorch's autograd stays around
+    them, so little Python runs in a step. They work on PyTorch's current stream and in its memory, and in a captured
+    CUDA graph after a warm-up. What pybnorm does not take (float64, 16-bit parameters, gaps between elements,
+    gradients in another layout, evaluation's gradients, what ``torch.use_deterministic_algorithms`` rules out; on CUDA
+    all calls while ``torch.backends.cudnn.enabled`` is False) PyTorch's own kernels still compute. ``torch.compile``
+    makes code of its own in place of all.
 
     Returns
     -------
@@ -61,11 +78,12 @@ def install() -> Installation:
     LibraryVersionError
         PyTorch is older than 2.10.
     LibraryNotFoundError
-        No oneDNN is here.
+        Neither library is here.
 
     Notes
     -----
-    PyTorch warns once, on standard error, that its kernels are overridden. On a GPU nothing changes.
+    PyTorch warns once, on standard error, that its kernels are overridden. An error of its own kernels comes as
+    RuntimeError, whatever its class was. With ROCm only the CPU's are replaced.
 
     Examples
     --------
@@ -80,45 +98,89 @@ def install() -> Installation:
         raise LibraryVersionError(
             f"install() needs PyTorch 2.10 or newer, this is {torch.__version__}; use convert()", backend="torch"
         )
-    _core.load("onednn")
-    made = Installation()
+    keys = ["CPU"] if torch.version.cuda is None else ["CPU", "CUDA"]
+    absent = {}
+    for key in keys:
+        try:
+            _core.load(_BACKENDS[key])
+        except LibraryNotFoundError as error:
+            absent[key] = error
+    if len(absent) == len(keys):
+        raise absent[keys[-1]]
+    found = [key for key in keys if key not in absent]
+    made = Installation(tuple(map(str.lower, found)))
     with _lock:
         if not _installed:
-            _core.install_torch_kernels("libtorch_cpu.so", functional._local, _plan_of)
+            operators = [(key, name) for key in found for name in _OPERATORS[key]]
+            _core.install_torch_kernels(functional._local, _Host(operators), operators)
         _installed.add(made)
     return made
 
 
-def _plan_of(
-    key: bytes,
-    operation: int,
-    dtype: int,
-    dims: list[int],
-    strides: list[int],
-    training: bool,
-    running: bool,
-    epsilon: float,
-    factor: float,
-) -> tuple[Any, Any, Any]:
-    """The plan of a key in this thread, and constants for parameters that are not there; None where there is none."""
-    found: tuple[Any, Any, Any] = None, None, None
-    x = Buffer(0, tuple(dims), tuple(strides), _DTYPES[dtype], CPU, 0, True, None)
-    try:
-        handle = functional._default_handle(x, "onednn", False)
-        like = _core.TensorDescriptor("onednn", x.dtype, x.dims, x.strides)
-        if operation == Operation.FORWARD_TRAINING:
-            plan: Any = handle.plan_forward_training(
-                like, epsilon=epsilon, exponential_average_factor=factor, running=running
-            )
-        elif operation == Operation.FORWARD_INFERENCE:
-            plan = handle.plan_forward_inference(like, epsilon=epsilon)
-        else:
-            plan = handle.plan_backward(like, epsilon=epsilon)
-        found = plan, np.ones(dims[1], np.float32), np.zeros(dims[1], np.float32)
-    except REFUSALS:
-        pass
-    functional._local.ready.keep(key, found, functional.MOST_READY)
-    return found
+class _Host:
+    """What the kernels ask in Python."""
+
+    tensor = staticmethod(torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr)
+    handle = staticmethod(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor)
+
+    def __init__(self, operators: list[tuple[str, str]]) -> None:
+        probe = torch.empty(0, device="cpu")
+        self.tensor(self.handle(probe))
+        self.steals = probe._use_count() == 1
+        self.kernels: dict[tuple[str, bool], Callable[..., Any]] = {}
+        for key, name in operators:
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+                kernel = torch.library.get_kernel(f"aten::{name}", key)
+                keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+                self.kernels[name, key == "CUDA"] = functools.partial(kernel.call_boxed, keys)
+
+    def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
+        """Results of PyTorch's own kernel."""
+        return self.kernels[name, cuda](*arguments)
+
+    @staticmethod
+    def flags(cuda: bool, asked: Any = torch._C._get_deterministic_algorithms) -> int | None:
+        """Of a plan, by PyTorch's switches; None: they rule all plans out."""
+        if cuda and not torch._C._get_cudnn_enabled():
+            return None
+        return 4 if asked() else 0
+
+    @staticmethod
+    def plan(
+        key: bytes,
+        operation: int,
+        dtype: int,
+        dims: list[int],
+        strides: list[int],
+        index: int | None,
+        running: bool,
+        repeats: bool,
+        epsilon: float,
+        factor: float,
+    ) -> tuple[Any, Any, Any]:
+        """The plan of a key in this thread, and constants for parameters that are not there; None: there is none."""
+        found: tuple[Any, Any, Any] = None, None, None
+        if index is not None and torch.cuda.is_current_stream_capturing():
+            return found  # none can be made now, but later
+        backend, place = ("onednn", (CPU, 0)) if index is None else ("cudnn", (_CUDA, index))
+        x = Buffer(0, tuple(dims), tuple(strides), _DTYPES[dtype], *place, True, None)
+        try:
+            handle = functional._default_handle(x, backend, index is not None)
+            like = _core.TensorDescriptor(backend, x.dtype, x.dims, x.strides)
+            options: dict[str, Any] = {"epsilon": epsilon, "deterministic": repeats}
+            if operation == Operation.FORWARD_TRAINING:
+                options |= {"exponential_average_factor": factor, "running": running}
+                plan: Any = handle.plan_forward_training(like, **options)
+            elif operation == Operation.FORWARD_INFERENCE:
+                plan = handle.plan_forward_inference(like, **options)
+            else:
+                plan = handle.plan_backward(like, **options)
+            device = "cpu" if index is None else f"cuda:{index}"
+            found = plan, *(torch.full((dims[1],), value, device="cpu").to(device) for value in (1.0, 0.0))
+        except REFUSALS:
+            pass
+        functional._local.ready.keep(key, found, functional.MOST_READY)
+        return found
 
 
 @atexit.register

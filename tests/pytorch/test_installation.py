@@ -17,21 +17,32 @@ SHAPES = (2, 8, 4, 4), (4, 3), (5, 7, 9), (2, 6, 3, 4, 5), (3, 64, 14, 14)
 
 
 @pytest.fixture(autouse=True)
-def kernels(torch, need_device, need_package):
-    """PyTorch 2.10 or newer, oneDNN, and a thread that has no plan of PyTorch's yet."""
-    need_device("onednn")
+def kernels(torch, device):
+    """PyTorch 2.10 or newer, a library, and a thread that has no plan of PyTorch's yet."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip(f"install() needs PyTorch 2.10, this is {torch.__version__}")
+    if device == "cuda" and torch.version.hip:
+        pytest.skip("with ROCm only the CPU's kernels are replaced")
     functional._local.ready.clear()
 
 
+@pytest.fixture
+def own(ours, monkeypatch):
+    """Names of what PyTorch's own kernels have computed, in all threads."""
+    from pybnorm.torch import installation
+
+    names, real = [], installation._Host.own
+    monkeypatch.setattr(installation._Host, "own", lambda *given: names.append(given[1]) or real(*given))
+    return names
+
+
 def plans():
-    """The plans that PyTorch's operators have used in this thread."""
+    """The plans that PyTorch's operators have used in this thread, where autograd computes for the CPU alone."""
     return [found[0] for key, found in functional._local.ready.items() if type(key) is bytes]
 
 
-def dense(torch, values, layout, dtype):
-    made = torch.tensor(values, dtype=dtype)
+def dense(torch, device, values, layout, dtype):
+    made = torch.tensor(values, dtype=dtype, device=device)
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return made.contiguous(memory_format=formats[made.dim()]) if layout == "last" else made
 
@@ -46,12 +57,12 @@ def step(torch, x, dy, weight, bias, mean, variance, training, momentum=0.1, eps
     return found | {"dweight": getattr(weight, "grad", None), "dbias": getattr(bias, "grad", None)}
 
 
-def problem(torch, shape, layout, dtype, affine, running):
+def problem(torch, device, shape, layout, dtype, affine, running):
     rng = np.random.default_rng(3)
-    x, dy = (dense(torch, rng.normal(0.5, 1.5, shape), layout, dtype) for _ in range(2))
+    x, dy = (dense(torch, device, rng.normal(0.5, 1.5, shape), layout, dtype) for _ in range(2))
     kind = torch.float64 if dtype == torch.float64 else torch.float32
-    weight, bias, mean = (torch.tensor(rng.normal(0, 1, shape[1]), dtype=kind) for _ in range(3))
-    variance = torch.tensor(rng.uniform(0.5, 2, shape[1]), dtype=kind)
+    weight, bias, mean = (torch.tensor(rng.normal(0, 1, shape[1]), dtype=kind, device=device) for _ in range(3))
+    variance = torch.tensor(rng.uniform(0.5, 2, shape[1]), dtype=kind, device=device)
     parameters = (weight, bias) if affine else (None, None)
     return x, dy, *parameters, *((mean, variance) if running else (None, None))
 
@@ -65,91 +76,94 @@ PROBLEMS = [(shape, layout) for shape in SHAPES for layout in layouts(shape)]
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("shape", "layout"), PROBLEMS)
-def test_steps_are_right_and_by_plans(torch, ours, shape, layout, dtype):
+def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, dtype):
     kind = getattr(torch, dtype)
     tolerance = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     for affine, running, training in itertools.product((True, False), repeat=3):
         if not running and not training:
             continue
-        given = problem(torch, shape, layout, kind, affine, running)
+        given = problem(torch, device, shape, layout, kind, affine, running)
         right = step(torch, *(None if t is None else t.double() for t in given), training)
-        own = step(torch, *given, training)
-        functional._local.ready.clear()
+        alike = step(torch, *given, training)
+        own.clear()
         with ours.install():
             found = step(torch, *given, training)
         for name, value in found.items():
             assert (value is None) == (right[name] is None)
             if value is None:
                 continue
-            like = own[name]
+            like = alike[name]
             assert (value.dtype, value.stride(), value.device) == (like.dtype, like.stride(), like.device)
             error = (value.double() - right[name]).abs().max()
             assert error <= tolerance * max(1, right[name].abs().max()), (name, affine, running, training)
-        used = plans()
         # Evaluation's gradient is PyTorch's.
-        assert len(used) == (2 if training else 1)
-        assert None not in used
+        assert own == ([] if training else ["native_batch_norm_backward"])
 
 
-def test_what_plans_do_not_take_is_pytorchs_own(torch, ours):
-    wide = problem(torch, (3, 4, 5, 5), "first", torch.float64, True, True)
-    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
+def test_what_plans_do_not_take_is_pytorchs_own(torch, ours, device, own):
+    wide = problem(torch, device, (3, 4, 5, 5), "first", torch.float64, True, True)
+    given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
     short = [[t.to(dtype) for t in given] for dtype in (torch.float16, torch.bfloat16)]
     short += [[x, dy, None, None, mean, variance] for x, dy, _, _, mean, variance in short]
-    bare = problem(torch, (3, 4, 5, 5), "first", torch.float64, False, False)
+    bare = problem(torch, device, (3, 4, 5, 5), "first", torch.float64, False, False)
     for case, training in itertools.product((wide, bare, *short), (True, False)):
         if case is bare and not training:
             continue
-        own = step(torch, *case, training)
+        right = step(torch, *case, training)
+        own.clear()
         with ours.install():
             found = step(torch, *case, training)
+        assert len(own) == 2
         for name, value in found.items():
-            assert value is own[name] is None or torch.equal(value, own[name]), name
-    gaps, vector = torch.randn(3, 4, 5, 10)[..., ::2], torch.ones(4)
-    own = torch.nn.functional.batch_norm(gaps, vector, vector)
-    with ours.install():
-        assert torch.equal(torch.nn.functional.batch_norm(gaps, vector, vector), own)
-    assert [plan for plan in plans() if plan is not None] == []
+            assert value is right[name] is None or torch.equal(value, right[name]), name
+    if device == "cpu":  # on CUDA PyTorch closes the gaps first
+        gaps, vector = torch.randn(3, 4, 5, 10)[..., ::2], torch.ones(4)
+        right = torch.nn.functional.batch_norm(gaps, vector, vector)
+        with ours.install():
+            assert torch.equal(torch.nn.functional.batch_norm(gaps, vector, vector), right)
+        assert len(own) == 3
 
 
-def test_gradients_in_other_memory_are_pytorchs_own(torch, ours):
-    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
-    for dy in (given[1].contiguous(memory_format=torch.channels_last), torch.ones(()).expand(3, 4, 5, 5)):
+def test_gradients_in_other_memory_are_pytorchs_own(torch, ours, device, own):
+    given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
+    for dy in (
+        given[1].contiguous(memory_format=torch.channels_last),
+        torch.ones((), device=device).expand(3, 4, 5, 5),
+    ):
         right = step(torch, *(t.double() for t in (given[0], dy, *given[2:])), True)
         with ours.install():
             found = step(torch, given[0], dy, *given[2:], True)
         for name, value in found.items():
             assert torch.allclose(value.double(), right[name], atol=1e-4), name
-    assert len(plans()) == 1  # forward's
+    # For cuDNN PyTorch lays them out as x first.
+    assert own == (["native_batch_norm_backward"] * 2 if device == "cpu" else [])
 
 
-def test_pytorchs_refusals_stay(torch, ours):
-    ones = torch.ones(3)
+def test_pytorchs_refusals_stay(torch, ours, device):
+    ones, four = (torch.ones(n, device=device) for n in (3, 4))
     with ours.install():
         with pytest.raises(ValueError, match="more than 1 value per channel"):
-            torch.nn.functional.batch_norm(torch.ones(1, 3), ones, ones, training=True)
+            torch.nn.functional.batch_norm(torch.ones(1, 3, device=device), ones, ones, training=True)
         with pytest.raises(RuntimeError, match="running_mean"):
-            torch.nn.functional.batch_norm(torch.ones(2, 3), torch.ones(4), torch.ones(4), training=True)
-        y = torch.nn.functional.batch_norm(torch.ones(0, 3, 2, 2), ones, ones)
+            torch.nn.functional.batch_norm(torch.ones(2, 3, device=device), four, four, training=True)
+        y = torch.nn.functional.batch_norm(torch.ones(0, 3, 2, 2, device=device), ones, ones)
     assert y.shape == (0, 3, 2, 2)
 
 
-def test_one_value_per_channel_is_pytorchs_own(torch, ours):
+def test_one_value_per_channel_is_pytorchs_own(torch, ours, device, own):
     def computed():
-        variance = torch.full((3,), 2.0)
-        y, *_ = torch.ops.aten.native_batch_norm(
-            torch.tensor([[1.0, 2.0, 3.0]]), None, None, torch.ones(3), variance, True, 0.1, 1e-5
-        )
+        x, variance = torch.tensor([[1.0, 2.0, 3.0]], device=device), torch.full((3,), 2.0, device=device)
+        y, *_ = torch.ops.aten.native_batch_norm(x, None, None, torch.ones_like(variance), variance, True, 0.1, 1e-5)
         return torch.stack([y[0], variance])
 
-    own = computed()
+    right = computed()
     with ours.install():
-        assert torch.equal(computed().nan_to_num(), own.nan_to_num())
-    assert not plans()
+        assert torch.equal(computed().nan_to_num(), right.nan_to_num())
+    assert own == ["native_batch_norm"]
 
 
-def test_an_error_of_a_kernel_reaches_python(torch, ours):
-    x, ones = torch.randn(2, 3, 4, 4, requires_grad=True), torch.ones(3)
+def test_an_error_of_a_kernel_reaches_python(torch, ours, device):
+    x, ones = torch.randn(2, 3, 4, 4, requires_grad=True, device=device), torch.ones(3, device=device)
     with ours.install():
         for _ in range(2):
             y = torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
@@ -162,9 +176,9 @@ def test_an_error_of_a_kernel_reaches_python(torch, ours):
         assert torch.isfinite(torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)).all()
 
 
-def test_installed_until_the_last_is_removed(torch, ours):
+def test_installed_until_the_last_is_removed(torch, ours, device):
     # y of the two kernels differs in its last bits, which tells which of them computed.
-    x, ones = torch.randn(64, 4, 9, 9), torch.ones(4)
+    x, ones = torch.randn(64, 4, 9, 9, device=device), torch.ones(4, device=device)
 
     def computed():
         functional._local.ready.clear()
@@ -184,10 +198,11 @@ def test_installed_until_the_last_is_removed(torch, ours):
         assert computed()
 
 
-def test_modules_transforms_checkpoints_and_second_derivatives(torch, ours):
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).double()
+def test_modules_transforms_checkpoints_and_second_derivatives(torch, ours, device):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    net = net.to(device).double()
     single = copy.deepcopy(net).float()
-    x = torch.randn(4, 3, 9, 9)
+    x = torch.randn(4, 3, 9, 9, device=device)
 
     def run(model, given):
         given = given.clone().requires_grad_()
@@ -205,8 +220,8 @@ def test_modules_transforms_checkpoints_and_second_derivatives(torch, ours):
     assert torch.allclose(over[0], torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
 
 
-def test_threads(torch, ours):
-    given = problem(torch, (4, 16, 8, 8), "first", torch.float32, True, True)
+def test_threads(torch, ours, device):
+    given = problem(torch, device, (4, 16, 8, 8), "first", torch.float32, True, True)
     wrong = []
 
     def work(right):
@@ -224,8 +239,8 @@ def test_threads(torch, ours):
     assert not wrong
 
 
-def test_no_tensor_is_kept(torch, ours):
-    given = problem(torch, (3, 4, 5, 5), "first", torch.float32, True, True)
+def test_no_tensor_is_kept(torch, ours, device):
+    given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
     x, dy, *_, mean, variance = given
     wide = [t.double() for t in given]
     other = dy.contiguous(memory_format=torch.channels_last)
@@ -234,7 +249,8 @@ def test_no_tensor_is_kept(torch, ours):
         for a, da, w, b, m, v in (given, wide, (x, other, *given[2:]), (x, dy, None, None, mean, variance)):
             for training in (True, False):
                 _, *saved = torch.ops.aten.native_batch_norm(a, w, b, m, v, training, 0.1, 1e-5)
-                arguments = da, a, w, m, v, *saved, training, 1e-5, [True, True, True]
+                wanted = [True, w is not None, w is not None]
+                arguments = da, a, w, m, v, *saved, training, 1e-5, wanted
                 torch.ops.aten.native_batch_norm_backward(*arguments)
 
     with ours.install():
@@ -243,13 +259,20 @@ def test_no_tensor_is_kept(torch, ours):
         calls()
         assert [t._use_count() for t in (*given, *wide, other)] == counts
         # Results: 96 MB of them would stay.
-        given = problem(torch, (8, 64, 32, 32), "first", torch.float32, True, True)
+        given = problem(torch, device, (8, 64, 32, 32), "first", torch.float32, True, True)
         step(torch, *given, True)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = memory(torch, device)
         for _ in range(24):
             step(torch, *given, True)
             step(torch, given[0], given[1].contiguous(memory_format=torch.channels_last), *given[2:], True)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 48 << 10
+        assert memory(torch, device) - before < 48 << 20
+
+
+def memory(torch, device):
+    """Bytes that are in use."""
+    if device == "cuda":
+        return torch.cuda.memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def test_an_older_pytorch_is_told(torch, ours, monkeypatch):
@@ -258,10 +281,66 @@ def test_an_older_pytorch_is_told(torch, ours, monkeypatch):
         ours.install()
 
 
-def test_it_may_stay_installed_when_the_process_ends(torch, ours):
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
+    """With tensors of the CPU, by oneDNN: their arguments and results have another order and number."""
+    from pybnorm.torch import installation
+
+    if device == "cpu":
+        monkeypatch.setattr(installation, "_OPERATORS", {"CPU": installation._OPERATORS["CUDA"]})
+    for running, training in ((True, True), (True, False), (False, True)):
+        x, dy, weight, bias, mean, variance = problem(torch, device, (3, 4, 5, 6), layout, torch.float32, True, running)
+        case = x, dy, weight, bias, mean, variance
+        right = step(torch, *(None if t is None else t.double() for t in case), training)
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        own.clear()
+        with ours.install():
+            y, saved_mean, inverse, reserve = torch.cudnn_batch_norm(*leaves, mean, variance, training, 0.1, 1e-3)
+            y.backward(dy)
+        assert own == ([] if training else ["native_batch_norm_backward"])
+        assert saved_mean.shape == inverse.shape == ((4,) if training else (0,))
+        assert (reserve.dtype, reserve.numel(), y.stride()) == (torch.uint8, 0, x.stride())
+        found = dict(zip(("y", "dx", "dweight", "dbias"), (y, *(leaf.grad for leaf in leaves)), strict=True))
+        for name, value in (found | {"mean": mean, "variance": variance}).items():
+            assert value is right[name] is None or torch.allclose(value.double(), right[name], atol=2e-5), name
+
+
+def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
+    given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
+    with ours.install():
+        step(torch, *given, True)
+        torch.use_deterministic_algorithms(True)
+        try:
+            step(torch, *given, True)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        used = plans()
+        with torch.backends.cudnn.flags(enabled=False):
+            step(torch, *given, True)
+    assert len(used) == (4 if device == "cpu" else 2)
+    assert all(plan.deterministic for plan in used)
+    assert own == ([] if device == "cpu" else ["native_batch_norm", "native_batch_norm_backward"])
+
+
+def test_which_devices(torch, ours, device, monkeypatch):
+    from pybnorm.torch import installation
+
+    with ours.install() as installed:
+        assert device in installed.devices
+    monkeypatch.setattr(installation, "_BACKENDS", {"CPU": "miopen", "CUDA": "miopen"})
+    monkeypatch.setattr(pybnorm._core, "load", lambda name: absent(name))
+    with pytest.raises(pybnorm.LibraryNotFoundError, match="miopen"):
+        ours.install()
+
+
+def absent(name):
+    raise pybnorm.LibraryNotFoundError(f"no {name}", backend=name)
+
+
+def test_it_may_stay_installed_when_the_process_ends(torch, ours, device):
     script = (
         "import torch, pybnorm.torch; pybnorm.torch.install()\n"
-        "x = torch.randn(2, 3, 4, 4, requires_grad=True)\n"
+        f"x = torch.randn(2, 3, 4, 4, requires_grad=True, device={device!r})\n"
         "torch.nn.functional.batch_norm(x, None, None, training=True).sum().backward()\n"
         "print(x.grad.abs().max().item() < 1e-3)\n"
     )
