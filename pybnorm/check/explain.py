@@ -60,6 +60,8 @@ class Shown:
     not_needed: list[str]
     """Looser classes, which were not."""
     excuse: str
+    roundings: str
+    """How far its sum is off, and how far roundings leave it; empty if that is not asked."""
     tried: list[Tried]
 
 
@@ -118,6 +120,7 @@ def _shown(expected: Expected, verdict: Verdict, got: Array, record: Record) -> 
         classes=[_held(expected, name, got, tier) for tier in classes if tier.name in verdict.ratios],
         not_needed=[tier.name for tier in classes if tier.name not in verdict.ratios],
         excuse=record.excuses.get(name, ""),
+        roundings=record.roundings.get(name, ""),
         tried=[tried for tried in record.tried if tried.output == name],
     )
 
@@ -182,6 +185,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
             yield f"  not needed: class {', '.join(shown.not_needed)}"
         if shown.excuse:
             yield f"  excuse of Welford's recurrence: {shown.excuse}"
+        if shown.roundings:
+            yield f"  {shown.roundings}"
         for tried in shown.tried:
             yield from _filter_lines(tried)
 

@@ -28,7 +28,8 @@ from typing import Any
 import numpy.typing as npt
 
 from pybnorm.check.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
-from pybnorm.check.matched_filters import LEVEL, Tried, matches
+from pybnorm.check.matched_filters import LEVEL, Tried, matches, not_tried
+from pybnorm.check.matched_filters.roundings import beyond
 
 __all__ = ["Record", "counted", "judge_call", "scatter_of"]
 
@@ -45,13 +46,15 @@ class Record:
     """Of each output that only Welford's recurrence could excuse, whether it does and why."""
     tried: list[Tried] = dataclasses.field(default_factory=list)
     """The bugs that explain most of each deviation."""
+    roundings: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Of each sum of ordinary data, how far it is off and how far roundings leave it."""
 
 
 def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record | None = None) -> dict[str, Verdict]:
     """The verdict on every output of a call.
 
-    Each output is held against its bound (`pybnorm.check.bounds.judge`), and all of them against the bugs whose
-    deviations can be predicted (`pybnorm.check.matched_filters`).
+    Each output is held against its bound (`pybnorm.check.bounds.judge`), all of them against the bugs whose deviations
+    can be predicted (`pybnorm.check.matched_filters`), and sums of ordinary data against what roundings leave of them.
 
     Parameters
     ----------
@@ -67,7 +70,24 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record 
         verdict = verdicts[name]
         verdict.status = Status.FAIL
         verdict.note = "; ".join(filter(None, [str(match), verdict.note]))
+    if not not_tried(expected.problem):
+        sizes = _hold(expected, outputs, verdicts)
+        if record is not None:
+            record.roundings = sizes
     return verdicts
+
+
+def _hold(expected: Expected, outputs: Mapping[str, Array], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Hold sums of ordinary data against what their roundings leave; how far off they are."""
+    found = beyond(expected, outputs)
+    for name, relative in found.noticed.items():
+        verdicts[name].noticed = min(verdicts[name].noticed, relative)
+    for name, note in found.notes.items():
+        verdict = verdicts[name]
+        if verdict.status != Status.FAIL:
+            verdict.status = Status.FAIL
+            verdict.note = "; ".join(filter(None, [note, verdict.note]))
+    return found.sizes
 
 
 _STATISTICS = ("saved_mean", "running_mean", "saved_inv_variance", "running_variance", "dscale")
