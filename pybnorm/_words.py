@@ -39,6 +39,7 @@ AlgorithmWord: TypeAlias = Literal[
     "split",
     "columns",
     "rows",
+    "layer_norm",
     "dense",
     "folded",
 ]

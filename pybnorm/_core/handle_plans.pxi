@@ -312,10 +312,10 @@ cdef class Handle(_HandleCalls):
         With an activation, dy is the gradient at its output. `z` says that forward added a residual, and what its
         gradient dz looks like: ``dz = dy where y > 0, else 0``, of which dx, dscale and dbias are made.
 
-        With ``saved=False`` the statistics are those of x and epsilon. On cuDNN ``"graph"``, ``"columns"``, ``"rows"``
-        and, over packed channels-last tensors that are not float64, ``"ex"`` compute them first, into the workspace;
-        the others leave that to cuDNN, which has only slow kernels for it. `alpha_data` and `beta_data` are deprecated
-        names of `alpha` and `beta`.
+        With ``saved=False`` the statistics are those of x and epsilon. On cuDNN ``"graph"``, ``"columns"``, ``"rows"``,
+        ``"layer_norm"`` and, over packed channels-last tensors that are not float64, ``"ex"`` compute them first, into
+        the workspace; the others leave that to cuDNN, which has only slow kernels for it. `alpha_data` and `beta_data`
+        are deprecated names of `alpha` and `beta`.
 
         Returns
         -------

@@ -51,7 +51,11 @@ def test_every_algorithm_is_within_the_bound_or_refuses(handle, problem):
     except pybnorm.UnsupportedError:
         plain = None  # what may be refused is in test_calls
     known = pybnorm.algorithms(handle.backend)
-    plans = [f"{a}:1" for a in ("graph", "pointwise", "columns", "rows") if a in numbered_algorithms(handle.backend)]
+    plans = [
+        f"{a}:1"
+        for a in ("graph", "pointwise", "columns", "rows", "layer_norm")
+        if a in numbered_algorithms(handle.backend)
+    ]
     for algorithm in (*known, *plans):
         try:
             seen = run(handle, problem, algorithm, inputs)
@@ -386,13 +390,13 @@ def test_auto_runs_on_arrays_of_any_alignment(handle, dtype, element, tmp_path):
     assert "all ran" in run.stdout
 
 
-@pytest.mark.parametrize("algorithm", ["graph", "pointwise", "columns", "rows", "ex"])
+@pytest.mark.parametrize("algorithm", ["graph", "pointwise", "columns", "rows", "layer_norm", "ex"])
 def test_addresses_less_aligned_than_planned_are_refused(handle, algorithm):
     if handle.backend != "cudnn":
         pytest.skip(f"{handle.backend}: any element's address will do")
     device = device_of(handle)
     dims = (4, 64, 4, 4)
-    strides = (1024, 16, 4, 1) if algorithm in ("columns", "rows") else (1024, 1, 256, 64)
+    strides = (1024, 16, 4, 1) if algorithm in ("columns", "rows", "layer_norm") else (1024, 1, 256, 64)
     buffers = [device.from_numpy(np.ones(n, np.float32)) for n in (5000, 5000, *[64] * 6, 1 << 20)]
     data, vectors, space = ([b.pointer for b in part] for part in (buffers[:2], buffers[2:8], buffers[8:]))
     with pybnorm.TensorDescriptor("cudnn", DataType.FLOAT32, dims, strides) as x:

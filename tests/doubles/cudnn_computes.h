@@ -1,5 +1,5 @@
-/* The part of the double that computes, on the host's memory: graphs of pointwise operations, sums and the gradient of a
- * norm, and the legacy calls that plans are made of; float32 and bfloat16, rank 4, of gradients also 5. Part of cudnn.c.
+/* The part of the double that computes, on the host's memory: graphs of pointwise operations, sums, layer normalization
+ * of rows and the gradient of a norm, and the legacy calls that plans are made of; float32 and bfloat16, rank 4, of gradients also 5. Part of cudnn.c.
  *
  * Its graphs have the limits that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only, but for
  * the gradient, and no pointwise operation whose result is a vector that lies down, (R, 1, 1, 1), with R above 1.
@@ -14,6 +14,7 @@
 
 enum { not_supported = 3000, most = 64, graph_workspace = 192, ex_workspace = 320 };
 
+int double_written = 0; /* layer normalization only where its y is written */
 int double_slow = 0; /* gradients by the kernels that are slow: the plain entry point's, and Ex without what it wants */
 
 int cudnnCreate(void **handle) { return (*handle = malloc(1)) == NULL; }
@@ -210,6 +211,7 @@ typedef struct node {
     tensor shape;
     struct node *how, *x, *b, *y, *graph; /* of an operation; the operation graph of whatever is made from it */
     struct node *scale, *mean, *inverse, *dscale, *dbias; /* of a norm's gradient, whose b is dy and whose y is dx */
+    struct node *epsilon;                                 /* of layer normalization, whose b is the bias */
     void *many[most];                     /* operations of a graph; addresses of a variant pack */
     int64_t uids[most];
     void *memory; /* of a virtual tensor */
@@ -257,6 +259,7 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
         n->is_virtual = 1;
         break;
     case PBN_CUDNN_ATTR_POINTWISE_MODE:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE:
         n->mode = *(const int *)values;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR:
@@ -266,24 +269,33 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC:
     case PBN_CUDNN_ATTR_OPERATION_REDUCTION_XDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC:
         n->x = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC:
         n->b = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
     case PBN_CUDNN_ATTR_OPERATION_REDUCTION_YDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC:
         n->y = one;
         break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC:
+        n->epsilon = one;
+        break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC:
         n->scale = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC:
         n->mean = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC:
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC:
         n->inverse = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC:
@@ -340,6 +352,11 @@ static int is_packed(const tensor *t, int channels_first) {
 }
 static int is_last(const node *t) { return t == NULL || is_packed(&t->shape, 0); }
 static int is_first(const node *t) { return is_packed(&t->shape, 1); }
+static int is_layer(const node *op) {
+    const int *x = op->x->shape.dims, *scale = op->scale->shape.dims, *mean = op->mean->shape.dims;
+    return op->mode == PBN_CUDNN_LAYER_NORM && scale[0] == 1 && scale[1] == x[1] && mean[0] == x[0] && mean[1] == 1 &&
+           !(op->y->is_virtual && double_written);
+}
 int cudnnBackendFinalize(void *desc) {
     const node *n = desc;
     const int status = fails();
@@ -351,6 +368,8 @@ int cudnnBackendFinalize(void *desc) {
         if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR) {
             if (!last && !(is_first(op->x) && is_first(op->b) && is_first(op->y)))
                 return not_supported;
+        } else if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR && !is_layer(op)) {
+            return not_supported;
         } else if (!last || op->x->shape.rank != 4 ||
                    (op->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR && op->y->shape.dims[0] > 1 &&
                     op->y->shape.dims[1] == 1)) {
@@ -358,6 +377,26 @@ int cudnnBackendFinalize(void *desc) {
         }
     }
     return 0;
+}
+
+/* y, and of each row the mean and the inverse standard deviation. */
+static void layer_norm(const node *op, const void *x, const void *scale, const void *bias, float epsilon, void *y,
+                       float *mean, float *inverse) {
+    const tensor *t = &op->x->shape, *param = &op->scale->shape;
+    const int rows = t->dims[0], all = t->dims[1];
+    for (int row = 0; row < rows; row++) {
+        double m = 0, v = 0;
+        for (int k = 0; k < all; k++)
+            m += load(t, x, (int[5]){row, k}) / (double)all;
+        for (int k = 0; k < all; k++)
+            v += pow(load(t, x, (int[5]){row, k}) - m, 2) / all;
+        mean[row] = (float)m;
+        inverse[row] = (float)(1 / sqrt(v + epsilon));
+        for (int k = 0; k < all; k++)
+            store(&op->y->shape, y, (int[5]){row, k},
+                  (float)((load(t, x, (int[5]){row, k}) - m) * inverse[row]) * load(param, scale, (int[5]){0, k}) +
+                      load(param, bias, (int[5]){0, k}));
+    }
 }
 
 static void *memory_of(node *t, const node *pack) {
@@ -394,6 +433,14 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
                       memory_of(op->inverse, pack));
             continue;
         }
+        if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR) {
+            void *mean = memory_of(op->mean, pack), *inverse = memory_of(op->inverse, pack);
+            if ((((uintptr_t)x | (uintptr_t)y | (uintptr_t)b | (uintptr_t)mean | (uintptr_t)inverse) & 15) != 0)
+                return 1;
+            layer_norm(op, x, memory_of(op->scale, pack), b, *(const float *)memory_of(op->epsilon, pack), y, mean,
+                       inverse);
+            continue;
+        }
         if (op->type == PBN_CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
             EACH(to) store(to, y, i, 0);
             EACH(from) store(to, y, i, load(to, y, i) + load(from, x, i));
@@ -407,6 +454,8 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
             case PBN_CUDNN_POINTWISE_MUL: store(to, y, i, left * right); break;
             case PBN_CUDNN_POINTWISE_RSQRT: store(to, y, i, 1 / sqrtf(left)); break;
             case PBN_CUDNN_POINTWISE_IDENTITY: store(to, y, i, left); break;
+            case PBN_CUDNN_POINTWISE_RECIPROCAL: store(to, y, i, 1 / left); break;
+            case PBN_CUDNN_POINTWISE_RELU_FWD: store(to, y, i, left <= 0 ? 0 : left); break;
             default: return not_supported;
             }
         }

@@ -528,13 +528,13 @@ def test_names_are_checked_before_cudnn(play: Any) -> None:
         assert result["error"] == "ArgumentError", result
         assert result["text"].startswith("algorithm: got "), result
         assert "auto | fast | plain" in result["text"]
-        assert "graph, pointwise, columns, rows also with :0 to :9" in result["text"]
+        assert "graph, pointwise, columns, rows, layer_norm also with :0 to :9" in result["text"]
     for result in told[60:]:
         assert result["error"] == "ArgumentTypeError", result
         assert result["text"].startswith("algorithm: got "), result
     for marked, names in zip(*numbered, strict=True):
         assert set(marked) <= set(names)
-    assert ["graph", "pointwise", "columns", "rows"] in numbered[0]
+    assert ["graph", "pointwise", "columns", "rows", "layer_norm"] in numbered[0]
 
 
 def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:

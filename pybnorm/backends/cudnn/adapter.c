@@ -64,6 +64,7 @@ static inline void forget_vendor_text(void) {
 #include "calls.c"
 #include "graph.c"
 #include "matrix.c"
+#include "layer.c"
 #include "plans.c"
 
 PBN_CALL_THERE(cudnn_forward_training)

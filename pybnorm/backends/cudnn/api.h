@@ -95,6 +95,7 @@
     C(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, 2109)         \
     C(CUDNN_HEUR_MODE_FALLBACK, 2)                        \
     C(CUDNN_HEUR_MODE_A, 3)                               \
+    C(CUDNN_LAYER_NORM, 0)                                \
     C(CUDNN_BATCH_NORM, 2)                                \
     C(CUDNN_NORM_FWD_TRAINING, 1)                         \
     C(CUDNN_POINTWISE_ADD, 0)                             \
@@ -102,6 +103,7 @@
     C(CUDNN_POINTWISE_SUB, 9)                             \
     C(CUDNN_POINTWISE_RSQRT, 17)                          \
     C(CUDNN_POINTWISE_IDENTITY, 21)                       \
+    C(CUDNN_POINTWISE_RECIPROCAL, 22)                     \
     C(CUDNN_POINTWISE_RELU_FWD, 100)                      \
     C(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, 2)            \
     C(CUDNN_TYPE_NAN_PROPOGATION, 10)                     \

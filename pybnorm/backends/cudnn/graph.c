@@ -292,7 +292,7 @@ struct pbn_plan {
     pbn_tensor three, spread;       /* the same with 3 C */
     pbn_tensor firsts, first;       /* rows: the first value of each, where it lies and packed */
     pbn_tensor zeros;               /* (1, 8 C, 1, 1) */
-    pbn_plan *inner;                /* dense: the plan for packed copies, which lie in the workspace */
+    pbn_plan *inner;                /* dense: the plan for packed copies in the workspace; layer_norm: the last step */
     pbn_tensor packed;              /* also of ex with an activation: every data tensor */
     pbn_call inner_call;
     size_t copy;                    /* bytes from one copy to the next */
@@ -300,14 +300,16 @@ struct pbn_plan {
     size_t vectors;                 /* bytes of these two, in front of the rest of the workspace */
     int moments_only;               /* of that step: columns or rows, as far as the channel's moments */
     int last;                       /* and its columns are those of channels-last memory */
+    int by_layer;                   /* layer_norm in backward, which goes on as another view */
+    int writes_first;               /* the layer normalization writes its y, which is not the result */
 };
 
 enum { VALUE_EPSILON, VALUE_FACTOR };
 
 static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
-                                              "columns", "rows", "dense", NULL};
-enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, ROWS, DENSE };
-static const char *const numbered_names[] = {"graph", "pointwise", "columns", "rows", NULL};
+                                              "columns", "rows", "layer_norm", "dense", NULL};
+enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, ROWS, LAYER_NORM, DENSE };
+static const char *const numbered_names[] = {"graph", "pointwise", "columns", "rows", "layer_norm", NULL};
 
 static size_t rounded(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;

@@ -17,7 +17,7 @@
 
 /* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
  * was tried, and with fewer than ROWS_ENOUGH auto does not try (H200, 9.19). */
-enum { LINES_MOST = 65535 * 32, ROWS_MOST = 1 << 19, ROWS_WANTED = 1 << 12, ROWS_ENOUGH = 1 << 10, ROW_LEAST = 512 };
+enum { LINES_MOST = 65535 * 32, ROWS_MOST = 1 << 19, ROWS_WANTED = 1 << 12, ROWS_ENOUGH = 1 << 10, ROW_LEAST = 512, ROW_LONG = 1 << 13 };
 
 /* A block of a kernel takes several whole rows, so where they are few and long each is cut into pieces: a power of two
  * of them, of whole numbers of 16 bytes. */
@@ -70,8 +70,15 @@ static int make_map(pbn_tensor *t, int dtype, int64_t rows, int64_t channels, in
     return cudnn_tensor_set(t, dtype, 4, dims, strides);
 }
 
-/* Descriptors of the small maps of the lines: (1, C, S, 1) of columns, (N, C, P, 1) of rows, (P, C, 1, 1) of columns of
- * channels-last memory. */
+static int64_t layer_pieces(const pbn_tensor *x);
+static int build_layer_moments(pbn_plan *p, const pbn_call *call, void *vendor_handle);
+static int build_layer_apply(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip);
+static int run_layer_apply(pbn_handle *handle, pbn_plan *p, const pbn_call *call, void *const *slots);
+static const char writes_first[] = "the layer normalization writes y, or dx, before x and dy have been read for the last "
+                                   "time, and so it may not be one of these";
+
+/* Descriptors of the small maps of the lines: (1, C, S, 1) of columns, (N, C, P, 1) of rows and of layer_norm, (P, C, 1,
+ * 1) of columns of channels-last memory. */
 static int make_maps(pbn_plan *p, const pbn_tensor *x, int64_t size) {
     const int64_t rows = x->dims[0], channels = x->dims[1], pieces = p->merged / rows;
     const int64_t dims[4] = {rows, channels, pieces, 1}, strides[4] = {channels * size, size, p->depth, 1};
@@ -89,8 +96,9 @@ static int make_maps(pbn_plan *p, const pbn_tensor *x, int64_t size) {
             return status;
         return make_map(&p->spread, PBN_FLOAT32, 1, 3 * channels, size);
     }
-    if ((status = make_map(&p->map, PBN_FLOAT32, rows, channels, pieces)) != PBN_OK ||
-        (status = make_map(&p->first, x->dtype, rows, channels, pieces)) != PBN_OK ||
+    if ((status = make_map(&p->map, PBN_FLOAT32, rows, channels, pieces)) != PBN_OK || p->kind == LAYER_NORM)
+        return status;
+    if ((status = make_map(&p->first, x->dtype, rows, channels, pieces)) != PBN_OK ||
         (status = cudnn_tensor_create(&p->firsts)) != PBN_OK)
         return status;
     return cudnn_tensor_set(&p->firsts, x->dtype, 4, dims, strides);
@@ -101,10 +109,15 @@ static int make_lines(pbn_plan *p, const pbn_call *call) {
     const int64_t rows = x->dims[0], channels = x->dims[1], size = pbn_numel(x->rank, x->dims) / rows / channels;
     size_t *offset = p->offsets, vector = (size_t)channels * sizeof(float), line, lines;
     int fifth;
-    p->merged = p->last ? column_groups(x) : p->kind == ROWS ? rows * row_pieces(x) : size;
+    p->merged = p->last                 ? column_groups(x)
+                : p->kind == ROWS       ? rows * row_pieces(x)
+                : p->kind == LAYER_NORM ? rows * layer_pieces(x)
+                                        : size;
     p->depth = rows * size / p->merged;
     p->lines = channels * p->merged;
     line = (size_t)p->lines * sizeof(float);
+    if (p->kind == LAYER_NORM)
+        line = rounded(line); /* written by a norm graph */
     fifth = call->operation == PBN_OP_BACKWARD || (call->operation == PBN_OP_FORWARD_TRAINING && p->kind == ROWS);
     lines = rounded((fifth ? 5 : 4) * line);
     for (int i = LINE_0; i <= LINE_MEAN; i++)
@@ -124,7 +137,7 @@ static int make_lines(pbn_plan *p, const pbn_call *call) {
 
 /* x, y, dy or dx as a matrix. */
 static void *matrix_tensor(const pbn_plan *p, graph *g, int slot, int dtype) {
-    const int64_t rows = p->kind == ROWS ? p->lines : p->depth, all = p->kind == ROWS ? p->depth : p->lines;
+    const int64_t rows = p->kind == COLUMNS ? p->depth : p->lines, all = p->kind == COLUMNS ? p->lines : p->depth;
     const int64_t dims[4] = {rows, all, 1, 1}, strides[4] = {all, 1, all, all};
     return graph_tensor(g, slot, slot == SLOT_VIRTUAL ? PBN_FLOAT32 : dtype, 4, dims, strides,
                         slot == SLOT_VIRTUAL ? 16 : p->alignment);
@@ -135,7 +148,7 @@ static void *matrix_tensor(const pbn_plan *p, graph *g, int slot, int dtype) {
 static void *vector_tensor(const pbn_plan *p, graph *g, int slot, int dtype, int64_t alignment, int beside) {
     const int64_t n = p->lines, along[4] = {1, n, 1, 1}, along_strides[4] = {n, 1, n, n};
     const int64_t down[4] = {n, 1, 1, 1}, down_strides[4] = {1, 1, 1, 1};
-    const int lies_down = beside && p->kind == ROWS;
+    const int lies_down = beside && p->kind != COLUMNS;
     return graph_tensor(g, slot, dtype, 4, lies_down ? down : along, lies_down ? down_strides : along_strides, alignment);
 }
 
@@ -334,7 +347,11 @@ static int build_backward_apply(pbn_plan *p, const pbn_call *call, void *vendor_
 static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     int status = make_lines(p, call);
     int64_t most = 0;
-    if (status == PBN_OK && call->operation == PBN_OP_FORWARD_TRAINING) {
+    if (status == PBN_OK && call->operation == PBN_OP_FORWARD_TRAINING && p->kind == LAYER_NORM) {
+        status = build_layer_moments(p, call, vendor_handle);
+        if (status == PBN_OK)
+            status = build_channel_moments(p, call, vendor_handle);
+    } else if (status == PBN_OK && call->operation == PBN_OP_FORWARD_TRAINING) {
         if ((status = build_forward_sums(p, call, vendor_handle, 0)) == PBN_OK && !one_kernel(p, call))
             status = build_forward_sums(p, call, vendor_handle, 1);
         if (status == PBN_OK)
@@ -351,9 +368,12 @@ static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, i
     }
     if (status == PBN_OK && !p->moments_only)
         status = call->operation == PBN_OP_BACKWARD ? build_backward_apply(p, call, vendor_handle, skip)
+                 : p->kind == LAYER_NORM            ? build_layer_apply(p, call, vendor_handle, skip)
                                                     : build_forward_apply(p, call, vendor_handle, skip);
     for (size_t i = 0; i < sizeof p->graphs / sizeof p->graphs[0]; i++)
         most = p->graphs[i].workspace > most ? p->graphs[i].workspace : most;
+    if (p->inner != NULL && p->inner->workspace > (size_t)most)
+        most = (int64_t)p->inner->workspace;
     p->workspace = p->scratch + (size_t)most;
     return status;
 }
@@ -423,6 +443,8 @@ static int run_lines(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
         return status;
     if ((data_bits(call) & (uintptr_t)(p->alignment - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, less_aligned);
+    if (p->writes_first && (call->y == call->x || call->y == call->dy))
+        return pbn_refuse(PBN_E_UNSUPPORTED, writes_first);
     bind(p, call, slots);
     if (forward && p->kind == ROWS &&
         (status = copy_tensor(handle, &p->firsts, call->x, &p->first, slots[LINE_FIRST])) != PBN_OK)
@@ -435,6 +457,8 @@ static int run_lines(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     if ((forward || backward) && p->merged > 1 && (status = run_merge(handle, p, slots, forward)) != PBN_OK)
         return status;
     status = graph_run(&p->graphs[3], handle->vendor, slots, last);
+    if (status == PBN_OK && p->inner != NULL)
+        return run_layer_apply(handle, p, call, slots);
     if (status != PBN_OK || p->moments_only || (status = run_expand(handle, p, slots)) != PBN_OK)
         return status;
     return graph_run(&p->graphs[4], handle->vendor, slots, last);

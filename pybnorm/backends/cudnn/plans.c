@@ -134,7 +134,7 @@ static const char *unavailable(int kind, const pbn_call *call);
 static int computes_moments(int kind, const pbn_call *call) {
     if (call->operation != PBN_OP_BACKWARD || call->saved_mean != NULL || fuses(call))
         return 0;
-    return kind == GRAPH || kind == COLUMNS || kind == ROWS ||
+    return kind == GRAPH || kind == COLUMNS || kind == ROWS || kind == LAYER_NORM ||
            (kind == EX && call->x_desc->dtype != PBN_FLOAT64 && all_channels_last(call));
 }
 
@@ -145,6 +145,7 @@ static pbn_call moments_call(const pbn_call *call, void *mean, void *inverse) {
     forward.alpha = 1;
     forward.beta = 0;
     forward.y_desc = call->x_desc;
+    forward.y = call->dx; /* where the step writes one */
     forward.saved_mean = mean;
     forward.saved_inv_variance = inverse;
     return forward;
@@ -185,7 +186,7 @@ static const char *choose_moments(int kind, const pbn_call *call, int *view) {
 static int repeats(int kind, const pbn_call *call) {
     if (call->operation == PBN_OP_FORWARD_INFERENCE)
         return 1;
-    return kind != COLUMNS && kind != ROWS && !computes_moments(kind, call);
+    return kind != COLUMNS && kind != ROWS && kind != LAYER_NORM && !computes_moments(kind, call);
 }
 
 static const char bits_differ[] =
@@ -252,6 +253,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
         return NULL;
     case COLUMNS:
     case ROWS:
+    case LAYER_NORM:
         if (call->mode == PBN_PER_ACTIVATION)
             return spatial_only;
         if (call->x_desc->dtype == PBN_FLOAT64)
@@ -265,6 +267,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
         size = pbn_numel(call->x_desc->rank, call->x_desc->dims) / call->x_desc->dims[0] / call->x_desc->dims[1];
         if (size < 2)
             return "with one position in a channel there is nothing to merge";
+        if (kind == LAYER_NORM)
+            return api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL ? no_axpby : layer_unavailable(call);
         if (kind == COLUMNS && size * call->x_desc->dims[1] > LINES_MOST)
             return "an image of more than 65535 * 32 values: a column each is more than a launch holds";
         pieces = row_pieces(call->x_desc);
@@ -344,7 +348,8 @@ static int build_moments(pbn_plan *p, pbn_handle *handle, const pbn_call *call) 
     p->moments = m;
     if ((status = graph_ready()) != PBN_OK)
         return status;
-    why = choose_moments(p->kind, call, &m->kind);
+    m->kind = LAYER_NORM;
+    why = p->by_layer ? NULL : choose_moments(p->kind, call, &m->kind);
     if (why != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, why);
     m->moments_only = 1;
@@ -403,6 +408,10 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
         return status;
     case COLUMNS:
     case ROWS:
+    case LAYER_NORM:
+        p->by_layer = p->kind == LAYER_NORM && call->operation == PBN_OP_BACKWARD;
+        if (p->by_layer)
+            p->kind = layer_view(call);
         status = graph_ready();
         return status != PBN_OK ? status : build_lines(p, call, handle->vendor, skip);
     case DENSE:
@@ -501,14 +510,15 @@ static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
             *kind = i;
             for (int j = 0; colon != NULL; j++) {
                 if (numbered_names[j] == NULL)
-                    return pbn_refuse(PBN_E_ARGUMENT, "only graph, pointwise, columns and rows have plans to choose from");
+                    return pbn_refuse(PBN_E_ARGUMENT, "only graph, pointwise, columns, rows and layer_norm have plans to "
+                                                           "choose from");
                 if (strcmp(numbered_names[j], algorithm_names[i]) == 0)
                     break;
             }
             return PBN_OK;
         }
     return pbn_refuse(PBN_E_ARGUMENT, "the algorithm is none of auto, fast, plain, spatial, persistent, ex, graph, "
-                                      "pointwise, split, columns, rows, dense");
+                                      "pointwise, split, columns, rows, layer_norm, dense");
 }
 
 /* An algorithm that cannot be built leaves the plan as it was. */
@@ -604,15 +614,17 @@ static int is_stable(int kind, const pbn_call *call) {
                ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
     if (kind == GRAPH && computes_moments(kind, call))
         return choose_moments(kind, call, &view) == NULL && view == COLUMNS;
+    if (kind == LAYER_NORM && call->operation == PBN_OP_BACKWARD)
+        kind = layer_view(call);
     return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
 }
 
 /* Without "plain", which is spatial or persistent; with some of the plans after the heuristic's first. */
 static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int index) {
     static const char *const names[] = {
-        "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise", "pointwise:1",
-        "pointwise:2", "pointwise:3", "columns", "columns:1", "columns:2", "rows",    "rows:1",    "rows:2",
-        "split",       "dense",       "persistent",
+        "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise",  "pointwise:1",
+        "pointwise:2", "pointwise:3", "columns", "columns:1", "columns:2", "rows",    "rows:1",     "rows:2",
+        "layer_norm",  "layer_norm:1", "split",  "dense",     "persistent",
     };
     int kind, skip;
     if (call == NULL || operation_tensors_missing(call) != NULL)
@@ -787,6 +799,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return run_split(handle, plan, call);
     case COLUMNS:
     case ROWS:
+    case LAYER_NORM:
         return run_lines(handle, plan, call);
     case DENSE:
         return run_dense(handle, plan, call);
