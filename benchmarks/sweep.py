@@ -71,7 +71,7 @@ class Built:
 
 
 def jobs(count: int, seed: int, gpu: bool, also: str = "") -> Iterator[Job]:
-    """What a seed stands for; after each `NAMED` random shapes one of the set `also`, whose dtypes and layouts are all."""
+    """What a seed stands for; after each `NAMED` random shapes one of the set `also`, in any dtype and layout."""
     named = [
         (dims, dtype, layout, tuple((operation, True) for operation in TOUCHED))
         for dims in SHAPES.get(also, ())

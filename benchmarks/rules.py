@@ -1,0 +1,741 @@
+"""The table that auto takes its ways from, made from sweeps; and where PyTorch's own kernels are faster.
+
+    python -m benchmarks.rules store docs/results/h200-sweep.txt sweep.jsonl...  keeps what `benchmarks.sweep` wrote
+    python -m benchmarks.rules write docs/results/h200-sweep.txt                 makes the two files of the package
+    python -m benchmarks.rules report docs/results/h200-sweep.txt                says what they gain on shapes held out
+
+The model is a small tree for each operation, layout and kind of statistics: at each step the one bound of one size is
+taken that saves most, and a leaf has the way with the least loss over its shapes. The loss of a way on a shape is the
+logarithm of its time over the fastest one's, and once more where it is slower than PyTorch and the fastest is not. How
+much a step must save is found by cross-validation: trees from some shapes are judged on others. A leaf is a rule; a way
+that cannot be built for a call leaves it to the rules behind it, here as in the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.shapes import SHAPES
+from benchmarks.sweep import SCHEMA, TORCH
+from pybnorm.devices.timing import Array64
+
+__all__ = ["FASTER", "HEADER", "Row", "Rule", "chosen", "faster_source", "header", "learn", "load", "report", "store"]
+
+ROOT = Path(__file__).parents[1]
+HEADER = ROOT / "pybnorm" / "backends" / "cudnn" / "rules_h200.h"
+FASTER = ROOT / "pybnorm" / "torch" / "faster.py"
+OPERATIONS = {
+    "train": "PBN_OP_FORWARD_TRAINING",
+    "infer": "PBN_OP_FORWARD_INFERENCE",
+    "backward": "PBN_OP_BACKWARD",
+}
+SIZES = ("images", "channels", "size", "values", "lines", "kilobytes")
+"""N, C, S, N * S, N * C and x in KiB: the spans of a rule in rules.h, in its order."""
+DIVISORS = {"row_bytes": (4, 16), "channel_bytes": (4, 16)}
+LEAST_ROWS = 6
+"""In a leaf."""
+DEPTH = 6
+FOLDS = 5
+NEED = 0.4
+"""What a split must save, in sums of logarithms: of `NEEDS` what loses least on shapes held out, as the report says."""
+NEEDS = (0.2, 0.4, 0.8, 1.6, 3.2)
+WRONG = 5.0
+"""The loss of a wrong result."""
+NEAR = 0.97
+"""A row counts as lost where PyTorch takes less than this share of our time."""
+SPATIAL = "spatial"
+BUT = {
+    "persistent": "sums in fixed point: the absolute error of a gradient is about 2e-6 for 800000 values, and values "
+    "below 1e-5 or above 1e10 lose their digits",
+    "rows": "less exact than columns where a channel begins with a value far from its others",
+    "spatial": "its error grows with mean / deviation: 4e-4 of y at 1e4",
+}
+"""What speaks against ways that only "fast" may take."""
+
+
+# ---------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation on one shape, dtype and layout: microseconds by way."""
+
+    operation: str
+    dtype: str
+    layout: str
+    shape: tuple[int, ...]
+    saved: bool
+    auto: str
+    fast: str
+    us: dict[str, float]
+    unsafe: frozenset[str] = frozenset()
+    """Ways that only "fast" may take."""
+    rough: frozenset[str] = frozenset()
+    wrong: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> bool:
+        """Channels-first memory, which some channels-last memory is too."""
+        return self.layout == "nchw" or self.both
+
+    @property
+    def both(self) -> bool:
+        """Memory that is channels-first and channels-last."""
+        return self.shape[1] == 1 or math.prod(self.shape[2:]) == 1
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.dtype == "f32" else 2
+
+    @property
+    def named(self) -> bool:
+        """A layer of a network, and not drawn."""
+        return any(self.shape in shapes for shapes in SHAPES.values())
+
+    def value(self, name: str) -> int:
+        """One of `SIZES` or `DIVISORS`."""
+        images, channels, *spatial = self.shape
+        size = math.prod(spatial)
+        return {
+            "images": images,
+            "channels": channels,
+            "size": size,
+            "values": images * size,
+            "lines": images * channels,
+            "kilobytes": images * channels * size * self.item >> 10,
+            "row_bytes": size * self.item,
+            "channel_bytes": channels * self.item,
+        }[name]
+
+    def ways(self, fast: bool) -> list[str]:
+        """Those that auto, or fast, may take."""
+        return [way for way in self.us if way not in TORCH and (fast or way not in self.unsafe)]
+
+    @property
+    def torch(self) -> float | None:
+        """PyTorch's time by default, where it is right."""
+        return self.us.get("torch") if "torch" not in self.wrong else None
+
+
+@dataclass
+class Sweep:
+    """What is known of one device."""
+
+    head: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+
+def load(paths: Iterable[Path | str]) -> Sweep:
+    """Rows of files of `benchmarks.sweep`, or of one that was stored; those of one device."""
+    sweep: Sweep | None = None
+    for path in paths:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        head = json.loads(lines[0])
+        if sweep is None:
+            sweep = Sweep(head)
+        elif any(head[name] != sweep.head[name] for name in ("device", "library", "torch")):
+            raise ValueError(f"{path} is of another device or library than the files before it")
+        else:
+            sweep.head["shapes"] += f" {head['shapes']}"
+        compact = "ways" in head
+        sweep.rows += [
+            _from_text(line, head["ways"]) if compact else _from_json(json.loads(line)) for line in lines[1:]
+        ]
+    if sweep is None:
+        raise ValueError("no file")
+    return sweep
+
+
+def _from_json(found: dict[str, Any]) -> Row:
+    dims = tuple(found["shape"])
+    row = Row(
+        found["operation"],
+        found["dtype"],
+        found["layout"],
+        dims,
+        found["saved"],
+        found["auto"],
+        found["fast"],
+        {way: us for way, us in found["us"].items() if way in TORCH or way not in found["wrong"]},
+        rough=frozenset(found["rough"]),
+        wrong=frozenset(found["wrong"]),
+    )
+    unsafe = {way for way in row.us if way not in TORCH and way not in found["safe"]}
+    if row.operation == "infer" and not row.first:
+        unsafe.add(SPATIAL)  # known defect cudnn-channels-last-inference: weak, and auto has ways without it
+    return replace(row, unsafe=frozenset(unsafe & set(row.us)))
+
+
+_MARKS = {"unsafe": "!", "rough": "~", "wrong": "x"}
+
+
+def store(sweep: Sweep, path: Path | str) -> None:
+    """Keep rows as lines of text: what the row is, the choices, and a column for each way."""
+    ways = sorted({way for row in sweep.rows for way in (*row.us, *row.wrong)})
+    columns = "operation dtype layout saved shape auto fast, us by way: ! for fast only, ~ of one call, x wrong, - none"
+    lines = [json.dumps(sweep.head | {"rows": columns, "ways": ways})]
+    for row in sweep.rows:
+        cells = []
+        for way in ways:
+            text = f"{row.us[way]:.4g}" if way in row.us else "-" if way not in row.wrong else ""
+            text = f"{float(text):g}" if text not in ("", "-") else text
+            cells.append(text + "".join(mark for name, mark in _MARKS.items() if way in getattr(row, name)))
+        dims = "x".join(map(str, row.shape))
+        kind = "saved" if row.saved else "unsaved"
+        lines.append(" ".join((row.operation, row.dtype, row.layout, kind, dims, row.auto, row.fast, *cells)))
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _from_text(line: str, ways: Sequence[str]) -> Row:
+    operation, dtype, layout, kind, dims, auto, fast, *cells = line.split()
+    us: dict[str, float] = {}
+    marked: dict[str, set[str]] = {name: set() for name in _MARKS}
+    for way, cell in zip(ways, cells, strict=True):
+        number = cell.rstrip("".join(_MARKS.values()))
+        if number not in ("", "-"):
+            us[way] = float(number)
+        for name, mark in _MARKS.items():
+            if mark in cell[len(number) :]:
+                marked[name].add(way)
+    shape = tuple(map(int, dims.split("x")))
+    sets = {name: frozenset(found) for name, found in marked.items()}
+    return Row(operation, dtype, layout, shape, kind == "saved", auto, fast, us, **sets)
+
+
+# ---------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of the table; the fields are those of rules.h."""
+
+    operation: str
+    dtypes: frozenset[str]
+    layout: str
+    """FIRST or LAST."""
+    algorithm: str
+    saved: int = 0
+    fast: bool = False
+    spans: tuple[tuple[str, int, int], ...] = ()
+    """(size, from, below); below 0 has no end."""
+    divisors: tuple[tuple[str, int], ...] = ()
+    why: str = ""
+
+    def fits(self, row: Row, fast: bool) -> bool:
+        """As ``fits`` of plans.c."""
+        return (
+            self.operation == row.operation
+            and row.dtype in self.dtypes
+            and (row.first if self.layout == "FIRST" else row.layout == "nhwc" or row.both)
+            and (fast or not self.fast)
+            and (self.saved == 0 or (self.saved > 0) == row.saved)
+            and all(
+                row.value(name) >= low and (below == 0 or row.value(name) < below) for name, low, below in self.spans
+            )
+            and all(row.value(name) % divisor == 0 for name, divisor in self.divisors)
+        )
+
+
+def chosen(rules: Sequence[Rule], row: Row, fast: bool = False) -> str:
+    """The way of the first rule that fits and can be built, else the plain one."""
+    for rule in rules:
+        if (rule.algorithm in row.us or rule.algorithm in row.wrong) and rule.fits(row, fast):
+            return rule.algorithm
+    return SPATIAL
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Rows that one tree is for."""
+
+    operation: str
+    layout: str
+    saved: int
+    """As of a rule."""
+    fast: bool
+
+    def holds(self, row: Row) -> bool:
+        return (
+            row.operation == self.operation
+            and row.first == (self.layout == "FIRST")
+            and (self.saved == 0 or (self.saved > 0) == row.saved)
+        )
+
+
+CLASSES = tuple(
+    _Class(operation, layout, saved, fast)
+    for fast in (True, False)
+    for layout in ("FIRST", "LAST")
+    for operation, saved in (("train", int(layout == "LAST")), ("infer", 0), ("backward", 1), ("backward", -1))
+)
+"""What is for "fast" only comes first. Training that saves no statistics is not measured; over channels-first memory it
+is the same work, over channels-last not."""
+Ints = npt.NDArray[np.intp]
+Box = tuple[frozenset[str], tuple[tuple[str, int, int], ...], tuple[tuple[str, int], ...]]
+ANY: Box = (frozenset(("f32", "f16", "bf16")), (), ())
+
+
+def _loss(row: Row, us: float, fast: bool) -> float:
+    best = min((row.us[way] for way in row.ways(fast)), default=us)
+    loss = max(math.log(us / best), 0.0)
+    if row.torch is not None:
+        loss += max(math.log(us / row.torch), 0.0) - max(math.log(best / row.torch), 0.0)
+    return loss
+
+
+class _Tree:
+    """The tree of a class, as boxes with ways.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of the class.
+    ways : sequence of str
+        What a leaf may take.
+    losses : array
+        By row and way.
+    need : float
+        What a split must save.
+    sizes, divisors, dtypes
+        What splits may use; `dtypes` are halves of them.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        ways: Sequence[str],
+        losses: Array64,
+        need: float,
+        sizes: Sequence[str] = SIZES,
+        divisors: dict[str, tuple[int, ...]] | None = None,
+        dtypes: Sequence[frozenset[str]] = (frozenset(("f32",)),),
+        least: int = LEAST_ROWS,
+    ) -> None:
+        self.ways, self.losses, self.need, self.least = ways, losses, need, least
+        self.splits: list[tuple[Any, ...]] = []
+        masks = []
+        for some in dtypes:
+            self.splits.append(("dtypes", some))
+            masks.append(np.array([row.dtype in some for row in rows], bool))
+        for name, numbers in (DIVISORS if divisors is None else divisors).items():
+            values = np.array([row.value(name) for row in rows])
+            self.splits += [("divisor", name, number) for number in numbers]
+            masks += [values % number == 0 for number in numbers]
+        for name in sizes:
+            values = np.array([row.value(name) for row in rows])
+            bounds = _bounds(int(values.min()), int(values.max()))
+            self.splits += [("size", name, bound) for bound in bounds]
+            masks += [values < bound for bound in bounds]
+        self.masks = np.array(masks)
+        self.leaves = list(self._grow(np.arange(len(rows)), ANY, DEPTH))
+
+    def _grow(self, index: Ints, box: Box, depth: int) -> Iterator[tuple[Box, str, Ints]]:
+        saved, best = self._split(index)
+        if saved < self.need and depth > 1:
+            saved, best = self._pair(index)
+        if not depth or saved < self.need:
+            yield box, self.ways[int(self.losses[index].sum(0).argmin())], index
+            return
+        what, inside = self.splits[best], self.masks[best, index]
+        yield from self._grow(index[inside], _within(box, what, inside=True), depth - 1)
+        yield from self._grow(index[~inside], _within(box, what, inside=False), depth - 1)
+
+    def _split(self, index: Ints) -> tuple[float, int]:
+        """(what the best split of rows saves, which it is)."""
+        losses, inside = self.losses[index], self.masks[:, index]
+        sums, counts = losses.sum(0), inside.sum(1)
+        left = inside.astype(np.float64) @ losses
+        saved = sums.min() - left.min(1) - (sums - left).min(1)
+        saved[np.minimum(counts, len(index) - counts) < self.least] = -1
+        best = int(saved.argmax())
+        return float(saved[best]), best
+
+    def _pair(self, index: Ints) -> tuple[float, int]:
+        """The same of a split with another behind it, where one alone saves nothing; half of what both save."""
+        found = (-1.0, 0)
+        least = self.losses[index].sum(0).min()
+        for i, mask in enumerate(self.masks):
+            inside = mask[index]
+            if min(inside.sum(), len(index) - inside.sum()) < self.least:
+                continue
+            left, right = index[inside], index[~inside]
+            saved = least - self.losses[left].sum(0).min() - self.losses[right].sum(0).min()
+            saved += max(self._split(left)[0], self._split(right)[0], 0.0)
+            found = max(found, (float(saved) / 2, i), key=lambda one: one[0])
+        return found
+
+
+def _bounds(low: int, high: int) -> list[int]:
+    """Round numbers to split at: 2^k and 3 * 2^k, and one more than powers of two, at which "up to" ends."""
+    found = set()
+    for k in range(40):
+        found |= {1 << k, 3 << k, (1 << k) + 1} if k < 13 else {1 << k, 3 << k}
+    return sorted(bound for bound in found if low < bound <= high)
+
+
+def _within(box: Box, what: tuple[Any, ...], *, inside: bool) -> Box:
+    dtypes, spans, divisors = box
+    if what[0] == "dtypes":
+        return (dtypes & what[1] if inside else dtypes - what[1]), spans, divisors
+    if what[0] == "divisor":  # what has not the divisor comes behind what has
+        others = tuple(one for one in divisors if one[0] != what[1] or what[2] % one[1])
+        return dtypes, spans, ((*others, what[1:]) if inside else divisors)
+    _, name, bound = what
+    low, below = next(((a, b) for n, a, b in spans if n == name), (0, 0))
+    kept = tuple(span for span in spans if span[0] != name)
+    return dtypes, (*kept, (name, low, bound) if inside else (name, bound, below)), divisors
+
+
+def learn(rows: Sequence[Row], need: float = NEED) -> list[Rule]:
+    """The table for these rows."""
+    general: list[Rule] = []
+    for kind in CLASSES:
+        if not kind.fast:
+            general += _rules(kind, rows, need, [])
+    return [rule for kind in CLASSES if kind.fast for rule in _rules(kind, rows, need, general)] + general
+
+
+def _rules(kind: _Class, rows: Sequence[Row], need: float, general: Sequence[Rule]) -> list[Rule]:
+    """Of one class; for "fast" those whose way the rules of auto do not have."""
+    rows = [row for row in rows if kind.holds(row)]
+    ways = sorted({way for row in rows for way in row.ways(kind.fast) if not kind.fast or way in row.unsafe})
+    if len(rows) < LEAST_ROWS or not ways:
+        return []
+    ways = ["", *ways] if kind.fast else ways
+    others = [SPATIAL] * len(rows)
+
+    def table() -> Array64:
+        pairs = zip(rows, others, strict=True)
+        return np.array([[_cost(row, way, other, kind.fast) for way in ways] for row, other in pairs])
+
+    last: list[Rule] = []
+    if kind.fast:
+        others = [chosen(general, row) for row in rows]
+    else:  # what is left where a leaf's way cannot be built
+        for _ in range(2):
+            way = ways[int(table().sum(0).argmin())]
+            if way == SPATIAL or any(rule.algorithm == way for rule in last):
+                break
+            last.append(_rule(kind, ANY, way, ""))
+            others = [chosen(last, row) for row in rows]
+    found = []
+    for box, way, index in _Tree(rows, ways, table(), need).leaves:
+        if way:
+            rule = _rule(kind, box, way, "")
+            found.append(replace(rule, why=_why([rows[i] for i in index], way, kind.fast)))
+    return found + [replace(rule, why=_why(rows, rule.algorithm, False)) for rule in last if not _total(found, rule)]
+
+
+def _total(found: Sequence[Rule], rule: Rule) -> bool:
+    """Whether the rule has come before for whatever it fits."""
+    return any(
+        one.algorithm == rule.algorithm and not one.spans and not one.divisors and one.dtypes >= rule.dtypes
+        for one in found
+    )
+
+
+def _cost(row: Row, way: str, other: str, fast: bool) -> float:
+    if way in row.wrong:
+        return WRONG
+    way = way if way in row.us else other
+    if way not in row.us:
+        return WRONG
+    return _loss(row, row.us[way], fast)
+
+
+def _rule(kind: _Class, box: Box, way: str, why: str) -> Rule:
+    dtypes, spans, divisors = box
+    saved = kind.saved
+    ordered = tuple(sorted(spans, key=lambda span: SIZES.index(span[0])))
+    return Rule(kind.operation, dtypes, kind.layout, way, saved, kind.fast, ordered, divisors, why)
+
+
+def _why(rows: Sequence[Row], way: str, fast: bool) -> str:
+    """A sentence from the data."""
+    rows = [row for row in rows if way in row.us]
+    near = sum(row.us[way] <= 1.03 * min(row.us[one] for one in row.ways(fast)) for row in rows)
+    text = f"of all ways the fastest, or within 3 % of it, on {near} of {len(rows)} shapes of the sweep"
+    ratios = [row.us[SPATIAL] / row.us[way] for row in rows if SPATIAL in row.us]
+    if ratios and way != SPATIAL:
+        text += f", in the median {statistics.median(ratios):.2g} times as fast as spatial"
+    return text + (f"; but {BUT[way.partition(':')[0]]}" if fast and way.partition(":")[0] in BUT else "")
+
+
+# ---------------------------------------------------------------- what it gains
+
+
+def folds(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Rows to learn from and others to judge by, of different shapes."""
+    shapes = list(dict.fromkeys(row.shape for row in rows if not row.named))
+    for i in range(FOLDS):
+        held = set(shapes[i::FOLDS])
+        yield [row for row in rows if row.shape not in held], [row for row in rows if row.shape in held]
+
+
+def held_out(rows: Sequence[Row], need: float) -> tuple[float, list[tuple[Row, str, str]]]:
+    """(mean loss, rows with the ways that auto and fast take) of shapes that the table was not made from."""
+    found: list[tuple[Row, str, str]] = []
+    for some, others in folds(rows):
+        rules = learn(some, need)
+        found += [(row, chosen(rules, row), chosen(rules, row, fast=True)) for row in others]
+    losses = [_cost(row, way, SPATIAL, False) for row, way, _ in found]
+    return sum(losses) / max(len(losses), 1), found
+
+
+@dataclass(frozen=True)
+class Score:
+    """Speed over PyTorch's of a choice."""
+
+    mean: float
+    lowest: float
+    lost: int
+    """Rows below `NEAR`."""
+    avoidable: int
+    """Those of them where a way that may be taken is not."""
+    rows: int
+    behind: float
+    """Time over that of the fastest way, geometric mean over all rows."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mean:.3f} (lowest {self.lowest:.2f}), {self.lost} of {self.rows} rows below {NEAR}, "
+            f"{self.avoidable} of them avoidable; {self.behind:.3f} times the fastest way's time"
+        )
+
+
+def score(rows: Iterable[Row], choice: Callable[[Row], str], fast: bool = False) -> Score:
+    """Of ways chosen for rows."""
+    ratios, behind, avoidable = [], [], 0
+    for row in rows:
+        us = row.us.get(choice(row))
+        ways = row.ways(fast)
+        if us is None or not ways:
+            continue
+        best = min(row.us[way] for way in ways)
+        behind.append(math.log(us / best))
+        if row.torch is None:
+            continue
+        ratios.append(row.torch / us)
+        avoidable += ratios[-1] < NEAR <= row.torch / best
+    lost = sum(ratio < NEAR for ratio in ratios)
+    mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else math.nan
+    over = math.exp(statistics.fmean(behind)) if behind else math.nan
+    return Score(mean, min(ratios, default=math.nan), lost, avoidable, len(ratios), over)
+
+
+def _best(fast: bool) -> Callable[[Row], str]:
+    return lambda row: min(row.ways(fast), key=lambda way: row.us[way], default=SPATIAL)
+
+
+def report(sweep: Sweep) -> str:
+    """Lines about the table: on the shapes that it was made from, and on shapes held out."""
+    rows = sweep.rows
+    rules = learn(rows)
+    judged = {need: held_out(rows, need) for need in NEEDS}
+    out = judged[NEED][1]
+    autos = {id(row): way for row, way, _ in out}
+    fasts = {id(row): way for row, _, way in out}
+    drawn, named = [row for row in rows if not row.named], [row for row in rows if row.named]
+    torch = sweep.head["torch"]
+    lines = [
+        f"{sweep.head['device']}, {' '.join(map(str, sweep.head['library']))}, PyTorch {torch.get('version', 'none')}, "
+        f"{sweep.head['date']}: {len(drawn)} rows of {len({row.shape for row in drawn})} random shapes "
+        f"({sweep.head['shapes']}), {len(named)} of layers of networks",
+        f"{len(rules)} rules. Loss on shapes held out, by what a split must save: "
+        + ", ".join(f"{need:g}: {loss:.4f}" for need, (loss, _) in judged.items()),
+        "Speed over PyTorch's, geometric mean:",
+        f"  auto when swept               {score(drawn, lambda row: row.auto.partition('+')[0])}",
+        f"  auto of this table            {score(drawn, lambda row: chosen(rules, row))}",
+        f"  auto, shapes held out         {score(drawn, lambda row: autos[id(row)])}",
+        f"  the fastest way auto may take {score(drawn, _best(False))}",
+        f"  fast when swept               {score(drawn, lambda row: row.fast.partition('+')[0], True)}",
+        f"  fast of this table            {score(drawn, lambda row: chosen(rules, row, True), True)}",
+        f"  fast, shapes held out         {score(drawn, lambda row: fasts[id(row)], True)}",
+        f"  the fastest way of all        {score(drawn, _best(True), True)}",
+    ]
+    if named:
+        lines += [
+            f"  networks: auto when swept     {score(named, lambda row: row.auto.partition('+')[0])}",
+            f"  networks: auto of this table  {score(named, lambda row: chosen(rules, row))}",
+        ]
+    lines.append("By operation, layout and dtype, shapes held out:")
+    for operation, layout, dtype in itertools.product(OPERATIONS, ("nchw", "nhwc"), ("f32", "f16", "bf16")):
+        some = [r for r in drawn if (r.operation, r.layout, r.dtype) == (operation, layout, dtype) and r.saved]
+        if some:
+            lines.append(f"  {operation:8} {layout} {dtype:4} {score(some, lambda row: autos[id(row)])}")
+    lost = [row for row in drawn if row.torch and row.torch / min(row.us[w] for w in row.ways(False)) < NEAR]
+    lines.append(f"Rows below {NEAR} whatever way auto takes: {len(lost)}")
+    for row in sorted(lost, key=lambda row: (row.torch or 0) / min(row.us[w] for w in row.ways(False))):
+        way = _best(False)(row)
+        dims = "x".join(map(str, row.shape))
+        ratio = (row.torch or 0) / row.us[way]
+        lines.append(f"  {ratio:.2f} {row.operation:8} {row.dtype:4} {row.layout} {dims:20} {way} {row.us[way]:g} us")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- files of the package
+
+
+def header(rules: Sequence[Rule], sweep: Sweep, source: str) -> str:
+    """C: rows of an array of ``rule``."""
+    label, *version = sweep.head["library"]
+    lines = [
+        "/* Made by `python -m benchmarks.rules write` from " + source + ", which has the times:",
+        f" * {sweep.head['device']}, {label} {'.'.join(map(str, version))}, {sweep.head['date']}. */",
+    ]
+    for rule in rules:
+        names = {"f32": "SINGLE", "f16": "HALVES", "bf16": "HALVES"}
+        dtypes = " | ".join(sorted({names[name] for name in rule.dtypes}))
+        parts = [OPERATIONS[rule.operation], dtypes, rule.layout]
+        parts += [f".saved = {rule.saved}"] * bool(rule.saved) + [".fast = 1"] * rule.fast
+        parts += [f".{name} = {number}" for name, number in rule.divisors]
+        parts += [f".{name} = {{{low}, {below}}}" for name, low, below in rule.spans]
+        parts.append(f'.algorithm = "{rule.algorithm}"')
+        lines += _wrapped([f"{part}," for part in parts], rule.why)
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(parts: Sequence[str], why: str) -> list[str]:
+    """One initializer in lines of 120."""
+    lines = ["    {" + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 1 + len(part) > 120:
+            lines.append("     " + part)
+        else:
+            lines[-1] += " " + part
+    words, pieces = why.split(), [""]
+    for i, word in enumerate(words):
+        piece = pieces[-1] + word + (" " if i < len(words) - 1 else "")
+        if len(piece) > 100:
+            pieces.append("")
+            piece = word + (" " if i < len(words) - 1 else "")
+        pieces[-1] = piece
+    for i, piece in enumerate(pieces):
+        lines.append(("     .why = " if not i else "            ") + f'"{piece}"')
+    lines[-1] += "},"
+    return lines
+
+
+# ---------------------------------------------------------------- where PyTorch is faster
+
+TORCH_NAMES = {"train": "training", "infer": "inference", "backward": "backward"}
+DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+GAIN = math.log(1 / NEAR)
+
+
+def comparable(row: Row) -> bool:
+    """Whether PyTorch's kernel may take the call: right, and memory that `pybnorm.torch` knows by its layout.
+
+    It rounds dscale and dbias of 16-bit backward over channels-first memory to x's dtype where its own kernel runs, and
+    its channels-last inference in float32 loses digits where the mean is large.
+    """
+    if row.torch is None or not row.saved or (not row.first and len(row.shape) == 3):
+        return False
+    if (
+        row.operation == "backward"
+        and row.first
+        and (row.dtype == "bf16" or (row.dtype == "f16" and len(row.shape) == 2))
+    ):
+        return False
+    return not (row.operation == "infer" and not row.first and row.dtype == "f32")
+
+
+def faster(rows: Sequence[Row], rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
+    """Boxes where PyTorch takes less time than what auto takes by these rules, by `NEAR` at least."""
+    boxes: list[tuple[Any, ...]] = []
+    for operation, first in itertools.product(OPERATIONS, (True, False)):
+        some = [row for row in rows if row.operation == operation and row.first == first and comparable(row)]
+        some = [row for row in some if chosen(rules, row) in row.us]
+        if len(some) < 2 * LEAST_ROWS:
+            continue
+        # A box must save more than what PyTorch's being a little slower elsewhere costs.
+        losses = np.array(
+            [[0.0, math.log((row.torch or 0) / row.us[chosen(rules, row)]) + GAIN] for row in some], np.float64
+        )
+        splits = [frozenset((name,)) for name in ("f32", "bf16")]
+        tree = _Tree(some, ("ours", "torch"), losses, NEED, ("images", "channels", "size", "kilobytes"), {}, splits)
+        for (dtypes, spans, _), way, index in tree.leaves:
+            gains = [-float(losses[i][1]) for i in index]
+            if way == "torch" and statistics.median(gains) > 0 and sum(gain > 0 for gain in gains) >= 0.8 * len(gains):
+                boxes.append(
+                    (
+                        operation,
+                        first,
+                        tuple(sorted({some[i].dtype for i in index} & dtypes)),
+                        dict((n, (a, b)) for n, a, b in spans),
+                    )
+                )
+    return boxes
+
+
+def faster_source(boxes: Sequence[tuple[Any, ...]], sweep: Sweep) -> str:
+    """Python: the module of the boxes."""
+    lines = [
+        '"""Where PyTorch\'s own batch norm was measured faster than ours: written by `python -m benchmarks.rules`."""',
+        "",
+        "MEASURED: tuple = (",
+    ]
+    version = ".".join(sweep.head["torch"]["version"].split(".")[:2])
+    library = ".".join(map(str, sweep.head["library"][1:3]))
+    lines += [
+        "    # device as torch.cuda.get_device_name() says it, PyTorch, cuDNN, boxes of:",
+        "    # operation, dtypes, layout, N, C, S, megabytes of x; bounds are inclusive",
+        "    (",
+        f'        "{sweep.head["device"]}",',
+        f'        "{version}",',
+        f'        "{library}",',
+        "        (",
+    ]
+    for operation, first, dtypes, spans in boxes:
+        bounds = []
+        for name in ("images", "channels", "size"):
+            low, below = spans.get(name, (0, 0))
+            bounds.append(f"({max(low, 1)}, {below - 1 if below else '1 << 40'})")
+        low, below = spans.get("kilobytes", (0, 0))
+        bounds.append(f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else 1e9!r})")
+        names = ", ".join(f'"{DTYPE_NAMES[name]}"' for name in dtypes) + ("," if len(dtypes) == 1 else "")
+        layout = "first" if first else "last"
+        lines.append(f'            ("{TORCH_NAMES[operation]}", ({names}), "{layout}", {", ".join(bounds)}),')
+    return "\n".join([*lines, "        ),", "    ),", ")"]) + "\n"
+
+
+def made(path: Path | str) -> tuple[str, str]:
+    """The header and the module from stored rows."""
+    sweep = load([path])
+    rules = learn(sweep.rows)
+    source = Path(path).resolve()
+    name = str(source.relative_to(ROOT)) if source.is_relative_to(ROOT) else source.name
+    return header(rules, sweep, name), faster_source(faster(sweep.rows, rules), sweep)
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
+    parser.add_argument("command", choices=("store", "write", "report"))
+    parser.add_argument("file", help="stored rows")
+    parser.add_argument("sweeps", nargs="*", help=f"files of the schema {SCHEMA} to store")
+    given = parser.parse_args()
+    if given.command == "store":
+        store(load(given.sweeps), given.file)
+    elif given.command == "write":
+        for target, text in zip((HEADER, FASTER), made(given.file), strict=True):
+            target.write_text(text, encoding="utf-8")
+    else:
+        print(report(load([given.file])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

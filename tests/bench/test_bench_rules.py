@@ -1,0 +1,145 @@
+"""`benchmarks.rules`: the table that is best by construction is found in made times, and files keep what they got."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import rules
+from benchmarks.shapes import random_shapes
+
+HEAD = {
+    "schema": "pybnorm.sweep/1",
+    "device": "Nobody's",
+    "library": ["cuDNN", 9, 19, 0],
+    "torch": {"version": "2.11.0+cu130"},
+    "date": "2026-11-23",
+    "shapes": "random:300:1",
+}
+
+
+def best(row: rules.Row) -> str:
+    """The table that is to be found: two bounds, of which one differs by dtype, and whole rows."""
+    if not row.first:
+        return "graph" if row.value("channels") >= (512 if row.dtype == "f32" else 128) else "ex"
+    if row.value("values") < 16384:
+        return "spatial"
+    return "rows:1" if row.value("row_bytes") % 16 == 0 else "columns:1"
+
+
+def made(count: int, seed: int) -> Iterator[rules.Row]:
+    """Times with 3 % of noise: what is best takes the half of the others' time."""
+    pick = random.Random(seed)
+    for dims in random_shapes(count, seed, 1 << 26):
+        dtype, layout = pick.choice(("f32", "f16", "bf16")), pick.choice(("nchw", "nhwc"))
+        for operation in rules.OPERATIONS:
+            row = rules.Row(operation, dtype, layout, dims, True, "spatial", "spatial", {})
+            if not row.first:
+                row = replace(row, auto="ex", fast="ex")
+            ways = ("spatial", "columns:1", "rows:1") if row.first else ("ex", "graph")
+            base = 2 + row.value("kilobytes") / 3000
+            us = {way: base * (1 if way == best(row) else 2) for way in ways} | {"torch": 1.5 * base}
+            us = {way: round(time * pick.uniform(0.97, 1.03), 3) for way, time in us.items()}
+            if operation == "backward" and not row.first and row.value("images") < 32:
+                us["torch"] = us[best(row)] / 2
+            unsafe = set()
+            if operation == "train" and row.first:
+                us["persistent"] = us[best(row)] * (0.5 if row.value("channels") < 64 else 1.5)
+                unsafe = {"persistent"}
+            yield replace(row, us=us, unsafe=frozenset(unsafe))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[rules.Row]:
+    return list(made(900, 1))
+
+
+@pytest.fixture(scope="module")
+def table(rows: list[rules.Row]) -> list[rules.Rule]:
+    return rules.learn(rows)
+
+
+def test_the_best_table_is_found(table):
+    others = list(made(300, 2))
+    right = sum(rules.chosen(table, row) == best(row) for row in others)
+    assert right >= 0.97 * len(others)
+    assert len(table) < 60
+
+
+def test_a_bound_of_one_dtype_is_found(table):
+    """f32 alone turns at another number of channels, which no single bound shows."""
+    spans = {(rule.dtypes, span) for rule in table for span in rule.spans if rule.algorithm == "graph"}
+    assert (frozenset({"f32"}), ("channels", 512, 0)) in spans
+    assert (frozenset({"f16", "bf16"}), ("channels", 128, 0)) in spans
+
+
+def test_only_fast_takes_what_is_not_stable(table):
+    others = [row for row in made(300, 2) if row.operation == "train" and row.first]
+    assert not any(rules.chosen(table, row) == "persistent" for row in others)
+    right = sum((rules.chosen(table, row, fast=True) == "persistent") == (row.value("channels") < 64) for row in others)
+    assert right >= 0.97 * len(others)
+    assert all("fixed point" in rule.why for rule in table if rule.algorithm == "persistent")
+
+
+def test_what_cannot_be_built_is_left_to_the_rules_behind(table):
+    row = next(row for row in made(300, 2) if not row.first and best(row) == "graph")
+    without = replace(row, us={way: us for way, us in row.us.items() if way != "graph"})
+    assert rules.chosen(table, row) == "graph"
+    assert rules.chosen(table, without) == "ex"
+
+
+def test_a_wrong_way_is_not_taken(rows):
+    wrong = [replace(row, us={w: t for w, t in row.us.items() if w != "ex"}, wrong=frozenset({"ex"})) for row in rows]
+    table = rules.learn([row for row in wrong if not row.first])
+    assert {rule.algorithm for rule in table} == {"graph"}
+
+
+def test_where_pytorch_is_faster_is_found(rows, table):
+    boxes = rules.faster(rows, table)
+    assert {(operation, first) for operation, first, _, _ in boxes} == {("backward", False)}
+    spans = [spans for _, _, _, spans in boxes]
+    assert all(spans["images"] == (0, 32) for spans in spans)
+    source = rules.faster_source(boxes, rules.Sweep(HEAD, rows))
+    names: dict[str, object] = {}
+    exec(compile(source, "faster.py", "exec"), names)
+    ((device, version, library, found),) = names["MEASURED"]
+    assert (device, version, library) == ("Nobody's", "2.11", "9.19")
+    assert all(box[0] == "backward" and box[2] == "last" and box[3] == (1, 31) for box in found)
+
+
+def test_files_keep_rows(rows, tmp_path):
+    path = tmp_path / "rows.txt"
+    sweep = rules.Sweep(HEAD, [replace(row, rough=frozenset({"ex"} & set(row.us))) for row in rows])
+    sweep.rows[0] = replace(sweep.rows[0], wrong=frozenset({"torch"}))
+    rules.store(sweep, path)
+    again = rules.load([path])
+    assert again.head["device"] == HEAD["device"]
+    for row, kept in zip(sweep.rows, again.rows, strict=True):
+        assert {way: float(f"{us:.4g}") for way, us in row.us.items()} == kept.us
+        assert replace(row, us={}) == replace(kept, us={})
+
+
+def test_the_report_says_what_shapes_held_out_say(rows):
+    lines = rules.report(rules.Sweep(HEAD, rows[:600])).splitlines()
+    shown = {line.split("  ")[1]: line for line in lines if line.startswith("  auto")}
+    assert len(shown) == 3
+    assert all("of 600 rows below 0.97" in line for line in shown.values())
+
+
+def test_lines_of_the_header_are_short(table, rows):
+    lines = rules.header(table, rules.Sweep(HEAD, rows), "docs/results/nobodys.txt").splitlines()
+    assert max(map(len, lines)) <= 120
+    assert sum(line.startswith("    {PBN_OP_") for line in lines) == len(table)
+
+
+def test_another_device_is_refused(rows, tmp_path):
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path, device in zip(paths, ("one", "another"), strict=True):
+        rules.store(rules.Sweep(HEAD | {"device": device}, rows[:3]), path)
+    with pytest.raises(ValueError, match="another device"):
+        rules.load(paths)
+    assert Path(rules.HEADER).parent.is_dir()
