@@ -55,15 +55,18 @@ def before(problem: Problem, x: Array, scale: Array, bias: Array, statistics: tu
     return reference.forward_inference_inv_variance(x, scale, bias, *statistics, axis=axis).y
 
 
-def passing(problem: Problem, x: Array, values: Array) -> int:
+def passing(problem: Problem, x: Array, values: Array, dy: Array | None = None) -> int:
     """Index of the last element of the last statistic that the activation changes nothing of, else of its last one.
 
-    `values` are those before the activation.
+    One at a limit, or where dy is 0, only where there is no other. `values` are those before the activation.
     """
     last = np.zeros(x.shape, bool)
     if problem.mode == Mode.PER_ACTIVATION:
         last.reshape(x.shape[0], -1)[:, -1] = True
     else:
         last[:, -1] = True
-    found = np.flatnonzero(last & passes(problem, values))
-    return int(found[-1]) if found.size else x.size - 1
+    between = inside(problem, values) > 0
+    for way in (between if dy is None else between & (dy != 0), between, passes(problem, values)):
+        if (found := np.flatnonzero(last & way)).size:
+            return int(found[-1])
+    return x.size - 1

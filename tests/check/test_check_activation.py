@@ -9,7 +9,7 @@ from simulated import Kernels, array_of
 from pybnorm import Activation, devices
 from pybnorm._arrays import as_buffer
 from pybnorm.check.activations import activate, before, passes
-from pybnorm.check.bounds import Status, expect, judge
+from pybnorm.check.bounds import Status, expect, judge, untrusted
 from pybnorm.check.data import generate
 from pybnorm.check.problem import Problem, expand
 from pybnorm.check.runner import Session, open_session, run_case
@@ -215,3 +215,26 @@ def test_a_gradient_whose_mask_rounding_decides_may_be_there_or_not(there):
     masked[3, 2, 1, 2] += 64.0  # of an element whose mask is certain
     wrong = expect(plain, dataclasses.replace(inputs, dy=masked.astype(np.float32), bias=None))
     assert judge(expected, "dx", wrong.outputs["dx"].astype(np.float32)).status == Status.FAIL
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train,spatial,f32,nchw,8x6x5x7,activation=clipped_relu",  # the last channel is at its limits
+        "train,spatial,bf16,nchw,8x6x5x7,activation=clamp",  # or where scale makes no difference
+        "train,peract,f32,nchw,2x64x7x7,fill=randn,activation=clipped_relu,residual=1",
+        "backward,spatial,f32,nchw,16x16x14x14,activation=clamp",
+        "backward,spatial,f32,nchw,2x3x3x3,activation=relu,residual=1",  # the gradient that passes last is 0
+        "backward,peract,f64,nchw,4x4x4x4,fill=ramp,activation=clamp",
+    ],
+)
+def test_what_an_activation_hides_in_one_place_shows_in_another(line):
+    problem = Problem.parse(line)
+    assert untrusted(problem, generate(problem)) == []
+
+
+def test_a_case_whose_results_are_all_at_a_limit_is_not_trusted():
+    problem = Problem.parse("train,spatial,f32,nchw,8x6x5x7,activation=clipped_relu")
+    inputs = generate(problem)
+    inputs.bias[...] = -100
+    assert "scale" in untrusted(problem, inputs)

@@ -30,7 +30,7 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
     some output: by the loosest stable bound, or with `one_pass`, for a case that only the one-pass bound accepted, by
     that. At most four statistics are looked at, the first three and the last, because each is independent of the
     others. The change is in the last one; where that is constant, not finite or beyond what the bound can say, as some
-    fills make some, in an ordinary one instead.
+    fills make some, or an activation leaves nothing of it between its limits, in an ordinary one instead.
 
     Not required, because the formulas do not depend on it (or, for epsilon, because only some fills make it
     comparable with the variance):
@@ -45,7 +45,7 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
     small, small_inputs = _few(problem, inputs, sorted({*range(min(3, count)), count - 1}))
     baseline = expect(small, small_inputs)
     tier = [t for t in tiers(small, "y") if one_pass or not t.one_pass][-1]
-    if not baseline.ordinary(tier).flat[-1]:
+    if not _ordinary(baseline, tier)[-1]:
         small, small_inputs = _few(problem, inputs, _with_an_ordinary_last(problem, inputs, tier))
         baseline = expect(small, small_inputs)
     bounds = _bounds(baseline, one_pass)
@@ -67,9 +67,22 @@ def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list
     """Statistics to look at where the last one is special: one that can be judged comes last, if there is any."""
     count = int(np.prod(problem.parameter_dims))
     candidates = sorted({*range(min(16, count)), count - 1})
-    ordinary = expect(*_few(problem, inputs, candidates)).ordinary(tier).ravel()
+    ordinary = _ordinary(expect(*_few(problem, inputs, candidates)), tier)
     last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
     return [*(i for i in candidates[:3] if i != last), last]
+
+
+def _ordinary(expected: Expected, tier: Tier) -> Array:
+    """Which statistics are ordinary, and have elements between the limits of an activation."""
+    ordinary = expected.ordinary(tier).ravel()
+    problem = expected.problem
+    if not problem.activation:
+        return ordinary
+    x = expected.inputs.x.astype(np.float64)
+    shows = activations.inside(problem, _before_activation(problem, expected.inputs)) * (x != expected.statistics[0])
+    axes = 0 if problem.mode == Mode.PER_ACTIVATION else (0, *range(2, x.ndim))
+    found: Array = ordinary & shows.any(axis=axes).ravel()
+    return found
 
 
 def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
@@ -101,10 +114,10 @@ _SHOW_EPSILON = ("exact", "sqrteps", "paired")
 """Fills whose epsilon is comparable with the variance."""
 
 
-def _passing(problem: Problem, inputs: Inputs) -> int:
-    """Index of an element of the last statistic that the activation changes nothing of."""
+def _before_activation(problem: Problem, inputs: Inputs) -> Array:
+    """What the activation is applied to; where it is given, what came of it."""
     if inputs.y is not None:
-        return activations.passing(problem, inputs.x, inputs.y.astype(np.float64))
+        return inputs.y.astype(np.float64)
     statistics = None
     if problem.operation == Operation.FORWARD_INFERENCE:
         variance = inputs.need("variance").astype(np.float64)
@@ -112,7 +125,7 @@ def _passing(problem: Problem, inputs: Inputs) -> int:
     elif not problem.recomputes:
         statistics = inputs.need("saved_mean"), inputs.need("saved_inv_variance")
     result = activations.before(problem, inputs.x, inputs.scale, inputs.need("bias"), statistics)
-    return activations.passing(problem, inputs.x, result if inputs.z is None else result + inputs.z.astype(np.float64))
+    return result if inputs.z is None else result + inputs.z.astype(np.float64)
 
 
 def _further(value: Array) -> Array:
@@ -128,7 +141,9 @@ def _changed(
     dtype = problem.dtype if data else problem.parameter_dtype
     new = old.astype(np.float64)
     if place is None:
-        place = _passing(problem, inputs) if data and problem.activation else old.size - 1
+        place = old.size - 1
+        if data and problem.activation:
+            place = activations.passing(problem, inputs.x, _before_activation(problem, inputs), inputs.dy)
     before = float(new.flat[place])
     with np.errstate(invalid="ignore", over="ignore"):
         after = change(new.flat[place])
@@ -263,13 +278,15 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
         and (shows_x or shows_normal)
     ):
         yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
+    low, high = activations.limits(problem) if problem.activation else (0.0, 0.0)
+    beyond = 1 + abs(low) + (high if high < math.inf else 0.0)
     if inputs.bias is not None and problem.alpha and inputs.y is None:
-        yield array("bias", _further)
+        yield array("bias", lambda value: _further(value) - (4 * abs(value) + 2 * beyond if backward else 0.0))
     if inputs.dy is not None and (problem.alpha or problem.alpha_param):
         yield array("dy", _further)
     for name in ("z", "y"):
         if getattr(inputs, name) is not None and problem.alpha:
-            yield array(name, _further if name == "z" else lambda value: -1.0 - abs(value))
+            yield array(name, _further if name == "z" else lambda value: -beyond - abs(value))
     reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha and not problem.inverse
     reads_running = updates and problem.factor != 1
     if reads_statistics or reads_running:
