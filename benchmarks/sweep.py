@@ -23,7 +23,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -70,6 +70,10 @@ class Built:
     refused: dict[str, str] = field(default_factory=dict)
 
 
+Plans = dict[tuple[str, bool], Built]
+"""By operation and whether statistics are saved."""
+
+
 def jobs(count: int, seed: int, gpu: bool, also: str = "") -> Iterator[Job]:
     """What a seed stands for; after each `NAMED` random shapes one of the set `also`, in any dtype and layout."""
     named = [
@@ -90,11 +94,13 @@ def jobs(count: int, seed: int, gpu: bool, also: str = "") -> Iterator[Job]:
             yield named.pop()
 
 
-def build(handle: pybnorm.Handle, job: Job) -> tuple[Any, dict[tuple[str, bool], Built], float]:
-    """The plan that makes statistics, those of each row, and the seconds that they took."""
+def build(
+    handle: pybnorm.Handle, job: Job, more: Sequence[str] = ()
+) -> tuple[Any, dict[tuple[str, bool], Built], float]:
+    """The plan that makes statistics, those of each row, also of `more` ways, and the seconds that they took."""
     start = time.monotonic()
     dims, dtype, layout, rows = job
-    found: dict[tuple[str, bool], Built] = {}
+    found: Plans = {}
     strides = pybnorm._arguments.packed_strides(dims, LAYOUTS[layout])
     with pybnorm.TensorDescriptor(handle.backend, dtype, dims, strides) as x:
         statistics = handle.plan_forward_training(x, running=False, epsilon=EPSILON)
@@ -105,7 +111,7 @@ def build(handle: pybnorm.Handle, job: Job) -> tuple[Any, dict[tuple[str, bool],
             built = Built(auto.algorithm, make(x, algorithm="fast", **options).algorithm)
             built.safe = list(_core.candidates(auto, False))
             missing: set[str] = set()
-            for name in dict.fromkeys((auto.algorithm.partition("+")[0], *_core.candidates(auto, True))):
+            for name in dict.fromkeys((auto.algorithm.partition("+")[0], *_core.candidates(auto, True), *more)):
                 base, _, number = name.partition(":")
                 if base in missing or int(number or 0) > LAST_PLAN:
                     continue
@@ -163,9 +169,7 @@ class _Sweep:
         self.torch = torch
         self.spent: dict[str, float] = collections.defaultdict(float)
 
-    def measure(
-        self, handle: pybnorm.Handle, job: Job, built: tuple[Any, dict[tuple[str, bool], Built], float]
-    ) -> None:
+    def measure(self, handle: pybnorm.Handle, job: Job, built: tuple[Any, Plans, float]) -> None:
         """Write the rows of a job."""
         dims, dtype, layout, _ = job
         tensor_bytes = math.prod(dims) * dtype.itemsize
@@ -255,6 +259,7 @@ def run(
     *,
     backend: str | None = None,
     also: str = "",
+    ways: Sequence[str] = (),
     seconds: float = math.inf,
     threads: int | None = None,
 ) -> int:
@@ -270,6 +275,8 @@ def run(
         As in `benchmarks.device.run`.
     also : str
         A set of `shapes.SHAPES`.
+    ways : sequence of str
+        Algorithms that are measured besides those which auto and fast may take.
     seconds : float
         After them no other shape is begun.
     threads : int, optional
@@ -317,7 +324,7 @@ def run(
         while True:
             while handles and time.monotonic() < end and (job := next(left, None)) is not None:
                 handle = handles.popleft()
-                waiting.append((handle, job, pool.submit(build, handle, job) if threads else None))
+                waiting.append((handle, job, pool.submit(build, handle, job, ways) if threads else None))
             if not waiting or time.monotonic() >= end:
                 for _, _, future in waiting:
                     if future is not None:
@@ -326,7 +333,7 @@ def run(
             handle, job, future = waiting.popleft()
             try:
                 with sweep._clock("wait"):
-                    built = build(handle, job) if future is None else future.result()
+                    built = build(handle, job, ways) if future is None else future.result()
                 sweep.measure(handle, job, built)
             except (PybnormError, RuntimeError) as problem:
                 print(f"left out: {job}: {one_line(problem)}", file=sys.stderr)
@@ -351,6 +358,7 @@ def _main() -> int:
     parser.add_argument("--backend", help="cudnn or onednn; by default cudnn where it finds a GPU")
     parser.add_argument("--shapes", default="random:400:0", metavar="random:COUNT:SEED")
     parser.add_argument("--also", default="", choices=list(SHAPES), help="a set of shapes among them, in all dtypes")
+    parser.add_argument("--way", dest="ways", default=[], action="append", help="besides those that auto may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no shape after this time")
     parser.add_argument("--threads", type=int, help="that build plans")
     parser.add_argument("--out", default="-", help="the file; - is standard output")
@@ -362,7 +370,7 @@ def _main() -> int:
         def write(line: dict[str, Any]) -> None:
             print(json.dumps(line), file=target, flush=True)
 
-        options = {name: getattr(given, name) for name in ("backend", "also", "seconds", "threads")}
+        options = {name: getattr(given, name) for name in ("backend", "also", "ways", "seconds", "threads")}
         done = run(int(count), int(seed), write, **options)
     return 0 if done else 1
 

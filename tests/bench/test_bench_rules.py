@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +14,9 @@ import pytest
 
 from benchmarks import rules
 from benchmarks.shapes import random_shapes
+from pybnorm import _arguments
+from pybnorm.check.problem import OPERATIONS
+from pybnorm.enums import DataType, Layout
 
 HEAD = {
     "schema": "pybnorm.sweep/1",
@@ -143,3 +149,73 @@ def test_another_device_is_refused(rows, tmp_path):
     with pytest.raises(ValueError, match="another device"):
         rules.load(paths)
     assert Path(rules.HEADER).parent.is_dir()
+
+
+PROGRAM = """
+#include "pybnorm/backends/cudnn/adapter.c"
+#include <inttypes.h>
+
+static const rule made[] = {
+#include "made.h"
+};
+
+int main(void) {
+    int saved, fast, rank, count = (int)(sizeof made / sizeof made[0]);
+    pbn_tensor x = {0};
+    pbn_call call = {.x_desc = &x, .y_desc = &x, .dy_desc = &x, .dx_desc = &x};
+    while (scanf("%d %d %d %d %d", &call.operation, &x.dtype, &saved, &fast, &rank) == 5) {
+        int i = 0;
+        x.rank = rank;
+        for (int j = 0; j < rank; j++)
+            if (scanf("%" SCNd64 " %" SCNd64, &x.dims[j], &x.strides[j]) != 2)
+                return 1;
+        x.layout = pbn_layout_of(rank, x.dims, x.strides);
+        call.saved_mean = saved ? &call : NULL;
+        while (i < count && !fits(&made[i], &call, fast))
+            i++;
+        printf("%s\\n", i < count ? made[i].algorithm : "spatial");
+    }
+    return 0;
+}
+"""
+
+
+def of_each_field() -> list[rules.Rule]:
+    """A rule for each span and each divisor, and for what else a rule has."""
+    every = frozenset({"f32", "f16", "bf16"})
+    one = rules.Rule("train", every, "FIRST", "")
+    spans = {"images": 64, "channels": 96, "size": 1000, "values": 3000, "lines": 50, "kilobytes": 300}
+    found = [replace(one, spans=((name, bound, 4 * bound),)) for name, bound in spans.items()]
+    found += [replace(one, divisors=((name, 16),)) for name in rules.DIVISORS]
+    found += [replace(one, fast=True), replace(one, dtypes=frozenset({"f32"}))]
+    found += [replace(one, operation="backward", saved=saved, layout="LAST") for saved in (1, -1)]
+    return [replace(rule, algorithm=f"way:{i}") for i, rule in enumerate(found)]
+
+
+@pytest.mark.parametrize("fields", [False, True])
+def test_the_library_reads_the_header_as_it_is_meant(rows, table, tmp_path, fields):
+    """fits() of plans.c, compiled with the header, against `rules.chosen`, where every way can be built."""
+    table = of_each_field() if fields else table
+    (tmp_path / "made.h").write_text(rules.header(table, rules.Sweep(HEAD, rows), "docs/results/nobodys.txt"))
+    (tmp_path / "made.c").write_text(PROGRAM)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    flags = ["-std=c11", "-w", f"-I{rules.ROOT / 'include'}", f"-I{rules.ROOT}", f"-I{tmp_path}"]
+    subprocess.run(
+        [*compiler, *flags, tmp_path / "made.c", "-o", tmp_path / "made", "-ldl", "-lm"], check=True, timeout=120
+    )
+    every = {rule.algorithm: 1.0 for rule in table}
+    asked = [(replace(row, us=every, saved=saved), fast) for row in made(200, 3) for saved in (0, 1) for fast in (0, 1)]
+    lines = []
+    for row, fast in asked:
+        layout = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}[row.layout]
+        operation = OPERATIONS[row.operation]
+        dtype = next(t for t in DataType if t.short == row.dtype)
+        pairs = zip(row.shape, _arguments.packed_strides(row.shape, layout), strict=True)
+        numbers = (int(operation), int(dtype), row.saved, fast, len(row.shape), *(n for pair in pairs for n in pair))
+        lines.append(" ".join(map(str, map(int, numbers))))
+    done = subprocess.run(
+        [tmp_path / "made"], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=60
+    )
+    taken = done.stdout.split()
+    assert taken == [rules.chosen(table, row, bool(fast)) for row, fast in asked]
+    assert {*taken, "spatial"} == {*every, "spatial"}

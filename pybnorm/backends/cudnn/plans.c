@@ -487,7 +487,8 @@ static int fits(const rule *r, const pbn_call *call, int fast) {
         return 0;
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
-    if (r->row_bytes != 0 && size * element % r->row_bytes != 0)
+    if ((r->row_bytes != 0 && size * element % r->row_bytes != 0) ||
+        (r->channel_bytes != 0 && channels * element % r->channel_bytes != 0))
         return 0;
     return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
            (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && within(r->images, images) &&

@@ -32,7 +32,7 @@ typedef struct rule {
     int layout; /* pbn_layout of all tensors, ANY_LAYOUT, SLOW_VIEW, or WHOLE_ROWS: FIRST, S of 16 bytes, rows enough */
     int saved;                                             /* 1: with saved statistics only, -1: without only */
     int fast;                                              /* 1: for "fast" only */
-    int row_bytes;                                         /* a divisor of S in bytes, where not 0 */
+    int row_bytes, channel_bytes;                          /* divisors of S and of C in bytes, where not 0 */
     span images, channels, size, values, lines, kilobytes; /* N, C, S, N * S, N * C, of x in KiB */
     const char *algorithm, *why;
 } rule;
