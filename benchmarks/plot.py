@@ -106,9 +106,9 @@ def draw(result: Mapping[str, Any], path: str) -> None:
                 )
         panel.axhline(1, color="black", linewidth=0.9, linestyle="--")
         panel.set_yscale("log")
-        ticks = [
-            t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if found and found[0][0] / 2 < t < found[-1][0] * 2
-        ]
+        every = [float(f"{digit}e{power}") for power in range(-4, 5) for digit in (1, 2, 5)]
+        ticks = [t for t in every if found and found[0][0] / 2 < t < found[-1][0] * 2]
+        ticks = ticks if len(ticks) < 12 else [t for t in ticks if f"{t:e}".startswith("1")]
         panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
         panel.minorticks_off()
         panel.grid(True, axis="y", linewidth=0.3)

@@ -41,6 +41,7 @@ from pybnorm.check.results import (
     OUTPUTS,
     BackendInfo,
     CaseResult,
+    cases_text,
     label,
     verdict_text,
 )
@@ -470,7 +471,7 @@ def _judged(run: Run) -> dict[str, list[str]]:
 
 def lost_text(lost: Lost) -> str:
     """What is lost, in one line."""
-    return f"{lost.second}:{lost.backend}: {lost.cases} cases that {lost.first} judged {lost.reason}"
+    return f"{lost.second}:{lost.backend}: {cases_text(lost.cases)} that {lost.first} judged {lost.reason}"
 
 
 def _notices(runs: Sequence[Run]) -> list[str]:
@@ -752,6 +753,8 @@ def _remember(
 def bits_text(pair: Pair) -> str:
     """In how many cases both sides have the same bits."""
     cases = pair.same_bits + pair.other_bits
+    if cases == 1:
+        return f"{'the same' if pair.same_bits else 'other'} bits in the one case"
     if not pair.other_bits:
         return f"the same bits in all {cases} cases"
     return f"the same bits in {pair.same_bits} of {cases} cases, different bits in {pair.other_bits}"

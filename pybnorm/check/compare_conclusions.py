@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pybnorm.check.bounds import Status
 from pybnorm.check.compare import REFERENCE, CasePair, Change, Comparison, Outcome, Pair, lost_text
-from pybnorm.check.results import version_text
+from pybnorm.check.results import cases_text, version_text
 
 __all__ = ["Found", "found"]
 
@@ -36,11 +36,11 @@ def found(comparison: Comparison) -> list[Found]:
         cases.setdefault(item.alone, set()).add(item.case)
     for alone, own in sorted(cases.items(), key=lambda item: (item[0] != REFERENCE, -len(item[1]))):
         if alone == REFERENCE:
-            text = f"In {_cases(len(own))} all libraries agree with one another and not with the reference."
+            text = f"In {cases_text(len(own))} all libraries agree with one another and not with the reference."
         elif alone:
-            text = f"{names.get(alone, alone)} stands alone in {_cases(len(own))}."
+            text = f"{names.get(alone, alone)} stands alone in {cases_text(len(own))}."
         else:
-            text = f"In {_cases(len(own))} no single one stands alone."
+            text = f"In {cases_text(len(own))} no single one stands alone."
         said.append(Found(text, alone != REFERENCE))
     pairs = [_pair(comparison, pair, names) for pair in comparison.pairs]
     return said + sorted(pairs, key=lambda item: item.good)
@@ -63,13 +63,13 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
     if not own:
         return Found(f"{name}: {'; '.join(['no case in common', *_only(pair, first, second)])}.", True)
     parts = [
-        f"{counts[outcome]} of {_cases(compared)} {words}"
-        for outcome, words in (
-            (Outcome.BEYOND, "are farther apart than both bounds allow"),
-            (Outcome.DIFFER, "are right on one side only"),
-            (Outcome.UNDECIDED, "differ where no bound decides"),
+        f"{count} of {cases_text(compared)} {one if count == 1 else many} {words}"
+        for outcome, one, many, words in (
+            (Outcome.BEYOND, "is", "are", "farther apart than both bounds allow"),
+            (Outcome.DIFFER, "is", "are", "right on one side only"),
+            (Outcome.UNDECIDED, "differs", "differ", "where no bound decides"),
         )
-        if counts[outcome]
+        if (count := counts[outcome])
     ]
     regressions = sum(c.change.regression for c in own)
     changes = Counter(c.change for c in own if c.change != Change.NONE)
@@ -79,15 +79,14 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
     bits = [c for c in own if c.change == Change.BITS]
     if bits:
         wrong = sum(not c.outcome.good for c in bits)
-        parts.append(
-            f"bits changed in {_cases(len(bits))}, " + (f"{wrong} not" if wrong else "all") + " within the bounds"
-        )
+        share = ("not " if wrong else "") if len(bits) == 1 else f"{wrong} not " if wrong else "all "
+        parts.append(f"bits changed in {cases_text(len(bits))}, {share}within the bounds")
     if not parts and pair.kind != "vendors":
-        parts = [f"no change in {_cases(compared)}"]
+        parts = [f"no change in {cases_text(compared)}"]
     elif not parts and compared:
         parts = [_agreement(counts, compared)]
     if counts[Outcome.REFUSED]:
-        parts.append(f"{_cases(counts[Outcome.REFUSED])} refused by {_refuser(own, first, second)}")
+        parts.append(f"{cases_text(counts[Outcome.REFUSED])} refused by {_refuser(own, first, second)}")
     parts += _only(pair, first, second)
     good = not regressions and all(c.outcome.good for c in own)
     return Found(f"{name}: {'; '.join(parts)}.", good)
@@ -96,7 +95,7 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
 def _only(pair: Pair, first: str, second: str) -> list[str]:
     """What one of two libraries has that the other has not, and so was not compared."""
     sides = ((first, pair.only_first), (second, pair.only_second))
-    return [f"{_cases(len(lines))} only in {side}, not compared" for side, lines in sides if lines]
+    return [f"{cases_text(len(lines))} only in {side}, not compared" for side, lines in sides if lines]
 
 
 def _agreement(counts: Counter[Outcome], compared: int) -> str:
@@ -109,13 +108,11 @@ def _agreement(counts: Counter[Outcome], compared: int) -> str:
         )
         if counts[outcome]
     ]
-    return f"all {_cases(compared)} agree, " + ", ".join(ways)
+    if compared == 1:
+        return f"the one case agrees, {ways[0].removeprefix('1 ')}"
+    return f"all {compared} cases agree, " + ", ".join(ways)
 
 
 def _refuser(own: Sequence[CasePair], first: str, second: str) -> str:
     sides = {i for c in own if c.outcome == Outcome.REFUSED for i in (0, 1) if c.statuses[i] == Status.UNSUPPORTED}
     return "one or both" if len(sides) > 1 else (first, second)[sides.pop()]
-
-
-def _cases(count: int) -> str:
-    return f"{count} case{'' if count == 1 else 's'}"

@@ -27,7 +27,7 @@ from pybnorm.check.compare import (
     nearer_text,
     output_text,
 )
-from pybnorm.check.results import ratio_text, version_text
+from pybnorm.check.results import cases_text, ratio_text, version_text
 
 __all__ = ["print_comparison"]
 
@@ -68,7 +68,7 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
     _print_beyond(console, comparison, verbose)
     _print_alone(console, comparison, verbose)
     for name, lines in comparison.only.items():
-        _print_list(console, f"only in {name}: {len(lines)} cases", lines, verbose)
+        _print_list(console, f"only in {name}: {cases_text(len(lines))}", lines, verbose)
 
 
 def _print_pairs(console: Console, comparison: Comparison) -> None:
@@ -98,7 +98,7 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
     counts = ", ".join(f"{number} {name}" for name, number in pair.changes.items()) or "no case changed"
     if pair.same_bits or pair.other_bits:
         counts += f"; {bits_text(pair)}"
-    accuracy = f"nearer to the reference by a factor of {ACCURACY}: {pair.better} cases, farther: {pair.worse}"
+    accuracy = f"nearer to the reference by a factor of {ACCURACY}: {cases_text(pair.better)}, farther: {pair.worse}"
     console.print(Text.assemble((f"{title}: ", "bold"), f"{counts}; {accuracy}"))
     for change in Change:
         changed = [c for c in own if c.change == change]

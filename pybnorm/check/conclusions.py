@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from pybnorm.check.bounds import Status
-from pybnorm.check.results import BackendInfo, CaseResult, by_label, label, version_text
+from pybnorm.check.results import BackendInfo, CaseResult, by_label, cases_text, label, version_text
 from pybnorm.check.support import NEWLY_UNSUPPORTED
 
 __all__ = ["Conclusion", "conclusions"]
@@ -62,9 +62,9 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
         kinds.setdefault(result.claim if result.claim == NEWLY_UNSUPPORTED else result.status, []).append(result)
     refused, loose = len(kinds.get(Status.UNSUPPORTED, ())), len(kinds.get(Status.WARN, ()))
     if refused == len(own):
-        return f"none of {_cases(refused)} is supported"
+        return "the one case is not supported" if refused == 1 else f"none of {refused} cases is supported"
     if worst.status.good:
-        parts = [f"all {_cases(len(own) - refused, 'supported ')} are within their bounds"]
+        parts = [f"all {cases_text(len(own) - refused, 'supported ')} are within their bounds"]
         if len(own) - refused == 1:
             parts = ["the one supported case is within its bounds"]
         parts[0] += f", {loose} only within a looser one (WARN)" if loose else ""
@@ -74,7 +74,7 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     for kind in _SAID:
         if found := kinds.get(kind, []):
             known = sum(bool(r.known) for r in found)
-            text = _said(len(found), kind, "" if parts else f" of {_cases(len(own))}")
+            text = _said(len(found), kind, "" if parts else f" of {cases_text(len(own))}")
             parts.append(text + (f" ({known} by known defects)" if known else ""))
     where = ", ".join(worst.case.split(",")[:4])
     beyond = max((v for v in worst.verdicts if v.status == Status.FAIL), key=lambda v: v.ratio, default=None)
@@ -84,10 +84,6 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     else:
         parts[0] += f", such as {where}"
     return "; ".join(parts)
-
-
-def _cases(count: int, kind: str = "") -> str:
-    return f"{count} {kind}case{'' if count == 1 else 's'}"
 
 
 def _said(count: int, kind: Status | str, of: str = "") -> str:

@@ -23,6 +23,7 @@ from pybnorm.check.results import (
     BackendInfo,
     CaseResult,
     LostNode,
+    cases_text,
     groups,
     host_digest,
     label,
@@ -369,7 +370,12 @@ def _render(template: str, **values: Any) -> str:
     for name in ("heat_map", "strips", "data"):
         if name in values:
             values[name] = Markup(values[name])
-    words = {"ratio_text": ratio_text, "verdict_text": verdict_text, "version_text": version_text}
+    words = {
+        "ratio_text": ratio_text,
+        "verdict_text": verdict_text,
+        "version_text": version_text,
+        "cases_text": cases_text,
+    }
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
     text: str = place.get_template(template).render(colours=plots.COLOURS, **words, **values)
     return text

@@ -13,7 +13,16 @@ from typing import IO
 from pybnorm._text import one_line, write_visible
 from pybnorm.check.bounds import Status
 from pybnorm.check.conclusions import conclusions
-from pybnorm.check.results import BackendInfo, CaseResult, by_label, library_text, not_run, ratio_text, repro
+from pybnorm.check.results import (
+    BackendInfo,
+    CaseResult,
+    by_label,
+    cases_text,
+    library_text,
+    not_run,
+    ratio_text,
+    repro,
+)
 
 __all__ = ["FAILURES", "ci_annotations", "write"]
 
@@ -59,7 +68,7 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
     yield from _table(("library", *(s.value for s in present)), _totals(results, present))
     bad = _worst_first(results)
     if bad:
-        yield f"## What is wrong: {len(bad)} cases"
+        yield f"## What is wrong: {cases_text(len(bad))}"
         yield ""
         rows = (
             (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
@@ -71,7 +80,7 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
             yield ""
     refused = Counter((r.backend, r.message.partition("\n")[0]) for r in results if r.status == Status.UNSUPPORTED)
     if refused:
-        yield f"## Not supported: {sum(refused.values())} cases"
+        yield f"## Not supported: {cases_text(sum(refused.values()))}"
         yield ""
         reasons = ((backend, str(count), _plain(reason)) for (backend, reason), count in refused.most_common())
         yield from _table(("library", "cases", "reason"), reasons)

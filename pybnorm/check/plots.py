@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pybnorm.check.bounds import Status
-from pybnorm.check.results import OUTPUTS, CaseResult, place
+from pybnorm.check.results import OUTPUTS, CaseResult, cases_text, place
 
 __all__ = ["CEILING", "COLOURS", "INK", "Point", "heat_map", "operation", "strips"]
 
@@ -151,7 +151,7 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
                 )
                 drawn.set_urls([f"#case-{m[2]}" for m in marks])
             axis.set_yticks(range(len(backends)), backends)
-            axis.set_title(f"{word}: {len(cases)} cases", loc="left")
+            axis.set_title(f"{word}: {cases_text(len(cases))}", loc="left")
             starts = [i for i, c in enumerate(cases) if i == 0 or c.split(",")[2] != cases[i - 1].split(",")[2]]
             axis.set_xticks(starts, [cases[i].split(",")[2] for i in starts], ha="left")
             for i in starts[1:]:

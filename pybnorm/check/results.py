@@ -354,7 +354,8 @@ def library_text(info: BackendInfo) -> str:
 def not_run(results: Sequence[CaseResult]) -> str:
     """A line that counts the cases without a verdict; empty if there are none."""
     count = sum(r.status == Status.ERROR for r in results)
-    return f"NOT ALL RUN: {count} of {len(results)} cases are ERROR, which is no verdict" if count else ""
+    are = "is" if count == 1 else "are"
+    return f"NOT ALL RUN: {count} of {cases_text(len(results))} {are} ERROR, which is no verdict" if count else ""
 
 
 def lost_text(lost: LostNode) -> str:
@@ -385,6 +386,11 @@ def ratio_text(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.0e}"
+
+
+def cases_text(count: int, kind: str = "") -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{count} {kind}case{'' if count == 1 else 's'}"
 
 
 def version_text(info: BackendInfo) -> str:

@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from pybnorm._text import one_line
 from pybnorm.check import archive
 from pybnorm.check.bounds import Status
 from pybnorm.check.problem import load_suite, packaged_suites
-from pybnorm.check.results import CaseResult, ratio_text, to_json, version_text
+from pybnorm.check.results import CaseResult, cases_text, ratio_text, to_json, version_text
 from pybnorm.errors import ArgumentError
 
 __all__ = ["SCHEMA", "Line", "Matrix", "Version", "document", "markdown", "matrix", "read", "sentences", "worst"]
@@ -78,6 +80,10 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
             raise ArgumentError("RUN", str(path), f"a run of one library{''.join(f', {b}' for b in backends[:1])}")
         backends.append(infos[0].backend)
         versions.append(Version(version_text(infos[0]), infos[0].device, {r.case: r for r in run["cases"]}))
+    plain = Counter(v.name for v in versions)
+    for version, path in zip(versions, paths, strict=True):
+        if plain[version.name] > 1:  # another build, machine or setting
+            version.name += f" ({one_line(Path(path).stem)})"
     return versions
 
 
@@ -125,7 +131,7 @@ def sentences(found: Matrix) -> list[tuple[str, bool]]:
     said = []
     for i, version in enumerate(found.versions):
         wrong = [line for line in found.lines if line.results[i].status not in _RIGHT]
-        of = f"of {found.common - found.left_out} cases"
+        of = f"of {cases_text(found.common - found.left_out)}"
         text = f"{version.name}: {len(wrong) or 'none'} {of} {'are' if len(wrong) > 1 else 'is'} wrong"
         if i:
             new = sum(line.results[i - 1].status in _RIGHT for line in wrong)
@@ -137,8 +143,8 @@ def sentences(found: Matrix) -> list[tuple[str, bool]]:
 
 
 def _told(found: Matrix) -> str:
-    told = f"{found.left_out} cases are left out. " if found.left_out else ""
-    return told + f"{found.common - found.left_out} cases ran on all."
+    out = f"{cases_text(found.left_out)} {'is' if found.left_out == 1 else 'are'} left out. " if found.left_out else ""
+    return out + f"{cases_text(found.common - found.left_out)} ran on all."
 
 
 def markdown(found: Matrix) -> str:

@@ -15,9 +15,11 @@ import tracemalloc
 import xml.etree.ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
+from pybnorm import cli
 from pybnorm.check import (
     archive,
     compare,
@@ -192,6 +194,26 @@ def test_a_run_is_concluded_in_one_sentence():
     assert hung.endswith("2x3x4x5'")
     lost = concluded(made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED), passed)
     assert lost.startswith("cuDNN 9.2.0: 1 of 2 cases is newly refused, ")
+
+
+ONE = re.compile(r"\b(1( \w+)? cases|all 1|1 case are)\b")
+
+
+@pytest.mark.parametrize("status", [None, Status.UNSUPPORTED, Status.CRASHED, Status.ERROR])
+def test_one_case_is_one_case(tmp_path, status):
+    """But in the line that scripts read, ``cudnn: 1 cases, 1 PASS``."""
+    case = ["train,spatial,f32,nchw,2x3x4x5"]
+    make_run(tmp_path / "a", "cudnn", case, status=lambda line: status)
+    make_run(tmp_path / "b", "cudnn", case, (2, 0), lambda line, name, array: nudged(array, 10**6))
+    make_run(tmp_path / "c", "cudnn", ["infer,spatial,f32,nchw,2x3x4x5"])
+    make_run(tmp_path / "d", "cudnn", case, status=lambda line: status)
+    a, b, c, d = (str(tmp_path / name) for name in "abcd")
+    for arguments in (["report", a], ["report", a, "--markdown"], ["compare", a, b], ["compare", a, d],
+                      ["compare", a, c], ["versions", a, b], ["versions", a, d]):  # fmt: skip
+        text = CliRunner().invoke(cli.main, arguments).output
+        text = re.sub(r"(?m)^\w+: 1 cases, 1 \w+$", "", text)
+        assert "case" in text
+        assert ONE.findall(text) == [], text
 
 
 def test_every_status_is_counted_in_plain_words():

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from made_runs import made_document, made_result
+from made_runs import made_document, made_result, make_run
 
 from pybnorm.check import versions
 from pybnorm.check.bounds import Status
@@ -48,7 +48,7 @@ def test_first_bad_and_first_good_are_told(runs):
     ]
     assert "| smoke | 2/3 | 1/3 | 2/3 |" in lines
     (told,) = [line for line in lines if "ran on all" in line]
-    assert told.startswith("1 cases are left out. 3 cases ran on all.")
+    assert told.startswith("1 case is left out. 3 cases ran on all.")
     assert "PASS" in lines[-2]
     assert "FAIL" in lines[-1]
 
@@ -85,3 +85,24 @@ def test_what_is_no_run_of_one_library_is_refused(runs, tmp_path):
     assert "a run of one library, onednn" in done.output
     done = command(tmp_path / "none")
     assert done.exit_code == 2
+
+
+def test_runs_of_one_version_are_told_apart(tmp_path):
+    for name in ("debian", "pip"):
+        make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
+    found = versions.matrix(versions.read([tmp_path / "debian", tmp_path / "pip"]))
+    assert [v.name for v in found.versions] == ["1.0.0 (debian)", "1.0.0 (pip)"]
+    assert [text for text, _ in versions.sentences(found)] == [
+        f"1.0.0 ({name}): none of 1 case is wrong." for name in ("debian", "pip")
+    ]
+
+
+def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    for name in ("a", "b"):
+        make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
+    assert command("--html", tmp_path / "page.html", tmp_path / "a", tmp_path / "b").exit_code == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "Every case is right on every version, and the same." in text
+    assert 'id="cases"' not in text
