@@ -25,6 +25,12 @@ numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 html_theme = "pydata_sphinx_theme"
 html_title = f"pybnorm {version}"
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False, "use_edit_page_button": False}
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "use_edit_page_button": False,
+    "header_links_before_dropdown": 4,
+}
+html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 default_role = "literal"

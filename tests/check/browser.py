@@ -1,4 +1,8 @@
-"""A page in a real browser: chromium, driven by chromedriver's own protocol, which needs no package."""
+"""A page in a real browser: chromium, driven by chromedriver's own protocol, which needs no package.
+
+As a program, with files as arguments: opens each as wide as a screen and as a phone, and exits with 1 if one complains
+or does not fit.
+"""
 
 import base64
 import contextlib
@@ -6,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -53,6 +58,19 @@ class Browser:
         """What the page and the browser said of it, but for information."""
         return [entry["message"] for entry in self.ask("/se/log", type="browser") if entry["level"] != "INFO"]
 
+    @contextlib.contextmanager
+    def printed(self):
+        """As on paper of A4, whose margins are a centimetre."""
+        self.size(718, 1000)
+        self.show_as("print")
+        try:
+            yield
+        finally:
+            self.show_as("")
+
+    def show_as(self, media):
+        self.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": media})
+
     def screenshot(self, file):
         got = self.ask("/goog/cdp/execute", cmd="Page.captureScreenshot", params={})
         Path(file).write_bytes(base64.b64decode(got["data"]))
@@ -78,3 +96,21 @@ def browser(dark=False):
             driver.terminate()
             driver.wait(30)
             driver.stdout.close()
+
+
+def main(files):
+    wrong = []
+    with browser() as found:
+        for file in files:
+            for width in (1300, 390):
+                found.size(width, 900)
+                found.open(file)
+                wrong += [f"{file}: {said}" for said in found.log()]
+                if (wide := found.run("document.documentElement.scrollWidth")) > width:
+                    wrong.append(f"{file}: {wide} pixels wide on a screen of {width}")
+    print(f"{len(files)} pages in chromium, of which {len(wrong)} complaints", *wrong, sep="\n")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

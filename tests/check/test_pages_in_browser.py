@@ -36,7 +36,9 @@ def results():
         line = f"train,spatial,{('f32', 'bf16')[i % 2]},{('nchw', 'nhwc')[i // 2 % 2]},{2 + i}x3x4x5,fill=randn"
         status = Status.FAIL if i % 4 == 3 else Status.UNSUPPORTED if i % 4 == 0 and i > 200 else Status.PASS
         result = made_result(status, line)
-        result.verdicts = [dataclasses.replace(v, ratio=(i + 1) / 100) for v in result.verdicts]
+        result.verdicts = [
+            dataclasses.replace(v, ratio=(i + 1) / 100, output=name) for v in result.verdicts for name in html._TITLES
+        ]
         found.append(result)
     return found
 
@@ -135,6 +137,22 @@ def test_the_page_is_as_wide_as_the_screen(chromium, page, width):
     chromium.size(width, 900)
     chromium.open(page, "#case-3")
     assert chromium.run("document.documentElement.scrollWidth") <= width
+    assert chromium.run(BEYOND.format("#details-3 .copy, #details-3 pre, caption")) == []
+
+
+BEYOND = (  # what is not seen without scrolling the table, and what is cut off on paper
+    "[...document.querySelectorAll('{}')].filter(e => e.getBoundingClientRect().right >"
+    " document.querySelector('h2').getBoundingClientRect().right + 1).map(e => e.outerHTML.slice(0, 90))"
+)
+
+
+def test_paper_cuts_nothing_off(chromium, tmp_path, page):
+    comparison(tmp_path)
+    for file in (page, tmp_path / "page.html"):
+        with chromium.printed():
+            chromium.open(file)
+            assert chromium.run("getComputedStyle(document.querySelector('.filters')).display") == "none"
+            assert chromium.run(BEYOND.format("th, td, pre, figure")) == []
 
 
 def test_text_of_a_library_is_text(chromium, tmp_path, page):
@@ -146,12 +164,17 @@ def test_text_of_a_library_is_text(chromium, tmp_path, page):
     assert chromium.log() == []
 
 
-def test_the_page_of_a_comparison(chromium, tmp_path, page):
+def comparison(tmp_path):
     lines = ["train,spatial,f32,nchw,4x3x5x5,fill=randn", "backward,spatial,f32,nchw,4x3x5x5,fill=randn"]
     make_run(tmp_path / "a", "cudnn", lines)
     make_run(tmp_path / "b", "cudnn", lines, (2, 0), lambda *a: nudged(a[2], 10**6))
     found = compare.compare(compare.read([tmp_path / "a", tmp_path / "b"]))
     html.write_comparison(tmp_path / "page.html", found)
+    return found
+
+
+def test_the_page_of_a_comparison(chromium, tmp_path, page):
+    found = comparison(tmp_path)
     chromium.open(tmp_path / "page.html", "#case-0")
     assert len(chromium.run(SHOWN)) == len(found.cases)
     assert "reference" in chromium.run("document.getElementById('details-0').innerText")
