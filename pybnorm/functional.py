@@ -13,6 +13,10 @@ mode
     `Mode.SPATIAL`: statistics per channel; `Mode.PER_ACTIVATION`: per element of (C, spatial...).
 algorithm, deterministic
     As in `Handle.plan_forward_training`.
+prefer
+    "fastest": PyTorch's own kernel computes PyTorch's arrays where a table for the device and the versions knows it as
+    faster (`pybnorm.torch.reason` says where, and so does the logger ``pybnorm.torch``), with the defaults of `mode`,
+    `algorithm`, `deterministic`, `unbiased`, `handle` and `out`. Errors of such calls are PyTorch's.
 handle
     None: a handle per thread and device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm. It
     works on the framework's current stream. A `Handle`: calls and allocations go to its stream, and the caller orders
@@ -32,12 +36,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -73,6 +78,7 @@ def batch_norm_training(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -97,7 +103,7 @@ def batch_norm_training(
         False, where no `batch_norm_backward` follows: in place of the last two results is None, also in `out`.
     epsilon : float
         Finite, not negative.
-    mode, algorithm, deterministic, handle, out
+    mode, algorithm, deterministic, prefer, handle, out
         See the module; `out` is (y, saved_mean, saved_inv_variance).
 
     Returns
@@ -136,7 +142,7 @@ def batch_norm_training(
         "training", type(x), describe(x, "x")[0], type(scale), bias is None,
         type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
         type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3), unbiased,
-        deterministic, saved,
+        deterministic, saved, prefer,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -149,7 +155,7 @@ def batch_norm_training(
         if not saved and out is not None and (out[1] is not None or out[2] is not None):
             raise ArgumentError("out", "arrays for saved statistics", "None in their place with saved=False") from None
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call, kept = _prepare("training", handle, data, vectors, options, out)
+        call, kept = _prepare_either(prefer, "training", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
     found: tuple[_Array, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
@@ -167,6 +173,7 @@ def batch_norm_inference(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
     handle: Handle | None = None,
     out: Any = None,
     mean: Any = None,
@@ -177,7 +184,7 @@ def batch_norm_inference(
 
     Parameters
     ----------
-    x, scale, bias, epsilon, mode, algorithm, deterministic, handle
+    x, scale, bias, epsilon, mode, algorithm, deterministic, prefer, handle
         As in `batch_norm_training`.
     running_mean, running_variance : array, as scale
         Required.
@@ -215,15 +222,15 @@ def batch_norm_inference(
     key = (
         "inference", type(x), describe(x, "x")[0], scale is None, bias is None,
         type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else (type(out), describe(out, "out")[0]), deterministic,
+        None if out is None else (type(out), describe(out, "out")[0]), deterministic, prefer,
     )  # fmt: skip
     try:
         call = ready[key]
     except Exception:
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "deterministic": deterministic}
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call, kept = _prepare(
-            "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
+        call, kept = _prepare_either(
+            prefer, "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
         )
         if kept:
             ready.keep(key, call, MOST_READY)
@@ -242,6 +249,7 @@ def batch_norm_backward(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -256,7 +264,7 @@ def batch_norm_backward(
         What `batch_norm_training` returned. Both or none; without them they are computed from x and `epsilon`.
     epsilon : float
         Used only without saved statistics.
-    mode, algorithm, deterministic, handle, out
+    mode, algorithm, deterministic, prefer, handle, out
         See the module; `out` is (dx, dscale, dbias).
 
     Returns
@@ -288,7 +296,7 @@ def batch_norm_backward(
     key = (
         "backward", type(x), describe(x, "x")[0], describe(dy, "dy")[0], type(scale),
         saved_mean is None, type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else _out_key(out, 3), deterministic,
+        None if out is None else _out_key(out, 3), deterministic, prefer,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -298,7 +306,7 @@ def batch_norm_backward(
         vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
         options["deterministic"] = deterministic
-        call, kept = _prepare("backward", handle, data, vectors, options, out)
+        call, kept = _prepare_either(prefer, "backward", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
     found: tuple[_Array, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
@@ -399,6 +407,10 @@ class _Home:
     def address(self, memory: Any) -> int:
         raise NotImplementedError
 
+    def own(self, *given: Any) -> Call | None:
+        """The framework's own way to make a call that is faster, where there is one."""
+        return None
+
     def constant(self, values: Any, like: Any) -> Any:
         """The values, copied to the device of `like` when this returns."""
         return values
@@ -437,6 +449,10 @@ class _Torch(_Home):
 
     def address(self, memory: Any) -> int:
         return int(memory.data_ptr())
+
+    def own(self, *given: Any) -> Call | None:
+        found: Call | None = importlib.import_module("pybnorm.torch.preference").own(*given)
+        return found
 
     def constant(self, values: Any, like: Any) -> Any:
         dtype = self.torch.float64 if values.dtype == np.float64 else self.torch.float32
@@ -490,6 +506,33 @@ def _home_of(array: Any) -> _Home:
 
 
 # ---------------------------------------------------------------- making a call ready
+
+
+_DEFAULTS = {"mode": Mode.SPATIAL, "algorithm": "auto", "deterministic": False, "unbiased": True}
+
+
+def _preferring(prefer: object) -> bool:
+    """Whether a framework's own way may be taken."""
+    if prefer is not None and not (isinstance(prefer, str) and prefer == "fastest"):
+        raise ArgumentError("prefer", prefer, "None or 'fastest'")
+    return prefer is not None
+
+
+def _prepare_either(
+    prefer: object,
+    operation: str,
+    handle: Handle | None,
+    data: dict[str, Any],
+    vectors: dict[str, Any],
+    options: dict[str, Any],
+    out: Sequence[Any] | None,
+) -> tuple[Call, bool]:
+    """As `_prepare`, or the framework's own call."""
+    if _preferring(prefer) and handle is None and out is None and (_DEFAULTS | options).items() >= _DEFAULTS.items():
+        own = _home_of(data["x"]).own(operation, data, vectors, options)
+        if own is not None:
+            return own, True
+    return _prepare(operation, handle, data, vectors, options, out)
 
 
 def _prepare(

@@ -11,7 +11,8 @@ If no vendor library here computes a call correctly, that is an error (`Unsuppor
 `NotInitializedError`, `ArgumentError`); with ``fallback=True`` PyTorch computes it. The same holds for empty batches
 and for parameters that are neither float32 nor, with float64 and 16-bit data, of its dtype.
 
-This package alone imports PyTorch, 1.13 or newer, and no other module imports it.
+This package alone imports PyTorch, 1.13 or newer, and no other module imports it, but for a tensor in a call of
+`pybnorm.functional` with ``prefer="fastest"``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from pybnorm.torch.conversion import convert
 from pybnorm.torch.fusion import unfuse
 from pybnorm.torch.installation import install
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from pybnorm.torch.preference import reason
 from pybnorm.torch.sync import SyncBatchNorm
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert", "install", "unfuse"]
+__all__ = [
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert", "install", "reason",
+    "unfuse",
+]  # fmt: skip

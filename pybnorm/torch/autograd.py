@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from pybnorm import _arguments
+from pybnorm import _arguments, functional
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS, Optional, dense
-from pybnorm.torch.derivatives import DIRECT, Inference, Training, applied
+from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, applied
 
 __all__ = ["batch_norm"]
 
@@ -27,6 +27,7 @@ def batch_norm(
     *,
     fallback: bool = False,
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, computed by cuDNN, MIOpen or oneDNN.
 
@@ -47,6 +48,9 @@ def batch_norm(
     deterministic : bool
         Only ways whose bits repeat, forward and backward (`pybnorm.Plan.deterministic`), as also where
         ``torch.use_deterministic_algorithms(True)`` is set: else an UnsupportedError, with ``warn_only`` a warning.
+    prefer : None or "fastest"
+        "fastest": leave to PyTorch's own kernel, forward and backward each, what a table for this device and these
+        versions knows it to compute faster (`reason`). Compilers and ``torch.func`` are not asked.
 
     Returns
     -------
@@ -80,6 +84,8 @@ def batch_norm(
             input, running_mean, running_var, weight, bias, training, momentum, eps, fallback, deterministic
         )
     try:  # all in one function, and what calls have most often first: each step counts with small tensors
+        if prefer is not None:
+            functional._preferring(prefer)
         if type(input) is not torch.Tensor or _transformed():
             _arguments.instance(input, torch.Tensor, "input", "a tensor")
             if operators.training is not None:
@@ -98,17 +104,18 @@ def batch_norm(
             or (bias is not None and bias.requires_grad)
             or _forward_mode()
         ):
+            way = DIRECT if prefer is None else FASTEST
             if training:
-                rest: tuple[Any, ...] = DIRECT, momentum, eps, fallback, deterministic
+                rest: tuple[Any, ...] = way, momentum, eps, fallback, deterministic
             else:
-                rest = DIRECT, eps, fallback, deterministic
+                rest = way, eps, fallback, deterministic
             result: torch.Tensor = (_train if training else _infer)(x, weight, bias, running_mean, running_var, rest)
             return result
         if training:
             return calls.train(
-                x, weight, bias, running_mean, running_var, momentum, eps, fallback, deterministic, False
+                x, weight, bias, running_mean, running_var, momentum, eps, fallback, deterministic, False, prefer
             )[0]
-        return calls.infer(x, weight, bias, running_mean, running_var, eps, fallback, deterministic)
+        return calls.infer(x, weight, bias, running_mean, running_var, eps, fallback, deterministic, prefer)
     except REFUSALS as error:
         if not fallback:
             if type(error) is ArgumentTypeError and error.argument in _NAMES:

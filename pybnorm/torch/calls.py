@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -35,6 +35,7 @@ def train(
     fallback: bool,
     deterministic: bool = False,
     saved: bool = True,
+    prefer: Literal["fastest"] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalize by the batch; y, its mean and its inverse standard deviation, running statistics in place.
 
@@ -48,9 +49,13 @@ def train(
     fallback, deterministic : bool
     saved : bool
         False: nobody reads the last two results, which may be None.
+    prefer : None or "fastest"
+        As `functional` has it.
     """
     try:
         call = _repeating("training", deterministic) if deterministic or _asked() else functional.batch_norm_training
+        if prefer is not None:
+            call = functools.partial(call, prefer=prefer)
         if x.dtype in _SHORT:
             return _train_short(call, x, weight, bias, mean, variance, factor, eps)
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(
@@ -95,10 +100,13 @@ def infer(
     eps: float,
     fallback: bool,
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
 ) -> torch.Tensor:
     """Normalize by given statistics; arguments as those of `train`."""
     try:
         call = _repeating("inference", deterministic) if deterministic or _asked() else functional.batch_norm_inference
+        if prefer is not None:
+            call = functools.partial(call, prefer=prefer)
         if x.dtype in _SHORT:
             vectors = [_wide(vector, x) for vector in (weight, bias, mean, variance)]
             y: torch.Tensor = call(_aligned(x), *vectors, epsilon=eps)
@@ -122,6 +130,7 @@ def differentiate(
     wanted: Sequence[bool],
     fallback: bool,
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
 ) -> Gradients:
     """dx, dweight and dbias; None for what is not `wanted`.
 
@@ -134,6 +143,7 @@ def differentiate(
     training : bool
     wanted : sequence of bool
     fallback, deterministic : bool
+    prefer : None or "fastest"
 
     Notes
     -----
@@ -144,15 +154,15 @@ def differentiate(
     if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
         dy = like(dy, x)
     if training:
-        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic)
+        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic, prefer)
         return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
     dx = dweight = dbias = None
     if wanted[0]:
-        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic)
+        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic, prefer)
     if wanted[1] or wanted[2]:
         kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
         inverse = torch.rsqrt(spread.to(kind) + eps)
-        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic)
+        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic, prefer)
     return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
@@ -165,9 +175,12 @@ def _back(
     eps: float,
     fallback: bool,
     deterministic: bool,
+    prefer: Literal["fastest"] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward
+        if prefer is not None:
+            call = functools.partial(call, prefer=prefer)
         if x.dtype not in _SHORT:
             found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(x, dy, weight, mean, inverse, epsilon=eps)
             return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
-from pybnorm import _arguments
+from pybnorm import _arguments, functional
 from pybnorm.torch import fusion
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
 from pybnorm.torch.sync import SyncBatchNorm
@@ -28,6 +28,7 @@ def convert(
     *,
     fallback: bool = False,
     deterministic: bool = False,
+    prefer: Literal["fastest"] | None = None,
     fuse: bool | Sequence[tuple[str, str]] = False,
 ) -> _Module:
     """Make the batch norms of a model those of this module, in place.
@@ -43,6 +44,8 @@ def convert(
         Let PyTorch compute calls that are refused here.
     deterministic : bool
         Only ways whose bits repeat; see `batch_norm`.
+    prefer : None or "fastest"
+        Leave to PyTorch's own kernels what they are known to compute faster; see `batch_norm`.
     fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
@@ -70,11 +73,12 @@ def convert(
     _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     _arguments.instance(fallback, bool, "fallback", "a bool")
     _arguments.instance(deterministic, bool, "deterministic", "a bool")
+    functional._preferring(prefer)
     for module in model.modules():
         ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
         if ours is not None:
             module.__class__ = ours
-            module.fallback, module.deterministic = fallback, deterministic
+            module.fallback, module.deterministic, module.prefer = fallback, deterministic, prefer
     if fuse is not False:
         fusion.fuse(model, None if fuse is True else fuse)
     return model

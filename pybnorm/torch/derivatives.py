@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ from pybnorm.torch.calls import Gradients, Optional
 
 Rest: TypeAlias = "tuple[Any, ...]"
 
-__all__ = ["DIRECT", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "second"]
+__all__ = ["DIRECT", "FASTEST", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "second"]
 
 
 class Way:
@@ -27,12 +28,20 @@ class Way:
     ) -> Gradients:
         """`calls.differentiate`, differentiable itself where that is wanted."""
         if not torch.is_grad_enabled():
-            return calls.differentiate(x, dy, weight, mean, spread, *rest)
+            return self.differentiate(x, dy, weight, mean, spread, *rest)
         found: Gradients = applied(Differentiate)(x, dy, weight, mean, spread, (self, *rest))
         return found
 
 
-DIRECT = Way()
+class _Fastest(Way):
+    """PyTorch's own kernels where they are known to be faster."""
+
+    train: Any = functools.partial(calls.train, prefer="fastest")
+    infer: Any = functools.partial(calls.infer, prefer="fastest")
+    differentiate: Any = functools.partial(calls.differentiate, prefer="fastest")
+
+
+DIRECT, FASTEST = Way(), _Fastest()
 
 
 def applied(function: type[torch.autograd.Function]) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from pybnorm import _core, functional
+from pybnorm import _arguments, _core, functional
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.enums import DataType, Operation
-from pybnorm.errors import LibraryNotFoundError, LibraryVersionError
+from pybnorm.errors import ArgumentError, LibraryNotFoundError, LibraryVersionError
 from pybnorm.torch.calls import REFUSALS
 
 __all__ = ["Installation", "install"]
@@ -26,6 +26,7 @@ _OPERATORS = {"CPU": _NATIVE, "CUDA": (*_NATIVE, "cudnn_batch_norm", "cudnn_batc
 _BACKENDS = {"CPU": "onednn", "CUDA": "cudnn"}
 _lock = threading.Lock()
 _installed: set[Installation] = set()
+_registered: list[str] = []  # dispatch keys that the kernels are registered under
 
 
 class Installation:
@@ -34,7 +35,7 @@ class Installation:
     Attributes
     ----------
     devices : tuple of str
-        Where plans compute now: "cpu", "cuda".
+        Where plans compute by it: "cpu", "cuda".
     """
 
     def __init__(self, devices: tuple[str, ...]) -> None:
@@ -45,8 +46,7 @@ class Installation:
         with _lock:
             if self in _installed:
                 _installed.remove(self)
-                if not _installed:
-                    _core.remove_torch_kernels()
+                _register()
 
     def __enter__(self) -> Installation:
         return self
@@ -57,16 +57,20 @@ class Installation:
         self.remove()
 
 
-def install() -> Installation:
-    """Have PyTorch's own batch norm computed by oneDNN and cuDNN: ``torch.nn.BatchNorm2d`` and the like, unchanged.
+def install(*, cuda: bool = False) -> Installation:
+    """Have PyTorch's own batch norm on the CPU computed by oneDNN: ``torch.nn.BatchNorm2d`` and the like, unchanged.
 
-    The kernels of ``aten::native_batch_norm``, ``aten::cudnn_batch_norm`` and of their backwards are replaced in this
-    process, for all threads: on the CPU where oneDNN is here, on CUDA where cuDNN is. PyTorch's autograd stays around
-    them, so little Python runs in a step. They work on PyTorch's current stream and in its memory, and in a captured
-    CUDA graph after a warm-up. What pybnorm does not take (float64, 16-bit parameters, gaps between elements,
-    gradients in another layout, evaluation's gradients, what ``torch.use_deterministic_algorithms`` rules out; on CUDA
-    all calls while ``torch.backends.cudnn.enabled`` is False) PyTorch's own kernels still compute. ``torch.compile``
-    makes code of its own in place of all.
+    The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this process,
+    for all threads. PyTorch's autograd stays around them, so little Python runs in a step. What pybnorm does not take
+    (float64, 16-bit parameters, gaps between elements, gradients in another layout, evaluation's gradients, what
+    ``torch.use_deterministic_algorithms`` rules out) PyTorch's own kernels still compute. ``torch.compile`` makes code
+    of its own in place of both.
+
+    Parameters
+    ----------
+    cuda : bool
+        Also on CUDA, computed by cuDNN, with ``aten::cudnn_batch_norm`` and its backward; the CPU's only where oneDNN
+        is here. Written by PyTorch's and cuDNN's rules for streams, memory and captures, and **not yet run on a GPU**.
 
     Returns
     -------
@@ -78,12 +82,14 @@ def install() -> Installation:
     LibraryVersionError
         PyTorch is older than 2.10.
     LibraryNotFoundError
-        Neither library is here.
+        No oneDNN is here; with `cuda` no cuDNN.
+    ArgumentError
+        `cuda` with a PyTorch that has none.
 
     Notes
     -----
     PyTorch warns once, on standard error, that its kernels are overridden. An error of its own kernels comes as
-    RuntimeError, whatever its class was. With ROCm only the CPU's are replaced.
+    RuntimeError, whatever its class was. While ``torch.backends.cudnn.enabled`` is False all calls on CUDA are its own.
 
     Examples
     --------
@@ -98,23 +104,39 @@ def install() -> Installation:
         raise LibraryVersionError(
             f"install() needs PyTorch 2.10 or newer, this is {torch.__version__}; use convert()", backend="torch"
         )
-    keys = ["CPU"] if torch.version.cuda is None else ["CPU", "CUDA"]
-    absent = {}
-    for key in keys:
+    _arguments.instance(cuda, bool, "cuda", "a bool")
+    if cuda and torch.version.cuda is None:
+        raise ArgumentError("cuda", True, f"False with this PyTorch, {torch.__version__}, which has no CUDA")
+    found = []
+    for key in ("CUDA", "CPU") if cuda else ("CPU",):
         try:
             _core.load(_BACKENDS[key])
-        except LibraryNotFoundError as error:
-            absent[key] = error
-    if len(absent) == len(keys):
-        raise absent[keys[-1]]
-    found = [key for key in keys if key not in absent]
+            found.append(key)
+        except LibraryNotFoundError:
+            if not found:
+                raise
     made = Installation(tuple(map(str.lower, found)))
     with _lock:
-        if not _installed:
-            operators = [(key, name) for key in found for name in _OPERATORS[key]]
-            _core.install_torch_kernels(functional._local, _Host(operators), operators)
         _installed.add(made)
+        try:
+            _register()
+        except BaseException:
+            _installed.remove(made)
+            raise
     return made
+
+
+def _register() -> None:
+    """Have the kernels where those who asked for them want them, and nowhere else."""
+    wanted = sorted({device.upper() for made in _installed for device in made.devices})
+    if wanted == _registered:
+        return
+    _core.remove_torch_kernels()
+    _registered[:] = []
+    operators = [(key, name) for key in wanted for name in _OPERATORS[key]]
+    if operators:
+        _core.install_torch_kernels(functional._local, _Host(operators), operators)
+    _registered[:] = wanted
 
 
 class _Host:
@@ -188,4 +210,4 @@ def _remove() -> None:
     """Threads of autograd may still run when Python no longer does."""
     with _lock:
         _installed.clear()
-        _core.remove_torch_kernels()
+        _register()

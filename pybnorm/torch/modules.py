@@ -19,6 +19,8 @@ class _BatchNorm:
     """Let PyTorch compute calls that are refused here."""
     deterministic = False
     """Only ways whose bits repeat, as `batch_norm` has it."""
+    prefer = None
+    """"fastest": PyTorch's own kernels where they are known to be faster, as `batch_norm` has it."""
 
     def forward(
         self: Any,
@@ -88,7 +90,7 @@ class _BatchNorm:
         """What is computed, once it is known with which statistics."""
         return batch_norm(
             input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback,
-            deterministic=self.deterministic,
+            deterministic=self.deterministic, prefer=self.prefer,
         )  # fmt: skip
 
 

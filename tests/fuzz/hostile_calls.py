@@ -66,7 +66,7 @@ NOT_CALLED = {
     "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
     "pybnorm._core.set_tuner": "pybnorm.tuning gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
-    "pybnorm.torch.install": "takes nothing, and stays for the process: tests/pytorch/test_installation.py",
+    "pybnorm.torch.install": "stays for the process: tests/pytorch/test_installation.py",
     **dict.fromkeys(
         (
             f"pybnorm._core.{name}"
@@ -435,6 +435,7 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"input": torch_tensor(DIMS), "momentum": is_(0.1), "eps": is_(1e-5), "model": model},
         **dict.fromkeys(("running_mean", "running_var", "weight", "bias"), torch_tensor((CHANNELS,))),
     },
+    "pybnorm.torch.reason": {"operation": is_("backward"), "x": torch_tensor(DIMS)},
     "pybnorm._core": {
         **{"name": is_("dnnl_version"), "path": LEFT, "layout": is_(0), "rank": is_(4), "operation": is_("backward")},
         **{"array": data, "stream": LEFT, "activation": LEFT, "algorithm": LEFT},

@@ -86,7 +86,7 @@ def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, d
         right = step(torch, *(None if t is None else t.double() for t in given), training)
         alike = step(torch, *given, training)
         own.clear()
-        with ours.install():
+        with ours.install(cuda=device == "cuda"):
             found = step(torch, *given, training)
         for name, value in found.items():
             assert (value is None) == (right[name] is None)
@@ -111,7 +111,7 @@ def test_what_plans_do_not_take_is_pytorchs_own(torch, ours, device, own):
             continue
         right = step(torch, *case, training)
         own.clear()
-        with ours.install():
+        with ours.install(cuda=device == "cuda"):
             found = step(torch, *case, training)
         assert len(own) == 2
         for name, value in found.items():
@@ -119,7 +119,7 @@ def test_what_plans_do_not_take_is_pytorchs_own(torch, ours, device, own):
     if device == "cpu":  # on CUDA PyTorch closes the gaps first
         gaps, vector = torch.randn(3, 4, 5, 10)[..., ::2], torch.ones(4)
         right = torch.nn.functional.batch_norm(gaps, vector, vector)
-        with ours.install():
+        with ours.install(cuda=device == "cuda"):
             assert torch.equal(torch.nn.functional.batch_norm(gaps, vector, vector), right)
         assert len(own) == 3
 
@@ -131,7 +131,7 @@ def test_gradients_in_other_memory_are_pytorchs_own(torch, ours, device, own):
         torch.ones((), device=device).expand(3, 4, 5, 5),
     ):
         right = step(torch, *(t.double() for t in (given[0], dy, *given[2:])), True)
-        with ours.install():
+        with ours.install(cuda=device == "cuda"):
             found = step(torch, given[0], dy, *given[2:], True)
         for name, value in found.items():
             assert torch.allclose(value.double(), right[name], atol=1e-4), name
@@ -141,7 +141,7 @@ def test_gradients_in_other_memory_are_pytorchs_own(torch, ours, device, own):
 
 def test_pytorchs_refusals_stay(torch, ours, device):
     ones, four = (torch.ones(n, device=device) for n in (3, 4))
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             torch.nn.functional.batch_norm(torch.ones(1, 3, device=device), ones, ones, training=True)
         with pytest.raises(RuntimeError, match="running_mean"):
@@ -157,14 +157,14 @@ def test_one_value_per_channel_is_pytorchs_own(torch, ours, device, own):
         return torch.stack([y[0], variance])
 
     right = computed()
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         assert torch.equal(computed().nan_to_num(), right.nan_to_num())
     assert own == ["native_batch_norm"]
 
 
 def test_an_error_of_a_kernel_reaches_python(torch, ours, device):
     x, ones = torch.randn(2, 3, 4, 4, requires_grad=True, device=device), torch.ones(3, device=device)
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         for _ in range(2):
             y = torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
             y.sum().backward()
@@ -185,15 +185,15 @@ def test_installed_until_the_last_is_removed(torch, ours, device):
         torch.nn.functional.batch_norm(x, None, None, ones, ones, training=True)
         return len(plans()) == 1
 
-    first = ours.install()
-    with ours.install():
+    first = ours.install(cuda=device == "cuda")
+    with ours.install(cuda=device == "cuda"):
         assert computed()
     assert computed()
     first.remove()
     assert not computed()
     first.remove()
     assert not computed()
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         first.remove()
         assert computed()
 
@@ -212,7 +212,7 @@ def test_modules_transforms_checkpoints_and_second_derivatives(torch, ours, devi
         return given.grad, *(p.grad for p in model.parameters()), *(b for b in model.buffers() if b.is_floating_point())
 
     right = run(net, x.double())
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         found = run(single, x)
         over = torch.func.vmap(lambda v: torch.nn.functional.batch_norm(v, None, None, training=True))(x[None])
     for got, want in zip(found, right, strict=True):
@@ -229,7 +229,7 @@ def test_threads(torch, ours, device):
             found = step(torch, *given, True)
             wrong.extend(name for name in found if not torch.equal(found[name], right[name]))
 
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         right = step(torch, *given, True)
         threads = [threading.Thread(target=work, args=(right,)) for _ in range(6)]
         for thread in threads:
@@ -253,7 +253,7 @@ def test_no_tensor_is_kept(torch, ours, device):
                 arguments = da, a, w, m, v, *saved, training, 1e-5, wanted
                 torch.ops.aten.native_batch_norm_backward(*arguments)
 
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         calls()
         counts = [t._use_count() for t in (*given, *wide, other)]
         calls()
@@ -294,7 +294,7 @@ def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
         right = step(torch, *(None if t is None else t.double() for t in case), training)
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         own.clear()
-        with ours.install():
+        with ours.install(cuda=device == "cuda"):
             y, saved_mean, inverse, reserve = torch.cudnn_batch_norm(*leaves, mean, variance, training, 0.1, 1e-3)
             y.backward(dy)
         assert own == ([] if training else ["native_batch_norm_backward"])
@@ -307,7 +307,7 @@ def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
 
 def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
     given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
-    with ours.install():
+    with ours.install(cuda=device == "cuda"):
         step(torch, *given, True)
         torch.use_deterministic_algorithms(True)
         try:
@@ -323,23 +323,47 @@ def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
 
 
 def test_which_devices(torch, ours, device, monkeypatch):
+    """CUDA's kernels only where they are asked for, the CPU's with them where oneDNN is here."""
     from pybnorm.torch import installation
 
-    with ours.install() as installed:
+    with ours.install(cuda=device == "cuda") as installed:
         assert device in installed.devices
-    monkeypatch.setattr(installation, "_BACKENDS", {"CPU": "miopen", "CUDA": "miopen"})
-    monkeypatch.setattr(pybnorm._core, "load", lambda name: absent(name))
-    with pytest.raises(pybnorm.LibraryNotFoundError, match="miopen"):
+    registered, missing = [], set()
+
+    def load(name):
+        if name in missing:
+            raise pybnorm.LibraryNotFoundError(f"no {name}", backend=name)
+
+    monkeypatch.setattr(pybnorm._core, "load", load)
+    monkeypatch.setattr(pybnorm._core, "install_torch_kernels", lambda threads, host, pairs: registered.append(pairs))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
+    cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
+    with ours.install() as first:
+        second = ours.install(cuda=True)
+        assert (first.devices, second.devices) == (("cpu",), ("cuda", "cpu"))
+        second.remove()
+    assert registered == [cpu, cpu + both, cpu]
+    missing.add("onednn")
+    with ours.install(cuda=True) as alone:
+        assert alone.devices == ("cuda",)
+    assert registered[3:] == [both]
+    with pytest.raises(pybnorm.LibraryNotFoundError, match="no onednn"):
         ours.install()
-
-
-def absent(name):
-    raise pybnorm.LibraryNotFoundError(f"no {name}", backend=name)
+    missing.add("cudnn")
+    with pytest.raises(pybnorm.LibraryNotFoundError, match="no cudnn"):
+        ours.install(cuda=True)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(pybnorm.ArgumentError, match="cuda"):
+        ours.install(cuda=True)
+    with pytest.raises(pybnorm.ArgumentTypeError, match="cuda"):
+        ours.install(cuda=1)
+    assert len(registered) == 4
 
 
 def test_it_may_stay_installed_when_the_process_ends(torch, ours, device):
     script = (
-        "import torch, pybnorm.torch; pybnorm.torch.install()\n"
+        f"import torch, pybnorm.torch; pybnorm.torch.install(cuda={device == 'cuda'})\n"
         f"x = torch.randn(2, 3, 4, 4, requires_grad=True, device={device!r})\n"
         "torch.nn.functional.batch_norm(x, None, None, training=True).sum().backward()\n"
         "print(x.grad.abs().max().item() < 1e-3)\n"
