@@ -54,6 +54,18 @@ def like(array, values):
         (lambda s: -s[:, 3135::3136].sum(axis=1), "the last element of every image were left out"),
         (lambda s: -s.reshape(16, 8, -1)[:, :, :56].sum(axis=(1, 2)), "the first 56 elements of every image were left"),
         (lambda s: s[:, ::56].sum(axis=1), "the first element of every row were read twice"),
+        (
+            lambda s: (s[:, 3134::3136] - s[:, 3135::3136]).sum(axis=1),
+            "the last element of every image were not read and a neighbour twice",
+        ),
+        (
+            lambda s: (s[:, 3135::3136] - s[:, ::3136]).sum(axis=1),
+            "the first element of every image were not read and the last one twice",
+        ),
+        (
+            lambda s: -(s[:, ::3136] + s[:, 3135::3136]).sum(axis=1),
+            "the first and last element of every image were left out",
+        ),
         (lambda s: -s[:, 2047::2048].sum(axis=1), "the last element of every block of 2048 were left out"),
         (lambda s: -s[:, 8192:8224].sum(axis=1), "elements 8192 to 8223 of every channel were left out"),
         (lambda s: s[:, 20480:20484].sum(axis=1), "elements 20480 to 20483 of every channel were read twice"),

@@ -264,6 +264,30 @@ class Search:
 
                     name = "element" if k == 1 else f"{k} elements"
                     self._both(p, some, f"the {word} {name} of every {what}")
+            if whole and shortest > 2 and len(starts) <= _LARGEST_GROUPS:
+                self._exchanged(term, what, starts, sizes)
+
+    def _exchanged(self, term: Term, what: str, starts: Array, sizes: Array) -> None:
+        """Another element of an image or rank read at one of its ends, or neither end."""
+        shortest = int(sizes.min())
+        count = max(255, min(1023, (1 << 21) // (len(starts) * len(self.d))))
+        first, last = starts, starts + sizes - 1
+
+        def whole(places: Array) -> Array:
+            return self._terms(term, places).sum(axis=1)
+
+        def drawn(sign: int) -> Array:
+            pairs = zip(self._drawn[:count] % shortest, self._other[:count] % shortest, strict=True)
+            return np.stack([whole(starts + one) + sign * whole(starts + other) for one, other in pairs], axis=1)
+
+        ends = {name: whole(places) for name, places in (("first", first), ("last", last))}
+        for word, beside, other in (("last", last - 1, "first"), ("first", first + 1, "last")):
+            name = f"the {word} element of every {what} were not read and"
+            self._try(whole(beside) - ends[word], functools.partial(drawn, -1), f"{name} a neighbour twice")
+            self._try(ends[other] - ends[word], functools.partial(drawn, -1), f"{name} the {other} one twice")
+        self._both(
+            ends["first"] + ends["last"], functools.partial(drawn, 1), f"the first and last element of every {what}"
+        )
 
     def _both(self, p: Array, draws: Callable[[], Array], name: str) -> None:
         self._try(-p, lambda: -draws(), f"{name} were left out")
