@@ -124,6 +124,7 @@ def test_bugs_are_seen_in_every_output_that_they_reach():
     assert report.good, power.render(report)
     assert len(BUGS_OF_ROWS) >= 80
     longer = {"32 elements dropped, those of one warp", "32 elements twice, those of one warp"}
+    longer |= {"every 32nd block of 1024 skipped"}
     assert set(report.found) == set(BUGS_OF_ROWS) - longer - {"last element of each block of 256 dropped"}
     assert len(report.found["last element dropped"]) == 3 * 2 * 2 + 2 * (3 + 2) + 1 + 2 * 4
     assert len(shortest) == 3 * 2 * 3 + 2 * 7 + 1 + 2 * 5

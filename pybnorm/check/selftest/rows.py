@@ -142,6 +142,39 @@ def _blocks(a: Array) -> Array:
     return _without(a, slice(255, None, 256)) if a.shape[1] > 256 else a
 
 
+def _skipped(a: Array) -> Array:
+    places = np.arange(a.shape[1])
+    return _without(a, places // 1024 % 32 == 31)
+
+
+def _run(first: int, count: int) -> slice:
+    return slice(first, first + count)
+
+
+def _less_a_block(value: Array, rows: Rows) -> Array:
+    """Divided by a count that lacks a block of 256."""
+    return value * _m(rows) / (_m(rows) - min(f32(256), np.floor(_m(rows) / 4)))
+
+
+def _averaged(value: Array, rows: Rows) -> Array:
+    return _put(value, [0, 1], (value[:1] + value[1:2]) / 2)
+
+
+def _one_step(variance: Array, rows: Rows) -> Array:
+    """1 / sqrt from the exponent, and one step of Newton's."""
+    value = (variance + f32(rows.problem.epsilon)).astype(f32)
+    near = (np.uint32(0x5F3759DF) - (value.view(np.uint32) >> np.uint32(1))).view(f32)
+    return near * (f32(1.5) - f32(0.5) * value * near * near)
+
+
+def _in_pairs(a: Array, rows: Rows) -> Array:
+    """Neighbours exchanged, of each four."""
+    whole = a.shape[1] // 4 * 4
+    a = a.copy()
+    a[:, :whole] = a[:, :whole].reshape(len(a), -1, 4)[:, :, [1, 0, 3, 2]].reshape(len(a), -1)
+    return a
+
+
 def _in_16_bits(a: Array) -> Array:
     """Sums of 32 elements, added up in float16."""
     parts = np.pad(a, ((0, 0), (0, -a.shape[1] % 1024))).reshape(len(a), -1, 1024).sum(axis=2, dtype=f32)
@@ -214,6 +247,17 @@ BUGS: dict[str, Kernel] = {
     "32 elements dropped, those of one warp": _reads(lambda a: _tile(a, 0)),
     "32 elements twice, those of one warp": _reads(lambda a: _tile(a, 2)),
     "last element of each block of 256 dropped": _reads(_blocks),
+    # terms at places that nothing foretells
+    "two terms dropped, far apart": _reads(lambda a: _without(a, [a.shape[1] // 7, a.shape[1] // 7 * 5])),
+    "another term dropped in each channel": _reads(
+        lambda a: _put(a, (np.arange(len(a)), np.arange(len(a)) % a.shape[1]), 0)
+    ),
+    "last term dropped in every second channel": _reads(lambda a: _put(a, (slice(None, None, 2), -1), 0)),
+    "last term dropped in one channel": _reads(lambda a: _put(a, (len(a) // 2, -1), 0)),
+    "9 terms twice, from an odd place on": _reads(lambda a: _twice(a, _run(a.shape[1] // 5 * 2 + 3, 9))),
+    "last term from the next channel": _reads(lambda a: _put(a, (slice(None), -1), np.roll(a[:, 0], -1))),
+    "last block of 1024 twice": _reads(lambda a: np.concatenate([a, a[:, -(a.shape[1] % 1024 or 1024) :]], axis=1)),
+    "every 32nd block of 1024 skipped": _reads(_skipped),
     # one sum alone
     "last element dropped from the mean": _reads(lambda a: a[:, :-1], "mean"),
     "last element dropped from the variance": _reads(lambda a: a[:, :-1], "variance"),
@@ -226,12 +270,20 @@ BUGS: dict[str, Kernel] = {
         x__of__dscale=lambda a, r: _swapped(a, a.shape[1] // 3, a.shape[1] // 3 + 1)
     ),
     "x one element behind dy in dscale": _after(x__of__dscale=lambda a, r: np.roll(a, 1, axis=1)),
+    "x of pairs exchanged in dscale": _after(x__of__dscale=_in_pairs),
     "dy of the last element from beside it": _reads(lambda a: _from(a, -1, -2), "dbias"),
     # channels
     "statistics of two channels swapped": _after(
         mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]), inverse=lambda v, r: _put(v, [0, 1], v[[1, 0]])
     ),
     "last channel has its neighbour's mean": _after(mean=lambda v, r: _put(v, -1, v[-2])),
+    "last channel has its neighbour's inverse": _after(
+        inverse=lambda v, r: _put(v, -1, v[-2]), given=lambda v, r: _put(v, -1, v[-2])
+    ),
+    "last channel has its neighbour's dscale and dbias": _after(
+        dscale=lambda v, r: _put(v, -1, v[-2]), dbias=lambda v, r: _put(v, -1, v[-2])
+    ),
+    "dscale and dbias of two channels averaged": _after(dscale=_averaged, dbias=_averaged),
     "means shifted by one channel": _after(mean=lambda v, r: np.roll(v, 1, axis=0)),
     "first channel's scale for all": _after(scale=lambda v, r: v * 0 + v[:1]),
     "first channel's bias for all": _after(bias=lambda v, r: v * 0 + v[:1]),
@@ -244,6 +296,8 @@ BUGS: dict[str, Kernel] = {
     "m / (m - 1) applied twice": _after(unbiased=lambda v, r: v * _m(r) / (_m(r) - _one)),
     "mean over m - 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) - _one)),
     "mean over m + 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) + _one)),
+    "averages over m less a block": _after(mean=_less_a_block, centre=_less_a_block, slope=_less_a_block),
+    "inverse by one step of Newton's": _after(of__variance=_one_step),
     "variance over m + 1": _after(variance=lambda v, r: v * _m(r) / (_m(r) + _one)),
     "variance saved in place of its inverse root": _after(
         stored__saved_inv_variance=lambda v, r: _one / (v * v) - f32(r.problem.epsilon)
