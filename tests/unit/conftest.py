@@ -246,7 +246,9 @@ COMPUTER = """
         return all((raw[:start] == 0xa5).all() and (raw[start + size :] == 0xa5).all() for raw, start, size in kept)
 
     def far(got, want, scale=1.0):
-        return float(np.max(np.abs(got.astype("f8") - want) / (scale + np.abs(want))))
+        "Infinite where either is no number, which no comparison of the worst would show."
+        difference = np.abs(got.astype("f8") - want) / (scale + np.abs(want))
+        return float(np.max(np.where(np.isnan(difference), np.inf, difference)))
     """
 
 

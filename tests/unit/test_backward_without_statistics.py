@@ -100,7 +100,10 @@ SHAPES = {
 }
 CASES = [
     (layout, shape, algorithm)
-    for layout, algorithms in (("nhwc", ("ex", "graph", "auto")), ("nchw", ("columns", "rows", "layer_norm", "graph")))
+    for layout, algorithms in (
+        ("nhwc", ("ex", "graph", "columns", "auto")),
+        ("nchw", ("columns", "rows", "layer_norm", "graph")),
+    )
     for shape in SHAPES[layout]
     for algorithm in algorithms
 ]
@@ -205,14 +208,17 @@ def test_a_bad_channel_is_as_by_the_formulas_and_no_other_is_touched(compute: An
     """,
         cases=[
             (layout, shape, algorithm)
-            for layout, algorithms in (("nhwc", ("ex", "graph")), ("nchw", ("columns", "rows", "layer_norm", "graph")))
+            for layout, algorithms in (
+                ("nhwc", ("ex", "graph", "columns")),
+                ("nchw", ("columns", "rows", "layer_norm", "graph")),
+            )
             for shape in ((8, 4, 16, 16), (3, 4, 5, 7))
             for algorithm in algorithms
         ],
         epsilon=epsilon,
     )
     assert (whole, live, slow) == (True, 0, 0)
-    assert len(told) == 36
+    assert len(told) == 42
     for line in told:
         _, _, name, same, error, finite = line
         assert same, line
@@ -570,7 +576,7 @@ def test_what_may_be_measured(child: Any, computing: str) -> None:
     columns, rows = ([f"{kind}{which}" for which in ("", ":1", ":2")] for kind in ("columns", "rows"))
     layers = ["layer_norm", "layer_norm:1"]
     assert told == [
-        [["spatial", "ex", *graphs], ["spatial", "ex", *graphs, "persistent"]],
+        [["spatial", "ex", *graphs, *columns], ["spatial", "ex", *graphs, *columns, "persistent"]],
         [["spatial", *graphs, *columns, *layers], ["spatial", "ex", *graphs, *columns, *rows, *layers, "persistent"]],
         [["spatial"], ["spatial", "ex", *graphs, *rows, *layers, "persistent"]],
     ]

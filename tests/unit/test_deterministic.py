@@ -84,8 +84,9 @@ def test_an_algorithm_by_name_is_taken_or_the_error_names_those_that_repeat(play
     )
     refused = {key: result for key, result in told.items() if "error" in result}
     assert sorted(refused) == [
-        "backward columns nchw", "backward rows nchw", "forward columns nchw", "forward layer_norm nchw",
-        "forward rows nchw", "unsaved columns nchw", "unsaved ex nhwc", "unsaved graph nchw", "unsaved graph nhwc",
+        "backward columns nchw", "backward columns nhwc", "backward rows nchw", "forward columns nchw",
+        "forward columns nhwc", "forward layer_norm nchw", "forward rows nchw", "unsaved columns nchw",
+        "unsaved columns nhwc", "unsaved ex nhwc", "unsaved graph nchw", "unsaved graph nhwc",
         "unsaved layer_norm nchw", "unsaved rows nchw",
     ]  # fmt: skip
     for result in refused.values():

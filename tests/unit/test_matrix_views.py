@@ -14,15 +14,22 @@ SCRIPT = """
     def vector(fill=np.nan):
         return memory((shape[1],), fill)
 
+    def data(fill=np.nan):
+        if not values["last"]:
+            return memory(shape, fill)
+        array = memory((shape[0], *shape[2:], shape[1])).transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+        array[...] = fill
+        return array
+
     wide = tuple(shape[i] if i == 1 else 1 for i in range(len(shape)))
-    x = memory(shape, generator.standard_normal(shape) + 5)
-    dy = memory(shape, generator.standard_normal(shape))
+    x = data(generator.standard_normal(shape) + 5)
+    dy = data(generator.standard_normal(shape))
     scale, bias = (vector(generator.standard_normal(shape[1])) for _ in range(2))
     mean, variance = x.mean(axes, dtype="f8"), x.var(axes, dtype="f8")
     inverse = 1 / np.sqrt(variance + 1e-3)
     normal = (x.astype("f8") - mean.reshape(wide)) * inverse.reshape(wide)
     with pybnorm.Handle("cudnn") as handle:
-        with pybnorm.TensorDescriptor("cudnn", "f32", shape) as desc:
+        with pybnorm.TensorDescriptor("cudnn", "f32", shape, [step // 4 for step in x.strides]) as desc:
             def call(plan, *arrays):
                 "With a workspace of NaN of exactly the size that the plan says."
                 space = memory((plan.workspace_size,), 0xff, np.uint8)
@@ -31,7 +38,7 @@ SCRIPT = """
                     plan(*addresses, (space.ctypes.data, space.nbytes))
                 return plan.algorithm
 
-            y, means, inverses = memory(shape), vector(), vector()
+            y, means, inverses = data(), vector(), vector()
             olds = [vector(generator.random(shape[1])) for _ in range(2)]
             before = [old.astype("f8") for old in olds]
             plan = handle.plan_forward_training(
@@ -46,12 +53,13 @@ SCRIPT = """
                 for name, old, was, new in zip(("mean", "variance"), olds, before, (mean, unbiased)):
                     worst["running_" + name] = far(old, 0.75 * (0.75 * was + 0.25 * new) + 0.25 * new)
 
-            y, stated = memory(shape), [vector(v) for v in (mean, variance)]
-            plan = handle.plan_forward_inference(desc, algorithm=algorithm, epsilon=1e-3)
-            call(plan, x, scale, bias, *stated, y)
-            worst["inference"] = far(y, normal * scale.reshape(wide) + bias.reshape(wide))
+            if not values["last"]:
+                y, stated = data(), [vector(v) for v in (mean, variance)]
+                plan = handle.plan_forward_inference(desc, algorithm=algorithm, epsilon=1e-3)
+                call(plan, x, scale, bias, *stated, y)
+                worst["inference"] = far(y, normal * scale.reshape(wide) + bias.reshape(wide))
 
-            dx, dscale, dbias = memory(shape), vector(), vector()
+            dx, dscale, dbias = data(), vector(), vector()
             plan = handle.plan_backward(desc, algorithm=algorithm, epsilon=1e-3)
             call(plan, x, dy, scale, dx, dscale, dbias, vector(mean), vector(inverse))
             dbiases, dscales = dy.sum(axes, dtype="f8"), (dy * normal).sum(axes)
@@ -80,10 +88,54 @@ SCRIPT = """
 def test_the_views_compute_right_inside_their_memory(
     compute: Any, algorithm: str, shape: tuple[int, ...], saved: bool, running: bool
 ) -> None:
-    worst, whole, live = compute(SCRIPT, algorithm=algorithm, shape=shape, saved=saved, running=running)
+    judge(compute(SCRIPT, algorithm=algorithm, shape=shape, saved=saved, running=running, last=False))
+
+
+def judge(told: Any) -> None:
+    worst, whole, live = told
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
     assert max(worst.values()) < 2e-5, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "saved", "running"),
+    [
+        ((3, 5, 4, 6), True, True),  # one column for each channel
+        ((3, 5, 4, 6), False, False),
+        ((8, 3, 16, 16), True, True),  # 8 of them
+        ((2, 4, 8, 8, 12), False, True),
+        ((6, 3, 199), True, False),
+        ((1024, 3), True, True),
+        ((5, 4, 1, 1), False, True),
+        ((1, 7, 32, 32), True, True),
+    ],
+)
+def test_columns_of_channels_last_memory(compute: Any, shape: tuple[int, ...], saved: bool, running: bool) -> None:
+    judge(compute(SCRIPT, algorithm="columns:0", shape=shape, saved=saved, running=running, last=True))
+
+
+def test_what_columns_of_channels_last_memory_are_not_for(child: Any, computing: str) -> None:
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        def last(n, c, h, w):
+            return pybnorm.TensorDescriptor("cudnn", "f32", (n, c, h, w), (c * h * w, 1, c * w, c))
+        with pybnorm.Handle("cudnn") as handle:
+            report([attempt(call) for call in (
+                lambda: handle.plan_forward_inference(last(2, 3, 4, 4), algorithm="columns"),
+                lambda: handle.plan_forward_training(last(1, 8, 1, 1), running=False, algorithm="columns"),
+                lambda: handle.plan_forward_training(last(1048583, 2, 1, 1), algorithm="columns"),
+                lambda: handle.plan_backward(last(2, 65535 * 32 + 1, 1, 1), algorithm="columns"),
+            )])
+        """,
+        file=computing,
+    )
+    for result, word in zip(told, ("pointwise graph", "one value in a channel", "524288 rows", "columns"), strict=True):
+        assert result["error"] == "UnsupportedError", result
+        assert word in result["text"], result
 
 
 def test_one_row_for_each_channel_is_refused(child: Any, computing: str) -> None:

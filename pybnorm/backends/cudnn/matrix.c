@@ -13,7 +13,7 @@
  * memory too, whose columns have a channel each as it is.
  * Only the row view has one kernel for two 16-bit sums as fast as one sum, short vectors in place of those of C * S
  * numbers, and room for images of any size; only the column view serves rows that are no whole number of 16 bytes well
- * (H200, 9.19). */
+ * (H200, 9.19). Training and backward over packed channels-last memory are by its columns in the same way. */
 
 /* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
  * was tried, and with fewer than ROWS_ENOUGH auto does not try (H200, 9.19). */
@@ -33,6 +33,12 @@ static int64_t row_pieces(const pbn_tensor *x) {
 /* Channels-last memory is the matrix (N*S, C), few columns and long ones; P of its rows beside one another make it
  * (N*S/P, P*C), which has P columns for each channel: enough of them to occupy the device, and shorter sums. */
 enum { COLUMNS_WANTED = 1 << 15, COLUMN_LEAST = 1 << 8 };
+
+/* Whether columns are those of channels-last memory, which (N, C) is as well. */
+static int columns_last(const pbn_call *call) {
+    const pbn_tensor *x = call->x_desc;
+    return all_channels_last(call) && (!all_channels_first(call) || pbn_numel(x->rank, x->dims) == x->dims[0] * x->dims[1]);
+}
 
 static int64_t column_groups(const pbn_tensor *x) {
     const int64_t rows = pbn_numel(x->rank, x->dims) / x->dims[1], wanted = COLUMNS_WANTED / x->dims[1];
@@ -292,17 +298,18 @@ static int build_channel_factor(pbn_plan *p, const pbn_call *call, void *vendor_
     return graph_build(g, vendor_handle, 0);
 }
 
-/* dbias, dscale and the three factors of dx, from the channel's averages of the lines' sums. */
+/* dbias, dscale and the three factors of dx, from the channel's averages of the lines' sums, or those of its one line. */
 static int build_channel_gradients(pbn_plan *p, const pbn_call *call, void *vendor_handle) {
     graph *g = &p->graphs[3];
     const double depth = (double)p->depth, merged = (double)p->merged;
-    void *average = channel_tensor(call, g, CHANNEL_AVERAGE_2), *inverse = channel_tensor(call, g, SLOT_SAVED_INV_VARIANCE);
+    const int one = p->merged == 1;
+    void *average = channel_tensor(call, g, one ? LINE_3 : CHANNEL_AVERAGE_2), *inverse = channel_tensor(call, g, SLOT_SAVED_INV_VARIANCE);
     void *count = number_tensor(p, g, 2, merged), *sum = channel_tensor(call, g, SLOT_VIRTUAL);
     void *dscale = channel_tensor(call, g, SLOT_DSCALE), *a = channel_tensor(call, g, CHANNEL_A);
     void *scaled = channel_tensor(call, g, SLOT_VIRTUAL), *share = channel_tensor(call, g, SLOT_VIRTUAL);
     void *part = channel_tensor(call, g, SLOT_VIRTUAL);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, average, count, channel_tensor(call, g, SLOT_DBIAS));
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, CHANNEL_AVERAGE), count, sum);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, one ? LINE_2 : CHANNEL_AVERAGE), count, sum);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, sum, inverse, dscale);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_SCALE), inverse, a);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, dscale, inverse, scaled);
@@ -394,7 +401,7 @@ static int expand(pbn_handle *handle, const pbn_tensor *from, const void *vector
 /* The channels' three vectors to the lines. */
 static int run_expand(pbn_handle *handle, const pbn_plan *p, void *const *slots) {
     int status;
-    if (p->kind == COLUMNS)
+    if (p->kind == COLUMNS && !p->last)
         return expand(handle, &p->three, slots[CHANNEL_A], &p->spread, slots[LINE_0]);
     if ((status = expand(handle, &p->one, slots[CHANNEL_A], &p->map, slots[LINE_0])) != PBN_OK ||
         (status = expand(handle, &p->one, slots[CHANNEL_B], &p->map, slots[LINE_1])) != PBN_OK)

@@ -151,13 +151,22 @@ static pbn_call moments_call(const pbn_call *call, void *mean, void *inverse) {
     return forward;
 }
 
+static const char *no_columns_last(const pbn_tensor *x) {
+    const int64_t values = pbn_numel(x->rank, x->dims) / x->dims[1], groups = column_groups(x);
+    if (values < 2)
+        return "with one value in a channel there are no statistics to compute";
+    return x->dims[1] * groups < 2 || x->dims[1] * groups > LINES_MOST || values / groups > ROWS_MOST
+               ? "channels-last memory is taken as a matrix of 2 to 65535 * 32 columns and up to 524288 rows, which this "
+                 "shape does not make"
+               : NULL;
+}
+
 /* Of which view they are computed, COLUMNS or ROWS, for a backward by `kind`; why not, or NULL. The sums of rows are
  * added in any order, so what is not about rows takes columns where it can. */
 static const char *choose_moments(int kind, const pbn_call *call, int *view) {
     const pbn_tensor *x = call->x_desc;
     const pbn_call forward = moments_call(call, (void *)(uintptr_t)call, (void *)(uintptr_t)call);
     const char *why;
-    int64_t values, groups;
     *view = kind == ROWS ? ROWS : COLUMNS;
     if (kind == COLUMNS || kind == ROWS)
         return NULL; /* it has the same needs */
@@ -169,16 +178,10 @@ static const char *choose_moments(int kind, const pbn_call *call, int *view) {
         }
         return why;
     }
-    values = pbn_numel(x->rank, x->dims) / x->dims[1];
-    groups = column_groups(x);
     if (!is_single(call->epsilon))
         return no_small_epsilon;
-    if (values < 2)
-        return "with one value in a channel there are no statistics to compute, and none are saved";
-    if (x->dims[1] * groups < 2 || x->dims[1] * groups > LINES_MOST || values / groups > ROWS_MOST)
-        return "without saved statistics channels-last memory is taken as a matrix of 2 to 65535 * 32 columns and up to "
-               "524288 rows, which this shape does not make";
-    return api.cudnnSetTensor == NULL ? no_fill : NULL;
+    why = no_columns_last(x);
+    return why != NULL ? why : api.cudnnSetTensor == NULL ? no_fill : NULL;
 }
 
 /* Whether the bits of a way are those of every equal call, as far as was seen (rules.h); what is known of it is here
@@ -262,8 +265,16 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return no_blending;
         if (!is_single(call->epsilon))
             return no_small_epsilon;
+        if (kind == COLUMNS && columns_last(call)) {
+            if (call->operation == PBN_OP_FORWARD_INFERENCE)
+                return "over channels-last memory the pointwise graph is the one for inference";
+            if (api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL)
+                return no_axpby;
+            return no_columns_last(call->x_desc);
+        }
         if (!all_channels_first(call))
-            return "the matrix views are those of packed channels-first tensors";
+            return kind == COLUMNS ? "the column view is of packed tensors, all in one layout"
+                                   : "the row view is of packed channels-first tensors";
         size = pbn_numel(call->x_desc->rank, call->x_desc->dims) / call->x_desc->dims[0] / call->x_desc->dims[1];
         if (size < 2)
             return "with one position in a channel there is nothing to merge";
@@ -308,17 +319,32 @@ static int fused_ops(const pbn_call *call) {
 
 /* All data tensors are the same packed channels-last memory, so one descriptor serves them: of rank 4, with the strides
  * of its axes of length 1 such that cuDNN takes it for channels-last, whatever rank and strides the caller's have. */
-static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
-    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
+static int make_packed_last(pbn_plan *p, const pbn_tensor *x) {
     int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
-    void *t, *z, *param, *activation;
-    int rank, status = pbn_fold(call->x_desc, 4, 4, &rank, dims, strides);
-    if (status != PBN_OK)
+    int rank, status = pbn_fold(x, 4, 4, &rank, dims, strides);
+    if (status != PBN_OK || (status = cudnn_tensor_create(&p->packed)) != PBN_OK)
         return status;
     pbn_packed_strides(rank, dims, PBN_CHANNELS_LAST, strides);
-    if ((status = cudnn_tensor_create(&p->packed)) != PBN_OK ||
-        (status = cudnn_tensor_set(&p->packed, call->x_desc->dtype, rank, dims, strides)) != PBN_OK ||
-        (status = make_map(&p->one, PBN_FLOAT32, 1, dims[1], 1)) != PBN_OK || (status = new_relu(&activation)) != PBN_OK)
+    return cudnn_tensor_set(&p->packed, x->dtype, rank, dims, strides);
+}
+
+/* Whether Ex would take channels-last memory for channels-first, as that of (N, C), by the strides of its descriptor. */
+static int is_also_last(const pbn_call *call) {
+    return all_channels_last(call) && call->x_desc->layout != PBN_CHANNELS_LAST && call->x_desc->dtype != PBN_FLOAT64;
+}
+
+static int ex_tensor(const pbn_plan *p, const pbn_tensor *t, void **compute) {
+    *compute = p->packed.compute;
+    return *compute != NULL ? PBN_OK : to_compute(t, compute);
+}
+
+static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
+    void *t, *z, *param, *activation;
+    int status;
+    if ((status = make_packed_last(p, call->x_desc)) != PBN_OK ||
+        (status = make_map(&p->one, PBN_FLOAT32, 1, call->x_desc->dims[1], 1)) != PBN_OK ||
+        (status = new_relu(&activation)) != PBN_OK)
         return status;
     p->activation = activation;
     t = p->packed.compute;
@@ -353,7 +379,7 @@ static int build_moments(pbn_plan *p, pbn_handle *handle, const pbn_call *call) 
     if (why != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, why);
     m->moments_only = 1;
-    m->last = p->kind != COLUMNS && p->kind != ROWS && all_channels_last(call);
+    m->last = p->kind == COLUMNS || p->kind == ROWS ? p->last : all_channels_last(call);
     m->alignment = p->alignment;
     m->values[VALUE_EPSILON] = (float)call->epsilon;
     status = build_lines(m, &forward, handle->vendor, 0);
@@ -382,17 +408,20 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
         p->mode = PBN_SPATIAL_PERSISTENT;
         if (fuses(call))
             return build_fused(p, handle, call);
-        if ((status = to_compute(call->x_desc, &x)) != PBN_OK ||
+        if (is_also_last(call) && (status = make_packed_last(p, call->x_desc)) != PBN_OK)
+            return status;
+        if ((status = ex_tensor(p, call->x_desc, &x)) != PBN_OK ||
             (status = to_compute(call->param_desc, &param)) != PBN_OK)
             return status;
         if (call->operation == PBN_OP_FORWARD_TRAINING) {
-            if ((status = to_compute(call->y_desc, &y)) != PBN_OK)
+            if ((status = ex_tensor(p, call->y_desc, &y)) != PBN_OK)
                 return status;
             return api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
                 handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, y, param,
                 NULL, &p->workspace);
         }
-        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK)
+        if ((status = ex_tensor(p, call->dy_desc, &dy)) != PBN_OK ||
+            (status = ex_tensor(p, call->dx_desc, &dx)) != PBN_OK)
             return status;
         return api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(
             handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, dy, NULL, dx,
@@ -412,6 +441,7 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
         p->by_layer = p->kind == LAYER_NORM && call->operation == PBN_OP_BACKWARD;
         if (p->by_layer)
             p->kind = layer_view(call);
+        p->last = p->kind == COLUMNS && columns_last(call);
         status = graph_ready();
         return status != PBN_OK ? status : build_lines(p, call, handle->vendor, skip);
     case DENSE:
@@ -696,13 +726,13 @@ static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call
         p->reserve);
 }
 
-static int run_ex(pbn_handle *handle, const pbn_call *call) {
+static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
     scalar alpha, beta, alpha_param, beta_param;
     void *x, *y, *dy, *dx, *param;
     const int dtype = call->x_desc->dtype;
     const int backward = call->operation == PBN_OP_BACKWARD;
     int status;
-    if ((status = to_compute(call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK ||
+    if ((status = ex_tensor(p, call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK ||
         (status = to_scalar(call->alpha, dtype, &alpha)) != PBN_OK ||
         (status = to_scalar(call->beta, dtype, &beta)) != PBN_OK ||
         (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
@@ -711,7 +741,8 @@ static int run_ex(pbn_handle *handle, const pbn_call *call) {
     if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
     if (backward) {
-        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK ||
+        if ((status = ex_tensor(p, call->dy_desc, &dy)) != PBN_OK ||
+            (status = ex_tensor(p, call->dx_desc, &dx)) != PBN_OK ||
             (status = to_scalar(call->alpha_param, dtype, &alpha_param)) != PBN_OK ||
             (status = to_scalar(call->beta_param, dtype, &beta_param)) != PBN_OK)
             return status;
@@ -722,7 +753,7 @@ static int run_ex(pbn_handle *handle, const pbn_call *call) {
             NULL, call->workspace, call->workspace_size, NULL, 0);
     }
     if ((status = check_pair(call->running_mean, call->running_variance)) != PBN_OK ||
-        (status = to_compute(call->y_desc, &y)) != PBN_OK)
+        (status = ex_tensor(p, call->y_desc, &y)) != PBN_OK)
         return status;
     return api.cudnnBatchNormalizationForwardTrainingEx(
         handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta, x, call->x,
@@ -792,7 +823,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     }
     switch (kind) {
     case EX:
-        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, call);
+        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, plan, call);
     case GRAPH:
     case POINTWISE:
         return run_graph(handle, plan, call);
