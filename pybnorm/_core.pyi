@@ -607,6 +607,8 @@ def way_of(
     running: bool,
     saved: bool,
     deterministic: bool,
+    alignment: int,
+    share: float = 0.0,
 ) -> Plan:
     """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
 

@@ -52,6 +52,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_WIDENED
         PBN_CAP_IN_PLACE
         PBN_CAP_INVERSE
+        PBN_CAP_SHARE
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU
@@ -99,6 +100,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         double beta_param
         double factor
         double epsilon
+        double share
         int32_t activation
         double activation_low
         double activation_high

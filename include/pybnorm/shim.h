@@ -100,7 +100,8 @@ typedef enum pbn_capability {
     PBN_CAP_ACTIVATION = 64,   /* the loaded library computes it with a fused activation, and right */
     PBN_CAP_WIDENED = 128,     /* 16-bit data are computed in float32, of which results are rounded once */
     PBN_CAP_IN_PLACE = 256,    /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
-    PBN_CAP_INVERSE = 512      /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
+    PBN_CAP_INVERSE = 512,     /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
+    PBN_CAP_SHARE = 1024       /* plans of backward take the sums too, by `share` of the call */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -180,6 +181,10 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
  * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
  *
+ * The elementwise half of a synchronized backward, by a plan where PBN_CAP_SHARE is set: with `share`, 1 over the number
+ * of values that the sums are of, dbias has sum(dy) and dscale sum(dy*(x - saved_mean)). Both are read, and
+ * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)), r = saved_inv_variance; alpha is 1 and beta 0.
+ *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
 typedef struct pbn_call {
@@ -189,6 +194,7 @@ typedef struct pbn_call {
     double alpha_param, beta_param;
     double factor;  /* running = (1-factor)*running + factor*batch; batch variance is unbiased */
     double epsilon;
+    double share;   /* backward: 0, or of sums that are given */
     int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
     double activation_low, activation_high;  /* read where the activation has them */
     int32_t deterministic;                   /* plan_create: only ways that `unrepeated` has nothing against */
@@ -233,7 +239,7 @@ typedef struct pbn_search {
 } pbn_search;
 
 /* Grows with every change of the structures in this file. */
-#define PBN_CONTRACT 3
+#define PBN_CONTRACT 4
 
 typedef struct pbn_backend {
     int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */

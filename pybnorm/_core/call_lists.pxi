@@ -154,6 +154,7 @@ cdef class CallList:
             raise errors.ArgumentError("workspace", workspace, "offset and bytes")
         offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
         call.workspace, call.workspace_size = <void *>offset, nbytes
+        call.share = 0.0 if plan is None else plan.call.share
         if plan is not None and (
             plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
         ):
@@ -284,6 +285,10 @@ cdef class CallList:
                         plan = self.ways[i].plan
                     elif not _data_bits(&call) & (self.ways[i].alignment - 1):
                         plan, algorithm = self.ways[i].plan, (<Plan>self.given[i]).algorithm
+                    elif call.share != 0:
+                        raise errors.ArgumentError("addresses", addresses, "ones as aligned as those it was made for")
+                elif call.share != 0:
+                    raise errors.ArgumentError("handle", handle, "the list's own")
                 _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm)
         finally:
             lock.release()

@@ -63,7 +63,8 @@ def refuse_addresses(Plan plan not None):
 
 
 def way_of(
-    Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic
+    Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic,
+    alignment, share=0.0
 ):
     """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
 
@@ -79,6 +80,10 @@ def way_of(
         Whether the call has these statistics.
     deterministic : bool
         Only ways whose bits repeat.
+    alignment : int
+        Of the data, a power of two up to 16: what is less aligned goes to the entry point.
+    share : float
+        1 over the number of values that backward's given sums are of; 0: it makes them.
 
     Returns
     -------
@@ -94,9 +99,11 @@ def way_of(
     cdef Plan plan
     if not _normalizes(op):
         raise errors.ArgumentError("operation", operation, "a batch-norm call")
+    if share and not handle.table.plan_create:
+        raise errors.ArgumentError("share", share, "0.0: the backend has no plans")
     plan = _plan(
         handle, op, tensors, values, _has(running, saved), (Activation.NONE, 0.0, 0.0), "auto", None, False, True,
-        _arguments.boolean(deterministic, "deterministic"), True,
+        _arguments.boolean(deterministic, "deterministic"), True, alignment, share,
     )
     plan.handle = None  # whose lists have it: it would be a circle
     return plan

@@ -106,13 +106,15 @@ cdef object _unrepeated(Plan plan):
 cdef Plan _plan(
     Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
     TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False, bint alone=False,
+    uintptr_t alignment=0, double share=0.0,
 ):
     """A call made ready.
 
     `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
     `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
-    `deterministic`: only a way whose bits repeat. `alone`: no other calls in its place; an error then.
+    `deterministic`: only a way whose bits repeat. `alone`: no other calls in its place; an error then. `alignment`: of
+    data tensors that are descriptors; 0: 16. `share`: as in pbn_call.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
@@ -130,7 +132,7 @@ cdef Plan _plan(
         if algorithm is not None:  # the entry points make the mask from x and the bias
             has |= PBN_MASKED
     call.operation, call.deterministic = operation, deterministic
-    plan.alone, plan.serial = alone, handle.serial
+    plan.alone, plan.serial, call.share = alone, handle.serial, share
     while pbn_rows[first].operation != operation:
         first += 1
     while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:
@@ -200,6 +202,8 @@ cdef Plan _plan(
             argument.span = _span_bytes(found[i])
             argument.element = found[i].dtype.itemsize
         plan.descriptors = tuple(found)
+        if alignment:
+            call.x = <void *>alignment
         plan._make(handle, algorithm, warns, refusal)
         if _normalizes(operation):
             differs = _unrepeated(plan)

@@ -171,7 +171,7 @@ cdef class Plan:
             self._clear()
             return 0
         asked = None
-        if (handle.defects or handle.weak) and _normalizes(self.call.operation):
+        if (handle.defects or handle.weak) and _normalizes(self.call.operation) and self.call.share == 0:
             asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked)
             if met and handle._avoids(algorithm):

@@ -21,7 +21,8 @@ workspace
     operation needs any.
 
 Ways. Where a library has several for one call, a spatial one goes the way that a plan's ``"auto"`` takes, and `plan`
-names it; data at addresses that it does not take go to the entry point. `Handle`'s calls stay the entry points'.
+names it. The first call of a kind prepares it, so that one comes before a capture into a device's graph. `Handle`'s
+calls stay the entry points'.
 
 Folding. The vendors know two kinds of kept axes and 4 or 5 axes. Other calls are views of the same memory: axes of
 length 1 are dropped, axes of one kind that are contiguous to each other in every array are merged, and what is left

@@ -87,6 +87,7 @@ def _copied(p: Program, call: Call, data: Arrays, parameters: Arrays, options: d
     copies = {name: p.scratch(buffer.dims, buffer.dtype, buffer.strides) for name, buffer in data.items()}
     out = "dx" if "dx" in data else "y"
     for name, buffer in data.items():
+        p.copies.append(f"{name} of {call.operation.name.lower()}: at an address that is no multiple of {_ALIGNED}")
         if name != out or options["beta"] != 0:
             p.axpby(1.0, buffer, 0.0, copies[name])
     p._emit(call.operation.name.lower(), call.mode, copies, parameters, options)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm.errors import ArgumentError
+from pybnorm.operations import ways
 from pybnorm.operations.preparation import alias, operation
 from pybnorm.operations.program import Program, _need, _Shape
 from pybnorm.operations.views import Axis
@@ -328,10 +329,17 @@ def backward_elemt(
     alpha, beta = p.scalars(shape, alpha=alpha, beta=beta)
     n = _arguments.count(count, "count", 1)
     centre, inv = p.parameter("mean", mean, shape), p.parameter("inv_variance", inv_variance, shape)
-    gain = inv if scale is None else p.product(p.parameter("scale", scale, shape), inv)
+    factor = None if scale is None else p.parameter("scale", scale, shape)
+    total, moment = p.parameter("sum_dy", sum_dy, shape), p.parameter("sum_dy_xmu", sum_dy_xmu, shape)
+    if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims and p.plans:
+        vectors = {"scale": p.constant(1.0, shape) if factor is None else factor, "dscale": moment, "dbias": total}
+        vectors |= {"saved_mean": centre, "saved_inv_variance": inv}
+        if ways.from_sums(p, shape.kept, {"x": xb, "dy": dyb, "dx": dxb}, vectors, n):
+            return
+    gain = inv if factor is None else p.product(factor, inv)
     average = p.vector(shape)
-    p.axpby(1.0 / n, p.parameter("sum_dy", sum_dy, shape), 0.0, average)
-    slope = p.product(p.product(p.parameter("sum_dy_xmu", sum_dy_xmu, shape), inv), inv)
+    p.axpby(1.0 / n, total, 0.0, average)
+    slope = p.product(p.product(moment, inv), inv)
     slope = p.product(slope, gain, alpha=-1.0 / n)
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
     p.inference(shape.kept, dyb, gain, zeros, average, ones, dxb, alpha=alpha, beta=beta)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from pybnorm import _arguments, _names
-from pybnorm._core import SLOT_BITS, Handle, cache, look
+from pybnorm._core import Handle, cache, look
+from pybnorm.operations import ways
 from pybnorm.operations.program import RECIPES, Prepared, Program
 
 MOST_PREPARED = 256
@@ -244,7 +245,7 @@ def _prepare(handle: Handle, recipe: Recipe, values: list[Any]) -> Prepared:
     for name, array, value in zip(recipe.names, recipe.arrays, values, strict=True):
         slot += array is not None
         if array is not None and value is not None:
-            given[name] = handle.buffer(value, name)._replace(pointer=slot << SLOT_BITS, owner=None)
+            given[name] = ways.slotted(handle.buffer(value, name), slot)
         else:
             given[name] = value
     recipe.make(made, **given, **recipe.fixed)

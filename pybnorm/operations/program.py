@@ -575,7 +575,8 @@ class Program:
         x = data["x"]
         layout = _arguments.layout_of(x.dims, x.strides)
         saved = "saved_mean" in parameters
-        call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"])
+        alignment = ways.alignment_of(data.values())
+        call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment)
         met = defects_of(self.handle, call)
         return bool(met) and self._instead(call, data, parameters, options, met)
 

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import Handle, algorithms, way_of
+from pybnorm._core import SLOT_BITS, Handle, algorithms, capability, way_of
 from pybnorm._core import Plan as Way
-from pybnorm.enums import Mode, Operation
+from pybnorm.enums import Capability, Mode, Operation
 from pybnorm.errors import UnsupportedError
+from pybnorm.operations.views import Dims, _views
 
 _ALWAYS = "auto", "fast", "plain"
+GIVEN_SUMS = False
+"""Whether `from_sums` is taken: cuDNN's graphs for it have computed right on a double, and not yet run on a GPU."""
+_ALIGNMENT = 16
+"""More is the same to every library."""
+
+
+def slotted(buffer: Buffer, slot: int) -> Buffer:
+    """An array at the begin of a program's slot; the owner is then what its address is a multiple of."""
+    return buffer._replace(pointer=slot << SLOT_BITS, owner=_lowest(buffer.pointer))
+
+
+def _lowest(address: int) -> int:
+    return (address | _ALIGNMENT) & -(address | _ALIGNMENT)
+
+
+def alignment_of(data: Iterable[Buffer]) -> int:
+    """What all addresses are a multiple of, up to 16."""
+    return min(map(_aligned, data))
+
+
+def _aligned(buffer: Buffer) -> int:
+    return _lowest(buffer.pointer | (buffer.owner if isinstance(buffer.owner, int) else 0))
 
 
 def several(handle: Handle) -> bool:
@@ -20,18 +45,49 @@ def several(handle: Handle) -> bool:
 
 def auto(
     handle: Handle, operation: Operation, data: dict[str, Buffer], parameters: dict[str, Buffer],
-    values: dict[str, Any], deterministic: bool,
+    values: dict[str, Any], deterministic: bool, share: float = 0.0,
 ) -> Way | None:  # fmt: skip
     """The way of a spatial call; None: the entry point, or there is none without other calls in its place.
 
-    `deterministic`: only ways whose bits are known to repeat.
+    `deterministic`: only ways whose bits are known to repeat. `share`: as `way_of` has it.
     """
     if values["mode"] != Mode.SPATIAL:
         return None
     tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
     statistics = "running_mean" in parameters, "saved_mean" in parameters
     try:
-        way = way_of(handle, operation, tensors, values, *statistics, deterministic)
+        alignment = alignment_of(data.values())
+        way = way_of(handle, operation, tensors, values, *statistics, deterministic, alignment, share)
     except UnsupportedError:
         return None
     return None if way.algorithm in ("plain", "spatial") else way
+
+
+def from_sums(
+    p: Any, kept: Dims, data: dict[str, Buffer], parameters: dict[str, Buffer], count: int, epsilon: float = 0.0
+) -> bool:
+    """Put backward's elementwise half into a program as one call; whether the library has it for these arrays.
+
+    `parameters`: dbias and dscale are the sums of dy and of dy * (x - mean), over `count` values.
+    """
+    handle, x = p.handle, data["x"]
+    for mode, axes in _views(kept, list(data.values())) if GIVEN_SUMS and p.plans else ():
+        dims = tuple(size for size, _ in axes)
+        viewed = {
+            name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
+            for i, (name, buffer) in enumerate(data.items())
+        }
+        layout = _arguments.layout_of(dims, viewed["x"].strides)
+        bits, _ = capability(handle.backend, Operation.BACKWARD, mode, x.dtype, layout, len(dims))
+        if not bits & Capability.SHARE:
+            continue
+        values = {"mode": mode, "alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "epsilon": epsilon}
+        way = auto(handle, Operation.BACKWARD, viewed, parameters, values, p.deterministic, 1 / count)
+        if way is not None:
+            shape = _arguments.derived_dims(dims, mode)
+            steps = _arguments.packed_strides(shape)
+            shaped = {name: vector._replace(dims=shape, strides=steps) for name, vector in parameters.items()}
+            text = f"backward of sums {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
+            p._step(Operation.BACKWARD, {**viewed, **shaped}, values, way.workspace_size, text, way)
+            return True
+    return False

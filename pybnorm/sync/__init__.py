@@ -31,9 +31,10 @@ from typing import Any
 
 from pybnorm import _arguments, _names, operations
 from pybnorm._arrays import CPU
-from pybnorm._core import SLOT_BITS, Cache, Handle, backends, look
+from pybnorm._core import Cache, Handle, backends, look
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError
+from pybnorm.operations.ways import slotted
 from pybnorm.sync.communicators import Communicator, _connect
 from pybnorm.sync.memory import _Memory
 from pybnorm.sync.messages import FAILED, FORWARD, _agree, _Agreed
@@ -360,7 +361,7 @@ class SyncBatchNorm:
             arrays: dict[str, Any] = dict(zip(kind.array_names, held, strict=False))
             for slot, (name, array) in enumerate(arrays.items(), len(self._memory.addresses)):
                 if array is not None:
-                    arrays[name] = self._handle.buffer(array, name)._replace(pointer=slot << SLOT_BITS, owner=None)
+                    arrays[name] = slotted(self._handle.buffer(array, name), slot)
             scalars = dict(zip(kind.scalar_names, held[len(arrays) :], strict=True))
             plan = kind(self._memory, self._terms, arrays, scalars, expected)
             if key is not None:

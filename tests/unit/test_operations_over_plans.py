@@ -8,23 +8,27 @@ import pytest
 
 SCRIPT = """
     from pybnorm import operations
+    from pybnorm.operations import ways
     from pybnorm._arrays import CUDA, Buffer
-    from pybnorm._core import defects_of
 
     shape = values["shape"]
     axes, count, wide = (0, 2, 3), shape[0] * shape[2] * shape[3], (1, shape[1], 1, 1)
     generator = np.random.default_rng(5)
 
     def data(fill, shift=0):
-        "Channels last; `shift` values further on than aligned memory begins."
-        flat = memory((int(np.prod(shape)) + shift,))[shift:]
-        array = flat.reshape(shape[0], *shape[2:], shape[1]).transpose(0, 3, 1, 2)
+        "Channels last if nothing else is said; `shift` values further on than aligned memory begins."
+        kind = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}[values.get("dtype", "f32")]
+        flat = memory((int(np.prod(shape)) + shift,), dtype=kind)[shift:]
+        array = flat.reshape(shape)
+        if values.get("layout") != "nchw":
+            array = flat.reshape(shape[0], *shape[2:], shape[1]).transpose(0, 3, 1, 2)
         array[...] = fill
         return array
 
     def on_device(array):
         steps = tuple(step // array.itemsize for step in array.strides)
-        return Buffer(array.ctypes.data, array.shape, steps, pybnorm.DataType.FLOAT32, CUDA, -1, True, None)
+        kind = pybnorm.DataType.FLOAT32 if array.itemsize == 4 else pybnorm.DataType.BFLOAT16
+        return Buffer(array.ctypes.data, array.shape, steps, kind, CUDA, -1, True, None)
 
     def vector(fill=np.nan):
         return memory((shape[1],), fill).reshape(wide)
@@ -48,13 +52,13 @@ def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: A
     calls, errors, slow, whole, live = compute(
         SCRIPT
         + """
-    errors, slow = {}, []
+    errors, slow, calls = {}, [], []
     with pybnorm.Handle("cudnn") as handle:
         for shift in (0, 1):
             x, dy = (data(generator.standard_normal(shape), shift) for _ in range(2))
             scale, mean, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(3))
             dx, dscale, dbias = data(np.nan, shift), vector(), vector()
-            calls = run(
+            calls += run(
                 handle, "backward", x=x, dy=dy, scale=scale, dx=dx, dscale=dscale, dbias=dbias,
                 saved_mean=mean, saved_inv_variance=inverse)
             slow.append(number("slow").value)
@@ -67,9 +71,71 @@ def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: A
     """,
         shape=(4, 8, 6, 5),
     )
-    assert calls == ["backward SPATIAL f32 (4, 8, 6, 5) by ex"]
+    assert calls == ["backward SPATIAL f32 (4, 8, 6, 5) by ex", "backward SPATIAL f32 (4, 8, 6, 5)"]
     assert max(errors.values()) < 2e-5, errors
     assert slow == [0, 2], "the kernels that are slow over channels-last memory"
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
+
+
+def test_sixteen_bit_data_off_their_pairs_are_copied(compute: Any) -> None:
+    """cuDNN's channels-first kernels would lose the context there, and the adapter refuses the entry point."""
+    calls, copies, errors, whole = compute(
+        SCRIPT
+        + """
+    with pybnorm.Handle("cudnn") as handle:
+        x, dy = (data(generator.standard_normal(shape), 1) for _ in range(2))
+        scale, mean, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(3))
+        dx, dscale, dbias = data(np.nan, 1), vector(), vector()
+        given = dict(
+            x=x, dy=dy, scale=scale, dx=dx, dscale=dscale, dbias=dbias, saved_mean=mean, saved_inv_variance=inverse)
+        calls = run(handle, "backward", **given)
+        on = {n: on_device(a) for n, a in given.items()}
+        want = gradients(x, dy, scale, mean, inverse)
+        errors = [far(got, w) for got, w in zip((dx, dscale, dbias), want)]
+        report([calls, operations.plan(handle, "backward", **on).copies, errors, whole()])
+    """,
+        shape=(4, 8, 6, 5),
+        layout="nchw",
+        dtype="bf16",
+    )
+    assert [call.partition(" ")[0] for call in calls] == ["axpby", "axpby", "backward", "axpby"]
+    assert [copy.partition(" ")[0] for copy in copies] == ["x", "dy", "dx"]
+    assert errors[0] < 2.0**-8
+    assert max(errors[1:]) < 2e-5
+    assert whole, "something was written outside"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("layout", "way"), [("nhwc", "pointwise"), ("nchw", "columns:1")])
+@pytest.mark.parametrize("shape", [(4, 8, 6, 5), (1, 3, 7, 9)], ids=str)
+def test_the_elementwise_half_of_backward_is_one_call(
+    compute: Any, shape: Any, layout: str, way: str, dtype: str
+) -> None:
+    calls, error, whole, live = compute(
+        SCRIPT
+        + """
+    ways.GIVEN_SUMS = True
+    with pybnorm.Handle("cudnn") as handle:
+        x, dy, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), np.nan))
+        scale, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(2))
+        mean, total, moment = (vector(generator.standard_normal(shape[1]) * 5 + 3) for _ in range(3))
+        calls = run(
+            handle, "backward_elemt", x=x, dy=dy, scale=scale, mean=mean, inv_variance=inverse, sum_dy=total,
+            sum_dy_xmu=moment, count=3 * count, dx=dx)
+        n = 3 * count
+        a, b, s, m, r, t, p = (v.astype("f8") for v in (x, dy, scale, mean, inverse, total, moment))
+        error = far(dx, s * r * (b - t / n - (a - m) * r**2 * p / n))
+    del handle
+    gc.collect()
+    report([calls, error, whole(), number("live").value])
+    """,
+        shape=shape,
+        layout=layout,
+        dtype=dtype,
+    )
+    assert calls == [f"backward of sums SPATIAL {dtype} {tuple(shape)} by {way}"]
+    assert error < (2.0**-8 if dtype == "bf16" else 2e-6)
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
 

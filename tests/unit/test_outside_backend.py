@@ -193,7 +193,7 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
         "cudnn": ("LibraryLoadError", "there is a backend 'cudnn' already"),
         "empty": ("SymbolNotFoundError", "has no symbol pbn_backend_empty"),
         "number": ("LibraryLoadError", "TypeError: expected str, bytes or os.PathLike object, not int"),
-        "older": ("LibraryVersionError", "was compiled for contract 0 of pybnorm/shim.h, this pybnorm has 3"),
+        "older": ("LibraryVersionError", "was compiled for contract 0 of pybnorm/shim.h, this pybnorm has 4"),
         "other": ("LibraryLoadError", "is of a backend named b'loop'"),
         "raising": ("LibraryLoadError", "ZeroDivisionError: division by zero"),
     }

@@ -279,6 +279,7 @@ struct pbn_plan {
     void *activation;               /* and the vendor's descriptor of it */
     int fused;                      /* made for calls with an activation */
     int any;                        /* chosen by "auto" or "fast" */
+    int given;                      /* backward's elementwise half, of sums that are given */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t offsets[SLOT_COUNT];
     float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
@@ -304,7 +305,7 @@ struct pbn_plan {
     int writes_first;               /* the layer normalization writes its y, which is not the result */
 };
 
-enum { VALUE_EPSILON, VALUE_FACTOR };
+enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_LESS };
 
 static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
                                               "columns", "rows", "layer_norm", "dense", NULL};
@@ -499,6 +500,40 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     }
     if (fuses(call))
         graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
+    return graph_build(g, vendor_handle, skip);
+}
+
+/* dx = (dy - sum(dy)/n - (x - mean) * r^2 * sum(dy*(x - mean))/n) * scale*r in one kernel. */
+static int build_pointwise_gradient(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
+    graph *g = &p->graphs[0];
+    view v;
+    int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
+    void *less, *inverse, *average, *moment, *square, *slope, *gain, *whole[4];
+    if (status != PBN_OK)
+        return status;
+    p->values[VALUE_LESS] = (float)-call->share;
+    less = scalar_tensor(g, SLOT_VALUE + VALUE_LESS, &v);
+    inverse = param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v);
+    average = param_tensor(g, SLOT_VIRTUAL, &v);
+    moment = param_tensor(g, SLOT_VIRTUAL, &v);
+    square = param_tensor(g, SLOT_VIRTUAL, &v);
+    slope = param_tensor(g, SLOT_VIRTUAL, &v);
+    gain = param_tensor(g, SLOT_VIRTUAL, &v);
+    for (int i = 0; i < 4; i++)
+        whole[i] = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_DBIAS, &v), less, average);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_DSCALE, &v), less, moment);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, inverse, square);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, moment, square, slope);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_SCALE, &v), inverse, gain);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment),
+                    param_tensor(g, SLOT_SAVED_MEAN, &v), whole[0]);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, whole[0], slope, whole[1]);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, graph_tensor(g, SLOT_DY, dtype, v.rank, v.dims, v.strides, p->alignment),
+                    average, whole[2]);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, whole[2], whole[1], whole[3]);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, whole[3], gain,
+                    graph_tensor(g, SLOT_DX, dtype, v.rank, v.dims, v.strides, p->alignment));
     return graph_build(g, vendor_handle, skip);
 }
 

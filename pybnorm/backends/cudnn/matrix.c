@@ -11,6 +11,7 @@
  * dx = a * dy + b * (x - mean) + c. Inference is the last step of forward. Forward up to the statistics, which reads x
  * and writes next to nothing, is also what a backward without saved ones does first; then over packed channels-last
  * memory too, whose columns have a channel each as it is.
+ * The elementwise half of a synchronized backward is backward's last step alone, of sums that are given.
  * Only the row view has one kernel for two 16-bit sums as fast as one sum, short vectors in place of those of C * S
  * numbers, and room for images of any size; only the column view serves rows that are no whole number of 16 bytes well
  * (H200, 9.19). Training and backward over packed channels-last memory are by its columns in the same way. */
@@ -320,6 +321,23 @@ static int build_channel_gradients(pbn_plan *p, const pbn_call *call, void *vend
     return graph_build(g, vendor_handle, 0);
 }
 
+/* The same factors from sums that are given. */
+static int build_channel_given(pbn_plan *p, const pbn_call *call, void *vendor_handle) {
+    graph *g = &p->graphs[3];
+    void *less = number_tensor(p, g, VALUE_LESS, -call->share), *inverse = channel_tensor(call, g, SLOT_SAVED_INV_VARIANCE);
+    void *a = channel_tensor(call, g, CHANNEL_A), *square = channel_tensor(call, g, SLOT_VIRTUAL);
+    void *moment = channel_tensor(call, g, SLOT_VIRTUAL), *slope = channel_tensor(call, g, SLOT_VIRTUAL);
+    void *average = channel_tensor(call, g, SLOT_VIRTUAL);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_SCALE), inverse, a);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, inverse, square);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_DSCALE), less, moment);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, moment, square, slope);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, slope, a, channel_tensor(call, g, CHANNEL_B));
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_DBIAS), less, average);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, average, a, channel_tensor(call, g, CHANNEL_C));
+    return graph_build(g, vendor_handle, 0);
+}
+
 static int build_forward_apply(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
     graph *g = &p->graphs[4];
     const int dtype = call->x_desc->dtype;
@@ -365,6 +383,8 @@ static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, i
             status = build_line_moments(p, call, vendor_handle);
         if (status == PBN_OK)
             status = build_channel_moments(p, call, vendor_handle);
+    } else if (status == PBN_OK && p->given) {
+        status = build_channel_given(p, call, vendor_handle);
     } else if (status == PBN_OK && call->operation == PBN_OP_BACKWARD) {
         if ((status = build_backward_sums(p, call, vendor_handle, 0)) == PBN_OK && !one_kernel(p, call))
             status = build_backward_sums(p, call, vendor_handle, 1);
@@ -461,7 +481,7 @@ static int run_lines(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     for (int i = 0; i < 3; i++)
         if (p->graphs[i].plan != NULL && (status = graph_run(&p->graphs[i], handle->vendor, slots, last)) != PBN_OK)
             return status;
-    if ((forward || backward) && p->merged > 1 && (status = run_merge(handle, p, slots, forward)) != PBN_OK)
+    if ((forward || backward) && !p->given && p->merged > 1 && (status = run_merge(handle, p, slots, forward)) != PBN_OK)
         return status;
     status = graph_run(&p->graphs[3], handle->vendor, slots, last);
     if (status == PBN_OK && p->inner != NULL)

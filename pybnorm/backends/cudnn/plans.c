@@ -187,7 +187,7 @@ static const char *choose_moments(int kind, const pbn_call *call, int *view) {
 /* Whether the bits of a way are those of every equal call, as far as was seen (rules.h); what is known of it is here
  * alone, for plans that are asked for it and for the judge, which holds every plan to it. */
 static int repeats(int kind, const pbn_call *call) {
-    if (call->operation == PBN_OP_FORWARD_INFERENCE)
+    if (call->operation == PBN_OP_FORWARD_INFERENCE || call->share != 0)
         return 1;
     return kind != COLUMNS && kind != ROWS && kind != LAYER_NORM && !computes_moments(kind, call);
 }
@@ -205,6 +205,10 @@ static const char *unavailable(int kind, const pbn_call *call) {
         return who_fuses;
     if (call->deterministic && !repeats(kind, call))
         return bits_differ;
+    if (call->share != 0 && kind != POINTWISE && kind != COLUMNS && kind != ROWS)
+        return "only the pointwise graph, columns and rows take sums that are given";
+    if (call->share != 0 && (call->operation != PBN_OP_BACKWARD || call->saved_mean == NULL))
+        return "sums are given to backward with saved statistics only";
     switch (kind) {
     case PLAIN:
         return api.graphs_only ? no_ops : NULL;
@@ -229,7 +233,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
         return fuses(call) ? cannot_fuse(call) : NULL;
     case GRAPH:
     case POINTWISE:
-        if ((kind == POINTWISE) != (call->operation == PBN_OP_FORWARD_INFERENCE))
+        if ((kind == POINTWISE) != (call->operation == PBN_OP_FORWARD_INFERENCE || call->share != 0))
             return kind == POINTWISE ? "the pointwise graph is for inference"
                                      : "cuDNN's graph API has no batch-norm inference node; its pointwise graph does it";
         if (call->mode == PBN_PER_ACTIVATION)
@@ -286,7 +290,8 @@ static const char *unavailable(int kind, const pbn_call *call) {
         if (kind == ROWS && (size / pieces > LINES_MOST || call->x_desc->dims[0] > PLAIN_ROWS ||
                              call->x_desc->dims[0] * call->x_desc->dims[1] > ROWS_MOST))
             return "the row view is for up to 65535 images, 524288 rows N * C and 65535 * 32 values in each";
-        if (kind == ROWS && call->operation != PBN_OP_FORWARD_INFERENCE && call->x_desc->dims[0] * pieces < 2)
+        if (kind == ROWS && call->operation != PBN_OP_FORWARD_INFERENCE && call->share == 0 &&
+            call->x_desc->dims[0] * pieces < 2)
             return "with one row for each channel there is nothing to merge";
         if (api.cudnnAddTensor == NULL || api.cudnnSetTensor == NULL ||
             (kind == ROWS && axpby_function(call->x_desc->dtype) == NULL))
@@ -395,6 +400,7 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
     int status = PBN_OK;
     p->mode = call->mode;
     p->fused = fuses(call);
+    p->given = call->share != 0;
     p->values[VALUE_EPSILON] = (float)call->epsilon;
     p->values[VALUE_FACTOR] = (float)call->factor;
     switch (p->kind) {
@@ -430,7 +436,8 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
     case POINTWISE:
         if ((status = graph_ready()) != PBN_OK)
             return status;
-        status = p->kind == POINTWISE                            ? build_pointwise(p, call, handle->vendor, skip)
+        status = p->given                                     ? build_pointwise_gradient(p, call, handle->vendor, skip)
+                 : p->kind == POINTWISE                       ? build_pointwise(p, call, handle->vendor, skip)
                  : call->operation == PBN_OP_FORWARD_TRAINING ? build_norm_forward(p, call, handle->vendor, skip)
                                                                  : build_norm_backward(p, call, handle->vendor, skip);
         p->workspace = p->scratch + (size_t)p->graphs[0].workspace;
@@ -578,6 +585,24 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
     return PBN_OK;
 }
 
+/* The elementwise half goes the way of inference, of which it is the twin, or else over columns or rows. */
+static int try_given(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    static const char *const others[] = {"pointwise", "columns:1", "columns", "rows"};
+    static const char why[] = "as inference: a pass over the data";
+    const struct rule_table *table = handle->rules;
+    pbn_call inference = *call;
+    int status = PBN_E_UNSUPPORTED;
+    inference.operation = PBN_OP_FORWARD_INFERENCE;
+    inference.y_desc = call->dx_desc;
+    inference.share = 0;
+    for (size_t i = 0; status != PBN_OK && i < table->count; i++)
+        if (fits(&table->rules[i], &inference, 0))
+            status = try_algorithm(p, handle, call, table->rules[i].algorithm, why);
+    for (size_t i = 0; status != PBN_OK && i < sizeof others / sizeof others[0]; i++)
+        status = try_algorithm(p, handle, call, others[i], why);
+    return status;
+}
+
 static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
     const int any = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
     const struct rule_table *table;
@@ -600,6 +625,8 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     forget_vendor_text();
     if (!any) {
         status = try_algorithm(p, handle, call, algorithm, "asked for");
+    } else if (call->share != 0) {
+        status = try_given(p, handle, call);
     } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
@@ -806,6 +833,8 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
     if (fuses(call) != plan->fused)
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
+    if (plan->given != (call->share != 0))
+        return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with sums that are given, or without");
     forget_vendor_text();
     plain = *call;
     plain.mode = plan->mode;
