@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from pybnorm.check.bounds import Status, Verdict, depth, expect
 from pybnorm.check.data import generate
 from pybnorm.check.matched_filters import EXPLAINED
+from pybnorm.check.problem import COMPOSED
 from pybnorm.check.problem import Problem
 from pybnorm.check.results import CaseResult
 from pybnorm.check.selftest import detection, faults, power, rows
@@ -198,6 +199,12 @@ def test_faults_of_calls_are_found_and_the_right_kernel_passes():
     assert all(seen.good for seen in report), faults.render(report)
     assert {seen.fault for seen in report} == set(faults.FAULTS)
     assert all(seen.found for seen in report)
+    reads, writes = (
+        {line.split(",")[0] for s in report if f" {word}" in s.fault for line in s.found}
+        for word in ("reads", "writes")
+    )
+    assert reads >= set(COMPOSED)
+    assert writes >= set(COMPOSED)
 
 
 def test_a_fault_that_is_missed_and_a_right_kernel_that_is_accused_are_told(monkeypatch):

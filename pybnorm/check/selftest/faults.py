@@ -18,8 +18,10 @@ import numpy.typing as npt
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer
 from pybnorm.check.bounds import Status
+from pybnorm.check.calls import COMPOSED
 from pybnorm.check.problem import Problem
 from pybnorm.check.runner import run_case
+from pybnorm.check.selftest.composed import Composed
 from pybnorm.check.selftest.simulated import Kernels, array_of
 from pybnorm.check.session import Session
 
@@ -90,10 +92,11 @@ class _Activated(Kernels):
             out[...] = (values if high is None else np.minimum(values, np.float32(high))).astype(out.dtype)
 
 
+_COMPOSED_CALLS = frozenset(composed.name for composed in COMPOSED.values())
 _BEHIND = ("activation", "activation_low", "activation_high", "z")
 
 
-class _Faulty(_Activated):
+class _Faulty(_Activated, Composed):
     """Kernels whose calls go through a fault."""
 
     def __init__(self, change: Change | None) -> None:
@@ -122,6 +125,12 @@ class _Faulty(_Activated):
     def backward(self, **named: Any) -> None:  # type: ignore[override]
         self._through(super().backward, named)
 
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in _COMPOSED_CALLS:
+            return found
+        return lambda **named: self._through(found, named)
+
 
 def _beside(buffer: Buffer, elements: int) -> Array:
     """The element so many behind the last of a buffer; negative: before its first."""
@@ -133,7 +142,7 @@ def _beside(buffer: Buffer, elements: int) -> Array:
 
 
 def _result(buffers: dict[str, Buffer]) -> Array:
-    return array_of(buffers["dx"] if "dx" in buffers else buffers["y"])
+    return array_of(next(buffers[name] for name in ("dx", "y", "sum_dy", "mean") if name in buffers))
 
 
 def _reads(name: str, elements: int) -> Change:
@@ -349,6 +358,76 @@ _FUSED = tuple(
 _MASKED = tuple(f"backward,spatial,{d},nchw,4x6x3x5,fill=randn,activation=relu,residual=1" for d in ("f32", "bf16"))
 _NAN = tuple(f"{o},spatial,f32,nchw,4x6x3x5,fill=special" for o in ("train", "infer", "backward"))
 
+_FROM_X = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt", "sync_train", "sync_backward")
+_FROM_DY = tuple(word for word in _FROM_X if word not in ("elemt", "sync_train"))
+_TO_DX = tuple(word for word in _FROM_DY if word != "backward_reduce")
+_TO_Y = ("elemt", "sync_train")
+_TO_DSCALE = tuple(word for word in _FROM_DY if word != "backward_elemt")
+_BY_INVERSE = ("backward_reduce", "backward_elemt", "elemt")
+_GATHERED = ("gather_stats,spatial,f32,nchw,4x6,fill=randn", "gather_stats,spatial,f64,nchw,5x3,fill=randn")
+
+
+def _composed(words: tuple[str, ...], dtypes: tuple[str, ...] = ("f32",), rest: str = "") -> tuple[str, ...]:
+    return tuple(f"{word},spatial,{dtype},nchw,4x6x3x5,fill=randn{rest}" for word in words for dtype in dtypes)
+
+
+_EACH = ("f32", "f16", "bf16")
+_FAULTS_OF_COMPOSED: dict[str, Fault] = {
+    "composed: reads one element behind x": Fault(_reads("x", 1), _composed(_FROM_X, _EACH)),
+    "composed: reads one element before x": Fault(_reads("x", -1), _composed(_FROM_X, _EACH)),
+    "composed: reads one element behind dy": Fault(_reads("dy", 1), _composed(_FROM_DY)),
+    "composed: reads one element before dy": Fault(_reads("dy", -1), _composed(_FROM_DY)),
+    "composed: reads one element behind a given mean": Fault(_reads("mean", 1), _composed((*_TO_DX[:2], *_BY_INVERSE))),
+    "composed: reads one element behind a given inverse": Fault(_reads("inv_variance", 1), _composed(_BY_INVERSE)),
+    "composed: reads one element behind a given sum": Fault(_reads("sum_dy", 1), _composed(("backward_elemt",))),
+    "composed: reads one element behind the ranks' means": Fault(_reads("means", 1), _GATHERED),
+    "composed: reads one element before the ranks' squares": Fault(_reads("m2s", -1), _GATHERED),
+    "composed: reads the gaps of a strided tensor": Fault(
+        _reads_gap, tuple(f"{word},spatial,f32,{_GAPS}" for word in _FROM_X)
+    ),
+    "composed: writes one element behind dx": Fault(_writes("dx", 1), _composed(_TO_DX, _EACH)),
+    "composed: writes one element before y": Fault(_writes("y", -1), _composed(_TO_Y, _EACH)),
+    "composed: writes one element behind dbias": Fault(_writes("dbias", 1), _composed(_TO_DSCALE)),
+    "composed: writes one element behind the sum of dy x": Fault(
+        _writes("sum_dy_xmu", 1), _composed(("backward_reduce",))
+    ),
+    "composed: writes one element behind the saved mean": Fault(_writes("saved_mean", 1), _composed(("sync_train",))),
+    "composed: writes one element behind the merged inverse": Fault(_writes("inv_variance", 1), _GATHERED),
+    "composed: writes into x": Fault(_changes("x"), _composed(_FROM_X)),
+    "composed: writes into dy": Fault(_changes("dy"), _composed(_FROM_DY)),
+    "composed: writes into a given mean": Fault(_changes("mean"), _composed((*_TO_DX[:2], *_BY_INVERSE))),
+    "composed: writes into the saved mean": Fault(_changes("saved_mean"), _composed(("sync_backward",))),
+    "composed: writes into the ranks' squares": Fault(_changes("m2s"), _GATHERED),
+    "composed: result not written": Fault(_not_written("y", "dx", "sum_dy"), _composed(_FROM_X)),
+    "composed: merged mean not written": Fault(_not_written("mean"), _GATHERED),
+    "composed: dscale not written": Fault(_not_written("dscale"), _composed(_TO_DSCALE)),
+    "composed: running statistics not written": Fault(
+        _not_written("running_mean", "running_variance"), (*_composed(("sync_train",)), *_GATHERED)
+    ),
+    "composed: second call is wrong": Fault(_second_call, (*_composed(_FROM_X, rest=",repeats=2"),)),
+    "composed: dscale has the memory of dbias": Fault(_shares("dscale", "dbias"), _composed(_TO_DSCALE)),
+    "composed: the sum of dy has the memory of that of dy x": Fault(
+        _shares("sum_dy", "sum_dy_xmu"), _composed(("backward_reduce",))
+    ),
+    "composed: running mean has the memory of the saved mean": Fault(
+        _shares("running_mean", "saved_mean"), _composed(("sync_train",))
+    ),
+    "composed: merged mean has the memory of the variance": Fault(_shares("mean", "variance"), _GATHERED),
+    "composed: reads from the aligned address before x": Fault(
+        _aligned(16, skips=False), _composed(_FROM_X, ("f32", "bf16"), ",misalign=1")
+    ),
+    "composed: leaves out what lies before an aligned address": Fault(
+        _aligned(16, skips=True),
+        _composed(tuple(word for word in _FROM_X if word != "backward_reduce"), ("f32", "bf16"), ",misalign=1"),
+    ),
+    "composed: takes channels-last memory for channels-first": Fault(
+        _other_order("x"), tuple(line.replace("nchw", "nhwc") for line in _composed(_FROM_X))
+    ),
+    "composed: takes strided memory for packed": Fault(
+        _other_order("x"), tuple(f"{word},spatial,f32,{_GAPS}" for word in _FROM_X)
+    ),
+}
+
 FAULTS: dict[str, Fault] = {
     "reads one element behind x": Fault(_reads("x", 1), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
     "reads three elements behind x": Fault(_reads("x", 3), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
@@ -430,6 +509,7 @@ FAULTS: dict[str, Fault] = {
         _output(lambda a: np.where(np.abs(a) < 1e-12, 0, a), "saved_mean"),
         ("train,spatial,f32,nchw,4x6x3x5,fill=range,magnitude=1e-15",),
     ),
+    **_FAULTS_OF_COMPOSED,
 }
 """What goes wrong in a call."""
 
