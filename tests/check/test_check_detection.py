@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from pybnorm.check.bounds import Status, Verdict, depth, expect
 from pybnorm.check.data import generate
 from pybnorm.check.matched_filters import EXPLAINED
-from pybnorm.check.problem import COMPOSED
-from pybnorm.check.problem import Problem
+from pybnorm.check.problem import COMPOSED, Problem
 from pybnorm.check.results import CaseResult
 from pybnorm.check.selftest import detection, faults, power, rows
 from pybnorm.check.selftest.rows import BUGS as BUGS_OF_ROWS
