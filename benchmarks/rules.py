@@ -1,7 +1,7 @@
 """The table that auto takes its ways from, made from sweeps; and where PyTorch's own kernels are faster.
 
     python -m benchmarks.rules store docs/results/h200-sweep.txt sweep.jsonl...  keeps what `benchmarks.sweep` wrote
-    python -m benchmarks.rules write docs/results/h200-sweep.txt                 makes the two files of the package
+    python -m benchmarks.rules write docs/results/h200-sweep.txt                 makes files of the package
     python -m benchmarks.rules report docs/results/h200-sweep.txt                says what they gain on shapes held out
 
 The model is a small tree for each operation, layout and kind of statistics: at each step the one bound of one size is
@@ -9,11 +9,14 @@ taken that saves most, and a leaf has the way with the least loss over its shape
 logarithm of its time over the fastest one's, and once more where it is slower than PyTorch and the fastest is not. How
 much a step must save is found by cross-validation: trees from some shapes are judged on others. A leaf is a rule; a way
 that cannot be built for a call leaves it to the rules behind it, here as in the library.
+
+The files are rules_h200.h, which rules.h includes in front of its own rules, and faster.py of `pybnorm.torch`.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import math
@@ -31,7 +34,20 @@ from benchmarks.shapes import SHAPES
 from benchmarks.sweep import SCHEMA, TORCH
 from pybnorm.devices.timing import Array64
 
-__all__ = ["FASTER", "HEADER", "Row", "Rule", "chosen", "faster_source", "header", "learn", "load", "report", "store"]
+__all__ = [
+    "Row",
+    "Rule",
+    "Sweep",
+    "chosen",
+    "faster",
+    "faster_source",
+    "header",
+    "learn",
+    "load",
+    "made",
+    "report",
+    "store",
+]
 
 ROOT = Path(__file__).parents[1]
 HEADER = ROOT / "pybnorm" / "backends" / "cudnn" / "rules_h200.h"
@@ -277,12 +293,12 @@ class _Class:
 
 CLASSES = tuple(
     _Class(operation, layout, saved, fast)
-    for fast in (True, False)
     for layout in ("FIRST", "LAST")
-    for operation, saved in (("train", int(layout == "LAST")), ("infer", 0), ("backward", 1), ("backward", -1))
+    for fast in (True, False)
+    for operation, saved in (("train", 1), ("infer", 0), ("backward", 1), ("backward", -1))
 )
-"""What is for "fast" only comes first. Training that saves no statistics is not measured; over channels-first memory it
-is the same work, over channels-last not."""
+"""In the order of the table: a rule of LAST fits what is FIRST too; what is for "fast" only precedes what is for both.
+Training that saves no statistics is not measured, and left to other rules."""
 Ints = npt.NDArray[np.intp]
 Box = tuple[frozenset[str], tuple[tuple[str, int, int], ...], tuple[tuple[str, int], ...]]
 ANY: Box = (frozenset(("f32", "f16", "bf16")), (), ())
@@ -307,6 +323,8 @@ class _Tree:
         What a leaf may take.
     losses : array
         By row and way.
+    known : array
+        Whether a row has the way: with fewer than `least` of them a leaf may not take it.
     need : float
         What a split must save.
     sizes, divisors, dtypes
@@ -318,13 +336,14 @@ class _Tree:
         rows: Sequence[Row],
         ways: Sequence[str],
         losses: Array64,
+        known: npt.NDArray[np.bool_],
         need: float,
         sizes: Sequence[str] = SIZES,
         divisors: dict[str, tuple[int, ...]] | None = None,
         dtypes: Sequence[frozenset[str]] = (frozenset(("f32",)),),
         least: int = LEAST_ROWS,
     ) -> None:
-        self.ways, self.losses, self.need, self.least = ways, losses, need, least
+        self.ways, self.losses, self.known, self.need, self.least = ways, losses, known * 1.0, need, least
         self.splits: list[tuple[Any, ...]] = []
         masks = []
         for some in dtypes:
@@ -347,18 +366,27 @@ class _Tree:
         if saved < self.need and depth > 1:
             saved, best = self._pair(index)
         if not depth or saved < self.need:
-            yield box, self.ways[int(self.losses[index].sum(0).argmin())], index
+            yield box, self.ways[int(self._sums(index).argmin())], index
             return
         what, inside = self.splits[best], self.masks[best, index]
         yield from self._grow(index[inside], _within(box, what, inside=True), depth - 1)
         yield from self._grow(index[~inside], _within(box, what, inside=False), depth - 1)
 
+    def _sums(self, index: Ints) -> Array64:
+        """Losses of all ways over rows."""
+        return self._held(self.losses[index].sum(0), self.known[index].sum(0))
+
+    def _held(self, sums: Array64, known: Array64) -> Array64:
+        held: Array64 = sums + WRONG * np.maximum(self.least - known, 0)
+        return held
+
     def _split(self, index: Ints) -> tuple[float, int]:
         """(what the best split of rows saves, which it is)."""
-        losses, inside = self.losses[index], self.masks[:, index]
-        sums, counts = losses.sum(0), inside.sum(1)
-        left = inside.astype(np.float64) @ losses
-        saved = sums.min() - left.min(1) - (sums - left).min(1)
+        losses, known, inside = self.losses[index], self.known[index], self.masks[:, index]
+        counts, left = inside.sum(1), inside.astype(np.float64)
+        sums, numbers = left @ losses, left @ known
+        saved = self._sums(index).min() - self._held(sums, numbers).min(1)
+        saved -= self._held(losses.sum(0) - sums, known.sum(0) - numbers).min(1)
         saved[np.minimum(counts, len(index) - counts) < self.least] = -1
         best = int(saved.argmax())
         return float(saved[best]), best
@@ -366,13 +394,12 @@ class _Tree:
     def _pair(self, index: Ints) -> tuple[float, int]:
         """The same of a split with another behind it, where one alone saves nothing; half of what both save."""
         found = (-1.0, 0)
-        least = self.losses[index].sum(0).min()
         for i, mask in enumerate(self.masks):
             inside = mask[index]
             if min(inside.sum(), len(index) - inside.sum()) < self.least:
                 continue
             left, right = index[inside], index[~inside]
-            saved = least - self.losses[left].sum(0).min() - self.losses[right].sum(0).min()
+            saved = self._sums(index).min() - self._sums(left).min() - self._sums(right).min()
             saved += max(self._split(left)[0], self._split(right)[0], 0.0)
             found = max(found, (float(saved) / 2, i), key=lambda one: one[0])
         return found
@@ -401,17 +428,19 @@ def _within(box: Box, what: tuple[Any, ...], *, inside: bool) -> Box:
 
 def learn(rows: Sequence[Row], need: float = NEED) -> list[Rule]:
     """The table for these rows."""
-    general: list[Rule] = []
-    for kind in CLASSES:
-        if not kind.fast:
-            general += _rules(kind, rows, need, [])
-    return [rule for kind in CLASSES if kind.fast for rule in _rules(kind, rows, need, general)] + general
+    general = {kind: _rules(kind, rows, need, []) for kind in CLASSES if not kind.fast}
+    whole = list(itertools.chain(*general.values()))
+    found = (_rules(kind, rows, need, whole) if kind.fast else general[kind] for kind in CLASSES)
+    return list(itertools.chain(*found))
 
 
 def _rules(kind: _Class, rows: Sequence[Row], need: float, general: Sequence[Rule]) -> list[Rule]:
     """Of one class; for "fast" those whose way the rules of auto do not have."""
     rows = [row for row in rows if kind.holds(row)]
-    ways = sorted({way for row in rows for way in row.ways(kind.fast) if not kind.fast or way in row.unsafe})
+    counts = collections.Counter(
+        way for row in rows for way in row.ways(kind.fast) if not kind.fast or way in row.unsafe
+    )
+    ways = sorted(way for way, count in counts.items() if count >= LEAST_ROWS)
     if len(rows) < LEAST_ROWS or not ways:
         return []
     ways = ["", *ways] if kind.fast else ways
@@ -432,7 +461,8 @@ def _rules(kind: _Class, rows: Sequence[Row], need: float, general: Sequence[Rul
             last.append(_rule(kind, ANY, way, ""))
             others = [chosen(last, row) for row in rows]
     found = []
-    for box, way, index in _Tree(rows, ways, table(), need).leaves:
+    known = np.array([[not way or way in row.us or way in row.wrong for way in ways] for row in rows])
+    for box, way, index in _Tree(rows, ways, table(), known, need).leaves:
         if way:
             rule = _rule(kind, box, way, "")
             found.append(replace(rule, why=_why([rows[i] for i in index], way, kind.fast)))
@@ -469,7 +499,7 @@ def _why(rows: Sequence[Row], way: str, fast: bool) -> str:
     near = sum(row.us[way] <= 1.03 * min(row.us[one] for one in row.ways(fast)) for row in rows)
     text = f"of all ways the fastest, or within 3 % of it, on {near} of {len(rows)} shapes of the sweep"
     ratios = [row.us[SPATIAL] / row.us[way] for row in rows if SPATIAL in row.us]
-    if ratios and way != SPATIAL:
+    if ratios and statistics.median(ratios) >= 1.05:
         text += f", in the median {statistics.median(ratios):.2g} times as fast as spatial"
     return text + (f"; but {BUT[way.partition(':')[0]]}" if fast and way.partition(":")[0] in BUT else "")
 
@@ -666,7 +696,8 @@ def faster(rows: Sequence[Row], rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
             [[0.0, math.log((row.torch or 0) / row.us[chosen(rules, row)]) + GAIN] for row in some], np.float64
         )
         splits = [frozenset((name,)) for name in ("f32", "bf16")]
-        tree = _Tree(some, ("ours", "torch"), losses, NEED, ("images", "channels", "size", "kilobytes"), {}, splits)
+        known, sizes = np.ones(losses.shape, np.bool_), ("images", "channels", "size", "kilobytes")
+        tree = _Tree(some, ("ours", "torch"), losses, known, NEED, sizes, {}, splits)
         for (dtypes, spans, _), way, index in tree.leaves:
             gains = [-float(losses[i][1]) for i in index]
             if way == "torch" and statistics.median(gains) > 0 and sum(gain > 0 for gain in gains) >= 0.8 * len(gains):
@@ -682,33 +713,25 @@ def faster(rows: Sequence[Row], rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
 
 
 def faster_source(boxes: Sequence[tuple[Any, ...]], sweep: Sweep) -> str:
-    """Python: the module of the boxes."""
-    lines = [
-        '"""Where PyTorch\'s own batch norm was measured faster than ours: written by `python -m benchmarks.rules`."""',
-        "",
-        "MEASURED: tuple = (",
-    ]
+    """Python: the table of the boxes."""
+    if not boxes:
+        return "MEASURED: tuple[Any, ...] = ()\n"
     version = ".".join(sweep.head["torch"]["version"].split(".")[:2])
     library = ".".join(map(str, sweep.head["library"][1:3]))
-    lines += [
-        "    # device as torch.cuda.get_device_name() says it, PyTorch, cuDNN, boxes of:",
-        "    # operation, dtypes, layout, N, C, S, megabytes of x; bounds are inclusive",
-        "    (",
-        f'        "{sweep.head["device"]}",',
-        f'        "{version}",',
-        f'        "{library}",',
-        "        (",
-    ]
+    lines = ["MEASURED: tuple[Any, ...] = (", "    ("]
+    lines += [f'        "{word}",' for word in (sweep.head["device"], version, library)]
+    lines.append("        (")
     for operation, first, dtypes, spans in boxes:
-        bounds = []
+        names = ", ".join(f'"{DTYPE_NAMES[name]}"' for name in dtypes) + ("," if len(dtypes) == 1 else "")
+        parts = [f'"{TORCH_NAMES[operation]}"', f"({names})", '"first"' if first else '"last"']
         for name in ("images", "channels", "size"):
             low, below = spans.get(name, (0, 0))
-            bounds.append(f"({max(low, 1)}, {below - 1 if below else '1 << 40'})")
+            parts.append(f"({max(low, 1)}, {below - 1 if below else '1 << 40'})")
         low, below = spans.get("kilobytes", (0, 0))
-        bounds.append(f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else 1e9!r})")
-        names = ", ".join(f'"{DTYPE_NAMES[name]}"' for name in dtypes) + ("," if len(dtypes) == 1 else "")
-        layout = "first" if first else "last"
-        lines.append(f'            ("{TORCH_NAMES[operation]}", ({names}), "{layout}", {", ".join(bounds)}),')
+        parts.append(f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else '1e9'})")
+        line = f"            ({', '.join(parts)}),"
+        whole = ["            (", *(f"                {part}," for part in parts), "            ),"]
+        lines += [line] if len(line) <= 120 else whole
     return "\n".join([*lines, "        ),", "    ),", ")"]) + "\n"
 
 
@@ -718,7 +741,12 @@ def made(path: Path | str) -> tuple[str, str]:
     rules = learn(sweep.rows)
     source = Path(path).resolve()
     name = str(source.relative_to(ROOT)) if source.is_relative_to(ROOT) else source.name
-    return header(rules, sweep, name), faster_source(faster(sweep.rows, rules), sweep)
+    head = FASTER.read_text(encoding="utf-8").partition("\nMEASURED")[0]  # what it says of itself
+    return header(rules, sweep, name), f"{head}\n{faster_source(faster(sweep.rows, rules), sweep)}"
+
+
+STORED = ROOT / "docs" / "results" / "h200-sweep.txt"
+"""What the files of the package are made from, where there are any."""
 
 
 def _main() -> int:

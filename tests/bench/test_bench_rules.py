@@ -110,7 +110,7 @@ def test_where_pytorch_is_faster_is_found(rows, table):
     spans = [spans for _, _, _, spans in boxes]
     assert all(spans["images"] == (0, 32) for spans in spans)
     source = rules.faster_source(boxes, rules.Sweep(HEAD, rows))
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"Any": object}
     exec(compile(source, "faster.py", "exec"), names)
     ((device, version, library, found),) = names["MEASURED"]
     assert (device, version, library) == ("Nobody's", "2.11", "9.19")
@@ -178,6 +178,15 @@ int main(void) {
     return 0;
 }
 """
+
+
+def test_the_files_of_the_package_are_made_from_what_is_stored():
+    """All of them, or none while no sweep is stored; rules.h has the header then."""
+    told = (rules.HEADER.parent / "rules.h").read_text()
+    assert rules.STORED.exists() == rules.HEADER.exists() == (rules.HEADER.name in told)
+    if rules.STORED.exists():
+        assert rules.STORED.stat().st_size <= 300_000
+        assert (rules.HEADER.read_text(), rules.FASTER.read_text()) == rules.made(rules.STORED)
 
 
 def of_each_field() -> list[rules.Rule]:
