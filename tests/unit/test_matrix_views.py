@@ -116,6 +116,21 @@ def test_columns_of_channels_last_memory(compute: Any, shape: tuple[int, ...], s
     judge(compute(SCRIPT, algorithm="columns:0", shape=shape, saved=saved, running=running, last=True))
 
 
+def test_ways_that_ran_on_doubles_only_say_so(child: Any, computing: str) -> None:
+    told = child(
+        """
+        import pybnorm
+        pybnorm.load("cudnn", values["file"])
+        with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 4)) as first:
+            last = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 4), (48, 1, 12, 3))
+            report([handle.plan_forward_training(x, algorithm=name).reason for x, name in (
+                (first, "layer_norm"), (last, "columns:0"), (first, "columns"), (first, "rows"))])
+        """,
+        file=computing,
+    )
+    assert told == ["asked for; it has not yet run on a GPU"] * 2 + ["asked for"] * 2
+
+
 def test_what_columns_of_channels_last_memory_are_not_for(child: Any, computing: str) -> None:
     told = child(
         """

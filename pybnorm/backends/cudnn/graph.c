@@ -294,7 +294,7 @@ struct pbn_plan {
     pbn_tensor firsts, first;       /* rows: the first value of each, where it lies and packed */
     pbn_tensor zeros;               /* (1, 8 C, 1, 1) */
     pbn_plan *inner;                /* dense: the plan for packed copies in the workspace; layer_norm: the last step */
-    pbn_tensor packed;              /* also of ex with an activation, or over (N, C): every data tensor */
+    pbn_tensor packed;              /* also of ex with an activation: every data tensor */
     pbn_call inner_call;
     size_t copy;                    /* bytes from one copy to the next */
     pbn_plan *moments;              /* backward without saved statistics: the step that computes them */

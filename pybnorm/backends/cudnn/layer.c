@@ -3,6 +3,9 @@
  * row's variance is what the latter says; from there on all is as with other lines (matrix.c). Its y is of no use. Part of
  * adapter.c.
  *
+ * It has run on a stand-in of cuDNN only, so far; its kernel ran on an H200 through NVIDIA's frontend, with y written, an
+ * epsilon of 1e-5 and parameters of their own.
+ *
  * Scale and bias are numbers that do not matter, and so x itself is read for them. Where y has to be written it goes to
  * the call's own y, or a backward's dx, before the result does. */
 

@@ -333,16 +333,6 @@ static int make_packed_last(pbn_plan *p, const pbn_tensor *x) {
     return cudnn_tensor_set(&p->packed, x->dtype, rank, dims, strides);
 }
 
-/* Whether Ex would take channels-last memory for channels-first, as that of (N, C), by the strides of its descriptor. */
-static int is_also_last(const pbn_call *call) {
-    return all_channels_last(call) && call->x_desc->layout != PBN_CHANNELS_LAST && call->x_desc->dtype != PBN_FLOAT64;
-}
-
-static int ex_tensor(const pbn_plan *p, const pbn_tensor *t, void **compute) {
-    *compute = p->packed.compute;
-    return *compute != NULL ? PBN_OK : to_compute(t, compute);
-}
-
 static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
     const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
     void *t, *z, *param, *activation;
@@ -414,20 +404,17 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
         p->mode = PBN_SPATIAL_PERSISTENT;
         if (fuses(call))
             return build_fused(p, handle, call);
-        if (is_also_last(call) && (status = make_packed_last(p, call->x_desc)) != PBN_OK)
-            return status;
-        if ((status = ex_tensor(p, call->x_desc, &x)) != PBN_OK ||
+        if ((status = to_compute(call->x_desc, &x)) != PBN_OK ||
             (status = to_compute(call->param_desc, &param)) != PBN_OK)
             return status;
         if (call->operation == PBN_OP_FORWARD_TRAINING) {
-            if ((status = ex_tensor(p, call->y_desc, &y)) != PBN_OK)
+            if ((status = to_compute(call->y_desc, &y)) != PBN_OK)
                 return status;
             return api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
                 handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, y, param,
                 NULL, &p->workspace);
         }
-        if ((status = ex_tensor(p, call->dy_desc, &dy)) != PBN_OK ||
-            (status = ex_tensor(p, call->dx_desc, &dx)) != PBN_OK)
+        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK)
             return status;
         return api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(
             handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, dy, NULL, dx,
@@ -559,6 +546,11 @@ static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
                                       "pointwise, split, columns, rows, layer_norm, dense");
 }
 
+/* What ran on the tests' doubles only, and so is taken by name only. */
+static int is_untried(int kind, const pbn_call *call) {
+    return kind == LAYER_NORM || (kind == COLUMNS && columns_last(call));
+}
+
 /* An algorithm that cannot be built leaves the plan as it was. */
 static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, const char *algorithm,
                          const char *why) {
@@ -569,6 +561,7 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
     reason = unavailable(p->kind, call);
     if (reason != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, reason);
+    p->why = is_untried(p->kind, call) ? "asked for; it has not yet run on a GPU" : why;
     status = build(p, handle, call, skip);
     if (status != PBN_OK) {
         const int64_t alignment = p->alignment;
@@ -581,7 +574,6 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
         snprintf(p->name, sizeof p->name, "dense+%.*s", PLAN_NAME, p->inner->name);
     else
         pbn_copy_text(p->name, sizeof p->name, algorithm);
-    p->why = why;
     return PBN_OK;
 }
 
@@ -672,17 +664,16 @@ static int is_stable(int kind, const pbn_call *call) {
                ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
     if (kind == GRAPH && computes_moments(kind, call))
         return choose_moments(kind, call, &view) == NULL && view == COLUMNS;
-    if (kind == LAYER_NORM && call->operation == PBN_OP_BACKWARD)
-        kind = layer_view(call);
     return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
 }
 
-/* Without "plain", which is spatial or persistent; with some of the plans after the heuristic's first. */
+/* Without "plain", which is spatial or persistent, and what is untried; with some of the plans after the heuristic's
+ * first. */
 static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int index) {
     static const char *const names[] = {
-        "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise",  "pointwise:1",
-        "pointwise:2", "pointwise:3", "columns", "columns:1", "columns:2", "rows",    "rows:1",     "rows:2",
-        "layer_norm",  "layer_norm:1", "split",  "dense",     "persistent",
+        "spatial",     "ex",          "graph",   "graph:1",   "graph:2",   "graph:3", "pointwise", "pointwise:1",
+        "pointwise:2", "pointwise:3", "columns", "columns:1", "columns:2", "rows",    "rows:1",    "rows:2",
+        "split",       "dense",       "persistent",
     };
     int kind, skip;
     if (call == NULL || operation_tensors_missing(call) != NULL)
@@ -690,7 +681,7 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
     if (call->mode == PBN_PER_ACTIVATION)
         return index == 0 && !api.graphs_only ? plain_rule.algorithm : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL ||
+        if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL || is_untried(kind, call) ||
             (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
             continue; /* split of one piece is spatial */
         if (index-- == 0)
@@ -753,13 +744,13 @@ static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call
         p->reserve);
 }
 
-static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
+static int run_ex(pbn_handle *handle, const pbn_call *call) {
     scalar alpha, beta, alpha_param, beta_param;
     void *x, *y, *dy, *dx, *param;
     const int dtype = call->x_desc->dtype;
     const int backward = call->operation == PBN_OP_BACKWARD;
     int status;
-    if ((status = ex_tensor(p, call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK ||
+    if ((status = to_compute(call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK ||
         (status = to_scalar(call->alpha, dtype, &alpha)) != PBN_OK ||
         (status = to_scalar(call->beta, dtype, &beta)) != PBN_OK ||
         (status = check_pair(call->saved_mean, call->saved_inv_variance)) != PBN_OK ||
@@ -768,8 +759,7 @@ static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
     if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
     if (backward) {
-        if ((status = ex_tensor(p, call->dy_desc, &dy)) != PBN_OK ||
-            (status = ex_tensor(p, call->dx_desc, &dx)) != PBN_OK ||
+        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK ||
             (status = to_scalar(call->alpha_param, dtype, &alpha_param)) != PBN_OK ||
             (status = to_scalar(call->beta_param, dtype, &beta_param)) != PBN_OK)
             return status;
@@ -780,7 +770,7 @@ static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
             NULL, call->workspace, call->workspace_size, NULL, 0);
     }
     if ((status = check_pair(call->running_mean, call->running_variance)) != PBN_OK ||
-        (status = ex_tensor(p, call->y_desc, &y)) != PBN_OK)
+        (status = to_compute(call->y_desc, &y)) != PBN_OK)
         return status;
     return api.cudnnBatchNormalizationForwardTrainingEx(
         handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta, x, call->x,
@@ -852,7 +842,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     }
     switch (kind) {
     case EX:
-        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, plan, call);
+        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, call);
     case GRAPH:
     case POINTWISE:
         return run_graph(handle, plan, call);
