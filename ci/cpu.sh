@@ -38,6 +38,13 @@ bash ci/lint.sh
 
 say "documentation: a warning is an error"
 bash ci/docs.sh "$venv/site"
+required=mpi4py,dask,cuda-core
+if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+    python tests/check/browser.py "$venv"/site/*.html
+    required+=,chromium
+else
+    echo "chromium: not on this machine, no page is seen in a browser"
+fi
 
 say "every C file without a warning, under each compiler found; the third is for aarch64"
 for compiler in gcc clang aarch64-linux-gnu-gcc; do
@@ -49,7 +56,7 @@ done
 
 say "pytest"
 # These must be there on this runner: their absence is a failure, not a skip.
-PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=mpi4py,dask,cuda-core pytest --full -n "$(nproc)" --dist loadfile \
+PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=$required pytest --full -n "$(nproc)" --dist loadfile \
     --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
 say "PyTorch: its arrays, the modules, gradients"

@@ -157,6 +157,34 @@ def test_checks_that_succeed_end_so(python):
     assert (status, "FAILED" in "".join(lines)) == (0, False)
 
 
+def test_pages_are_seen_in_a_browser_where_there_is_one(python):
+    for name in ("chromium", "chromedriver"):
+        python.stand_in(python.bin / name, "#!/bin/sh\n")
+    python.stand_in(python.bin / "pytest", '#!/bin/sh\necho "pytest $PYBNORM_REQUIRE_PACKAGES" >>"$CALLS"\n')
+    status, _ = python.run("ci/cpu.sh", FAIL="nothing")
+    calls = python.calls.read_text()
+    assert status == 0
+    assert "python tests/check/browser.py" in calls
+    assert re.search(r"^pytest \S+,chromium$", calls, re.MULTILINE)
+    status, lines = python.run("ci/cpu.sh", FAIL="browser.py")
+    assert (status, "documentation" in lines[-1]) == (3, True)
+
+
+def test_a_service_gets_a_browser_and_goes_on_without(rig):
+    """The service's machine here has none: its programs are those that are linked."""
+    for folder in ("/usr/bin", "/bin"):
+        for program in Path(folder).iterdir():
+            if not (program.name.startswith("chrom") or (rig.bin / program.name).exists()):
+                (rig.bin / program.name).symlink_to(program)
+    for number in (0, 5):
+        rig.stand_in(rig.bin / "apt-get", f'#!/bin/sh\necho "apt-get $*" >>"$CALLS"; echo no host; exit {number}\n')
+        status, lines = rig.run(".ci/run", STATUS="0", CI="true", PATH=str(rig.bin))
+        assert status == 0, lines
+        assert "apt-get -qq update" in rig.calls.read_text()
+        assert ("no host" in lines) == bool(number)
+        assert "apt-get" not in (rig.run(".ci/run", STATUS="0", PATH=str(rig.bin)), rig.calls.read_text())[1]
+
+
 @pytest.mark.parametrize("script", ["ci/rocm.sh", "ci/cuda.sh"])
 def test_a_build_that_fails_is_shown(python, script, tmp_path):
     for fail, variables in (("setup.py", {"VENV": "none"}), ("--editable", {"EXTRAS": "test"})):

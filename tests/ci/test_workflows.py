@@ -118,6 +118,31 @@ def test_what_a_workflow_gives_the_action_it_takes(file):
         assert set(re.findall(r"^          ([a-z-]+):", step, re.MULTILINE)) <= declared
 
 
+def steps(text):
+    """Each `run:` of a workflow or action, and the names of its environment."""
+    yaml = pytest.importorskip("yaml")
+    read = yaml.safe_load(text)
+    for job in read.get("jobs", {"action": read.get("runs")}).values():
+        for step in job["steps"]:
+            if "run" in step:
+                yield step["run"], {name for of in (read, job, step) for name in of.get("env", ())}
+
+
+SERVICE = {"GITHUB_ACTION", "GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_REF_NAME", "PATH", "RUNNER_TEMP"}
+
+
+@pytest.mark.parametrize("file", [*FILES, ROOT / "action.yml"], ids=lambda f: f.stem)
+def test_each_script_of_a_workflow_is_bash_and_has_its_variables(file):
+    found = list(steps(file.read_text()))
+    assert found
+    for script, names in found:
+        plain = re.sub(r"\$\{\{.*?\}\}", "value", script)
+        done = subprocess.run(["bash", "-n"], input=plain, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        used = set(re.findall(r"\$\{?#?([A-Z][A-Z_]+)", plain))
+        assert used <= names | SERVICE, script
+
+
 # ---------------------------------------------------------------- the quick run
 
 TESTS = """
