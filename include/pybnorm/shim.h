@@ -181,9 +181,10 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
  * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
  *
- * The elementwise half of a synchronized backward, by a plan where PBN_CAP_SHARE is set: with `share`, 1 over the number
- * of values that the sums are of, dbias has sum(dy) and dscale sum(dy*(x - saved_mean)). Both are read, and
- * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)), r = saved_inv_variance; alpha is 1 and beta 0.
+ * The elementwise half of a synchronized backward, by a plan where PBN_CAP_SHARE is set: with `share`, 1 over the
+ * number of values that the sums are of (at each run another, if need be), dbias has sum(dy) and dscale
+ * sum(dy*(x - saved_mean)). Both are read, and, with r = saved_inv_variance,
+ * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)). alpha is 1 and beta 0.
  *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
  * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */

@@ -154,9 +154,11 @@ cdef class CallList:
             raise errors.ArgumentError("workspace", workspace, "offset and bytes")
         offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
         call.workspace, call.workspace_size = <void *>offset, nbytes
-        call.share = 0.0 if plan is None else plan.call.share
+        call.share = values.get("share", 0.0)
+        if call.share != 0 and plan is None:
+            raise errors.ArgumentError("share", call.share, "0.0 without a plan of way_of")
         if plan is not None and (
-            plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
+            (plan.call.share != 0) != (call.share != 0) or plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
         ):
             raise errors.ArgumentError("plan", plan, f"what way_of said of {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's

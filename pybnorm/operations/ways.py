@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import SLOT_BITS, Handle, algorithms, capability, way_of
+from pybnorm._core import SLOT_BITS, Handle, algorithms, cache, capability, way_of
 from pybnorm._core import Plan as Way
 from pybnorm.enums import Capability, Mode, Operation
 from pybnorm.errors import UnsupportedError
@@ -16,6 +17,8 @@ from pybnorm.operations.views import Dims, _views
 _ALWAYS = "auto", "fast", "plain"
 GIVEN_SUMS = False
 """Whether `from_sums` is taken: cuDNN's graphs for it have computed right on a double, and not yet run on a GPU."""
+MOST_WAYS = 256
+"""Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
 _ALIGNMENT = 16
 """More is the same to every library."""
 
@@ -53,14 +56,30 @@ def auto(
     """
     if values["mode"] != Mode.SPATIAL:
         return None
-    tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
     statistics = "running_mean" in parameters, "saved_mean" in parameters
-    try:
-        alignment = alignment_of(data.values())
-        way = way_of(handle, operation, tensors, values, *statistics, deterministic, alignment, share)
-    except UnsupportedError:
-        return None
-    return None if way.algorithm in ("plain", "spatial") else way
+    asked = *statistics, deterministic, alignment_of(data.values())
+    known = cache(handle, "ways")
+    # The share is read at each run: sums of any number of values go one way.
+    key = (
+        operation,
+        *[(name, b.dtype, b.dims, b.strides) for name, b in data.items()],
+        *values.items(),
+        asked,
+        share != 0,
+    )
+    if key in known:
+        kept: Way | None = known[key]
+        return kept
+    tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
+    way = None
+    with contextlib.suppress(UnsupportedError):
+        way = way_of(handle, operation, tensors, values, *asked, share)
+    if way is not None and way.algorithm in ("plain", "spatial"):
+        way = None
+    known.keep(key, way, MOST_WAYS)
+    if handle.closed:  # by another thread, meanwhile
+        known.clear()
+    return way
 
 
 def from_sums(
@@ -88,6 +107,7 @@ def from_sums(
             steps = _arguments.packed_strides(shape)
             shaped = {name: vector._replace(dims=shape, strides=steps) for name, vector in parameters.items()}
             text = f"backward of sums {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
-            p._step(Operation.BACKWARD, {**viewed, **shaped}, values, way.workspace_size, text, way)
+            given = values | {"share": 1 / count}
+            p._step(Operation.BACKWARD, {**viewed, **shaped}, given, way.workspace_size, text, way)
             return True
     return False

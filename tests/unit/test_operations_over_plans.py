@@ -112,7 +112,7 @@ def test_sixteen_bit_data_off_their_pairs_are_copied(compute: Any) -> None:
 def test_the_elementwise_half_of_backward_is_one_call(
     compute: Any, shape: Any, layout: str, way: str, dtype: str
 ) -> None:
-    calls, error, whole, live = compute(
+    calls, error, kept, whole, live = compute(
         SCRIPT
         + """
     ways.GIVEN_SUMS = True
@@ -120,15 +120,17 @@ def test_the_elementwise_half_of_backward_is_one_call(
         x, dy, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), np.nan))
         scale, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(2))
         mean, total, moment = (vector(generator.standard_normal(shape[1]) * 5 + 3) for _ in range(3))
-        calls = run(
-            handle, "backward_elemt", x=x, dy=dy, scale=scale, mean=mean, inv_variance=inverse, sum_dy=total,
-            sum_dy_xmu=moment, count=3 * count, dx=dx)
-        n = 3 * count
         a, b, s, m, r, t, p = (v.astype("f8") for v in (x, dy, scale, mean, inverse, total, moment))
-        error = far(dx, s * r * (b - t / n - (a - m) * r**2 * p / n))
+        error, ways_kept = 0.0, []
+        for n in (3 * count, 5, 3 * count):
+            calls = run(
+                handle, "backward_elemt", x=x, dy=dy, scale=scale, mean=mean, inv_variance=inverse, sum_dy=total,
+                sum_dy_xmu=moment, count=n, dx=dx)
+            error = max(error, far(dx, s * r * (b - t / n - (a - m) * r**2 * p / n)))
+            ways_kept.append(len(pybnorm._core.cache(handle, "ways")))
     del handle
     gc.collect()
-    report([calls, error, whole(), number("live").value])
+    report([calls, error, ways_kept, whole(), number("live").value])
     """,
         shape=shape,
         layout=layout,
@@ -136,6 +138,7 @@ def test_the_elementwise_half_of_backward_is_one_call(
     )
     assert calls == [f"backward of sums SPATIAL {dtype} {tuple(shape)} by {way}"]
     assert error < (2.0**-8 if dtype == "bf16" else 2e-6)
+    assert kept == [1, 1, 1], "a plan for each number of values"
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
 

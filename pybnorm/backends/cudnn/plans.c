@@ -825,6 +825,11 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     if (plan->given != (call->share != 0))
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with sums that are given, or without");
+    if (plan->given && plan->values[VALUE_LESS] != (float)-call->share) { /* of another number of values */
+        plan->values[VALUE_LESS] = (float)-call->share;
+        for (size_t i = 0; i < sizeof plan->graphs / sizeof plan->graphs[0]; i++)
+            graph_drop_pack(&plan->graphs[i]);
+    }
     forget_vendor_text();
     plain = *call;
     plain.mode = plan->mode;
