@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import pybnorm
 from benchmarks import case as cases
 from benchmarks import sweep
-from benchmarks.machine import open_machine
+from benchmarks.machine import TorchCuda, open_machine
 from pybnorm.enums import DataType, Layout
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,60 @@ def test_a_wrong_result_is_seen(case):
         handle.fill(57.0, case.sets[0].y)
         assert sweep.error(case, contender.outputs(), right) > 1
     assert sweep.error(case, {"y": np.full(case.dims, np.nan)}, right) == float("inf")
+
+
+class Clock:
+    """A framework's device on which only calls take time, by a clock of its own."""
+
+    def __init__(self):
+        self.now, self.pauses = 0.0, 0
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = clock.now
+
+            def elapsed_time(self, other):
+                return (other.at - self.at) * 1e3
+
+        class Graph:
+            def capture_begin(self, capture_error_mode):
+                self.start = clock.now
+
+            def capture_end(self):
+                self.seconds, clock.now = clock.now - self.start, self.start
+
+            def replay(self):
+                clock.now += self.seconds
+
+            def reset(self):
+                pass
+
+        self.cuda = SimpleNamespace(Event=Event, CUDAGraph=Graph, _sleep=self.pause)
+
+    def pause(self, cycles):
+        self.pauses += 1
+        self.now += cycles * 1e-9
+
+    def call(self):
+        self.now += 2e-5
+
+
+def test_a_slow_call_is_measured_once_and_others_to_the_end():
+    clock = Clock()
+    machine = TorchCuda.__new__(TorchCuda)
+    machine.torch, machine._stream = clock, SimpleNamespace(synchronize=lambda: None)
+    slow = machine.time([clock.call] * 4, 3, seconds=1e-3, limit=1e-5)
+    assert (slow.replays, slow.calls, slow.method) == (1, 1, "events around calls")
+    assert slow.seconds == pytest.approx(2e-5)
+    assert clock.pauses == 1
+    timing = machine.time([clock.call] * 4, 3, seconds=1e-3, limit=1e-4)
+    assert (timing.replays, timing.method) == (3, "graph replay")
+    assert timing.calls in (48, 52)
+    assert timing.seconds == pytest.approx(2e-5)
 
 
 def test_a_seed_stands_for_the_same_rows():
