@@ -43,11 +43,12 @@ def named(extensions):
         names = re.search(r" __pyx_pyargnames\[\] = (\{&.*?,0\});", function)
         needed = re.search(r'__Pyx_RaiseArgtupleInvalid\("\w+", [01], ([1-9]\d*|0), \d+, __pyx_nargs\);', function)
         parsed = re.search(r"\(__pyx_kwds, \w+, __pyx_pyargnames, (\w+), values", function)
-        title = re.search(r'__Pyx_AddTraceback\("pybnorm\._core\.(?:_\w+\.)?([\w.]+)"', function)
+        title = re.search(r'__Pyx_AddTraceback\("pybnorm\._core\.(?:_(?=Handle)|_\w+\.)?([\w.]+)"', function)
         end = "\n  __pyx_L3_error:;\n"
         if names and needed and parsed and title and "pbn_name_arguments" not in function:
             words = "__pyx_kwds" if parsed[1] in ("0", "__pyx_v_unknown") else "NULL"  # any keyword is taken
-            call = f'"{title[1]}", {needed[1]}, (PyObject **const[]){names[1]}, values, {words}'
+            own = re.sub(r"^Handle\w+", "Handle", title[1])  # of whose parts it is made
+            call = f'"{own}", {needed[1]}, (PyObject **const[]){names[1]}, values, __pyx_nargs, {words}'
             functions[index] = function.replace(end, f"{end}  pbn_name_arguments({call});\n", 1)
     changed = "\n}\n".join(functions)
     if changed != text:

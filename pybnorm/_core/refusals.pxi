@@ -3,9 +3,11 @@
 cdef extern from *:
     """
     /* setup.py puts calls of this where Cython's wrappers leave with the error of arguments that do not fit. The first
-       `needed` of `names` are required; an argument of the call that was not given is NULL in `values`. */
+       `needed` of `names` are required. The first `given` were given by position; of the others those that were not
+       given are NULL in `values`. */
     static void pbn_name_arguments(
-        const char *function, Py_ssize_t needed, PyObject **const *names, PyObject *const *values, PyObject *keywords)
+        const char *function, Py_ssize_t needed, PyObject **const *names, PyObject *const *values,
+        Py_ssize_t given, PyObject *keywords)
     {
         PyObject *type, *value, *trace, *all, *missing, *module = NULL, *said = NULL;
         int failed;
@@ -17,7 +19,7 @@ cdef extern from *:
         failed = all == NULL || missing == NULL;
         for (Py_ssize_t i = 0; !failed && names[i] != NULL; i++) {
             failed = PyList_Append(all, *names[i]) < 0;
-            if (!failed && i < needed && values[i] == NULL) failed = PyList_Append(missing, *names[i]) < 0;
+            if (!failed && i >= given && i < needed && values[i] == NULL) failed = PyList_Append(missing, *names[i]) < 0;
         }
         if (!failed) module = PyImport_ImportModule("pybnorm._names");
         if (module != NULL) {

@@ -63,6 +63,24 @@ def test_a_missing_argument_is_named(world, name):
         assert f"'{missing}'" in str(raised) or str(raised).startswith(f"{missing}: got None"), missing
 
 
+@pytest.mark.parametrize(
+    "name", [n for n, t in TARGETS.items() if len(required(t)) > 1 and t.module == "pybnorm._core"]
+)
+def test_only_what_is_missing_is_named(world, name):
+    """By position, too, where Cython stops before it looks at any argument."""
+    target = TARGETS[name]
+    names = [p.name for p in parameters(target) if p.kind == p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    good = target.good(world)
+    values = [good[n].pointer if type(good[n]) is hostile_calls.Address else good[n] for n in names]
+    own = [good["self"]] if target.method else []
+    for count in range(len(names)):
+        with pytest.raises(TypeError) as caught:
+            target.function(*own, *values[:count])
+        left = names[count:]
+        assert str(caught.value).endswith(f"{', '.join(map(repr, left))}"), count
+        assert f" missing {len(left)} required positional argument" in str(caught.value)
+
+
 TOLD = [n for n, target in TARGETS.items() if any(other_names(target)) and not any(part in n for part in TAKES_ANY)]
 
 
