@@ -618,7 +618,9 @@ def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -
 def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None:
     """Have `tuner` choose the plans of ``tune=True``."""
 
-def install_torch_kernels(threads: object, host: object, operators: Sequence[tuple[str, str]]) -> None:
+def install_torch_kernels(
+    threads: object, host: object, operators: Sequence[tuple[str, str]], files: tuple[str, str | None]
+) -> None:
     """Have PyTorch's dispatcher call the kernels, in this process."""
 
 def remove_torch_kernels() -> None:

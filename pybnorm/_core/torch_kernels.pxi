@@ -522,7 +522,7 @@ cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
     return 0
 
 
-def install_torch_kernels(threads, host, operators):
+def install_torch_kernels(threads, host, operators, files):
     """Have PyTorch's dispatcher call the kernels, in this process.
 
     Parameters
@@ -536,6 +536,8 @@ def install_torch_kernels(threads, host, operators):
         between PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
         Dispatch keys, CPU or CUDA, and names.
+    files : (str, str or None)
+        PyTorch's libraries, the second for tensors on CUDA.
     """
     global _torch, _torch_threads, _torch_host
     cdef _TorchShim found
@@ -543,14 +545,13 @@ def install_torch_kernels(threads, host, operators):
     cdef int status = 0
     cdef int i
     memset(&found, 0, sizeof(found))
-    _torch_look_up("libtorch_cpu.so", _TORCH_SYMBOLS, <void **>&found)
+    _torch_look_up(files[0], _TORCH_SYMBOLS, <void **>&found)
     _torch_look_up("libstdc++.so.6", _CXX_SYMBOLS, <void **>&found.operator_delete)
-    keys = sorted({key for key, _ in operators})
-    if "CUDA" in keys:
-        _torch_look_up("libtorch_cuda.so", _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
+    if files[1] is not None:
+        _torch_look_up(files[1], _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
     _torch_threads, _torch_host = threads, host
-    for key in keys:
+    for key in sorted({key for key, _ in operators}):
         word = (<str>key).encode()
         status |= _torch.aoti_torch_library_init_impl(b"aten", <const char *>word, b"pybnorm", 0, &library)
         if status != 0:

@@ -135,7 +135,8 @@ def _register() -> None:
     _registered[:] = []
     operators = [(key, name) for key in wanted for name in _OPERATORS[key]]
     if operators:
-        _core.install_torch_kernels(functional._local, _Host(operators), operators)
+        files = "libtorch_cpu.so", "libtorch_cuda.so" if "CUDA" in wanted else None
+        _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
     _registered[:] = wanted
 
 
@@ -197,12 +198,17 @@ class _Host:
                 plan = handle.plan_forward_inference(like, **options)
             else:
                 plan = handle.plan_backward(like, **options)
-            device = "cpu" if index is None else f"cuda:{index}"
-            found = plan, *(torch.full((dims[1],), value, device="cpu").to(device) for value in (1.0, 0.0))
+            found = plan, *(_constant(value, dims[1], index) for value in (1.0, 0.0))
         except REFUSALS:
             pass
         functional._local.ready.keep(key, found, functional.MOST_READY)
         return found
+
+
+def _constant(value: float, length: int, index: int | None) -> torch.Tensor:
+    """A vector that is there when this returns, for whichever stream."""
+    made = torch.full((length,), value, device="cpu")
+    return made if index is None else made.to(f"cuda:{index}")
 
 
 @atexit.register

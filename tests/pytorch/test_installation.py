@@ -335,7 +335,9 @@ def test_which_devices(torch, ours, device, monkeypatch):
             raise pybnorm.LibraryNotFoundError(f"no {name}", backend=name)
 
     monkeypatch.setattr(pybnorm._core, "load", load)
-    monkeypatch.setattr(pybnorm._core, "install_torch_kernels", lambda threads, host, pairs: registered.append(pairs))
+    monkeypatch.setattr(
+        pybnorm._core, "install_torch_kernels", lambda threads, host, pairs, files: registered.append(pairs)
+    )
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
     cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
