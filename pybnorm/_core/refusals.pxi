@@ -19,7 +19,8 @@ cdef extern from *:
         failed = all == NULL || missing == NULL;
         for (Py_ssize_t i = 0; !failed && names[i] != NULL; i++) {
             failed = PyList_Append(all, *names[i]) < 0;
-            if (!failed && i >= given && i < needed && values[i] == NULL) failed = PyList_Append(missing, *names[i]) < 0;
+            if (!failed && i >= given && i < needed && values[i] == NULL)
+                failed = PyList_Append(missing, *names[i]) < 0;
         }
         if (!failed) module = PyImport_ImportModule("pybnorm._names");
         if (module != NULL) {
