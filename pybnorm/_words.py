@@ -52,7 +52,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("channel", "per_channel"), "spatial"),
     **{"cuda": "cudnn", "hip": "miopen", "rocm": "miopen"},
     **dict.fromkeys(("mkldnn", "dnnl", "cpu"), "onednn"),
-    **{"fwd": "train", "bwd": "backward"},
+    **{"fwd": "train", "bwd": "backward", "epsilon": "eps", "momentum": "factor"},
 }
 """Words of other systems, and what says the same here."""
 

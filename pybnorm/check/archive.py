@@ -286,7 +286,10 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         document["backends"] = [backend_from_json(info) for info in document["backends"]]
         document["lost_nodes"] = [lost_from_json(node) for node in document.get("lost_nodes", ())]
     except (OSError, *_DAMAGED) as error:
-        raise ArgumentError("RUN", str(path), f"a folder of check --save or a file of check --json ({error})") from None
+        below = place / "run"  # as ci/check-library.sh leaves it
+        near = f" (did you mean {str(below)!r}?)" if (below / DOCUMENT).exists() else ""
+        text = f"a folder of check --save or a file of check --json ({error}){near}"
+        raise ArgumentError("RUN", str(path), text) from None
     return dict(document)
 
 

@@ -62,7 +62,8 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
         console.print(Text(notice, "yellow"))
     for item in comparison.lost:
         console.print(Text(lost_text(item), "bold red"), soft_wrap=True)
-    _print_pairs(console, comparison)
+    if comparison.pairs:
+        _print_pairs(console, comparison)
     for pair in comparison.pairs:
         _print_changes(console, comparison, pair, verbose)
     _print_beyond(console, comparison, verbose)

@@ -81,7 +81,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, reference
+from pybnorm import _arguments, _names, reference
 from pybnorm._arrays import numpy_dtype
 from pybnorm.check import activations, calls
 from pybnorm.check.generator import (
@@ -96,7 +96,7 @@ from pybnorm.check.generator import (
     splitmix64,
     uniform,
 )
-from pybnorm.check.problem import FILE, Problem, checked
+from pybnorm.check.problem import FILE, OPTIONS, Problem, checked
 from pybnorm.devices.cpu import aligned_bytes
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
@@ -929,7 +929,17 @@ def read(problem: Problem) -> Inputs:
     if unknown or missing:
         what = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
         needed = ", ".join(f"{n}{'' if must else ' (or not)'}" for n, (_, _, _, must) in allowed.items())
-        raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}")
+        known = [(word, name) for word in unknown for name in _names.HINTS.get(word.lower(), ()) if name in missing]
+        hints = [f"what is {word} there is {name} here" for word, name in known]
+        left = [name for name in missing if name not in dict(known).values()]
+        for option, pair in (
+            ("running", ("running_mean", "running_variance")),
+            ("saved", ("saved_mean", "saved_inv_variance")),
+        ):
+            if set(pair) <= set(left) and option in OPTIONS[problem.operation]:
+                hints.append(f"{option}=0 in the case is without {' and '.join(pair)}")
+        hint = f" ({'; '.join(hints)})" if hints else ""
+        raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}{hint}")
     stored = {
         field: _as_stored(name, given[name], dims, dtype)
         if name in given

@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm import _arguments, _core, _files
+from pybnorm import _arguments, _core, _files, _words
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -87,6 +87,7 @@ FILLS = (
 """How the data are made; `pybnorm.check.data` says what each is for."""
 FILE = "file"
 """The fill of a problem whose data come from a file."""
+_EXAMPLE = "train,spatial,f32,nchw,8x64x32x32"
 CHOICES = {
     "scale": ("drawn", "zero"),
     "old": ("drawn", "nan"),
@@ -598,7 +599,7 @@ class Problem:
         """
         tokens = [token.strip() for token in _arguments.text(line, "line").strip().split(",")]
         if len(tokens) < 5:
-            raise ArgumentError("case", line, "operation,mode,dtype,layout,dims[,option=value...]")
+            raise ArgumentError("case", line, f"operation,mode,dtype,layout,dims[,option=value...], such as {_EXAMPLE}")
         operation = _word(tokens[0], "operation", OPERATIONS | COMPOSED)
         values: dict[str, Any] = {
             "operation": operation,
@@ -617,7 +618,8 @@ class Problem:
         for token in tokens[5:]:
             name, equals, text = token.partition("=")
             if not equals or name not in allowed:
-                raise ArgumentError("option", token, " ".join(f"{o}=" for o in allowed) + f" after {tokens[0]}")
+                near = _words.meant(name, allowed) if name not in allowed else ""
+                raise ArgumentError("option", token, " ".join(f"{o}=" for o in allowed) + f" after {tokens[0]}{near}")
             if name in values:
                 raise ArgumentError("option", token, f"{name}= once")
             values[name] = _READERS[name](text, name)

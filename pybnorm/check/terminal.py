@@ -80,7 +80,8 @@ def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
             if info.override:
                 print_attempts(console, info)
         else:
-            text = f"{info.label} {version_text(info)}, {info.path} (found via {info.found_via}), on {info.device}"
+            text = f"{info.label} {version_text(info)}".strip()
+            text += f", {info.path} (found via {info.found_via}), on {info.device}"
             text += info.driver and f", {info.driver}"
             text += "".join(one_line(f", {k}={v}") for k, v in info.variables.items()) if name != info.backend else ""
             console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True)

@@ -67,5 +67,7 @@ def compare(
     if "--html" in targets:
         targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:
-        console.print(Text("Nothing to compare: no two backends of these runs judged the same case.", "bold red"))
+        alone = len(comparison.runs) == 1 and len(comparison.runs[0].backends) == 1
+        why = "this is one run of one library" if alone else "no two backends of these runs judged the same case"
+        console.print(Text(f"Nothing to compare: {why}.", "bold red"))
     context.exit(comparison.exit_status)

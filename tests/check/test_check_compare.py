@@ -608,7 +608,13 @@ def test_nothing_comparable_exits_with_2(tmp_path):
     done = run("compare", tmp_path / "a", tmp_path / "b")
     assert done.returncode == 2
     assert "Nothing to compare" in done.stdout
-    assert run("compare", tmp_path / "a").returncode == 2  # one side
+    done = run("compare", tmp_path / "a")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (2, "Nothing to compare: this is one run of one library.")
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "a").rename(tmp_path / "reports/run")
+    done = run("compare", tmp_path / "reports", tmp_path / "b")
+    assert f"(did you mean '{tmp_path}/reports/run'?)" in done.stderr
+    (tmp_path / "reports/run").rename(tmp_path / "a")
     refuses = dict.fromkeys(LINES, Status.UNSUPPORTED)
     make_run(tmp_path / "c", "miopen", LINES, status=refuses.get)
     assert run("compare", tmp_path / "a", tmp_path / "c").returncode == 2

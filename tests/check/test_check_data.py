@@ -585,6 +585,11 @@ def test_a_file_may_have_other_types_and_shapes(tmp_path):
     [
         ({"x": None, "bias": None}, ("without x, bias", "x, scale, bias, running_mean, running_variance, y (or not)")),
         ({"gamma": np.ones(3)}, ("with gamma", "for train")),
+        ({"gamma": np.ones(3), "scale": None}, ("without scale", "(what is gamma there is scale here)")),
+        (
+            {"running_mean": None, "running_variance": None},
+            ("(running=0 in the case is without running_mean and running_variance)",),
+        ),
         ({"x": np.ones((4, 3, 5, 3))}, ("data: x", "4x3x5x3", "4x3x5x2, as the line says")),
         ({"scale": np.ones(4)}, ("data: scale", "1x3x1x1")),
         ({"scale": np.array(["a", "b", "c"])}, ("data: scale", "real numbers")),

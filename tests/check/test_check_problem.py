@@ -16,7 +16,7 @@ from pybnorm.check.problem import CHOICES, FILLS, OPTIONS, Problem, expand, load
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-NUMBERED = "graph, pointwise, columns, rows also with :0 to :9 after the name"
+NUMBERED = "graph, pointwise, columns, rows, layer_norm also with :0 to :9 after the name"
 
 EXAMPLE = (
     "train,spatial,f32,nchw,8x64x32x32,fill=randn,kappa=3,alpha=2,beta=0.5,running=0,saved=0,factor=0.1,eps=0.001,"
@@ -183,6 +183,10 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,2x3,bitwise=1,repeats=1", "1", "at least two calls"),
         ("infer,spatial,f32,nchw,2x3,inverse=1,activation=relu", "1", "inverse=1 without"),
         ("train,spatial,f32,nchw,2x3,inverse=1", "inverse=1", "after train"),
+        ("train,spatial,f32,nchw,2x3,fil=randn", "fil=randn", "(did you mean 'fill'?)"),
+        ("train,spatial,f32,nchw,2x3,epsilon=1", "epsilon=1", "(did you mean 'eps'?)"),
+        ("train,spatial,f32,nchw,2x3,momentum=1", "momentum=1", "(did you mean 'factor'?)"),
+        ("train,f32,2x3", "train,f32,2x3", "such as train,spatial,f32,nchw,"),
         ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=two", "two", "from 1 to 1000"),
