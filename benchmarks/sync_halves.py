@@ -199,10 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60, help="start no further row after this time")
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")
     parser.add_argument("--deterministic", action="store_true", help="ours by ways whose bits repeat")
-    parser.add_argument("--given-sums", action="store_true", help="backward's elementwise half as one call")
+    parser.add_argument("--halves", action="store_true", help="ours by plans of the halves, each one pass")
     parser.add_argument("--verbose", action="store_true", help="list our calls of each row")
     options = parser.parse_args(arguments)
-    ways.GIVEN_SUMS = options.given_sums
+    ways.HALVES = options.halves
     torch = importlib.import_module("torch")
     stream = torch.cuda.Stream()
     cases = [(s, d, y) for s in SHAPES for d in ("f32", "f16", "bf16") for y in ("nchw", "nhwc")]

@@ -609,6 +609,7 @@ def way_of(
     deterministic: bool,
     alignment: int,
     share: float = 0.0,
+    sums_only: bool = False,
 ) -> Plan:
     """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
 

@@ -52,7 +52,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_WIDENED
         PBN_CAP_IN_PLACE
         PBN_CAP_INVERSE
-        PBN_CAP_SHARE
+        PBN_CAP_HALVES
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU
@@ -101,6 +101,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         double factor
         double epsilon
         double share
+        int32_t sums_only
         int32_t activation
         double activation_low
         double activation_high

@@ -112,9 +112,9 @@ class Capability(enum.IntFlag):
     """With beta 0 y may be the array x, and dx the array dy; a call with a known defect there is refused."""
     INVERSE = 512
     """The loaded library has inference from the inverse standard deviation, which is composed elsewhere."""
-    SHARE = 1024
-    """Plans of the backend can make backward's elementwise half, from sums of all ranks, in one pass. `operations` does
-    not take that yet: it has not run on a GPU."""
+    HALVES = 1024
+    """Plans can make the halves of a synchronized batch norm, sums alone and dx from given sums, in one pass each;
+    `operations` does not take them yet: they have not run on a GPU."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

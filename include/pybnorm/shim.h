@@ -101,7 +101,7 @@ typedef enum pbn_capability {
     PBN_CAP_WIDENED = 128,     /* 16-bit data are computed in float32, of which results are rounded once */
     PBN_CAP_IN_PLACE = 256,    /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
     PBN_CAP_INVERSE = 512,     /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
-    PBN_CAP_SHARE = 1024       /* plans of backward take the sums too, by `share` of the call */
+    PBN_CAP_HALVES = 1024      /* plans make the halves of a synchronized batch norm: `sums_only` and `share` of the call */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -181,8 +181,9 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
  * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
  *
- * The elementwise half of a synchronized backward, by a plan where PBN_CAP_SHARE is set: with `share`, 1 over the
- * number of values that the sums are of (at each run another, if need be), dbias has sum(dy) and dscale
+ * The halves of a synchronized batch norm, by plans where PBN_CAP_HALVES is set. With `sums_only` forward training
+ * writes its statistics and no y, backward dscale and dbias and no dx; y_desc and dx_desc are there all the same, alpha
+ * is 1 and beta 0. Backward's other half: with `share`, 1 over the number of values that the sums are of (at each run another, if need be), dbias has sum(dy) and dscale
  * sum(dy*(x - saved_mean)). Both are read, and, with r = saved_inv_variance,
  * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)). alpha is 1 and beta 0.
  *
@@ -196,6 +197,7 @@ typedef struct pbn_call {
     double factor;  /* running = (1-factor)*running + factor*batch; batch variance is unbiased */
     double epsilon;
     double share;   /* backward: 0, or of sums that are given */
+    int32_t sums_only;
     int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
     double activation_low, activation_high;  /* read where the activation has them */
     int32_t deterministic;                   /* plan_create: only ways that `unrepeated` has nothing against */

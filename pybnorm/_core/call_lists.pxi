@@ -155,10 +155,11 @@ cdef class CallList:
         offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
         call.workspace, call.workspace_size = <void *>offset, nbytes
         call.share = values.get("share", 0.0)
-        if call.share != 0 and plan is None:
-            raise errors.ArgumentError("share", call.share, "0.0 without a plan of way_of")
+        call.sums_only = values.get("sums_only", False)
+        if plan is None and (call.share != 0 or call.sums_only):
+            raise errors.ArgumentError("plan", None, "what way_of said of half a batch norm")
         if plan is not None and (
-            (plan.call.share != 0) != (call.share != 0) or plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
+            (plan.call.share != 0) != (call.share != 0) or plan.call.sums_only != call.sums_only or plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
         ):
             raise errors.ArgumentError("plan", plan, f"what way_of said of {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
@@ -287,9 +288,9 @@ cdef class CallList:
                         plan = self.ways[i].plan
                     elif not _data_bits(&call) & (self.ways[i].alignment - 1):
                         plan, algorithm = self.ways[i].plan, (<Plan>self.given[i]).algorithm
-                    elif call.share != 0:
+                    elif call.share != 0 or call.sums_only:
                         raise errors.ArgumentError("addresses", addresses, "ones as aligned as those it was made for")
-                elif call.share != 0:
+                elif call.share != 0 or call.sums_only:
                     raise errors.ArgumentError("handle", handle, "the list's own")
                 _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm)
         finally:

@@ -64,7 +64,7 @@ def refuse_addresses(Plan plan not None):
 
 def way_of(
     Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic,
-    alignment, share=0.0
+    alignment, share=0.0, sums_only=False,
 ):
     """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
 
@@ -84,6 +84,8 @@ def way_of(
         Of the data, a power of two up to 16: what is less aligned goes to the entry point.
     share : float
         1 over the number of values that backward's given sums are of; 0: it makes them.
+    sums_only : bool
+        Whether y or dx is left alone.
 
     Returns
     -------
@@ -99,11 +101,9 @@ def way_of(
     cdef Plan plan
     if not _normalizes(op):
         raise errors.ArgumentError("operation", operation, "a batch-norm call")
-    if share and not handle.table.plan_create:
-        raise errors.ArgumentError("share", share, "0.0: the backend has no plans")
     plan = _plan(
         handle, op, tensors, values, _has(running, saved), (Activation.NONE, 0.0, 0.0), "auto", None, False, True,
-        _arguments.boolean(deterministic, "deterministic"), True, alignment, share,
+        _arguments.boolean(deterministic, "deterministic"), True, alignment, share, sums_only,
     )
     plan.handle = None  # whose lists have it: it would be a circle
     return plan

@@ -106,7 +106,7 @@ cdef object _unrepeated(Plan plan):
 cdef Plan _plan(
     Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
     TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False, bint alone=False,
-    uintptr_t alignment=0, double share=0.0,
+    uintptr_t alignment=0, double share=0.0, bint sums_only=False,
 ):
     """A call made ready.
 
@@ -114,7 +114,7 @@ cdef Plan _plan(
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
     `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
     `deterministic`: only a way whose bits repeat. `alone`: no other calls in its place; an error then. `alignment`: of
-    data tensors that are descriptors; 0: 16. `share`: as in pbn_call.
+    data tensors that are descriptors; 0: 16. `share`, `sums_only`: as in pbn_call.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
@@ -132,7 +132,7 @@ cdef Plan _plan(
         if algorithm is not None:  # the entry points make the mask from x and the bias
             has |= PBN_MASKED
     call.operation, call.deterministic = operation, deterministic
-    plan.alone, plan.serial, call.share = alone, handle.serial, share
+    plan.alone, plan.serial, call.share, call.sums_only = alone, handle.serial, share, sums_only
     while pbn_rows[first].operation != operation:
         first += 1
     while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:

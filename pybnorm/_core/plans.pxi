@@ -171,7 +171,8 @@ cdef class Plan:
             self._clear()
             return 0
         asked = None
-        if (handle.defects or handle.weak) and _normalizes(self.call.operation) and self.call.share == 0:
+        half = self.call.share != 0 or self.call.sums_only
+        if (handle.defects or handle.weak) and _normalizes(self.call.operation) and not half:
             asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked)
             if met and handle._avoids(algorithm):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
+from pybnorm.enums import Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.operations import ways
 from pybnorm.operations.preparation import alias, operation
@@ -266,7 +267,9 @@ def backward_reduce(
     total = totals[0] if totals else p.vector(shape)
     moment = wanted.get("sum_dy_xmu") or p.vector(shape)
     ones = p.constant(1.0, shape)
-    p.gradient(shape.kept, xb, dyb, ones, _dx, moment, total, saved=(centre, ones))
+    vectors = {"scale": ones, "dscale": moment, "dbias": total, "saved_mean": centre, "saved_inv_variance": ones}
+    if not ways.half(p, Operation.BACKWARD, shape.kept, {"x": xb, "dy": dyb, "dx": xb}, vectors, epsilon=0.0):
+        p.gradient(shape.kept, xb, dyb, ones, _dx, moment, total, saved=(centre, ones))
     if "dscale" in wanted:
         p.product(moment, _need(inv), wanted["dscale"])
     for other in totals[1:]:
@@ -334,7 +337,8 @@ def backward_elemt(
     if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims and p.plans:
         vectors = {"scale": p.constant(1.0, shape) if factor is None else factor, "dscale": moment, "dbias": total}
         vectors |= {"saved_mean": centre, "saved_inv_variance": inv}
-        if ways.from_sums(p, shape.kept, {"x": xb, "dy": dyb, "dx": dxb}, vectors, n):
+        data = {"x": xb, "dy": dyb, "dx": dxb}
+        if ways.half(p, Operation.BACKWARD, shape.kept, data, vectors, share=1 / n, epsilon=0.0):
             return
     gain = inv if factor is None else p.product(factor, inv)
     average = p.vector(shape)

@@ -11,6 +11,7 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import capability
 from pybnorm.enums import Capability, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.operations import ways
 from pybnorm.operations.preparation import alias, operation
 from pybnorm.operations.program import Program, _need, _Shape
 from pybnorm.operations.views import Axis, _row, _rows
@@ -64,7 +65,12 @@ def stats(
         running = (saved[0], target) if _sample else (p.filled(0.0, shape), p.filled(0.0, shape))
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
     written = (p.vector(shape), saved[1]) if running is not None and _sample else saved
-    p.training(shape.kept, xb, ones, zeros, _y, epsilon=epsilon, factor=1.0, running=running, saved=written)
+    vectors = {"scale": ones, "bias": zeros, "saved_mean": written[0], "saved_inv_variance": written[1]}
+    if running is not None:
+        vectors |= {"running_mean": running[0], "running_variance": running[1]}
+    options = {"epsilon": epsilon, "exponential_average_factor": 1.0}
+    if not ways.half(p, Operation.FORWARD_TRAINING, shape.kept, {"x": xb, "y": xb}, vectors, **options):
+        p.training(shape.kept, xb, ones, zeros, _y, epsilon=epsilon, factor=1.0, running=running, saved=written)
     if running is not None and _sample:
         return
     if running is not None:

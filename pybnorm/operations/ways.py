@@ -15,8 +15,8 @@ from pybnorm.errors import UnsupportedError
 from pybnorm.operations.views import Dims, _views
 
 _ALWAYS = "auto", "fast", "plain"
-GIVEN_SUMS = False
-"""Whether `from_sums` is taken: cuDNN's graphs for it have computed right on a double, and not yet run on a GPU."""
+HALVES = False
+"""Whether `half` is taken: cuDNN's graphs for it have computed right on a double, and not yet run on a GPU."""
 MOST_WAYS = 256
 """Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
 _ALIGNMENT = 16
@@ -48,11 +48,12 @@ def several(handle: Handle) -> bool:
 
 def auto(
     handle: Handle, operation: Operation, data: dict[str, Buffer], parameters: dict[str, Buffer],
-    values: dict[str, Any], deterministic: bool, share: float = 0.0,
+    values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False,
 ) -> Way | None:  # fmt: skip
     """The way of a spatial call; None: the entry point, or there is none without other calls in its place.
 
-    `deterministic`: only ways whose bits are known to repeat. `share`: as `way_of` has it.
+    `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`: as `way_of` has
+    them.
     """
     if values["mode"] != Mode.SPATIAL:
         return None
@@ -66,6 +67,7 @@ def auto(
         *values.items(),
         asked,
         share != 0,
+        sums_only,
     )
     if key in known:
         kept: Way | None = known[key]
@@ -73,7 +75,7 @@ def auto(
     tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
     way = None
     with contextlib.suppress(UnsupportedError):
-        way = way_of(handle, operation, tensors, values, *asked, share)
+        way = way_of(handle, operation, tensors, values, *asked, share, sums_only)
     if way is not None and way.algorithm in ("plain", "spatial"):
         way = None
     known.keep(key, way, MOST_WAYS)
@@ -82,32 +84,38 @@ def auto(
     return way
 
 
-def from_sums(
-    p: Any, kept: Dims, data: dict[str, Buffer], parameters: dict[str, Buffer], count: int, epsilon: float = 0.0
-) -> bool:
-    """Put backward's elementwise half into a program as one call; whether the library has it for these arrays.
+def half(
+    p: Any, operation: Operation, kept: Dims, data: dict[str, Buffer], parameters: dict[str, Buffer],
+    *, share: float = 0.0, **options: float,
+) -> bool:  # fmt: skip
+    """Put half a synchronized batch norm into a program as one call; whether the library has it for these arrays.
 
-    `parameters`: dbias and dscale are the sums of dy and of dy * (x - mean), over `count` values.
+    Of backward with a `share`, 1 over a number of values: dx from dbias and dscale, given as the sums of dy and of
+    dy * (x - mean) over them. Without: the statistics of forward training, or dscale and dbias, and no y or dx.
     """
     handle, x = p.handle, data["x"]
-    for mode, axes in _views(kept, list(data.values())) if GIVEN_SUMS and p.plans else ():
+    options = {"alpha": 1.0, "beta": 0.0, **options}
+    if operation == Operation.BACKWARD:
+        options |= {"alpha_param": 1.0, "beta_param": 0.0}
+    for mode, axes in _views(kept, list(data.values())) if HALVES and p.plans else ():
         dims = tuple(size for size, _ in axes)
         viewed = {
             name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
             for i, (name, buffer) in enumerate(data.items())
         }
         layout = _arguments.layout_of(dims, viewed["x"].strides)
-        bits, _ = capability(handle.backend, Operation.BACKWARD, mode, x.dtype, layout, len(dims))
-        if not bits & Capability.SHARE:
+        bits, _ = capability(handle.backend, operation, mode, x.dtype, layout, len(dims))
+        if not bits & Capability.HALVES:
             continue
-        values = {"mode": mode, "alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "epsilon": epsilon}
-        way = auto(handle, Operation.BACKWARD, viewed, parameters, values, p.deterministic, 1 / count)
+        values = {"mode": mode, **options}
+        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share)
         if way is not None:
             shape = _arguments.derived_dims(dims, mode)
             steps = _arguments.packed_strides(shape)
             shaped = {name: vector._replace(dims=shape, strides=steps) for name, vector in parameters.items()}
-            text = f"backward of sums {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
-            given = values | {"share": 1 / count}
-            p._step(Operation.BACKWARD, {**viewed, **shaped}, given, way.workspace_size, text, way)
+            what = "of sums" if share else "sums"
+            text = f"{operation.name.lower()} {what} {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
+            given = values | ({"share": share} if share else {"sums_only": True})
+            p._step(operation, {**viewed, **shaped}, given, way.workspace_size, text, way)
             return True
     return False

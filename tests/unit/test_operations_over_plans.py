@@ -115,7 +115,7 @@ def test_the_elementwise_half_of_backward_is_one_call(
     calls, error, kept, whole, live = compute(
         SCRIPT
         + """
-    ways.GIVEN_SUMS = True
+    ways.HALVES = True
     with pybnorm.Handle("cudnn") as handle:
         x, dy, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), np.nan))
         scale, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(2))
@@ -139,6 +139,45 @@ def test_the_elementwise_half_of_backward_is_one_call(
     assert calls == [f"backward of sums SPATIAL {dtype} {tuple(shape)} by {way}"]
     assert error < (2.0**-8 if dtype == "bf16" else 2e-6)
     assert kept == [1, 1, 1], "a plan for each number of values"
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("shape", [(8, 6, 16, 16), (3, 5, 4, 6)], ids=str)
+def test_sums_are_one_pass_that_writes_nothing_else(compute: Any, shape: Any, layout: str, dtype: str) -> None:
+    calls, errors, same, whole, live = compute(
+        SCRIPT
+        + """
+    ways.HALVES = True
+    with pybnorm.Handle("cudnn") as handle:
+        x, dy = (data(generator.standard_normal(shape) + far) for far in (3, 0.5))
+        before = x.tobytes(), dy.tobytes()
+        mean, variance, inverse, centre, total, moment = (vector() for _ in range(6))
+        centre[...] = generator.standard_normal(centre.shape) + 3
+        calls = run(handle, "stats", x=x, mean=mean, variance=variance, inv_variance=inverse, epsilon=1e-3)
+        calls += run(handle, "backward_reduce", x=x, dy=dy, mean=centre, sum_dy=total, sum_dy_xmu=moment)
+        a, b = x.astype("f8"), dy.astype("f8")
+        v = a.var(axes, keepdims=True)
+        errors = {
+            "mean": far(mean, a.mean(axes, keepdims=True)), "variance": far(variance, v),
+            "inverse": far(inverse, 1 / np.sqrt(v + 1e-3)), "sum_dy": far(total, b.sum(axes, keepdims=True)),
+            "sum_dy_xmu": far(moment, (b * (a - centre)).sum(axes, keepdims=True))}
+        same = before == (x.tobytes(), dy.tobytes())
+    del handle
+    gc.collect()
+    report([calls, errors, same, whole(), number("live").value])
+    """,
+        shape=shape,
+        layout=layout,
+        dtype=dtype,
+    )
+    data = [call for call in calls if f"{dtype} {tuple(shape)}" in call]
+    kinds = "forward_training", "backward"
+    assert data == [f"{kind} sums SPATIAL {dtype} {tuple(shape)} by columns" for kind in kinds]
+    assert max(errors.values()) < 2e-5, errors
+    assert same
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
 

@@ -39,11 +39,11 @@ static int has_activation(void) {
            api.cudnnActivationBackward != NULL;
 }
 
-/* Whether plans of backward take sums that are given: those are graphs. */
-static uint32_t takes_sums(int operation, int mode, int dtype, int layout) {
-    return operation == PBN_OP_BACKWARD && mode != PBN_PER_ACTIVATION && dtype != PBN_FLOAT64 && layout != PBN_STRIDED &&
-                   api.major == 9
-               ? PBN_CAP_SHARE
+/* Whether plans make the halves of a synchronized batch norm: those are graphs. */
+static uint32_t has_halves(int operation, int mode, int dtype, int layout) {
+    return (operation == PBN_OP_BACKWARD || operation == PBN_OP_FORWARD_TRAINING) && mode != PBN_PER_ACTIVATION &&
+                   dtype != PBN_FLOAT64 && layout != PBN_STRIDED && api.major == 9
+               ? PBN_CAP_HALVES
                : 0;
 }
 
@@ -97,13 +97,13 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
                 *why = no_ops;
                 return 0;
             }
-            return PBN_CAP_RUNS | takes_sums(operation, mode, dtype, layout) |
+            return PBN_CAP_RUNS | has_halves(operation, mode, dtype, layout) |
                    (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
         default:
             *why = "the operation is unknown";
             return 0;
         }
-        return PBN_CAP_RUNS | PBN_CAP_BLEND_NATIVE | takes_sums(operation, mode, dtype, layout) |
+        return PBN_CAP_RUNS | PBN_CAP_BLEND_NATIVE | has_halves(operation, mode, dtype, layout) |
                (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
     }
     return 0;

@@ -258,15 +258,13 @@ static int build_channel_moments(pbn_plan *p, const pbn_call *call, void *vendor
     }
     graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, variance, number_tensor(p, g, VALUE_EPSILON, 0), sum);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_RSQRT, sum, NULL, inverse);
-    if (p->moments_only) {
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, SLOT_SAVED_MEAN));
-        return graph_build(g, vendor_handle, 0);
+    if (!p->moments_only) {
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, channel_tensor(call, g, SLOT_SCALE),
+                        channel_tensor(call, g, CHANNEL_B));
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, CHANNEL_A));
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, channel_tensor(call, g, SLOT_BIAS), NULL,
+                        channel_tensor(call, g, CHANNEL_C));
     }
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, channel_tensor(call, g, SLOT_SCALE),
-                    channel_tensor(call, g, CHANNEL_B));
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, CHANNEL_A));
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, channel_tensor(call, g, SLOT_BIAS), NULL,
-                    channel_tensor(call, g, CHANNEL_C));
     if (saved)
         graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, SLOT_SAVED_MEAN));
     if (call->running_mean != NULL) {

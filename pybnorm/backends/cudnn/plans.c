@@ -207,6 +207,11 @@ static const char *unavailable(int kind, const pbn_call *call) {
         return bits_differ;
     if (call->share != 0 && kind != POINTWISE && kind != COLUMNS && kind != ROWS)
         return "only the pointwise graph, columns and rows take sums that are given";
+    if (call->sums_only && (kind != COLUMNS && kind != ROWS))
+        return "only columns and rows make sums without y or dx";
+    if (call->sums_only && (call->operation == PBN_OP_FORWARD_INFERENCE ||
+                            (call->operation == PBN_OP_BACKWARD && (call->saved_mean == NULL || call->share != 0))))
+        return "sums alone are those of training, or of a backward with saved statistics";
     if (call->share != 0 && (call->operation != PBN_OP_BACKWARD || call->saved_mean == NULL))
         return "sums are given to backward with saved statistics only";
     switch (kind) {
@@ -436,6 +441,7 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
         if (p->by_layer)
             p->kind = layer_view(call);
         p->last = p->kind == COLUMNS && columns_last(call);
+        p->moments_only = call->sums_only;
         status = graph_ready();
         return status != PBN_OK ? status : build_lines(p, call, handle->vendor, skip);
     case DENSE:
@@ -619,6 +625,8 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         status = try_algorithm(p, handle, call, algorithm, "asked for");
     } else if (call->share != 0) {
         status = try_given(p, handle, call);
+    } else if (call->sums_only) {
+        status = try_algorithm(p, handle, call, "columns", "sums in one pass"); /* those of rows are less exact */
     } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
@@ -823,8 +831,8 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
     if (fuses(call) != plan->fused)
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
-    if (plan->given != (call->share != 0))
-        return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with sums that are given, or without");
+    if (plan->given != (call->share != 0) || plan->moments_only != (call->sums_only != 0))
+        return pbn_refuse(PBN_E_ARGUMENT, "the plan was made for another half of a batch norm, or for the whole");
     if (plan->given && plan->values[VALUE_LESS] != (float)-call->share) { /* of another number of values */
         plan->values[VALUE_LESS] = (float)-call->share;
         for (size_t i = 0; i < sizeof plan->graphs / sizeof plan->graphs[0]; i++)
