@@ -176,16 +176,23 @@ CHOICES = {
     "forward_inference f32 1x64x512x512": ("rows:1", "rows:1"),
     "forward_inference f16 64x64x91x91": ("columns:1", "columns:1"),
     "forward_inference f32 2x32x514x514": ("spatial", "spatial"),  # few rows, and no pieces of whole 16 bytes
-    "forward_inference f32 64x256x56x56": ("columns:1", "columns:1"),
+    "forward_inference f32 64x256x56x56": ("spatial", "spatial"),  # few images
+    "forward_inference f32 72x256x56x56": ("columns:1", "columns:1"),
+    "forward_inference f32 6x827x45x45": ("spatial", "spatial"),
+    "forward_inference bf16 40x256x56x56": ("columns:1", "columns:1"),
+    "forward_inference f32 8x9000x15x15": ("columns:1", "columns:1"),  # small planes
     "backward f32 64x64x112x112": ("columns:1", "rows:1"),
     "backward f16 256x64x112x112": ("columns:1", "rows:1"),
     "backward f16 256x256x56x56": ("columns:1", "persistent"),
     "backward f32 256x512x28x28": ("spatial", "spatial"),
     "forward_training f32 256x64x112x112": ("columns:1", "persistent"),
+    "forward_training f32 417x8": ("spatial", "spatial"),
+    "backward f16 945x8": ("spatial", "spatial"),
+    "backward f16 253x544": ("graph", "graph"),
 }
 
 
-def test_what_is_chosen_for_channels_first_memory(child: Any, computing: str) -> None:
+def test_what_is_chosen(child: Any, computing: str) -> None:
     """On the double every algorithm can be built, so that the rules alone decide."""
     told = child(
         """
