@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pybnorm import reference
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Activation, Mode
 
-__all__ = ["activate", "before", "inside", "limits", "passes", "passing"]
+__all__ = ["activate", "before", "inside", "limits", "passes", "passing", "store"]
 
 Array = npt.NDArray[Any]
 
@@ -48,11 +49,38 @@ def inside(problem: Problem, values: Array) -> Array:
 
 def before(problem: Problem, x: Array, scale: Array, bias: Array, statistics: tuple[Array, Array] | None) -> Array:
     """Batch norm's result in float64; with the statistics of x where none are given."""
-    axis: int | tuple[int, ...] = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
-    if statistics is None:
-        mean, _, inverse = reference.stats(x, epsilon=problem.epsilon, axis=axis)
-        statistics = mean, inverse
-    return reference.forward_inference_inv_variance(x, scale, bias, *statistics, axis=axis).y
+    return reference.forward_inference_inv_variance(
+        x, scale, bias, *(statistics or _statistics(problem, x)), axis=_axis(problem)
+    ).y
+
+
+def store(
+    problem: Problem,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    statistics: tuple[Array, Array] | None,
+    out: Array,
+    rounded: Callable[[Array], Array],
+) -> None:
+    """Put what the activation makes of batch norm's result, and of a residual in `out`, there; images at a time."""
+    statistics = statistics or _statistics(problem, x)
+    step = max(1, (1 << 17) * len(x) // x.size)
+    for first in range(0, len(x), step):
+        some = slice(first, first + step)
+        values = before(problem, x[some], scale, bias, statistics)
+        if problem.residual:
+            values += out[some].astype(np.float64)
+        out[some] = rounded(activate(problem, values))
+
+
+def _axis(problem: Problem) -> int | tuple[int, ...]:
+    return 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+
+
+def _statistics(problem: Problem, x: Array) -> tuple[Array, Array]:
+    mean, _, inverse = reference.stats(x, epsilon=problem.epsilon, axis=_axis(problem))
+    return mean, inverse
 
 
 def passing(problem: Problem, x: Array, values: Array, dy: Array | None = None) -> int:

@@ -310,10 +310,9 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         stored["z"] = fill.data("z")
     if problem.masked and operation == Operation.BACKWARD:
         saved = (stored["saved_mean"], stored["saved_inv_variance"]) if problem.saved else None
-        result = activations.before(problem, stored["x"], stored["scale"], stored["bias"], saved)
-        if problem.residual:
-            result += fill.data("z").astype(np.float64)
-        stored["y"] = round_to(activations.activate(problem, result), problem.dtype)
+        stored["y"] = fill.data("z") if problem.residual else fill.empty()
+        given = stored["x"], stored["scale"], stored["bias"], saved, stored["y"]
+        activations.store(problem, *given, lambda values: round_to(values, problem.dtype))
     return Inputs(**stored)
 
 
@@ -454,7 +453,7 @@ class _Fill:
     def data(self, name: str) -> Array:
         """The array x, dy or prior as stored."""
         values = {"x": self.x, "dy": self.dy, "prior": self.prior, "z": self.prior}[name]
-        result = self._empty()
+        result = self.empty()
         flat = result.reshape(-1)
         step = CHUNK if self.judge is None else namespaces.BLOCK
 
@@ -474,7 +473,8 @@ class _Fill:
         for first in firsts:
             make(first)
 
-    def _empty(self) -> Array:
+    def empty(self) -> Array:
+        """Memory for data; of a large array with room for guards."""
         dims, dtype = self.problem.dims, numpy_dtype(self.problem.dtype)
         if self.judge is not None:
             own: Array = self.judge.empty(dims, dtype)
@@ -547,7 +547,7 @@ class _Exact(_Dyadic):
     def data(self, name: str) -> Array:
         if name != "x":
             return super().data(name)
-        problem, result, first = self.problem, self._empty(), 0
+        problem, result, first = self.problem, self.empty(), 0
         means = self.cycle(_exact_means(problem)).reshape(-1, 1)
         if problem.composed != "sync_train":
             self._shuffle(result, means, problem.seed)

@@ -42,8 +42,8 @@ class Activated(Expected):
     """The right outputs of a problem with an activation."""
 
     activated = True
-    _near: Array | None = None
-    """Elements whose mask is uncertain; None where none is."""
+    _uncertain: Array | None = None
+    """dy of elements whose mask is uncertain, else 0; None where none is."""
     _at_limit: list[Array]
     """Of the block of y that is being made, by class: which elements are beyond a limit, whatever their error is."""
 
@@ -91,24 +91,32 @@ class Activated(Expected):
         problem, inputs = self.problem, self.inputs
         dy = inputs.need("dy")
         given = inputs.y if problem.residual else None
-        passing = self._mask() if given is None else activations.passes(problem, given.astype(np.float64))
+        passing, near = self._mask() if given is None else (self._given_mask(given), None)
         masked = np.where(passing, dy, np.zeros((), dy.dtype))
-        if self._near is not None:
-            uncertain = np.where(self._near, np.abs(dy.astype(np.float64)), 0.0)
+        del passing
+        if near is not None:
+            self._uncertain = np.where(near, dy, np.zeros((), dy.dtype))
+            del near
 
             def sums(dy: Array, x: Array, mean: Array, r: Array) -> Iterator[Array]:
+                dy = np.abs(dy)
                 yield dy
                 yield dy * (np.abs(x - mean) * r)
 
             self._added = reference.reduce_blocks(
-                sums, (uncertain, inputs.x), problem.mode, (self._mean, self._inverse)
+                sums, (self._uncertain, inputs.x), problem.mode, (self._mean, self._inverse)
             )
-            self._uncertain = uncertain
         self.inputs = dataclasses.replace(inputs, dy=masked)
         super()._take_sums()
 
-    def _mask(self) -> Array:
-        """Where the gradient passes; sets which elements are uncertain."""
+    def _given_mask(self, result: Array) -> Array:
+        passing = np.empty_like(result, dtype=bool)
+        for block in reference.iterate_blocks([result], self.problem.mode):
+            passing[block.index] = activations.passes(self.problem, block.arrays[0])
+        return passing
+
+    def _mask(self) -> tuple[Array, Array | None]:
+        """Where the gradient passes, and where that is uncertain; None: nowhere."""
         p, problem, inputs = self.precision, self.problem, self.inputs
         d = self._deviations(tiers(problem, "dx")[-1])
         errors = (np.broadcast_to(a, self._mean.shape) for a in (d.mean, d.inverse))
@@ -122,13 +130,12 @@ class Activated(Expected):
             low, high = (np.abs(value - limit) > error for limit in activations.limits(problem))
             near[block.index] = ~(low & high)  # also where nothing is known
             passing[block.index] = activations.passes(problem, value)
-        self._near = near if near.any() else None
-        return passing
+        return passing, near if near.any() else None
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
         e_dscale, e_dbias = super().sum_errors(tier)
-        if self._near is None:
+        if self._uncertain is None:
             return e_dscale, e_dbias
         d = self._deviations(tier)
         more = 1 + (tier.h + 4) * self.precision.u + d.inverse / self._inverse
@@ -136,7 +143,7 @@ class Activated(Expected):
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         if output == "dz":
-            yield self._gradient_part(got, classes)
+            yield from self._gradient_parts(got, classes)
             return
         gain = np.abs(self.inputs.scale.astype(np.float64)) * self._inverse * abs(self.problem.alpha)
         plain = output == "y" and (self.problem.alpha, self.problem.beta) == (1, 0)
@@ -144,11 +151,15 @@ class Activated(Expected):
             if plain:
                 yield self._with_limits(part)
                 continue
-            if output != "dx" or self._near is None:
+            if output != "dx" or self._uncertain is None:
                 yield part
                 continue
             parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
-            slack = self._uncertain[part.index] * gain[parameter] * (1 + 8 * self.precision.u_out)
+            slack = (
+                np.abs(self._uncertain[part.index].astype(np.float64))
+                * gain[parameter]
+                * (1 + 8 * self.precision.u_out)
+            )
             yield dataclasses.replace(part, classes=[(bound + slack, undecided) for bound, undecided in part.classes])
 
     def _with_limits(self, part: Part) -> Part:
@@ -160,10 +171,12 @@ class Activated(Expected):
         made = zip(part.classes, self._at_limit, strict=True)
         return dataclasses.replace(part, classes=[(np.where(at, least, b), u) for (b, u), at in made])
 
-    def _gradient_part(self, got: Array | None, classes: tuple[Tier, ...]) -> Part:
-        right = self.inputs.need("dy").astype(np.float64)
-        index = tuple(slice(0, n) for n in right.shape)
-        flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
-        bounds = [(flushed, decided(flushed)) for _ in classes]
-        values = None if got is None else got.astype(np.float64).reshape(right.shape)
-        return Part(index, right, values, bounds)
+    def _gradient_parts(self, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
+        dy = self.inputs.need("dy")
+        step = max(1, (1 << 17) * len(dy) // dy.size)
+        for first in range(0, len(dy), step):
+            index = (slice(first, min(first + step, len(dy))), *(slice(0, n) for n in dy.shape[1:]))
+            right = dy[index].astype(np.float64)
+            flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
+            bounds = [(flushed, decided(flushed)) for _ in classes]
+            yield Part(index, right, None if got is None else got.reshape(dy.shape)[index].astype(np.float64), bounds)

@@ -17,6 +17,7 @@ from pybnorm.check.bounds.kinds import expect
 from pybnorm.check.data import Inputs, round_to
 from pybnorm.check.problem import Problem
 from pybnorm.enums import Mode, Operation
+from pybnorm.reference.namespaces import Foreign
 
 __all__ = ["untrusted"]
 
@@ -88,7 +89,9 @@ def _ordinary(expected: Expected, tier: Tier) -> Array:
 def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
     if per_activation:
         return array.reshape(array.shape[0], -1)[:, np.array(chosen)]
-    return np.take(array, chosen, axis=1)
+    if isinstance(array, Foreign):
+        return np.take(array, chosen, axis=1)
+    return array[:, np.array(chosen)]  # take would copy all of an array that is not contiguous, such as a NaN prior
 
 
 def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, Array]]]:
