@@ -154,14 +154,10 @@ cdef class CallList:
             raise errors.ArgumentError("workspace", workspace, "offset and bytes")
         offset, nbytes = _arguments.byte_count(pair[0], "workspace"), _arguments.byte_count(pair[1], "workspace")
         call.workspace, call.workspace_size = <void *>offset, nbytes
-        call.share = values.get("share", 0.0)
-        call.sums_only = values.get("sums_only", False)
-        if plan is None and (call.share != 0 or call.sums_only):
-            raise errors.ArgumentError("plan", None, "what way_of said of half a batch norm")
-        if plan is not None and (
-            (plan.call.share != 0) != (call.share != 0) or plan.call.sums_only != call.sums_only or plan.plan == NULL or not plan.alone or plan.serial != self.serial or plan.call.operation != op
-        ):
-            raise errors.ArgumentError("plan", plan, f"what way_of said of {_CALL_NAMES[op]} by the list's handle")
+        call.share = _arguments.scalar(values.get("share", 0.0), "share", DataType.FLOAT32)
+        call.sums_only = _arguments.boolean(values.get("sums_only", False), "sums_only")
+        if (call.share != 0 or call.sums_only) if plan is None else not self._takes(plan, &call):
+            raise errors.ArgumentError("plan", plan, f"what way_of said of this {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
         grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
         if grown == NULL:
@@ -192,6 +188,14 @@ cdef class CallList:
             place += 1
         self.calls[self.count], self.ends[self.count] = call, place
         self.count += 1
+
+    cdef bint _takes(self, Plan plan, const pbn_call *call) noexcept:
+        """Whether the plan is the list's handle's, and one of such a call."""
+        return (
+            plan.plan != NULL and plan.alone and plan.serial == self.serial
+            and plan.call.operation == call.operation and plan.call.sums_only == call.sums_only
+            and (plan.call.share != 0) == (call.share != 0)
+        )
 
     cdef int _slot(self, object address) except -1:
         slot = address >> _SLOT_BITS
