@@ -220,10 +220,10 @@ cdef int _torch_run(
     cdef int i
     workspace = None
     try:
-        flags = _torch_host.flags(key.device == _TORCH_CUDA)
-        if flags is None:
+        if _torch_host.deterministic():
+            key.flags |= _REPEATS
+        if key.device == _TORCH_CUDA and not _torch_host.cudnn():
             return _REFUSED
-        key.flags |= <int32_t>flags
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
             or _torch.aoti_torch_get_current_cuda_stream(key.index, &stream) != 0
@@ -530,10 +530,10 @@ def install_torch_kernels(threads, host, operators, files):
     threads : threading.local
         With the cache ``ready``.
     host : object
-        What a kernel asks in Python. ``flags(cuda)``: of the plan, by PyTorch's switches, or None for PyTorch's own
-        kernel; ``plan(...)``: makes (plan, ones, zeros) of a key and its parts, and keeps them in that cache;
-        ``own(name, cuda, arguments)``: the results of PyTorch's own kernel; ``tensor(capsule)``, ``handle(tensor)``:
-        between PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
+        What a kernel asks in Python. ``deterministic()``, ``cudnn()``: PyTorch's switches; ``plan(...)``: makes
+        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``own(name, cuda, arguments)``: the
+        results of PyTorch's own kernel; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's handles and its
+        tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
         Dispatch keys, CPU or CUDA, and names.
     files : (str, str or None)

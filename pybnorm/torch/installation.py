@@ -145,6 +145,8 @@ class _Host:
 
     tensor = staticmethod(torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr)
     handle = staticmethod(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor)
+    deterministic = staticmethod(torch._C._get_deterministic_algorithms)
+    cudnn = staticmethod(torch._C._get_cudnn_enabled)
 
     def __init__(self, operators: list[tuple[str, str]]) -> None:
         probe = torch.empty(0, device="cpu")
@@ -160,13 +162,6 @@ class _Host:
     def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
         """Results of PyTorch's own kernel."""
         return self.kernels[name, cuda](*arguments)
-
-    @staticmethod
-    def flags(cuda: bool, asked: Any = torch._C._get_deterministic_algorithms) -> int | None:
-        """Of a plan, by PyTorch's switches; None: they rule all plans out."""
-        if cuda and not torch._C._get_cudnn_enabled():
-            return None
-        return 4 if asked() else 0
 
     @staticmethod
     def plan(
