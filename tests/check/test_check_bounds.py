@@ -869,6 +869,17 @@ def test_an_input_stuck_at_one_value_is_mistrusted():
     assert set(untrusted(problem, inputs)) >= {"x", "scale", "variance"}
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["backward,spatial,f32,nhwc,8x24x9x7,seed=582946697", "backward,peract,f64,nchw,5x3x31x33,seed=2140941366"],
+)
+def test_x_is_changed_where_dy_gives_it_weight(line):
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    assert inputs.dy.flat[-1] == 0
+    assert untrusted(problem, inputs) == []
+
+
 def test_trust_looks_at_the_last_statistic():
     problem = Problem.parse("infer,peract,f32,nchw,4x30x2x2,fill=randn")
     inputs = generate(problem)

@@ -131,6 +131,18 @@ def _before_activation(problem: Problem, inputs: Inputs) -> Array:
     return result if inputs.z is None else result + inputs.z.astype(np.float64)
 
 
+def _weighty(dy: Array, problem: Problem) -> int:
+    """Index of the last element of the last statistic if its dy is not 0, else of one whose dy is largest."""
+    last = np.zeros(dy.shape)
+    own: Any = (slice(None), -1)
+    if problem.mode == Mode.PER_ACTIVATION:
+        last.reshape(len(dy), -1)[own] = np.abs(dy.reshape(len(dy), -1)[own].astype(np.float64))
+    else:
+        last[own] = np.abs(dy[own].astype(np.float64))
+    last[~np.isfinite(last)] = 0
+    return dy.size - 1 if last.flat[-1] or not last.any() else int(last.argmax())
+
+
 def _further(value: Array) -> Array:
     return value + max(1.0, abs(value))
 
@@ -147,6 +159,8 @@ def _changed(
         place = old.size - 1
         if data and problem.activation:
             place = activations.passing(problem, inputs.x, _before_activation(problem, inputs), inputs.dy)
+        elif data and name == "x" and inputs.dy is not None:
+            place = _weighty(inputs.dy, problem)
     before = float(new.flat[place])
     with np.errstate(invalid="ignore", over="ignore"):
         after = change(new.flat[place])
