@@ -235,9 +235,11 @@ cdef int _keep_biased(Plan plan, Handle handle) except -1:
         )
         for slot in (0, 1)
     ]
+    plan.before = CallList(handle)
     if f != 1:
-        plan.before = CallList(handle)
         plan.before.append(handle, Operation.AXPBY, {"x": real, "y": copy}, (size, inner), a=1.0, b=0.0)
+    else:  # cuDNN and MIOpen add 0 times the copy, which may be NaN
+        plan.before.append(handle, Operation.FILL, {"y": copy}, (size, inner), value=0.0)
     after = CallList(handle)
     after.append(
         handle, Operation.AXPBY, {"x": copy, "y": real}, (size, inner), a=(m - 1) / m, b=(1 - f) / m

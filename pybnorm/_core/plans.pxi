@@ -105,7 +105,7 @@ cdef class Plan:
     cdef uint64_t serial  # of the handle, where alone
     cdef CallList others  # made in this one's place where it has a known defect; else None
     cdef bint in_place  # a call has written y over x, or dx over dy, and may
-    # Around a training that keeps the biased variance; None in others, `before` also where the prior is not read.
+    # Around a training that keeps the biased variance; None in others.
     cdef CallList before
     cdef CallList after
     cdef size_t behind  # where their part of the workspace begins
@@ -371,8 +371,7 @@ cdef class Plan:
                 self._once(handle, &call)
             else:
                 variance = (<uintptr_t>call.workspace + self.behind, <uintptr_t>call.running_variance)
-                if self.before is not None:
-                    self.before.run(handle, variance)
+                self.before.run(handle, variance)
                 call.running_variance = <void *><uintptr_t>variance[0]
                 if self.behind == 0:
                     call.workspace, call.workspace_size = NULL, 0
