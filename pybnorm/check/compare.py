@@ -317,7 +317,7 @@ class Lost:
 class Pair:
     """Two sides on all cases that both have.
 
-    `kind` is "vendors", "versions", "machines", "settings" (environment variables) or "repeats".
+    `kind` is "vendors", "versions", "builds" (files), "machines", "settings" (environment variables) or "repeats".
     """
 
     first: str
@@ -653,6 +653,8 @@ def _kind(first: Side, second: Side) -> str:
         return "vendors"
     if first.info.version != second.info.version:
         return "versions"
+    if first.info.digest and second.info.digest and first.info.digest != second.info.digest:
+        return "builds"
     environments = [side.run.environment for side in (first, second)]
     if first.info.device != second.info.device or environments[0].get("host") != environments[1].get("host"):
         return "machines"

@@ -23,7 +23,7 @@ from pybnorm._arrays import CPU
 from pybnorm.check import archive, fence, judges, support
 from pybnorm.check.bounds import Status, expect, judge
 from pybnorm.check.data import Inputs, generate
-from pybnorm.check.environment import visible
+from pybnorm.check.environment import file_digest, visible
 from pybnorm.check.guarded import Observed, execute, same_bits
 from pybnorm.check.implementations import CallError
 from pybnorm.check.judging import settle
@@ -223,6 +223,12 @@ def device_lost() -> bool:
     return any(session.lost() for session in _sessions.values())
 
 
+@functools.cache
+def _build(path: str) -> str:
+    """What tells a library from another build of its version."""
+    return file_digest(path)
+
+
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
@@ -241,7 +247,7 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
     library = getattr(session.handle, "library", None)  # simulated kernels have none
     if library is not None:
         result.claim = support.check(
-            backend, library.version, session.device.name, problem, result.status, result.repeat
+            backend, library.version, session.device.name, problem, result.status, result.repeat, _build(library.path)
         )
     if result.claim == support.NEWLY_UNSUPPORTED:
         result.status = Status.FAIL

@@ -15,8 +15,9 @@ counts. ``blends``: alpha and beta may be other than 1 and 0.
 ``pybnorm claims record RUN`` makes a record of what a run of `pybnorm check` found, for the one version that ran and
 the device it ran on; it holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call,
 by algorithm, whether there are saved statistics, and for x of up to so many elements. Which kernel a library takes, and
-so what repeats, depends on the device: on another one the record says nothing. One without ``device``, of an older
-release of this package, holds on every device::
+so what repeats, depends on the device, and on how the library was built: on another device, or of another ``build``
+(`pybnorm.check.environment.file_digest`), the record says nothing. One without ``device``, of an older release of this
+package, holds on every device, and one without ``build`` for every build::
 
     {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
      "saved": [true, false], "elements": 32768}
@@ -76,7 +77,15 @@ VARIABLE = "PYBNORM_CLAIMS"
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
 
 
-def check(backend: str, version: Sequence[int], device: str, problem: Problem, status: Status, repeat: str = "") -> str:
+def check(
+    backend: str,
+    version: Sequence[int],
+    device: str,
+    problem: Problem,
+    status: Status,
+    repeat: str = "",
+    build: str = "",
+) -> str:
     """What is recorded about a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
 
     Returns
@@ -86,7 +95,7 @@ def check(backend: str, version: Sequence[int], device: str, problem: Problem, s
         one that is recorded as giving the same bits at every call and did not, or "" if there is no record for the
         version.
     """
-    both = record_of(backend, version), run_of(backend, version, device)
+    both = record_of(backend, version), run_of(backend, version, device, build)
     records = [record for record in both if record is not None]
     if not records:
         return ""
@@ -175,10 +184,17 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
     return max(found, key=lambda record: list(record["first"]), default=None)
 
 
-def run_of(backend: str, version: Sequence[int], device: str) -> dict[str, Any] | None:
-    """The record that a run of this very version made on a device of this name, or else one of no named device."""
-    own = {r.get("device", ""): r for r in reversed(_records(backend)) if _is_of_run(r) and r["first"] == list(version)}
-    return own.get(device) or own.get("")
+def run_of(backend: str, version: Sequence[int], device: str, build: str = "") -> dict[str, Any] | None:
+    """The record that a run of this very version and build made on a device of this name.
+
+    One of no named build, or of no named device, where there is none.
+    """
+    own = {_key(r)[1:]: r for r in reversed(_records(backend)) if _is_of_run(r) and r["first"] == list(version)}
+    return next((own[key] for key in ((device, build), (device, ""), ("", build), ("", "")) if key in own), None)
+
+
+def _key(record: Mapping[str, Any]) -> tuple[tuple[int, ...], str, str]:
+    return tuple(record["first"]), record.get("device", ""), record.get("build", "")
 
 
 def _is_of_run(record: Mapping[str, Any]) -> bool:
@@ -194,7 +210,9 @@ def _records(backend: str) -> tuple[dict[str, Any], ...]:
     return tuple(record for file in files if file.is_file() for record in json.loads(file.read_text(encoding="utf-8")))
 
 
-def of_run(results: Iterable[CaseResult], version: Sequence[int], device: str, source: str) -> dict[str, Any]:
+def of_run(
+    results: Iterable[CaseResult], version: Sequence[int], device: str, source: str, build: str = ""
+) -> dict[str, Any]:
     """A record of what one version of a library did in a run on one device.
 
     A combination is recorded if no case of it was refused; one that the run did not try is not.
@@ -208,6 +226,8 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], device: str, s
         Its name, as `pybnorm.check.results.BackendInfo` has it.
     source : str
         Where the run was made.
+    build : str, optional
+        The library's digest, as there. Empty: the record holds for every build of the version.
     """
     ran: dict[tuple[Any, ...], bool] = {}
     equal: dict[tuple[Any, ...], bool] = {}
@@ -245,6 +265,7 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], device: str, s
         "first": list(version),
         "last": list(version),
         "device": device,
+        **({"build": build} if build else {}),
         "source": source,
         "below": {"batch": None, "elements": reach + 1},
         "combinations": [_combination(group) for group in groups],
@@ -256,14 +277,13 @@ def of_run(results: Iterable[CaseResult], version: Sequence[int], device: str, s
 
 
 def with_record(records: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
-    """The text of a file of records with one more, in place of that of a run of the same version and device.
+    """The text of a file of records with one more, in place of that of a run of the same version, device and build.
 
-    One of the version without a device is replaced, too.
+    One of the version without a device, or without a build, is replaced, too.
     """
-    replaced = record["device"], ""
-    kept = [
-        r for r in records if not (_is_of_run(r) and r["first"] == record["first"] and r.get("device", "") in replaced)
-    ]
+    version, device, build = _key(record)
+    replaced = {(version, *rest) for rest in itertools.product({device, ""}, {build, ""})}
+    kept = [r for r in records if not (_is_of_run(r) and _key(r) in replaced)]
     text = json.dumps([*kept, record], indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text) + "\n"
 

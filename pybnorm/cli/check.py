@@ -434,7 +434,7 @@ def _without_record(run: WholeRun) -> list[str]:
     from pybnorm.check import support
 
     usable = [i for i in run.found if not i.problem and not is_implementation(i.backend)]
-    bare = [i for i in usable if support.run_of(i.backend, i.version, i.device) is None]
+    bare = [i for i in usable if support.run_of(i.backend, i.version, i.device, i.digest) is None]
     return list(dict.fromkeys(f"{i.backend} {version_text(i)} on {i.device}" for i in bare))
 
 

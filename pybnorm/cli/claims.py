@@ -35,7 +35,7 @@ def record(context: click.Context, run: str, backend: str, json_target: str | No
     """Record what RUN, a folder of check --save or a file of check --json, found of one backend.
 
     The record, which is JSON, is printed, or written to the file of --json, or put into the file of a folder in place
-    of an earlier one of the same version and device.
+    of an earlier one of the same version, build and device.
     """
     with output.usage_errors():
         if folder is not None and json_target is not None:
@@ -53,7 +53,7 @@ def record(context: click.Context, run: str, backend: str, json_target: str | No
             raise ArgumentError("RUN", f"{run}, which is not complete", "a finished run: check --save DIR --resume")
         results = by_label(document["cases"]).get(label(info, document["backends"]), [])
         source = f"pybnorm {pybnorm.__version__} check, {info.label} {version_text(info)} on {info.device}"
-        made = support.of_run(results, info.version, info.device, source)
+        made = support.of_run(results, info.version, info.device, source, info.digest)
         if not made["combinations"]:
             raise ArgumentError("RUN", run, "a run in which this backend computed something")
         known = []

@@ -121,6 +121,8 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
     if item.loaded:
         console.print(f"  path       {item.path}", soft_wrap=True)
         console.print(f"  found via  {item.found_via}", soft_wrap=True)
+        if item.digest:
+            console.print(f"  build      {item.digest} (digest of the file)", soft_wrap=True)
     if item.device:
         console.print(f"  device     {item.device}")
     if item.problem:

@@ -113,6 +113,22 @@ def test_a_record_without_a_device_holds_on_all_until_there_is_a_newer_one(own_r
     assert [r["source"] for r in json.loads(new)] == ["new"]
 
 
+def test_what_one_build_does_is_no_claim_for_another_of_its_version(own_records):
+    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
+    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "every"))
+    (own_records / "onednn.json").write_text(text)
+    assert support.run_of("onednn", VERSION, HERE, "aa")["source"] == "every"
+    for build in ("aa", "bb", "aa"):
+        text = support.with_record(json.loads(text), support.of_run(RESULTS, VERSION, HERE, f"of {build}", build))
+    assert [r["source"] for r in json.loads(text)] == ["of bb", "of aa"]
+    (own_records / "onednn.json").write_text(text)
+    support._records.cache_clear()
+    for build, said in (("bb", support.NO_LONGER_REPEATABLE), ("cc", support.CLAIMED), ("", support.CLAIMED)):
+        assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y", build) == said
+    assert support.run_of("onednn", VERSION, HERE, "bb")["source"] == "of bb"
+    assert support.run_of("onednn", VERSION, HERE, "cc") is None
+
+
 @pytest.mark.parametrize(
     ("backend", "version", "device"), [("onednn", (3, 2, 0), "AMD EPYC"), ("cudnn", (9, 19, 0), "NVIDIA H200")]
 )

@@ -290,6 +290,14 @@ def test_in_what_two_runs_of_one_library_differ(tmp_path, document, kind):
     assert only_pair(tmp_path / "a", tmp_path / "b")[1].kind == kind
 
 
+def test_two_files_of_one_version_are_two_builds(tmp_path):
+    for name, digest in (("a", "aa"), ("b", "bb"), ("c", "bb"), ("d", "")):
+        info = BackendInfo("cudnn", "libcudnn", (1, 0, 0), "/lib/cudnn.so", "made", device="a device", digest=digest)
+        make_run(tmp_path / name, "cudnn", LINES[:1], document={"backends": [info]})
+    kinds = [only_pair(tmp_path / a, tmp_path / b)[1].kind for a, b in ("ab", "bc", "ad")]
+    assert kinds == ["builds", "repeats", "repeats"]
+
+
 @pytest.mark.slow
 def test_beyond_exits_with_1_and_shows_its_points(tmp_path):
     def wrong(line, name, array):
