@@ -143,12 +143,13 @@ def _register() -> None:
 class _Host:
     """What the kernels ask in Python."""
 
-    tensor = staticmethod(torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr)
-    handle = staticmethod(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor)
     deterministic = staticmethod(torch._C._get_deterministic_algorithms)
     cudnn = staticmethod(torch._C._get_cudnn_enabled)
 
     def __init__(self, operators: list[tuple[str, str]]) -> None:
+        between = torch._C._aoti  # which older ones do not have
+        self.tensor = between.alloc_tensor_by_stealing_from_void_ptr
+        self.handle = between.unsafe_alloc_void_ptr_from_tensor
         probe = torch.empty(0, device="cpu")
         self.tensor(self.handle(probe))
         self.steals = probe._use_count() == 1
