@@ -178,3 +178,13 @@ def test_the_conda_recipe_needs_what_the_package_needs():
     assert listed("run") - {"python"} == set(project["project"]["dependencies"])
     assert listed("host") - {"python", "pip"} == set(project["build-system"]["requires"])
     assert f'default="{pybnorm.__version__}"' in recipe
+
+
+def test_every_extra_for_users_is_documented():
+    root = Path(__file__).parents[2]
+    settings = (root / "pyproject.toml").read_text()
+    section = settings.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE)) - {"test-full", "lint"}
+    text = " ".join(f.read_text() for f in (root / "README.md", *(root / "docs").glob("*.md")))
+    assert {"onednn", "rocm"} <= extras
+    assert {e for e in extras if not re.search(rf"\.\[[\w,]*\b{e}\b|[Ee]xtras? (`\w+`, )*`{e}`", text)} == set()
