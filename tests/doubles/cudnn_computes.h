@@ -135,6 +135,42 @@ int cudnnBatchNormalizationForwardTraining(
     return 0;
 }
 
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc, const void *param_desc,
+    const void *activation, size_t *bytes) {
+    (void)handle, (void)mode, (void)ops, (void)x_desc, (void)z_desc, (void)y_desc, (void)param_desc, (void)activation;
+    *bytes = ex_workspace;
+    return fails();
+}
+int cudnnBatchNormalizationForwardTrainingEx(
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x,
+    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale,
+    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,
+    void *saved_inv_variance, void *activation, void *workspace, size_t size, void *reserve, size_t reserve_size) {
+    (void)mode, (void)ops, (void)z_desc, (void)z, (void)activation, (void)reserve, (void)reserve_size;
+    memset(workspace, 0xa5, size);
+    return cudnnBatchNormalizationForwardTraining(
+        handle, PBN_CUDNN_BATCHNORM_SPATIAL, alpha, beta, x_desc, x, y_desc, y, param_desc, scale, bias, factor,
+        running_mean, running_variance, epsilon, saved_mean, saved_inv_variance);
+}
+int cudnnBatchNormalizationForwardInference(void *handle, int mode, const void *alpha, const void *beta,
+                                            const void *x_desc, const void *x, const void *y_desc, void *y,
+                                            const void *param_desc, const void *scale, const void *bias,
+                                            const void *mean, const void *variance, double epsilon) {
+    const tensor *t = x_desc, *to = y_desc, *of = param_desc;
+    const float factor = *(const float *)alpha, keep = *(const float *)beta;
+    const int status = fails();
+    (void)handle, (void)mode;
+    if (status != 0)
+        return status;
+    EACH(t) {
+        const double normal = (load(t, x, i) - load(of, mean, i)) / sqrt(load(of, variance, i) + epsilon);
+        const double result = factor * (normal * load(of, scale, i) + load(of, bias, i));
+        store(to, y, i, (float)(result + (keep == 0 ? 0 : keep * load(to, y, i))));
+    }
+    return 0;
+}
+
 /* The gradients by their formulas, from the statistics given or from x; blended by data[2] and params[2]. */
 static void gradients(const float *data, const float *params, const tensor *x_desc, const void *x, const tensor *dy_desc,
                       const void *dy, const tensor *dx_desc, void *dx, const float *scale, float *dscale, float *dbias,

@@ -200,3 +200,74 @@ def test_a_synchronized_program_that_is_to_repeat_takes_ways_that_do(compute: An
         deterministic=deterministic,
     )
     assert text.partition(" by ")[2] == ("" if deterministic else "columns:1")
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, halves: bool) -> None:
+    """Of two ranks, the other of which has the same data."""
+    calls, errors, whole, live = compute(
+        SCRIPT
+        + """
+    from pybnorm.sync import SyncBatchNorm
+    ways.HALVES = values["halves"]
+    own = {}
+
+    class Mirror:
+        rank, size, devices = 0, 2, (CUDA,)
+        def vector(self, given, device, stream):
+            made = memory(given.shape, given, given.dtype)
+            kind = pybnorm._arguments.data_type(str(given.dtype))
+            buffer = Buffer(made.ctypes.data, made.shape, (1,), kind, CUDA, -1, True, None)
+            own[made.ctypes.data] = made
+            return buffer
+        def all_gather(self, send, received, stream):
+            own[received.pointer].reshape(2, -1)[...] = own[send.pointer]
+        def all_reduce(self, send, received, stream):
+            own[received.pointer][...] = 2 * own[send.pointer]
+        def read(self, vector, out, stream):
+            out[...] = own[vector.pointer]
+
+    with pybnorm.Handle("cudnn") as handle:
+        x, dy, y, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), 0, 0))
+        scale, bias, running_mean, running_variance = (vector(generator.random(shape[1]) + 0.5) for _ in range(4))
+        old = running_mean.astype("f8"), running_variance.astype("f8")
+        saved_mean, saved_inv_variance, dscale, dbias = (vector() for _ in range(4))
+        layer = SyncBatchNorm(handle, Mirror(), shape[1])
+        on = {name: on_device(globals()[name]) for name in (
+            "x", "dy", "y", "dx", "scale", "bias", "running_mean", "running_variance", "saved_mean",
+            "saved_inv_variance", "dscale", "dbias")}
+        names = {
+            "forward": ("x", "scale", "bias", "y", "running_mean", "running_variance", "saved_mean",
+                        "saved_inv_variance"),
+            "backward": ("x", "dy", "scale", "dx", "dscale", "dbias", "saved_mean", "saved_inv_variance")}
+        for call in names:
+            given = {name: on[name] for name in names[call]}
+            space = memory((layer.workspace_size(call, **given),), 0xff, np.uint8)
+            getattr(layer, call)(**given, workspace=(space.ctypes.data, space.nbytes))
+        calls = [text for plan in layer._plans.values()
+                 for part in (plan.before, plan.after(plan.expected), getattr(plan, "elementwise", None)) if part
+                 for text in part.calls if str(tuple(shape)) in text]
+        a = x.astype("f8")
+        mean, variance = a.mean(axes, keepdims=True), a.var(axes, keepdims=True)
+        inverse = 1 / np.sqrt(variance + 1e-5)
+        wants = dict(zip(("dx", "dscale", "dbias"), gradients(x, dy, scale, mean, inverse)))
+        wants |= {"y": scale * (a - mean) * inverse + bias, "saved_mean": mean, "saved_inv_variance": inverse,
+                  "running_mean": 0.9 * old[0] + 0.1 * mean,
+                  "running_variance": 0.9 * old[1] + 0.1 * variance * 2 * count / (2 * count - 1)}
+        errors = {name: far(globals()[name], want) for name, want in wants.items()}
+    del handle, layer
+    gc.collect()
+    report([calls, errors, whole(), number("live").value])
+    """,
+        shape=(4, 6, 16, 16),
+        layout=layout,
+        halves=halves,
+    )
+    kinds = [call.partition(" SPATIAL")[0] for call in calls]
+    elements = ["backward of sums"] if halves else ["forward_inference"] * 2
+    sums = " sums" if halves else ""
+    assert kinds == [f"forward_training{sums}", "forward_inference", f"backward{sums}", *elements]
+    assert max(errors.values()) < 2e-5, errors
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
