@@ -20,7 +20,11 @@ BOTH = {"axis", "mode"}
 def world():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield hostile_calls.World()
+        made = hostile_calls.World()
+        yield made
+        made.handle.close()
+        if made.opened is not None:
+            made.opened.handle.close()
 
 
 def parameters(target):
