@@ -30,8 +30,8 @@ ARRAYS = """
 
     def data(address, first=None, dtype="f16"):
         size = {"f16": 2, "f32": 4}[dtype]
-        steps = tuple(n * size for n in (120, 1, 40, 8))
-        return Memory(address, first, (2, 8, 3, 5), f"<f{size}", steps)
+        steps = tuple(n * size for n in (1152, 1, 96, 8))
+        return Memory(address, first, (2, 8, 12, 12), f"<f{size}", steps)
 
     def space(address, first=None, count=8192):
         return Memory(address, first, (count,), "|u1")
@@ -79,7 +79,7 @@ def test_a_plan_called_by_its_own_arguments(play: Any, kind: str) -> None:
         import signal
         told = []
         with pybnorm.Handle("cudnn") as handle:
-            x = last((2, 8, 3, 5))
+            x = last((2, 8, 12, 12))
             plan, outer = eval(values["make"]), eval(values["arguments"])
             inner = outer | {n: outer[n] + 0x1000 for n in values["moved"]}
 
@@ -125,7 +125,7 @@ def test_a_plan_called_in_the_midst_of_its_call(play: Any) -> None:
         from pybnorm import _arguments
         told = []
         with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
+            plan = handle.plan_forward_training(last((2, 8, 12, 12)), algorithm="ex")
             taken()
 
             def handler(*_):
@@ -157,9 +157,9 @@ def test_a_plan_whose_call_failed_can_be_called_again(play: Any) -> None:
 
         with pybnorm.Handle("cudnn") as handle:
             plans = [
-                (handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex"), FORWARD),
-                (handle.plan_forward_inference(last((2, 8, 3, 5)), algorithm="pointwise"), INFERENCE),
-                (handle.plan_backward(last((2, 8, 3, 5)), algorithm="ex"), PLAIN),
+                (handle.plan_forward_training(last((2, 8, 12, 12)), algorithm="ex"), FORWARD),
+                (handle.plan_forward_inference(last((2, 8, 12, 12)), algorithm="pointwise"), INFERENCE),
+                (handle.plan_backward(last((2, 8, 12, 12)), algorithm="ex"), PLAIN),
             ]
             taken()
             told = []
@@ -216,7 +216,7 @@ def test_an_array_does_not_hold_up_other_threads_while_it_is_read(play: Any) -> 
         """
         import threading
         with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
+            plan = handle.plan_forward_training(last((2, 8, 12, 12)), algorithm="ex")
             taken()
             told, ready = [], threading.Event()
 
@@ -257,7 +257,7 @@ def test_a_handle_closed_during_a_plans_call_is_not_used(play: Any) -> None:
         ):
             for name in good:
                 handle = pybnorm.Handle("cudnn")
-                plan = getattr(handle, kind)(last((2, 8, 3, 5)), **options)
+                plan = getattr(handle, kind)(last((2, 8, 12, 12)), **options)
                 taken()
                 told.append([name, attempt(lambda: plan(**evil(good, name, handle.close)))])
                 lines += taken()
@@ -292,7 +292,7 @@ def test_a_plan_that_nobody_made_is_refused(play: Any) -> None:
 def test_a_heuristic_that_counts_more_than_was_asked_for(play: Any) -> None:
     refused, tried, told, left = play(
         """
-        x = last((2, 8, 3, 5))
+        x = last((2, 8, 12, 12))
         with pybnorm.Handle("cudnn") as handle:
             before = number("live").value
             number("configs").value, number("unbuilt").value = 1000, 1
@@ -320,7 +320,7 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
         """
         import gc
         handle = pybnorm.Handle("cudnn")
-        x = last((2, 8, 3, 5))
+        x = last((2, 8, 12, 12))
         plans = [handle.plan_forward_training(x, algorithm="graph"), handle.plan_forward_training(x, activation="relu")]
         vectors = {n: Memory(a) for n, a in VECTORS.items()}
         handle.forward_training(data(0x10000), y=data(0x20000), algorithm="graph", workspace=FORWARD["workspace"],
@@ -364,7 +364,7 @@ def test_nothing_of_a_plan_is_destroyed_at_exit(play: Any, child: Any) -> None:
     script = """
         import atexit
         handle = pybnorm.Handle("cudnn")
-        x = last((2, 8, 3, 5))
+        x = last((2, 8, 12, 12))
         plans = [handle.plan_forward_training(x, algorithm="graph"), handle.plan_forward_training(x, activation="relu")]
         vectors = {n: Memory(a) for n, a in VECTORS.items()}
         handle.forward_training(data(0x10000), y=data(0x20000), algorithm="graph", workspace=FORWARD["workspace"],
@@ -491,7 +491,7 @@ def test_pieces_along_n_are_as_aligned_as_the_whole(play: Any, rows: int) -> Non
 def test_names_are_checked_before_cudnn(play: Any) -> None:
     told, lines, numbered = play(
         """
-        x = last((2, 8, 3, 5))
+        x = last((2, 8, 12, 12))
         names = ["auto:1", "fast:0", "plain:0", "split:3", "ex:1", "dense:0", "graph:", "graph:12", "graph:x",
                  "graph:-", "graph:1:2", "graph:1" + chr(0), "graph:" + chr(0x661), "graph: 1", "gr" + chr(0xe4) + "ph",
                  "", ":1", " auto", "AUTO", "quick"]
@@ -540,7 +540,7 @@ def test_names_are_checked_before_cudnn(play: Any) -> None:
 def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
     told, lines = play(
         """
-        x = last((2, 8, 3, 5))
+        x = last((2, 8, 12, 12))
         size = number("workspace", ctypes.c_size_t)
         with pybnorm.Handle("cudnn") as handle:
             needs = handle.plan_forward_training(x, algorithm="ex")
@@ -593,7 +593,7 @@ def test_a_handles_call_fuses_what_a_plan_does(play: Any) -> None:
 
         told = {}
         with pybnorm.Handle("cudnn") as handle:
-            x = last((2, 8, 3, 5))
+            x = last((2, 8, 12, 12))
             calls = {"forward_training": FORWARD, "backward": BACKWARD, "forward_inference": INFERENCE}
             for kind, values in calls.items():
                 algorithm = "pointwise" if kind == "forward_inference" else "ex"
@@ -646,7 +646,7 @@ def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play: Any) -> No
         told = {}
         with pybnorm.Handle("cudnn") as handle:
             for kind, values in calls.items():
-                plan = getattr(handle, "plan_" + kind)(last((2, 8, 3, 5)), algorithm=None)
+                plan = getattr(handle, "plan_" + kind)(last((2, 8, 12, 12)), algorithm=None)
                 taken()
                 plan(**values)
                 lines = [taken()]
