@@ -61,7 +61,10 @@ def test_auto_takes_what_has_vector_kernels(handle, operation):
     assert chosen(2, 3, 16, 16) == chosen(2, 3, 4, 4, 8) == "rows"
     assert chosen(40, 19) == chosen(9, 19, 5, 7, last=True) == "folded"
     assert chosen(40, 16) == chosen(9, 16, 5, 7, last=True) == chosen(2, 3, 16, 16, mode="per_activation") == "plain"
-    assert chosen(64, 3, 2, 2) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
+    assert chosen(640, 3, 2, 2) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
+    few = "rows" if operation == Operation.FORWARD_INFERENCE else "plain"
+    assert chosen(2, 8, 4, 4) == chosen(64, 3, 2, 2) == few
+    assert chosen(2, 8, 8, 8) == "rows"
     for dims, algorithm in (((2, 3), "rows"), ((1, 3, 5, 7), "folded")):
         with pytest.raises(pybnorm.UnsupportedError, match=r"channels-first|several images"):
             chosen(*dims, algorithm=algorithm)

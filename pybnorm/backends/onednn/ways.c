@@ -128,13 +128,14 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = "channels side by side, but no whole number of vectors of them";
         return FOLDED;
     }
+    if (is_float && ((training && plane < 8 && images < 8) ||
+                     (images * channels * plane <= 1600 && ((backward && plane < 64) || (training && plane <= 16))))) {
+        *why = "few and short rows"; /* one step is the fastest then */
+        return PLAIN;
+    }
     if (images > 1 && ((backward && plane < 64) || (training && plane < 8 && images >= 16))) {
         *why = "several short rows side by side fill vectors";
         return FOLDED;
-    }
-    if (training && is_float && plane < 8 && images < 8) {
-        *why = "few and short rows";
-        return PLAIN;
     }
     *why = "vector kernels over the rows of channels-first memory";
     return ROWS;
