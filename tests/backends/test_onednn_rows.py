@@ -1,5 +1,8 @@
 """oneDNN's algorithms "rows" and "folded": statistics, sums and elementwise passes by its other primitives."""
 
+import ctypes
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -29,7 +32,17 @@ def handle(session):
     return session.handle
 
 
-@pytest.mark.parametrize("fill", ["randn", "exact", "sqrteps", "special", "randn,kappa=100"])
+@pytest.fixture
+def one_thread():
+    """A piece is of a size for each thread: with many, only a large tensor has several."""
+    openmp = ctypes.CDLL("libgomp.so.1")
+    threads = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(1)
+    yield
+    openmp.omp_set_num_threads(threads)
+
+
+@pytest.mark.parametrize("fill", ["randn", "exact", "sqrteps", "special", "randn,kappa=10"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("operation", ["train", "infer", "backward", "backward,saved=0", "train,alpha=2,beta=0.5"])
 @pytest.mark.parametrize(
@@ -47,6 +60,39 @@ def test_a_call_is_within_the_bound(session, where, operation, dtype, fill):
     line = f"{word},spatial,{dtype},{layout},{dims},fill={fill},{algorithm},repeats=1,{options}".rstrip(",")
     result = runner.run_case(Problem.parse(line), session)
     assert result.status == Status.PASS, result
+
+
+@pytest.mark.parametrize("fill", ["randn", "randn,kappa=10"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("operation", ["train", "backward", "backward,saved=0"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "nchw,2x3x260x260,algorithm=rows",  # rows longer than a piece, cut
+        "nchw,2x3x257x263,algorithm=rows",  # of a prime number of elements in both directions, whole
+        "nchw,7x53x38x41,algorithm=rows",
+        "nchw,61x211x9x5,algorithm=rows",  # short rows, whole images a piece
+        "nchw,61x211x9x5,algorithm=folded",
+        "nhwc,13x19x51x47,algorithm=folded",
+        "nhwc,2x1501x15x13,algorithm=folded",
+    ],
+)
+@pytest.mark.usefixtures("one_thread")
+def test_a_large_call_in_pieces_is_within_the_bound(session, where, operation, dtype, fill):
+    layout, dims, algorithm = where.split(",")
+    word, _, options = operation.partition(",")
+    line = f"{word},spatial,{dtype},{layout},{dims},fill={fill},{algorithm},repeats=1,{options}".rstrip(",")
+    result = runner.run_case(Problem.parse(line), session)
+    assert result.status == Status.PASS, result
+
+
+@pytest.mark.parametrize(("algorithm", "last"), [("rows", False), ("folded", True)])
+@pytest.mark.usefixtures("one_thread")
+def test_what_is_written_for_sums_alone_is_of_one_piece(handle, algorithm, last):
+    """A product of all elements in float32 would be twice dx."""
+    x = np.zeros((3, 19, 120, 120), ml_dtypes.bfloat16)
+    x = np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1) if last else x
+    assert handle.plan_backward(x, algorithm=algorithm).workspace_size < x.nbytes
 
 
 @pytest.mark.parametrize("operation", PLANS, ids=lambda o: o.name.lower())

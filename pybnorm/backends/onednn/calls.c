@@ -84,7 +84,8 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     p->count = pbn_numel(x->rank, x->dims);
     p->recompute = backward && call->saved_mean == NULL;
     p->way = way;
-    p->means = p->variances = p->sums = p->factor = p->offset = p->ones = p->product = NOWHERE;
+    p->means = p->variances = p->sums = p->factor = p->offset = p->ones = p->around = p->product =
+        NOWHERE;
     const int widen = widened(call, way), copied = widen || is_blended(call);
     const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));

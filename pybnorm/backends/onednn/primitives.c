@@ -11,7 +11,6 @@ typedef enum kind {
     INFERENCE,
     BACKWARD,
     ROW_STATISTICS,
-    COLUMN_STATISTICS,
     ROW_SUMS,
     COLUMN_SUMS,
     ROW_SUMS_OF_DY,
@@ -56,11 +55,9 @@ static const recipe recipes[] = {
     [BACKWARD] = {BATCH_NORMALIZATION, dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
                   {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,
                    DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}, 0},
-    /* Mean and biased variance of each row, of each column; the data normalized, too. */
+    /* Mean and biased variance of each row; the data normalized, too. */
     [ROW_STATISTICS] = {LAYER_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
                         {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
-    [COLUMN_STATISTICS] = {BATCH_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
-                           {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
     [ROW_SUMS] = ROW_SUMS_RECIPE,
     [COLUMN_SUMS] = COLUMN_SUMS_RECIPE,
     [ROW_SUMS_OF_DY] = ROW_SUMS_RECIPE,

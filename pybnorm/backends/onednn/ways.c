@@ -5,19 +5,20 @@
  *
  * ROWS: of packed channels-first memory each row, a channel of an image, is summed by layer normalization or reduction.
  * FOLDED: packed memory is a matrix. Several of its rows side by side are one row of a matrix of a good width, whose
- * columns are summed by batch normalization or a product with ones. What is left over is a second, smaller matrix.
+ * columns are summed by a product with ones. What is left over is a second, smaller matrix.
  *
- * Rows or columns are merged to channels in double, and y or dx is one pass of elementwise primitives. */
+ * Large tensors are summed in pieces, so that what is written for the sums alone never leaves the cache. Rows or columns
+ * are merged to channels in double, and y or dx is one pass of elementwise primitives over the whole. */
 
 #define NOWHERE SIZE_MAX
 #define ALIGNMENT 64
 
 typedef enum way { PLAIN, ROWS, FOLDED } way;
 
-/* Packed memory as `rows` rows of `group` rows of `columns` elements, and `tail` rows of `columns`. The elements of a
- * row are those of the channels in turn, `inner` of each. */
+/* Packed memory as `pieces` times `rows` rows of `group` rows of `columns` elements, and `tail` rows of `columns`. The
+ * elements of a row are those of the channels in turn, `inner` of each. Sums by rows are of `inner` elements each. */
 typedef struct fold {
-    int64_t columns, inner, group, rows, tail;
+    int64_t columns, inner, group, rows, tail, pieces;
 } fold;
 
 /* How one call reaches the primitive, a function of the call's descriptors, scalars and of which
@@ -42,7 +43,9 @@ typedef struct part {
     fold fold;                   /* of sums */
     fold flat;                   /* of elementwise steps: narrow, so that the first cache holds their vectors */
     int wide;                    /* elementwise steps are folded, their vectors repeated */
-    size_t means, variances, sums, factor, offset, repeated[4], ones, product;
+    int64_t lengths[2];          /* elements of a piece, and of what is left over */
+    size_t means, variances, sums, factor, offset, repeated[4], ones, around;
+    size_t product;              /* of one piece */
     size_t scratchpad, total;
     primitive *steps[KINDS][2]; /* NULL where none is needed; the second is for what folding leaves over */
     uint64_t made[KINDS][2];    /* others may have taken their places since */
@@ -143,22 +146,61 @@ static way fastest(const pbn_call *call, const char **why) {
 
 /* ------------------------------------------------------------------ planning */
 
-#define WIDTH 16             /* elements of a vector; batch normalization wants whole ones */
-#define LEAST_COLUMNS 512    /* of a matrix: shorter rows cost more than they hold */
+#define WIDTH 16             /* elements of a vector */
+#define BATCH (8 * WIDTH)
+#define MOST_FLAT 1536       /* elements of a row for elementwise steps: four vectors of it fit into the first cache */
+#define LEAST_COLUMNS 512    /* of a matrix that is summed: shorter rows cost more than they hold */
+#define LONG_ROW 4096
+#define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
+#define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
 #define LONGEST_CHAIN(m) (4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
+
+/* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
+static int64_t piece_for(int64_t elements) {
+    const int64_t piece = api.omp_get_max_threads != NULL ? PIECE * api.omp_get_max_threads() : 0;
+    return elements >= 4 * piece ? piece : 0;
+}
+
+/* The number of pieces, each of at least `least` units, that leaves few of the units over. */
+static int64_t pieces_of(int64_t units, int64_t unit, int64_t least) {
+    const int64_t piece = piece_for(units * unit), most = units / least;
+    int64_t best = piece == 0 ? 1 : units * unit / piece;
+    if (best > most)
+        best = most > 0 ? most : 1;
+    for (int64_t n = best, last = n + n / 4; n <= last && n <= most; n++)
+        if (units % n < units % best)
+            best = n;
+    return best;
+}
+
+/* How many rows side by side leave the fewest of a row's vectors over: elementwise steps take eight at a time. */
+static int64_t flat_group(int64_t rows, int64_t columns) {
+    int64_t best = 1, best_left = INT64_MAX;
+    for (int64_t group = 1; group == 1 || (group * columns <= MOST_FLAT && rows / group >= 8); group++) {
+        const int64_t width = group * columns, left = (width % BATCH + WIDTH - 1) / WIDTH;
+        if (best_left == INT64_MAX || left * best * columns < best_left * width) {
+            best = group;
+            best_left = left;
+        }
+        if (left == 0)
+            break;
+    }
+    return best;
+}
 
 static fold fold_of(const pbn_call *call, const part *p, int sums) {
     const int64_t plane = plane_of(call), inner = call->x_desc->layout == PBN_CHANNELS_LAST ? 1 : plane;
     const int64_t columns = p->params * inner, rows = p->count / columns;
     int64_t group = 1;
-    while (columns * group % WIDTH != 0)
+    while (sums && rows / (group * 2) >= 8 && columns * group < LEAST_COLUMNS)
         group *= 2;
-    if (group > rows)
-        group = 1;
-    while (rows / (group * 2) >= 8 &&
-           (columns * group < LEAST_COLUMNS || (sums && (double)(rows / group) > LONGEST_CHAIN(rows * inner))))
+    if (!sums)
+        group = flat_group(rows, columns);
+    const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, LEAST_ROWS) : 1;
+    while (sums && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
         group *= 2;
-    return (fold){columns, inner, group, rows / group, rows % group};
+    const int64_t each = rows / group / pieces;
+    return (fold){columns, inner, group, each, rows - each * group * pieces, pieces};
 }
 
 static int step(pbn_handle *h, part *p, kind k, int which, float epsilon, const view *memory, int64_t params) {
@@ -171,52 +213,101 @@ static int step(pbn_handle *h, part *p, kind k, int which, float epsilon, const 
     return PBN_OK;
 }
 
-/* A step over the matrix and over what it leaves. */
-static int folded_step(pbn_handle *h, part *p, kind k, int dtype) {
-    const fold *f = recipes[k].family == BINARY ? &p->flat : &p->fold;
-    const view main = {dtype, 2, {f->rows, f->group * f->columns}, {f->group * f->columns, 1}};
-    const view rest = {dtype, 2, {f->tail, f->columns}, {f->columns, 1}};
-    int code = step(h, p, k, 0, 0, &main, f->group * f->columns);
-    return code == PBN_OK && f->tail > 0 ? step(h, p, k, 1, 0, &rest, f->columns) : code;
+static view matrix(int dtype, int64_t elements, int64_t width) {
+    return (view){dtype, 2, {elements / width, width}, {width, 1}};
 }
 
+/* A step over everything. */
 static int elementwise_step(pbn_handle *h, part *p, kind k) {
     const int dtype = p->memory.dtype;
-    if (p->wide)
-        return folded_step(h, p, k, dtype);
-    const int64_t plane = p->fold.inner, images = p->count / p->fold.columns;
-    const view image = {dtype, 3, {images, p->params, plane}, {p->fold.columns, plane, 1}};
-    return step(h, p, k, 0, 0, &image, p->params);
+    const fold *f = &p->flat;
+    const int64_t images = p->count / f->columns, plane = f->inner, rest = f->tail * f->columns;
+    const view image = {dtype, 3, {images, p->params, plane}, {f->columns, plane, 1}};
+    const view main = matrix(dtype, p->count - rest, f->group * f->columns), tail = matrix(dtype, rest, f->columns);
+    if (!p->wide)
+        return step(h, p, k, 0, 0, &image, p->params);
+    int code = step(h, p, k, 0, 0, &main, f->group * f->columns);
+    return code == PBN_OK && rest > 0 ? step(h, p, k, 1, 0, &tail, f->columns) : code;
 }
 
-/* Sums or statistics of rows or columns. */
-static int sums_step(pbn_handle *h, part *p, kind by_rows, kind by_columns, int dtype) {
-    if (p->way == FOLDED)
-        return folded_step(h, p, by_columns, dtype);
-    const int64_t rows = p->count / p->fold.inner;
-    const view row = {dtype, 2, {rows, p->fold.inner}, {p->fold.inner, 1}};
-    return step(h, p, by_rows, 0, 0, &row, rows);
+/* The elements of a row of the matrix that a piece, or what is left over, is for its sums. */
+static int64_t width_of(const part *p, int which) {
+    return p->way == ROWS ? p->fold.inner : which ? p->fold.columns : p->fold.group * p->fold.columns;
+}
+
+/* Sums of a piece: one for each row or column. */
+static int64_t sums_of(const part *p, int which) {
+    return p->way == ROWS ? p->lengths[which] / p->fold.inner : width_of(p, which);
+}
+
+/* Elements of one that a sum has. */
+static int64_t rows_of(const part *p, int which) {
+    return p->lengths[which] / sums_of(p, which);
+}
+
+static int64_t most_rows(const part *p) {
+    const int64_t piece = rows_of(p, 0), rest = rows_of(p, 1);
+    return rest > piece ? rest : piece;
+}
+
+/* A step over a piece, and over what is left over. */
+static int piece_step(pbn_handle *h, part *p, kind k, int dtype) {
+    const fold *f = &p->flat;
+    const int by_row = recipes[k].family == BINARY && p->way == ROWS;
+    int code = PBN_OK;
+    for (int which = 0; which < 2 && code == PBN_OK && p->lengths[which] > 0; which++) {
+        const int64_t length = p->lengths[which], width = width_of(p, which);
+        const int64_t flat = which ? f->columns : f->group * f->columns;
+        const view rows = {dtype, 3, {1, length / width, width}, {length, width, 1}};
+        const view memory = !by_row ? matrix(dtype, length, width) : p->wide ? matrix(dtype, length, flat) : rows;
+        code = step(h, p, k, which, 0, &memory, by_row && p->wide ? flat : sums_of(p, which));
+    }
+    return code;
+}
+
+/* How a tensor is cut for sums by rows. Of short ones a piece has whole images, as the elementwise steps want them;
+ * a row that is longer than a piece is cut, if that leaves nothing. Training's other rows are not: written for nothing,
+ * y is then in the cache for what comes last. */
+static void cut_rows(const pbn_call *call, part *p) {
+    fold *f = &p->fold;
+    p->lengths[0] = p->count;
+    if (call->operation == PBN_OP_FORWARD_TRAINING && f->inner < LONG_ROW)
+        return;
+    const int64_t plane = f->inner, piece = piece_for(p->count), least = piece > 0 ? (plane - 1) / piece + 1 : 1;
+    int64_t unit = p->flat.group * f->columns, parts = least;
+    if (!p->wide) {
+        while (plane % parts != 0 && parts < 4 * least)
+            parts++;
+        unit = f->inner = plane % parts == 0 ? plane / parts : plane;
+    }
+    f->pieces = pieces_of(p->count / unit, unit, 1);
+    p->lengths[0] = p->count / unit / f->pieces * unit;
 }
 
 static void reserve_steps(const pbn_call *call, part *p) {
     const int backward = call->operation == PBN_OP_BACKWARD;
     const fold *f = &p->fold;
-    const int64_t images = call->x_desc->dims[0];
     const size_t vector = (size_t)p->params * sizeof(float);
+    const int64_t longest = p->lengths[p->lengths[1] > p->lengths[0]];
     p->factor = reserve(p, vector);
     p->offset = reserve(p, vector);
     if (call->operation != PBN_OP_FORWARD_INFERENCE) {
-        const int64_t pieces = p->way == FOLDED ? (f->group + (f->tail > 0)) * f->columns : images * p->params;
-        p->means = reserve(p, (size_t)pieces * sizeof(float));
-        p->variances = reserve(p, (size_t)pieces * sizeof(float));
+        const size_t sums = (size_t)(f->pieces * sums_of(p, 0) + sums_of(p, 1)) * sizeof(float);
+        p->means = reserve(p, sums);
+        p->variances = reserve(p, sums);
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
     }
     for (int i = 0; p->wide && i < (backward ? 4 : 3); i++)
         p->repeated[i] = reserve(p, (size_t)(p->flat.group * f->columns) * sizeof(float));
     if (call->operation != PBN_OP_FORWARD_INFERENCE && p->way == FOLDED)
-        p->ones = reserve(p, 2 * (size_t)(f->rows > f->tail ? f->rows : f->tail) * sizeof(float));
-    if (backward && p->memory.dtype != PBN_FLOAT32)
-        p->product = reserve(p, (size_t)p->count * sizeof(float));
+        p->ones = reserve(p, 2 * (size_t)most_rows(p) * sizeof(float)); /* of float32, and of dy's type */
+    if (backward)
+        p->around = reserve(p, (size_t)(p->way == ROWS && !p->wide ? p->count / f->inner
+                                        : p->way == ROWS           ? p->flat.group * f->columns
+                                                                   : width_of(p, 0)) * sizeof(float));
+    const int widen = p->memory.dtype != PBN_FLOAT32 && (backward || p->way == FOLDED);
+    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen))
+        p->product = reserve(p, (size_t)longest * sizeof(float));
 }
 
 /* Elements of rows that elementwise steps take several of: the more images, the less it costs to repeat vectors. */
@@ -226,95 +317,100 @@ static int64_t short_row(int64_t images) {
 
 /* The primitives of a call by rows or folded, and the memory that they need. */
 static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
-    const int dtype = p->memory.dtype;
-    const int64_t image = p->count / call->x_desc->dims[0];
-    const view all = {dtype, 2, {call->x_desc->dims[0], image}, {image, 1}};
+    const int dtype = p->memory.dtype, by_rows = p->way == ROWS, is_float = dtype == PBN_FLOAT32;
     int code = PBN_OK;
     p->fold = fold_of(call, p, 1);
     p->flat = fold_of(call, p, 0);
-    p->wide = p->way == FOLDED || (p->flat.rows > 1 && p->fold.inner < short_row(call->x_desc->dims[0]));
+    p->wide = !by_rows || (p->flat.rows > 1 && p->fold.inner < short_row(call->x_desc->dims[0]));
+    p->lengths[0] = p->fold.rows * width_of(p, 0);
+    if (by_rows)
+        cut_rows(call, p);
+    p->lengths[1] = p->count - p->fold.pieces * p->lengths[0];
     reserve_steps(call, p);
     if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
-        code = p->way == FOLDED && dtype == PBN_FLOAT32 ? folded_step(h, p, COLUMN_SUMS, dtype)
-                                                        : sums_step(h, p, ROW_STATISTICS, COLUMN_STATISTICS, dtype);
+        code = piece_step(h, p, by_rows ? ROW_STATISTICS : COLUMN_SUMS, by_rows ? dtype : PBN_FLOAT32);
     if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL)
-        code = folded_step(h, p, SQUARES, dtype);
+        code = piece_step(h, p, SQUARES, PBN_FLOAT32);
+    if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL && !is_float)
+        code = piece_step(h, p, WIDENED, dtype);
     if (call->operation != PBN_OP_BACKWARD)
         return code == PBN_OK ? elementwise_step(h, p, APPLY) : code;
-    if (code == PBN_OK && dtype != PBN_FLOAT32)
-        code = step(h, p, WIDENED, 0, 0, &all, 1);
+    if (code == PBN_OK && !is_float)
+        code = piece_step(h, p, WIDENED, dtype);
     if (code == PBN_OK)
-        code = elementwise_step(h, p, PRODUCT);
+        code = piece_step(h, p, PRODUCT, dtype);
     if (code == PBN_OK)
-        code = sums_step(h, p, ROW_SUMS, COLUMN_SUMS, PBN_FLOAT32);
+        code = piece_step(h, p, by_rows ? ROW_SUMS : COLUMN_SUMS, PBN_FLOAT32);
     if (code == PBN_OK)
-        code = sums_step(h, p, ROW_SUMS_OF_DY, COLUMN_SUMS_OF_DY, dtype);
+        code = piece_step(h, p, by_rows ? ROW_SUMS_OF_DY : COLUMN_SUMS_OF_DY, dtype);
     return code == PBN_OK ? elementwise_step(h, p, GRADIENT) : code;
 }
 
 /* ------------------------------------------------------------------ running */
 
-/* A step over the matrix and what it leaves, or over everything. */
-static int run_step(pbn_handle *h, const part *p, kind k, char *base, const void *const *tensors,
-                    const void *const *vectors) {
-    const recipe *r = &recipes[k];
-    const fold *f = r->family == BINARY ? &p->flat : &p->fold;
-    const void *pointers[MAX_ARGS];
-    const int two = p->steps[k][1] != NULL;
-    int code = PBN_OK;
-    for (int which = 0; which <= two && code == PBN_OK; which++) {
-        const size_t from = which ? (size_t)(f->rows * f->group * f->columns) : 0;
-        for (int i = 0; i < r->tensors; i++) {
-            const int is_float = (r->other & BIT(i)) != 0 && r->family != MATMUL;
-            const size_t item = is_float ? sizeof(float) : pbn_item_size(p->steps[k][which]->key.memory.dtype);
-            pointers[i] = r->family == MATMUL && i == 1 ? tensors[i] : (const char *)tensors[i] + from * item;
-        }
-        for (int i = r->tensors; i < r->count; i++)
-            pointers[i] = vectors[i - r->tensors];
-        if (which && r->family != BINARY) /* the sums of what is left over follow those of the matrix */
-            for (int i = r->tensors; i < r->count; i++)
-                pointers[i] = (const float *)pointers[i] + f->group * f->columns;
-        code = primitive_run(h, p->steps[k][which], pointers, place(base, p->scratchpad));
-    }
-    return code;
-}
-
-/* The vector of channels as the columns of the matrix have it. */
-static const float *repeat(const part *p, const float *channels, float *to) {
-    const int64_t columns = p->fold.columns, inner = p->fold.inner;
+/* Each channel's value `inner` times, all that `group` times. */
+static const float *repeat(const part *p, const float *channels, int64_t inner, int64_t group, float *to) {
+    const int64_t columns = p->params * inner;
     if (inner == 1)
         memcpy(to, channels, (size_t)columns * sizeof *to);
     else
         for (int64_t c = 0; c < p->params; c++)
             for (int64_t i = 0; i < inner; i++)
                 to[c * inner + i] = channels[c];
-    for (int64_t g = 1; g < p->flat.group; g++)
+    for (int64_t g = 1; g < group; g++)
         memcpy(to + g * columns, to, (size_t)columns * sizeof *to);
     return to;
 }
 
+/* A step over everything; vectors have an element for each channel. */
 static int elementwise(pbn_handle *h, const part *p, kind k, char *base, const void *const *tensors,
                        const void *const *channels) {
-    const void *vectors[MAX_ARGS];
-    for (int i = 0; i < recipes[k].count - recipes[k].tensors; i++)
-        vectors[i] = p->wide ? repeat(p, channels[i], place(base, p->repeated[i])) : channels[i];
-    return run_step(h, p, k, base, tensors, vectors);
+    const recipe *r = &recipes[k];
+    const fold *f = &p->flat;
+    const void *pointers[MAX_ARGS];
+    int code = PBN_OK;
+    for (int i = r->tensors; i < r->count; i++) {
+        const void *vector = channels[i - r->tensors];
+        pointers[i] = vector;
+        if (p->wide)
+            pointers[i] = repeat(p, vector, f->inner, f->group, place(base, p->repeated[i - r->tensors]));
+    }
+    for (int which = 0; which < 2 && p->steps[k][which] != NULL && code == PBN_OK; which++) {
+        const size_t from = which ? (size_t)(f->rows * f->group * f->columns) : 0;
+        for (int i = 0; i < r->tensors; i++)
+            pointers[i] = (const char *)tensors[i] + from * pbn_item_size(p->memory.dtype);
+        code = primitive_run(h, p->steps[k][which], pointers, place(base, p->scratchpad));
+    }
+    return code;
+}
+
+/* A step over one piece. */
+static int run_piece(pbn_handle *h, const part *p, kind k, int which, char *base, const void *first,
+                     const void *second, const void *third, const void *fourth) {
+    const void *pointers[] = {first, second, third, fourth};
+    return primitive_run(h, p->steps[k][which], pointers, place(base, p->scratchpad));
 }
 
 /* Adds to each channel's sum those of its rows or columns, of which `squares` are the variances and `mean` the mean that
  * their squares are taken around, or NULL for both. */
 static void add_up(const part *p, int64_t outer, int64_t inner, double weight, const float *values,
                    const float *squares, const double *mean, double *sums) {
-    for (int64_t o = 0; o < outer; o++)
-        for (int64_t c = 0; c < p->params; c++, values += inner) {
-            double sum = 0;
-            for (int64_t i = 0; i < inner; i++)
-                sum += squares == NULL ? values[i]
-                                       : squares[i] + (values[i] - mean[c]) * (values[i] - mean[c]);
-            if (squares != NULL)
-                squares += inner;
-            sums[c] += weight * sum;
-        }
+    const int64_t params = p->params;
+    for (int64_t o = 0; o < outer; o++, values += params * inner, squares += squares != NULL ? params * inner : 0)
+        if (inner == 1 && squares == NULL) /* whole vectors of channels */
+            for (int64_t c = 0; c < params; c++)
+                sums[c] += weight * values[c];
+        else if (inner == 1)
+            for (int64_t c = 0; c < params; c++)
+                sums[c] += weight * (squares[c] + (values[c] - mean[c]) * (values[c] - mean[c]));
+        else
+            for (int64_t c = 0; c < params; c++) {
+                double sum = 0;
+                for (int64_t i = c * inner; i < (c + 1) * inner; i++)
+                    sum += squares == NULL ? values[i]
+                                           : squares[i] + (values[i] - mean[c]) * (values[i] - mean[c]);
+                sums[c] += weight * sum;
+            }
 }
 
 /* `weighted`: of means, each of as many elements as its row or column has. */
@@ -323,56 +419,83 @@ static void add_all(const part *p, int weighted, const float *values, const floa
     const fold *f = &p->fold;
     memset(sums, 0, (size_t)p->params * sizeof *sums);
     if (p->way == ROWS) {
-        add_up(p, p->count / f->columns, 1, weighted ? (double)f->inner : 1, values, squares, mean, sums);
+        add_up(p, p->count / f->columns, f->columns / p->params / f->inner, weighted ? (double)f->inner : 1, values,
+               squares, mean, sums);
         return;
     }
-    const int64_t all = f->group * f->columns;
-    add_up(p, f->group, f->inner, weighted ? (double)f->rows : 1, values, squares, mean, sums);
-    if (f->tail > 0)
-        add_up(p, 1, f->inner, weighted ? (double)f->tail : 1, values + all, squares != NULL ? squares + all : NULL,
-               mean, sums);
+    const int64_t all = f->pieces * sums_of(p, 0);
+    add_up(p, f->pieces * f->group, f->inner, weighted ? (double)rows_of(p, 0) : 1, values, squares, mean, sums);
+    if (p->lengths[1] > 0)
+        add_up(p, 1, f->inner, weighted ? (double)rows_of(p, 1) : 1, values + all,
+               squares != NULL ? squares + all : NULL, mean, sums);
 }
 
-/* The sums of all rows or columns of a tensor, of each channel in double. */
-static int channel_sums(pbn_handle *h, const part *p, char *base, kind by_rows, kind by_columns, const void *tensor,
-                        double *sums) {
-    float *pieces = place(base, p->means);
-    const kind k = p->way == ROWS ? by_rows : by_columns;
-    const fold *f = &p->fold;
-    const int64_t most = f->rows > f->tail ? f->rows : f->tail;
-    const void *tensors[] = {tensor, place(base, p->ones)}, *vectors[] = {pieces};
-    if (p->way == FOLDED && p->steps[k][0]->key.memory.dtype == PBN_FLOAT32)
-        for (int64_t i = 0; i < most; i++)
-            ((float *)(uintptr_t)tensors[1])[i] = 1;
-    else if (p->way == FOLDED)
-        for (int64_t i = 0; i < most; i++)
-            ((uint16_t *)(uintptr_t)tensors[1])[i] = bf16_of(float_to_bits(1));
-    int code = run_step(h, p, k, base, tensors, vectors);
+/* The row of ones that sums columns, of a data type; a row's sum needs none. */
+static const void *ones(const part *p, char *base, int dtype) {
+    if (p->way == ROWS)
+        return NULL;
+    const int64_t rows = most_rows(p);
+    float *to = place(base, p->ones);
+    uint16_t *narrow = (uint16_t *)(to + rows);
+    for (int64_t i = 0; i < rows; i++)
+        if (dtype == PBN_FLOAT32)
+            to[i] = 1;
+        else
+            narrow[i] = bf16_of(float_to_bits(1));
+    return dtype == PBN_FLOAT32 ? (const void *)to : narrow;
+}
+
+/* The sums of a piece's rows or columns. */
+static int piece_sums(pbn_handle *h, const part *p, int of_dy, int which, char *base, const void *tensor,
+                      const void *row_of_ones, float *sums) {
+    return p->way == ROWS
+               ? run_piece(h, p, of_dy ? ROW_SUMS_OF_DY : ROW_SUMS, which, base, tensor, sums, NULL, NULL)
+               : run_piece(h, p, of_dy ? COLUMN_SUMS_OF_DY : COLUMN_SUMS, which, base, tensor, row_of_ones, sums, NULL);
+}
+
+/* Mean and biased variance of each column of a piece: faster than batch normalization's. `x` may be `squares`. */
+static int column_statistics(pbn_handle *h, const part *p, int which, char *base, const void *x, void *squares,
+                             const void *row_of_ones, float *means, float *variances) {
+    const float rows = (float)rows_of(p, which);
+    const int64_t columns = sums_of(p, which);
+    int code = piece_sums(h, p, 0, which, base, x, row_of_ones, means);
+    for (int64_t i = 0; i < columns; i++)
+        means[i] /= rows;
     if (code == PBN_OK)
-        add_all(p, 0, pieces, NULL, NULL, sums);
+        code = run_piece(h, p, SQUARES, which, base, x, squares, means, NULL);
+    if (code == PBN_OK)
+        code = piece_sums(h, p, 0, which, base, squares, row_of_ones, variances);
+    for (int64_t i = 0; i < columns; i++)
+        variances[i] /= rows;
     return code;
 }
 
-/* Mean and biased variance of each channel, from those of its rows or columns; `y` is overwritten. */
+/* Mean and biased variance of each channel, from those of its rows or columns; `y` may be overwritten. */
 static int statistics(pbn_handle *h, const part *p, char *base, const void *x, void *y, float *mean, float *variance) {
     const double m = (double)(p->count / p->params);
+    const size_t item = pbn_item_size(p->memory.dtype);
     float *means = place(base, p->means), *variances = place(base, p->variances);
     double *middle = place(base, p->sums), *squares = middle + p->params;
-    const void *tensors[] = {x, y}, *vectors[] = {means, variances}, *around[] = {mean};
-    int code;
-    if (p->steps[SQUARES][0] != NULL) { /* faster than batch normalization's, of float32 */
-        code = channel_sums(h, p, base, KINDS, COLUMN_SUMS, x, middle);
-        for (int64_t c = 0; c < p->params; c++)
-            mean[c] = (float)(middle[c] / m);
+    const void *row_of_ones = ones(p, base, PBN_FLOAT32);
+    const char *from = x;
+    int code = PBN_OK;
+    if (p->product != NOWHERE)
+        y = place(base, p->product);
+    for (int64_t i = 0, at = 0; i <= p->fold.pieces && code == PBN_OK; i++) {
+        const int which = i == p->fold.pieces;
+        if (p->lengths[which] == 0)
+            break;
+        const int widen = p->way == FOLDED && p->memory.dtype != PBN_FLOAT32;
+        if (widen)
+            code = run_piece(h, p, WIDENED, which, base, from, y, NULL, NULL);
         if (code == PBN_OK)
-            code = elementwise(h, p, SQUARES, base, tensors, around);
-        if (code == PBN_OK)
-            code = channel_sums(h, p, base, KINDS, COLUMN_SUMS, y, squares);
-        for (int64_t c = 0; c < p->params; c++)
-            variance[c] = (float)(squares[c] / m);
-        return code;
+            code = p->way == ROWS
+                       ? run_piece(h, p, ROW_STATISTICS, which, base, from, y, means + at, variances + at)
+                       : column_statistics(h, p, which, base, widen ? y : from, y, row_of_ones, means + at,
+                                           variances + at);
+        from += (size_t)p->lengths[which] * item;
+        at += sums_of(p, which);
     }
-    code = run_step(h, p, p->way == ROWS ? ROW_STATISTICS : COLUMN_STATISTICS, base, tensors, vectors);
     if (code != PBN_OK)
         return code;
     add_all(p, 1, means, NULL, NULL, middle);
@@ -383,6 +506,44 @@ static int statistics(pbn_handle *h, const part *p, char *base, const void *x, v
         mean[c] = (float)middle[c];
         variance[c] = (float)(squares[c] / m);
     }
+    return PBN_OK;
+}
+
+/* Of each channel the sums of (x - mean)*dy and of dy; `dx` may be overwritten. */
+static int gradient_sums(pbn_handle *h, const part *p, char *base, const void *x, const void *dy, void *dx,
+                         const float *mean, double *dots, double *sums) {
+    const fold *f = &p->fold;
+    const int by_rows = p->way == ROWS, by_row = by_rows && !p->wide, is_float = p->memory.dtype == PBN_FLOAT32;
+    const size_t item = pbn_item_size(p->memory.dtype);
+    const void *float_ones = ones(p, base, PBN_FLOAT32), *dy_ones = ones(p, base, p->memory.dtype);
+    void *product = p->product != NOWHERE ? place(base, p->product) : dx;
+    float *of_product = place(base, p->means), *of_dy = place(base, p->variances);
+    const float *around = repeat(p, mean, by_row ? f->columns / p->params / f->inner : f->inner,
+                                 by_row    ? p->count / f->columns
+                                 : by_rows ? p->flat.group
+                                           : f->group, place(base, p->around));
+    int code = PBN_OK;
+    for (int64_t i = 0, at = 0, done = 0; i <= f->pieces && code == PBN_OK; i++) {
+        const int which = i == f->pieces;
+        const void *from = (const char *)x + (size_t)done * item, *dy_from = (const char *)dy + (size_t)done * item;
+        if (p->lengths[which] == 0)
+            break;
+        code = piece_sums(h, p, 1, which, base, dy_from, dy_ones, of_dy + at); /* brings dy to the cache fastest */
+        if (code == PBN_OK && !is_float) {
+            code = run_piece(h, p, WIDENED, which, base, from, product, NULL, NULL);
+            from = product;
+        }
+        if (code == PBN_OK)
+            code = run_piece(h, p, PRODUCT, which, base, from, dy_from, product, by_row ? around + at : around);
+        if (code == PBN_OK)
+            code = piece_sums(h, p, 0, which, base, product, float_ones, of_product + at);
+        done += p->lengths[which];
+        at += sums_of(p, which);
+    }
+    if (code != PBN_OK)
+        return code;
+    add_all(p, 0, of_product, NULL, NULL, dots);
+    add_all(p, 0, of_dy, NULL, NULL, sums);
     return PBN_OK;
 }
 
@@ -411,20 +572,7 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
     const double m = (double)(p->count / p->params);
     float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
     double *sums = place(base, p->sums), *dots = sums + p->params;
-    void *product = p->product != NOWHERE ? place(base, p->product) : dx;
-    const void *from = x;
-    int code = PBN_OK;
-    if (p->product != NOWHERE) {
-        const void *widen[] = {x, from = product};
-        code = run_step(h, p, WIDENED, base, widen, NULL);
-    }
-    const void *tensors[] = {from, dy, product}, *means[] = {mean};
-    if (code == PBN_OK)
-        code = elementwise(h, p, PRODUCT, base, tensors, means);
-    if (code == PBN_OK)
-        code = channel_sums(h, p, base, ROW_SUMS, COLUMN_SUMS, product, dots);
-    if (code == PBN_OK)
-        code = channel_sums(h, p, base, ROW_SUMS_OF_DY, COLUMN_SUMS_OF_DY, dy, sums);
+    int code = gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
     if (code != PBN_OK)
         return code;
     for (int64_t c = 0; c < p->params; c++) {
