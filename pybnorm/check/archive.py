@@ -287,7 +287,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         document["lost_nodes"] = [lost_from_json(node) for node in document.get("lost_nodes", ())]
     except (OSError, *_DAMAGED) as error:
         below = place / "run"  # as ci/check-library.sh leaves it
-        near = f" (did you mean {str(below)!r}?)" if (below / DOCUMENT).exists() else ""
+        near = f" (did you mean {str(below)!r}?)" if os.path.exists(below / DOCUMENT) else ""
         text = f"a folder of check --save or a file of check --json ({error}){near}"
         raise ArgumentError("RUN", str(path), text) from None
     return dict(document)
