@@ -377,7 +377,7 @@ class DaskNodes:
         self._client = client
         as_completed: Any = distributed.as_completed
         self._completed = as_completed(loop=client.loop, with_results=True, raise_errors=False)
-        self._open: dict[Any, Future[Any]] = {}
+        self._open: dict[Any, tuple[Future[Any], Any]] = {}  # and the connection that it was asked by
         self._lock = threading.Lock()
         self._some = threading.Event()
         self._cancelled: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -407,9 +407,10 @@ class DaskNodes:
 
     def _submit(self, address: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         ours: Future[Any] = Future()
+        connection = self._client.scheduler_comm
         theirs = self._client.submit(function, *arguments, workers=[address], allow_other_workers=False, pure=False)
         with self._lock:
-            self._open[theirs] = ours
+            self._open[theirs] = ours, connection
         # later and elsewhere: cancelling asks the scheduler, and the canceller may hold a lock
         ours.add_done_callback(lambda done: self._cancelled.put(theirs) if done.cancelled() else None)
         self._completed.add(theirs)
@@ -430,7 +431,7 @@ class DaskNodes:
                 raise
             for theirs, result in batch:
                 with self._lock:
-                    ours = self._open.pop(theirs, None)
+                    ours, _ = self._open.pop(theirs, (None, None))
                 if ours is None or not ours.set_running_or_notify_cancel():
                     continue
                 if theirs.status == "finished":
@@ -451,6 +452,18 @@ class DaskNodes:
             for node in self.nodes:
                 if node.address not in present and not node.ended:  # type: ignore[attr-defined]
                     node.ended = reason
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Return the calls of a connection that broke: the scheduler forgot them, and dask may tell of them never."""
+        now = self._client.scheduler_comm
+        with self._lock:
+            forgotten = [] if now is None else [t for t, (_, then) in self._open.items() if then not in (None, now)]
+            calls = [(theirs, *self._open.pop(theirs)) for theirs in forgotten]
+        for theirs, ours, _ in calls:
+            self._cancelled.put(theirs)
+            if ours.set_running_or_notify_cancel():
+                ours.set_exception(_as_ours(None))
 
     def _cancel(self) -> None:
         futures = []
