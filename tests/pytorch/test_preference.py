@@ -180,7 +180,7 @@ def test_the_reason(torch, ours, device, table):
         ours.reason("train", x)
 
 
-def test_the_table_that_is_shipped_has_its_form():
+def test_the_table_that_is_shipped_has_its_form(ours):
     from pybnorm.torch import faster
 
     for device, version, cudnn, boxes in faster.MEASURED:

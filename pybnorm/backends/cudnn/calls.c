@@ -39,10 +39,11 @@ static int has_activation(void) {
            api.cudnnActivationBackward != NULL;
 }
 
-/* Whether plans make the halves of a synchronized batch norm: those are graphs. */
+/* Whether plans make the halves of a synchronized batch norm: those are graphs, and what joins their lines. */
 static uint32_t has_halves(int operation, int mode, int dtype, int layout) {
     return (operation == PBN_OP_BACKWARD || operation == PBN_OP_FORWARD_TRAINING) && mode != PBN_PER_ACTIVATION &&
-                   dtype != PBN_FLOAT64 && layout != PBN_STRIDED && api.major == 9
+                   dtype != PBN_FLOAT64 && layout != PBN_STRIDED && api.major == 9 && !api.graphs_only &&
+                   api.cudnnAddTensor != NULL && api.cudnnSetTensor != NULL
                ? PBN_CAP_HALVES
                : 0;
 }
