@@ -42,6 +42,7 @@ class Tree:
 
     @staticmethod
     def stand_in(path, text):
+        path.unlink(missing_ok=True)  # a link is replaced, not the program of the machine that it leads to
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
@@ -176,6 +177,10 @@ def test_a_service_gets_a_browser_and_goes_on_without(rig):
         for program in Path(folder).iterdir():
             if not (program.name.startswith("chrom") or (rig.bin / program.name).exists()):
                 (rig.bin / program.name).symlink_to(program)
+    own = rig.root / "of the machine"
+    own.write_text("its own")
+    (rig.bin / "apt-get").unlink(missing_ok=True)
+    (rig.bin / "apt-get").symlink_to(own)
     for number in (0, 5):
         rig.stand_in(rig.bin / "apt-get", f'#!/bin/sh\necho "apt-get $*" >>"$CALLS"; echo no host; exit {number}\n')
         status, lines = rig.run(".ci/run", STATUS="0", CI="true", PATH=str(rig.bin))
@@ -183,6 +188,7 @@ def test_a_service_gets_a_browser_and_goes_on_without(rig):
         assert "apt-get -qq update" in rig.calls.read_text()
         assert ("no host" in lines) == bool(number)
         assert "apt-get" not in (rig.run(".ci/run", STATUS="0", PATH=str(rig.bin)), rig.calls.read_text())[1]
+    assert own.read_text() == "its own"
 
 
 @pytest.mark.parametrize("script", ["ci/rocm.sh", "ci/cuda.sh"])
