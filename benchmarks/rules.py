@@ -8,7 +8,7 @@ The model is a small tree for each operation, layout and kind of statistics: at 
 taken that saves most, and a leaf has the way with the least loss over its shapes. The loss of a way on a shape is the
 logarithm of its time over the fastest one's, and once more where it is slower than PyTorch and the fastest is not. How
 much a step must save is found by cross-validation: trees from some shapes are judged on others. A leaf is a rule; a way
-that cannot be built for a call leaves it to the rules behind it, here as in the library.
+that cannot be built for a call leaves the call to the next rules, here as in the library.
 
 The files are rules_h200.h, which rules.h includes in front of its own rules, and faster.py of `pybnorm.torch`.
 """
@@ -392,7 +392,7 @@ class _Tree:
         return float(saved[best]), best
 
     def _pair(self, index: Ints) -> tuple[float, int]:
-        """The same of a split with another behind it, where one alone saves nothing; half of what both save."""
+        """As `_split`, of two splits in a row, where one alone saves nothing; half of what both save."""
         found = (-1.0, 0)
         for i, mask in enumerate(self.masks):
             inside = mask[index]
@@ -417,7 +417,7 @@ def _within(box: Box, what: tuple[Any, ...], *, inside: bool) -> Box:
     dtypes, spans, divisors = box
     if what[0] == "dtypes":
         return (dtypes & what[1] if inside else dtypes - what[1]), spans, divisors
-    if what[0] == "divisor":  # what has not the divisor comes behind what has
+    if what[0] == "divisor":  # a box cannot say "not divisible": that side's rule comes after the other's
         others = tuple(one for one in divisors if one[0] != what[1] or what[2] % one[1])
         return dtypes, spans, ((*others, what[1:]) if inside else divisors)
     _, name, bound = what
@@ -536,33 +536,33 @@ class Score:
     avoidable: int
     """Those of them where a way that may be taken is not."""
     rows: int
-    behind: float
+    slowdown: float
     """Time over that of the fastest way, geometric mean over all rows."""
 
     def __str__(self) -> str:
         return (
             f"{self.mean:.3f} (lowest {self.lowest:.2f}), {self.lost} of {self.rows} rows below {NEAR}, "
-            f"{self.avoidable} of them avoidable; {self.behind:.3f} times the fastest way's time"
+            f"{self.avoidable} of them avoidable; {self.slowdown:.3f} times the fastest way's time"
         )
 
 
 def score(rows: Iterable[Row], choice: Callable[[Row], str], fast: bool = False) -> Score:
     """Of ways chosen for rows."""
-    ratios, behind, avoidable = [], [], 0
+    ratios, slowdowns, avoidable = [], [], 0
     for row in rows:
         us = row.us.get(choice(row))
         ways = row.ways(fast)
         if us is None or not ways:
             continue
         best = min(row.us[way] for way in ways)
-        behind.append(math.log(us / best))
+        slowdowns.append(math.log(us / best))
         if row.torch is None:
             continue
         ratios.append(row.torch / us)
         avoidable += ratios[-1] < NEAR <= row.torch / best
     lost = sum(ratio < NEAR for ratio in ratios)
     mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else math.nan
-    over = math.exp(statistics.fmean(behind)) if behind else math.nan
+    over = math.exp(statistics.fmean(slowdowns)) if slowdowns else math.nan
     return Score(mean, min(ratios, default=math.nan), lost, avoidable, len(ratios), over)
 
 

@@ -52,7 +52,7 @@ UNSAVED = 0.25
 """Share of the shapes whose backward is measured without saved statistics too."""
 NAMED = 4
 LAST_PLAN = 2
-"""Of numbered ways, ``graph:2``: the plans behind it take as long to build, and were never the fastest."""
+"""Of numbered ways, ``graph:2``: later plans take as long to build, and were never the fastest."""
 TORCH = ("torch", "torch-native")
 Job = tuple[tuple[int, ...], DataType, str, tuple[tuple[str, bool], ...]]
 """A shape, its dtype and layout, and its rows: operations, and whether statistics are saved."""

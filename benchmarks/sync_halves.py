@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 if a result is wrong.
+        0; 1 if a result is wrong, or nothing was measured.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync_halves", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60, help="start no further row after this time")
@@ -221,9 +221,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(ratio)
             good = good and right
             print(text, flush=True)
-    if found:
-        mean = math.exp(statistics.fmean(map(math.log, found)))
-        print(f"graphs, ours : PyTorch: geometric mean {mean:.2f}, highest {max(found):.2f}, of {len(found)} rows")
+    if not found:
+        print("nothing was measured: give --seconds more time")
+        return 1
+    mean = math.exp(statistics.fmean(map(math.log, found)))
+    print(f"graphs, ours : PyTorch: geometric mean {mean:.2f}, highest {max(found):.2f}, of {len(found)} rows")
+    print("every result is right" if good else "results are WRONG in the rows that say so")
     return 0 if good else 1
 
 

@@ -57,11 +57,12 @@ static const char moments_rows_why[] =
 static const char packed_why[] =
     "packed copies through fast kernels: 7 to 18 times faster than the plain entry point's uncoalesced ones";
 
+/* Measured at 8 channels, and at 544 and 708, where it is no faster: the bound of 128 lies between them. */
 static const char few_pairs_why[] = "one small kernel: 1.8 to 2.9 times faster than Ex and the graph for (417, 8), (945, 8)";
 static const char few_values_why[] =
     "one small kernel: 1.05 to 2.1 times faster than Ex and the graph up to 190 values in each of 240 channels";
-/* Each column has three numbers, whose writing takes some 48 ps. That is a line through 256x256x56x56, 6x827x45x45 and
- * 32x96x16x16x16, and where it crosses the plain entry point's time are the two bounds of N. */
+/* The two bounds of N are from a model of three measured shapes (256x256x56x56, 6x827x45x45, 32x96x16x16x16): columns
+ * cost some 48 ps each beside their values, and pay where the plain entry point takes longer. */
 static const char infer_columns_why[] =
     "68 to 91 % of the copy ceiling, where the plain entry point reaches 8 to 72 %; with fewer images the columns' "
     "vectors cost more than that";
