@@ -103,10 +103,14 @@ def test_ten_thousand_descriptors_leave_no_memory(backend):
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1])
 
+    def grown():
+        before = resident()
+        make()
+        return resident() - before
+
     make()
-    before = resident()
-    make()
-    assert resident() - before < 256  # pages; one leaked descriptor of 100 bytes each would be 240
+    # Pages; one leaked descriptor of 100 bytes each would be 240. Memory that others of this process take, they take once.
+    assert min(grown() for _ in range(3)) < 200
 
 
 @pytest.mark.parametrize(
