@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,14 @@ def error(case: Case, outputs: dict[str, Any], right: dict[str, Array64]) -> flo
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of a table."""
-    text = error.text if isinstance(error, BackendError) and error.text else error
+    """An error as one line of a table; where it was raised, if it says nothing: a bare assert, also of a compiler."""
+    text = str(error.text if isinstance(error, BackendError) and error.text else error)
+    first = text.strip().partition("\n")[0].strip()
+    if not first or first.endswith(":"):
+        inner = error
+        while inner.__cause__ is not None:
+            inner = inner.__cause__
+        for frame in traceback.extract_tb(inner.__traceback__)[-1:]:
+            place = "/".join(Path(frame.filename).parts[-2:])
+            text = f"{first} at {place}:{frame.lineno} in {frame.name}: {frame.line}"
     return " ".join(f"{type(error).__name__}: {text}".split())[:300]

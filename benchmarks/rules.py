@@ -5,7 +5,8 @@
     python -m benchmarks.rules report docs/results/h200-sweep.txt                says what they gain on shapes held out
 
 The model is a small tree for each operation, layout and kind of statistics: at each step the one bound of one size is
-taken that saves most, and a leaf has the way with the least loss over its shapes. The loss of a way on a shape is the
+taken that saves most, and a leaf has the way with the least loss over its shapes, measured ones and those between them
+whose times `benchmarks.times` expects. The loss of a way on a shape is the
 logarithm of its time over the fastest one's, and once more where it is slower than PyTorch and the fastest is not. How
 much a step must save is found by cross-validation: trees from some shapes are judged on others. A leaf is a rule; a way
 that cannot be built for a call leaves the call to the next rules, here as in the library.
@@ -18,20 +19,20 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
-import json
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.shapes import SHAPES
-from benchmarks.sweep import SCHEMA, TORCH
+from benchmarks import times
+from benchmarks.sweep import SCHEMA
+from benchmarks.swept import DIVISORS, SIZES, SPATIAL, Row, Sweep, load, store
 from pybnorm.devices.timing import Array64
 
 __all__ = [
@@ -57,178 +58,27 @@ OPERATIONS = {
     "infer": "PBN_OP_FORWARD_INFERENCE",
     "backward": "PBN_OP_BACKWARD",
 }
-SIZES = ("images", "channels", "size", "values", "lines", "kilobytes")
-"""N, C, S, N * S, N * C and x in KiB: the spans of a rule in rules.h, in its order."""
-DIVISORS = {"row_bytes": (4, 16), "channel_bytes": (4, 16)}
 LEAST_ROWS = 6
 """In a leaf."""
 DEPTH = 6
 FOLDS = 5
-NEED = 0.4
+NEED = 0.3
 """What a split must save, in sums of logarithms: of `NEEDS` what loses least on shapes held out, as the report says."""
-NEEDS = (0.2, 0.4, 0.8, 1.6, 3.2)
+NEEDS = (0.3, 0.8, 1.6)
+NAMED = 4.0
+"""What a row of a layer of a network counts: their shapes are used more than any one that was drawn."""
 WRONG = 5.0
 """The loss of a wrong result."""
 NEAR = 0.97
 """A row counts as lost where PyTorch takes less than this share of our time."""
-SPATIAL = "spatial"
 BUT = {
+    "ex": "over channels-first memory it is persistent",
     "persistent": "sums in fixed point: the absolute error of a gradient is about 2e-6 for 800000 values, and values "
     "below 1e-5 or above 1e10 lose their digits",
     "rows": "less exact than columns where a channel begins with a value far from its others",
     "spatial": "its error grows with mean / deviation: 4e-4 of y at 1e4",
 }
 """What speaks against ways that only "fast" may take."""
-
-
-# ---------------------------------------------------------------- rows
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation on one shape, dtype and layout: microseconds by way."""
-
-    operation: str
-    dtype: str
-    layout: str
-    shape: tuple[int, ...]
-    saved: bool
-    auto: str
-    fast: str
-    us: dict[str, float]
-    unsafe: frozenset[str] = frozenset()
-    """Ways that only "fast" may take."""
-    rough: frozenset[str] = frozenset()
-    wrong: frozenset[str] = frozenset()
-
-    @property
-    def first(self) -> bool:
-        """Channels-first memory, which some channels-last memory is too."""
-        return self.layout == "nchw" or self.both
-
-    @property
-    def both(self) -> bool:
-        """Memory that is channels-first and channels-last."""
-        return self.shape[1] == 1 or math.prod(self.shape[2:]) == 1
-
-    @property
-    def item(self) -> int:
-        """Bytes of an element."""
-        return 4 if self.dtype == "f32" else 2
-
-    @property
-    def named(self) -> bool:
-        """A layer of a network, and not drawn."""
-        return any(self.shape in shapes for shapes in SHAPES.values())
-
-    def value(self, name: str) -> int:
-        """One of `SIZES` or `DIVISORS`."""
-        images, channels, *spatial = self.shape
-        size = math.prod(spatial)
-        return {
-            "images": images,
-            "channels": channels,
-            "size": size,
-            "values": images * size,
-            "lines": images * channels,
-            "kilobytes": images * channels * size * self.item >> 10,
-            "row_bytes": size * self.item,
-            "channel_bytes": channels * self.item,
-        }[name]
-
-    def ways(self, fast: bool) -> list[str]:
-        """Those that auto, or fast, may take."""
-        return [way for way in self.us if way not in TORCH and (fast or way not in self.unsafe)]
-
-    @property
-    def torch(self) -> float | None:
-        """PyTorch's time by default, where it is right."""
-        return self.us.get("torch") if "torch" not in self.wrong else None
-
-
-@dataclass
-class Sweep:
-    """What is known of one device."""
-
-    head: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-
-def load(paths: Iterable[Path | str]) -> Sweep:
-    """Rows of files of `benchmarks.sweep`, or of one that was stored; those of one device."""
-    sweep: Sweep | None = None
-    for path in paths:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        head = json.loads(lines[0])
-        if sweep is None:
-            sweep = Sweep(head)
-        elif any(head[name] != sweep.head[name] for name in ("device", "library", "torch")):
-            raise ValueError(f"{path} is of another device or library than the files before it")
-        else:
-            sweep.head["shapes"] += f" {head['shapes']}"
-        compact = "ways" in head
-        sweep.rows += [
-            _from_text(line, head["ways"]) if compact else _from_json(json.loads(line)) for line in lines[1:]
-        ]
-    if sweep is None:
-        raise ValueError("no file")
-    return sweep
-
-
-def _from_json(found: dict[str, Any]) -> Row:
-    dims = tuple(found["shape"])
-    row = Row(
-        found["operation"],
-        found["dtype"],
-        found["layout"],
-        dims,
-        found["saved"],
-        found["auto"],
-        found["fast"],
-        {way: us for way, us in found["us"].items() if way in TORCH or way not in found["wrong"]},
-        rough=frozenset(found["rough"]),
-        wrong=frozenset(found["wrong"]),
-    )
-    unsafe = {way for way in row.us if way not in TORCH and way not in found["safe"]}
-    if row.operation == "infer" and not row.first:
-        unsafe.add(SPATIAL)  # known defect cudnn-channels-last-inference: weak, and auto has ways without it
-    return replace(row, unsafe=frozenset(unsafe & set(row.us)))
-
-
-_MARKS = {"unsafe": "!", "rough": "~", "wrong": "x"}
-
-
-def store(sweep: Sweep, path: Path | str) -> None:
-    """Keep rows as lines of text: what the row is, the choices, and a column for each way."""
-    ways = sorted({way for row in sweep.rows for way in (*row.us, *row.wrong)})
-    columns = "operation dtype layout saved shape auto fast, us by way: ! for fast only, ~ of one call, x wrong, - none"
-    lines = [json.dumps(sweep.head | {"rows": columns, "ways": ways})]
-    for row in sweep.rows:
-        cells = []
-        for way in ways:
-            text = f"{row.us[way]:.4g}" if way in row.us else "-" if way not in row.wrong else ""
-            text = f"{float(text):g}" if text not in ("", "-") else text
-            cells.append(text + "".join(mark for name, mark in _MARKS.items() if way in getattr(row, name)))
-        dims = "x".join(map(str, row.shape))
-        kind = "saved" if row.saved else "unsaved"
-        lines.append(" ".join((row.operation, row.dtype, row.layout, kind, dims, row.auto, row.fast, *cells)))
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _from_text(line: str, ways: Sequence[str]) -> Row:
-    operation, dtype, layout, kind, dims, auto, fast, *cells = line.split()
-    us: dict[str, float] = {}
-    marked: dict[str, set[str]] = {name: set() for name in _MARKS}
-    for way, cell in zip(ways, cells, strict=True):
-        number = cell.rstrip("".join(_MARKS.values()))
-        if number not in ("", "-"):
-            us[way] = float(number)
-        for name, mark in _MARKS.items():
-            if mark in cell[len(number) :]:
-                marked[name].add(way)
-    shape = tuple(map(int, dims.split("x")))
-    sets = {name: frozenset(found) for name, found in marked.items()}
-    return Row(operation, dtype, layout, shape, kind == "saved", auto, fast, us, **sets)
 
 
 # ---------------------------------------------------------------- rules
@@ -266,11 +116,15 @@ class Rule:
 
 
 def chosen(rules: Sequence[Rule], row: Row, fast: bool = False) -> str:
-    """The way of the first rule that fits and can be built, else the plain one."""
+    """The way of the first rule that fits and can be built, else the plain one; auto's is stable, as in plans.c."""
     for rule in rules:
-        if (rule.algorithm in row.us or rule.algorithm in row.wrong) and rule.fits(row, fast):
+        if (rule.algorithm in row.wrong or _has(row, rule.algorithm, fast)) and rule.fits(row, fast):
             return rule.algorithm
     return SPATIAL
+
+
+def _has(row: Row, way: str, fast: bool) -> bool:
+    return way in row.us and (fast or way not in row.unsafe)
 
 
 @dataclass(frozen=True)
@@ -295,16 +149,17 @@ CLASSES = tuple(
     _Class(operation, layout, saved, fast)
     for layout in ("FIRST", "LAST")
     for fast in (True, False)
-    for operation, saved in (("train", 1), ("infer", 0), ("backward", 1), ("backward", -1))
+    for operation, saved in (("train", 0), ("infer", 0), ("backward", 1), ("backward", -1))
 )
 """In the order of the table: a rule of LAST fits what is FIRST too; what is for "fast" only precedes what is for both.
-Training that saves no statistics is not measured, and left to other rules."""
+Training that saves no statistics is not measured, and goes as training that does, by the ways that are stable then."""
 Ints = npt.NDArray[np.intp]
 Box = tuple[frozenset[str], tuple[tuple[str, int, int], ...], tuple[tuple[str, int], ...]]
 ANY: Box = (frozenset(("f32", "f16", "bf16")), (), ())
 
 
 def _loss(row: Row, us: float, fast: bool) -> float:
+    """Of a row that counts 1."""
     best = min((row.us[way] for way in row.ways(fast)), default=us)
     loss = max(math.log(us / best), 0.0)
     if row.torch is not None:
@@ -426,8 +281,9 @@ def _within(box: Box, what: tuple[Any, ...], *, inside: bool) -> Box:
     return dtypes, (*kept, (name, low, bound) if inside else (name, bound, below)), divisors
 
 
-def learn(rows: Sequence[Row], need: float = NEED) -> list[Rule]:
-    """The table for these rows."""
+def learn(rows: Sequence[Row], need: float = NEED, between: Sequence[Row] = ()) -> list[Rule]:
+    """The table for these rows, and those that are expected `between` them."""
+    rows = [*(replace(row, weight=NAMED) if row.named else row for row in rows), *between]
     general = {kind: _rules(kind, rows, need, []) for kind in CLASSES if not kind.fast}
     whole = list(itertools.chain(*general.values()))
     found = (_rules(kind, rows, need, whole) if kind.fast else general[kind] for kind in CLASSES)
@@ -461,7 +317,7 @@ def _rules(kind: _Class, rows: Sequence[Row], need: float, general: Sequence[Rul
             last.append(_rule(kind, ANY, way, ""))
             others = [chosen(last, row) for row in rows]
     found = []
-    known = np.array([[not way or way in row.us or way in row.wrong for way in ways] for row in rows])
+    known = np.array([[not way or way in row.wrong or _has(row, way, kind.fast) for way in ways] for row in rows])
     for box, way, index in _Tree(rows, ways, table(), known, need).leaves:
         if way:
             rule = _rule(kind, box, way, "")
@@ -478,12 +334,10 @@ def _total(found: Sequence[Rule], rule: Rule) -> bool:
 
 
 def _cost(row: Row, way: str, other: str, fast: bool) -> float:
-    if way in row.wrong:
-        return WRONG
-    way = way if way in row.us else other
-    if way not in row.us:
-        return WRONG
-    return _loss(row, row.us[way], fast)
+    taken = way if _has(row, way, fast) else other
+    if way in row.wrong or taken not in row.us:
+        return WRONG * row.weight
+    return _loss(row, row.us[taken], fast) * row.weight
 
 
 def _rule(kind: _Class, box: Box, way: str, why: str) -> Rule:
@@ -495,7 +349,9 @@ def _rule(kind: _Class, box: Box, way: str, why: str) -> Rule:
 
 def _why(rows: Sequence[Row], way: str, fast: bool) -> str:
     """A sentence from the data."""
-    rows = [row for row in rows if way in row.us]
+    rows = [row for row in rows if row.weight >= 1 and _has(row, way, fast)]
+    if not rows:
+        return "between the shapes of the sweep the fastest by its expected time"
     near = sum(row.us[way] <= 1.03 * min(row.us[one] for one in row.ways(fast)) for row in rows)
     text = f"of all ways the fastest, or within 3 % of it, on {near} of {len(rows)} shapes of the sweep"
     ratios = [row.us[SPATIAL] / row.us[way] for row in rows if SPATIAL in row.us]
@@ -519,7 +375,7 @@ def held_out(rows: Sequence[Row], need: float) -> tuple[float, list[tuple[Row, s
     """(mean loss, rows with the ways that auto and fast take) of shapes that the table was not made from."""
     found: list[tuple[Row, str, str]] = []
     for some, others in folds(rows):
-        rules = learn(some, need)
+        rules = learn(some, need, list(times.between(some, times.fit(some))))
         found += [(row, chosen(rules, row), chosen(rules, row, fast=True)) for row in others]
     losses = [_cost(row, way, SPATIAL, False) for row, way, _ in found]
     return sum(losses) / max(len(losses), 1), found
@@ -573,7 +429,7 @@ def _best(fast: bool) -> Callable[[Row], str]:
 def report(sweep: Sweep) -> str:
     """Lines about the table: on the shapes that it was made from, and on shapes held out."""
     rows = sweep.rows
-    rules = learn(rows)
+    rules = rules_of(sweep)
     judged = {need: held_out(rows, need) for need in NEEDS}
     out = judged[NEED][1]
     autos = {id(row): way for row, way, _ in out}
@@ -720,7 +576,7 @@ def faster_source(boxes: Sequence[tuple[Any, ...]], sweep: Sweep) -> str:
     library = ".".join(map(str, sweep.head["library"][1:3]))
     lines = ["MEASURED: tuple[Any, ...] = (", "    ("]
     lines += [f'        "{word}",' for word in (sweep.head["device"], version, library)]
-    lines.append("        (")
+    found = []
     for operation, first, dtypes, spans in boxes:
         names = ", ".join(f'"{DTYPE_NAMES[name]}"' for name in dtypes) + ("," if len(dtypes) == 1 else "")
         parts = [f'"{TORCH_NAMES[operation]}"', f"({names})", '"first"' if first else '"last"']
@@ -731,14 +587,30 @@ def faster_source(boxes: Sequence[tuple[Any, ...]], sweep: Sweep) -> str:
         parts.append(f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else '1e9'})")
         line = f"            ({', '.join(parts)}),"
         whole = ["            (", *(f"                {part}," for part in parts), "            ),"]
-        lines += [line] if len(line) <= 120 else whole
-    return "\n".join([*lines, "        ),", "    ),", ")"]) + "\n"
+        found += [line] if len(line) <= 120 else whole
+    alone = f"        ({found[0].strip()}),"
+    lines += [alone] if len(found) == 1 and len(alone) <= 120 else ["        (", *found, "        ),"]
+    return "\n".join([*lines, "    ),", ")"]) + "\n"
+
+
+KNOWN = (Rule("train", frozenset(("f32",)), "FIRST", SPATIAL, spans=(("channels", 192, 0), ("size", 2, 0))),)
+"""Too few shapes for a leaf of the tree, and they are common ones: float32 layers of image networks."""
+
+
+def rules_of(sweep: Sweep) -> list[Rule]:
+    """The rules of what was stored, those of `KNOWN` in front of auto's."""
+    found = learn(sweep.rows, between=list(times.between(sweep.rows, sweep.head["times"])))
+    front = next((i for i, rule in enumerate(found) if not rule.fast), len(found))
+    known = [
+        replace(one, why=_why([r for r in sweep.rows if one.fits(r, False)], one.algorithm, False)) for one in KNOWN
+    ]
+    return [*found[:front], *known, *found[front:]]
 
 
 def made(path: Path | str) -> tuple[str, str]:
     """The header and the module from stored rows."""
     sweep = load([path])
-    rules = learn(sweep.rows)
+    rules = rules_of(sweep)
     source = Path(path).resolve()
     name = str(source.relative_to(ROOT)) if source.is_relative_to(ROOT) else source.name
     head = FASTER.read_text(encoding="utf-8").partition("\nMEASURED")[0]  # what it says of itself
@@ -756,7 +628,8 @@ def _main() -> int:
     parser.add_argument("sweeps", nargs="*", help=f"files of the schema {SCHEMA} to store")
     given = parser.parse_args()
     if given.command == "store":
-        store(load(given.sweeps), given.file)
+        sweep = load(given.sweeps)
+        store(replace(sweep, head=sweep.head | {"times": times.fit(sweep.rows)}), given.file)
     elif given.command == "write":
         for target, text in zip((HEADER, FASTER), made(given.file), strict=True):
             target.write_text(text, encoding="utf-8")

@@ -6,8 +6,8 @@ A line of JSON is what describes the run, and each that follows a row: one opera
 layout, with microseconds by way. Lines are written as they are measured, so that a time limit loses none.
 
 Times are those of `benchmarks.device`, of shorter measurements; of a way that takes `SLOW` times as long as the fastest
-before it, one call is enough (``rough``). Plans are built by threads while other shapes are measured: what is measured
-is queued on the device at once, and does not wait for the host. A way's first result is compared with float64 in two
+before it, one call is enough (``rough``). Plans are built by processes while one of them measures: what is measured is
+queued on the device at once, and does not wait for the host. A way's first result is compared with float64 in two
 channels; a wrong one is not timed.
 """
 
@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
 import datetime
 import json
 import math
+import multiprocessing
+import multiprocessing.connection
 import random
 import sys
 import time
@@ -32,7 +33,7 @@ from benchmarks import case as cases
 from benchmarks import rivals
 from benchmarks.case import EPSILON, FACTOR, TOLERANCE, TOUCHED, Case, Contender, one_line
 from benchmarks.device import BACKENDS, DTYPES, LAYOUTS, here
-from benchmarks.machine import Machine, TorchCuda, open_machine
+from benchmarks.machine import Machine, open_machine
 from benchmarks.shapes import SHAPES, random_shapes
 from pybnorm import _core
 from pybnorm.devices.timing import buffer_sets
@@ -51,8 +52,8 @@ MOST_BYTES = {True: 400 << 20, False: 64 << 20}
 UNSAVED = 0.25
 """Share of the shapes whose backward is measured without saved statistics too."""
 NAMED = 4
-LAST_PLAN = 2
-"""Of numbered ways, ``graph:2``: later plans take as long to build, and were never the fastest."""
+LAST_PLAN = {"columns": 1, "rows": 1}
+"""Of numbered ways, where it is not 2, as of ``graph:2``: later plans take as long to build, and gain nothing."""
 TORCH = ("torch", "torch-native")
 Job = tuple[tuple[int, ...], DataType, str, tuple[tuple[str, bool], ...]]
 """A shape, its dtype and layout, and its rows: operations, and whether statistics are saved."""
@@ -94,11 +95,8 @@ def jobs(count: int, seed: int, gpu: bool, also: str = "") -> Iterator[Job]:
             yield named.pop()
 
 
-def build(
-    handle: pybnorm.Handle, job: Job, more: Sequence[str] = ()
-) -> tuple[Any, dict[tuple[str, bool], Built], float]:
-    """The plan that makes statistics, those of each row, also of `more` ways, and the seconds that they took."""
-    start = time.monotonic()
+def build(handle: pybnorm.Handle, job: Job, more: Sequence[str] = ()) -> tuple[Any, Plans]:
+    """The plan that makes statistics, and those of each row, also of `more` ways."""
     dims, dtype, layout, rows = job
     found: Plans = {}
     strides = pybnorm._arguments.packed_strides(dims, LAYOUTS[layout])
@@ -113,7 +111,7 @@ def build(
             missing: set[str] = set()
             for name in dict.fromkeys((auto.algorithm.partition("+")[0], *_core.candidates(auto, True), *more)):
                 base, _, number = name.partition(":")
-                if base in missing or int(number or 0) > LAST_PLAN:
+                if base in missing or int(number or 0) > LAST_PLAN.get(base, 2):
                     continue
                 try:
                     built.plans[name] = make(x, algorithm=name, **options)
@@ -121,7 +119,7 @@ def build(
                     built.refused[name] = one_line(error)
                     missing |= {base} if number else set()
             found[operation, saved] = built
-    return statistics, found, time.monotonic() - start
+    return statistics, found
 
 
 def right(case: Case, operation: str) -> dict[str, Any]:
@@ -167,17 +165,25 @@ class _Sweep:
         torch = rivals.presence("torch", machine)
         self.rivals = () if "absent" in torch else TORCH if machine.gpu else TORCH[:1]
         self.torch = torch
-        self.spent: dict[str, float] = collections.defaultdict(float)
 
-    def measure(self, handle: pybnorm.Handle, job: Job, built: tuple[Any, Plans, float]) -> None:
+    def shape(
+        self, handle: pybnorm.Handle, job: Job, ways: Sequence[str] = (), wait: Callable[[], object] = lambda: None
+    ) -> None:
+        """Write the rows of a job; `wait` is called between its plans and its measurements."""
+        try:
+            plans = build(handle, job, ways)
+            wait()
+            self.measure(handle, job, *plans)
+        except (PybnormError, RuntimeError) as problem:
+            print(f"left out: {job}: {one_line(problem)}", file=sys.stderr)
+        self.machine.release()
+
+    def measure(self, handle: pybnorm.Handle, job: Job, statistics: Any, rows: Plans) -> None:
         """Write the rows of a job."""
         dims, dtype, layout, _ = job
         tensor_bytes = math.prod(dims) * dtype.itemsize
         sets = buffer_sets(tensor_bytes, self.machine.cache_bytes)
-        statistics, rows, seconds = built
-        self.spent["build"] += seconds
-        with self._clock("allocate"):
-            case = cases.make(self.machine, handle, dims, dtype, LAYOUTS[layout], sets, statistics)
+        case = cases.make(self.machine, handle, dims, dtype, LAYOUTS[layout], sets, statistics)
         for (operation, saved), plans in rows.items():
             row: dict[str, Any] = {
                 "operation": operation,
@@ -194,8 +200,7 @@ class _Sweep:
                 "wrong": {},
                 "refused": plans.refused,
             }
-            with self._clock("check"):
-                expected = right(case, operation)
+            expected = right(case, operation)
             fastest = math.inf
             for name in (*plans.plans, *(self.rivals if saved else ())):
                 try:
@@ -219,37 +224,28 @@ class _Sweep:
         fastest: float,
     ) -> float:
         """Seconds of one way, which are in the row then; infinite if it is wrong."""
-        with self._clock("check"):
-            contender: Contender
-            if name in TORCH:
-                contender = rivals.torch_calls(case, operation, native=name == "torch-native")
-            else:
-                contender = cases.planned(case, operation, plans.plans[name], saved=saved)
-            handle.fill(57.0, case.sets[0].y)  # far from every right result: what is not written is seen
-            with contender.context():
-                contender.calls[0]()
-                self.machine.synchronize()
-            wrong_by = error(case, contender.outputs(), expected)
+        contender: Contender
+        if name in TORCH:
+            contender = rivals.torch_calls(case, operation, native=name == "torch-native")
+        else:
+            contender = cases.planned(case, operation, plans.plans[name], saved=saved)
+        handle.fill(57.0, case.sets[0].y)  # far from every right result: what is not written is seen
+        with contender.context():
+            contender.calls[0]()
+            self.machine.synchronize()
+        wrong_by = error(case, contender.outputs(), expected)
         if not wrong_by <= TOLERANCE:
             row["wrong"][name] = float(f"{wrong_by:.2g}") if math.isfinite(wrong_by) else None
             if name not in TORCH:
                 return math.inf
         # PyTorch's own way is what the others are held against, so it is measured to the end.
         limit = math.inf if name in TORCH else max(SLOW * fastest, fastest + SLOW_SECONDS)
-        with self._clock("time"), contender.context():
+        with contender.context():
             timing = self.machine.time(contender.calls, REPLAYS, seconds=MEASUREMENT, limit=limit)
         row["us"][name] = float(f"{timing.seconds * 1e6:.4g}")
         if timing.replays == 1:
             row["rough"].append(name)
         return timing.seconds
-
-    @contextlib.contextmanager
-    def _clock(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spent[name] += time.monotonic() - start
 
 
 def run(
@@ -261,7 +257,7 @@ def run(
     also: str = "",
     ways: Sequence[str] = (),
     seconds: float = math.inf,
-    threads: int | None = None,
+    processes: int | None = None,
 ) -> int:
     """Measure.
 
@@ -279,8 +275,8 @@ def run(
         Algorithms that are measured besides those which auto and fast may take.
     seconds : float
         After them no other shape is begun.
-    threads : int, optional
-        That build plans; by default 12, on the CPU none but this one.
+    processes : int, optional
+        That build plans; by default 14, on the CPU none but this one.
 
     Returns
     -------
@@ -293,16 +289,9 @@ def run(
         raise ArgumentError("backend", backend, " | ".join(BACKENDS))
     library = pybnorm.load(backend)
     machine = open_machine(library.device_type)
-    threads = (12 if machine.gpu else 0) if threads is None else threads
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(machine.current())
+    todo = list(jobs(count, seed, machine.gpu, also))
+    with machine.current():
         sweep = _Sweep(machine, write)
-        handles = collections.deque(
-            stack.enter_context(pybnorm.Handle(backend, stream=machine.stream or None)) for _ in range(threads + 2)
-        )
-        pool = stack.enter_context(
-            concurrent.futures.ThreadPoolExecutor(max(threads, 1), initializer=_begin, initargs=(machine,))
-        )
         speed, how = machine.copy_speed()
         write(
             {
@@ -318,39 +307,77 @@ def run(
                 "copy": {"bytes_per_second": speed, "how": how},
             }
         )
-        left = jobs(count, seed, machine.gpu, also)
-        waiting: collections.deque[tuple[pybnorm.Handle, Job, Any]] = collections.deque()
-        done = 0
-        while True:
-            while handles and time.monotonic() < end and (job := next(left, None)) is not None:
-                handle = handles.popleft()
-                waiting.append((handle, job, pool.submit(build, handle, job, ways) if threads else None))
-            if not waiting or time.monotonic() >= end:
-                for _, _, future in waiting:
-                    if future is not None:
-                        future.cancel()
-                break
-            handle, job, future = waiting.popleft()
-            try:
-                with sweep._clock("wait"):
-                    built = build(handle, job, ways) if future is None else future.result()
-                sweep.measure(handle, job, built)
-            except (PybnormError, RuntimeError) as problem:
-                print(f"left out: {job}: {one_line(problem)}", file=sys.stderr)
-            built = future = None  # another shape's plans are made with the handle now
-            handles.append(handle)
-            done += 1
-            if done % 16 == 0:
-                machine.release()
-        shares = ", ".join(f"{name} {spent:.1f} s" for name, spent in sweep.spent.items())
-        print(f"{done} shapes; {shares}", file=sys.stderr)
+        machine.release()
+        processes = (14 if machine.gpu else 0) if processes is None else processes
+        if processes:
+            return _by_processes(processes, (backend, todo, tuple(ways)), write, end)
+        with pybnorm.Handle(backend, stream=machine.stream or None) as handle:
+            for done, job in enumerate(todo):
+                if time.monotonic() >= end:
+                    return done
+                sweep.shape(handle, job, ways)
+    return len(todo)
+
+
+def _by_processes(count: int, given: tuple[Any, ...], write: Callable[[dict[str, Any]], object], end: float) -> int:
+    """Shapes that were measured: processes make their plans at once, and measure one at a time.
+
+    Threads would not do: the compiler of cuDNN's graphs serves one at a time in a process.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Any, Any] = {}
+    pipe: Any
+    measuring: Any = None
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, *given), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.terminate)  # what still makes plans when the time is over
+            theirs.close()
+            workers[ours] = process
+        left, built, done = iter(range(len(given[1]))), collections.deque[Any](), 0
+        while workers and time.monotonic() < end:
+            for pipe in multiprocessing.connection.wait(list(workers), timeout=0.5):
+                try:
+                    said = pipe.recv()
+                except EOFError:  # it has ended, or died
+                    workers.pop(pipe)
+                    measuring = None if measuring is pipe else measuring
+                    continue
+                if isinstance(said, dict):
+                    write(said)
+                elif said == "built":
+                    built.append(pipe)
+                else:
+                    done, measuring = (done + 1, None) if measuring is pipe else (done, measuring)
+                    pipe.send(next(left, None))
+            while measuring is None and built:
+                measuring = built.popleft()
+                if measuring in workers:
+                    measuring.send("measure")
+                else:
+                    measuring = None
     return done
 
 
-def _begin(machine: Machine) -> None:
-    """The device's context is current in a thread once it was used there."""
-    if isinstance(machine, TorchCuda):
-        machine.torch.cuda.synchronize()
+def _work(pipe: Any, backend: str, todo: Sequence[Job], ways: Sequence[str]) -> None:
+    """Measure the shapes that the other end of a pipe names, each when it says so."""
+    machine = open_machine(pybnorm.load(backend).device_type)
+
+    def wait() -> None:
+        pipe.send("built")
+        pipe.recv()
+
+    with machine.current(), pybnorm.Handle(backend, stream=machine.stream or None) as handle:
+        sweep = _Sweep(machine, pipe.send)
+        while True:
+            pipe.send("next")
+            number = pipe.recv()
+            if number is None:
+                return
+            sweep.shape(handle, todo[number], ways, wait)
 
 
 def _main() -> int:
@@ -360,7 +387,7 @@ def _main() -> int:
     parser.add_argument("--also", default="", choices=list(SHAPES), help="a set of shapes among them, in all dtypes")
     parser.add_argument("--way", dest="ways", default=[], action="append", help="besides those that auto may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no shape after this time")
-    parser.add_argument("--threads", type=int, help="that build plans")
+    parser.add_argument("--processes", type=int, help="that build plans")
     parser.add_argument("--out", default="-", help="the file; - is standard output")
     given = parser.parse_args()
     _, count, seed = given.shapes.split(":")
@@ -370,7 +397,7 @@ def _main() -> int:
         def write(line: dict[str, Any]) -> None:
             print(json.dumps(line), file=target, flush=True)
 
-        options = {name: getattr(given, name) for name in ("backend", "also", "ways", "seconds", "threads")}
+        options = {name: getattr(given, name) for name in ("backend", "also", "ways", "seconds", "processes")}
         done = run(int(count), int(seed), write, **options)
     return 0 if done else 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import rules
+from benchmarks import rules, times
 from benchmarks.shapes import random_shapes
 from pybnorm import _arguments
 from pybnorm.check.problem import OPERATIONS
@@ -129,17 +129,47 @@ def test_files_keep_rows(rows, tmp_path):
         assert replace(row, us={}) == replace(kept, us={})
 
 
-def test_the_report_says_what_shapes_held_out_say(rows):
-    lines = rules.report(rules.Sweep(HEAD, rows[:600])).splitlines()
+def test_the_report_says_what_shapes_held_out_say(rows, monkeypatch):
+    monkeypatch.setattr(rules, "NEEDS", (rules.NEED,))
+    monkeypatch.setattr(times, "SHAPES", 50)
+    lines = rules.report(rules.Sweep(HEAD | {"times": times.fit(rows[:240])}, rows[:240])).splitlines()
     shown = {line.split("  ")[1]: line for line in lines if line.startswith("  auto")}
     assert len(shown) == 3
-    assert all("of 600 rows below 0.97" in line for line in shown.values())
+    assert all("of 240 rows below 0.97" in line for line in shown.values())
 
 
 def test_lines_of_the_header_are_short(table, rows):
     lines = rules.header(table, rules.Sweep(HEAD, rows), "docs/results/nobodys.txt").splitlines()
     assert max(map(len, lines)) <= 120
     assert sum(line.startswith("    {PBN_OP_") for line in lines) == len(table)
+
+
+def known_times(row: rules.Row) -> dict[str, float]:
+    """Two ways that terms of the model can say."""
+    kilobytes, values = row.value("kilobytes"), row.value("values")
+    return {"spatial": 2 + values / 500, "columns:1": 12 + kilobytes / 2500, "torch": 3 + kilobytes / 1000}
+
+
+def test_times_between_the_shapes_are_those_that_were_to_be_found(rows):
+    known = [replace(row, us=known_times(row)) for row in rows if row.operation == "train" and row.first != row.both]
+    found = times.fit(known[::2])
+    for row in known[1::2]:
+        expected = times.expected(found, row)
+        assert set(expected) == {"spatial", "columns:1", "torch"}
+        for way, us in known_times(row).items():
+            assert 0.7 < expected[way] / us < 1.4, (way, row)
+    made_rows = list(times.between(known, found))
+    assert {row.operation for row in made_rows} == {"train"}
+    assert all(row.first and 0 < row.weight < 1 for row in made_rows)
+    assert made_rows == list(times.between(known, found))
+
+
+def test_a_table_of_few_shapes_errs_less_with_what_is_expected_between_them(rows):
+    known = [replace(row, us=known_times(row)) for row in rows if row.operation == "train" and row.first != row.both]
+    few, others = known[:60], known[60:]
+    tables = [rules.learn(few, between=list(made)) for made in ((), times.between(few, times.fit(few)))]
+    alone, between = (rules.score(others, lambda row, t=table: rules.chosen(t, row)).slowdown for table in tables)
+    assert between < min(alone, 1.02)
 
 
 def test_another_device_is_refused(rows, tmp_path):

@@ -111,11 +111,11 @@ def test_a_seed_stands_for_the_same_rows():
     assert set(more) > set(sweep.jobs(400, 7, gpu=False))
 
 
-@pytest.mark.parametrize("threads", ["0", "2"])
-def test_rows_of_a_run(tmp_path, threads):
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_rows_of_a_run(tmp_path, processes):
     out = tmp_path / "sweep.jsonl"
     command = [sys.executable, "-m", "benchmarks.sweep", "--backend", "onednn", "--shapes", "random:3:9"]
-    subprocess.run([*command, "--threads", threads, "--out", out], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([*command, "--processes", processes, "--out", out], cwd=ROOT, check=True, timeout=300)
     head, *rows = map(json.loads, out.read_text().splitlines())
     assert head["schema"] == sweep.SCHEMA
     assert head["shapes"] == "random:3:9"

@@ -102,7 +102,7 @@ def test_it_computes_right_inside_its_memory(
         SCRIPT, shape=shape, fill=fill, dtype=dtype, written=written, algorithm="layer_norm:0"
     )
     assert whole, "something was written outside"
-    assert live == 0, "descriptors were left behind"
+    assert live == 0, "a descriptor was not destroyed"
     assert max(worst.values()) < 2e-5, worst
     assert lost, "a channel that is not finite has statistics"
     assert set(algorithms) == {"layer_norm:0"}

@@ -498,7 +498,12 @@ static const rule split_rule = {PBN_OP_FORWARD_INFERENCE, ANY_DTYPE, ANY_LAYOUT,
 static const rule fused_rule = {.algorithm = "pointwise", .why = "the one way of cuDNN with a fused activation"};
 static const rule graph_rules[] = {{.algorithm = "graph", .why = "the one way of an installation without libcudnn_ops"},
                                    {.algorithm = "pointwise", .why = "the one way of an installation without libcudnn_ops"}};
+static const rule half_rule = {.algorithm = "columns", .why = "asked for"};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
+
+static int half_of(const pbn_call *call) {
+    return call->sums_only ? SUMS : call->share != 0 ? GIVEN : 0;
+}
 
 static int within(span s, int64_t value) {
     return value >= s.from && (s.below == 0 || value < s.below);
@@ -510,17 +515,14 @@ static int fits(const rule *r, const pbn_call *call, int fast) {
     const int64_t size = elements / images / channels, element = (int64_t)pbn_item_size(x->dtype);
     if (r->layout == LAST && !all_channels_last(call))
         return 0;
-    if ((r->layout == FIRST || r->layout == WHOLE_ROWS) && !all_channels_first(call))
-        return 0;
-    if (r->layout == WHOLE_ROWS &&
-        (size * element % 16 != 0 || images * channels * row_pieces(x) < ROWS_ENOUGH))
+    if (r->layout == FIRST && !all_channels_first(call))
         return 0;
     if (r->layout == SLOW_VIEW && !any_slow(call))
         return 0;
     if ((r->row_bytes != 0 && size * element % r->row_bytes != 0) ||
         (r->channel_bytes != 0 && channels * element % r->channel_bytes != 0))
         return 0;
-    return r->operation == call->operation && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
+    return r->operation == call->operation && r->half == half_of(call) && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
            (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && within(r->images, images) &&
            within(r->channels, channels) && within(r->size, size) && within(r->values, images * size) &&
            within(r->lines, images * channels) && within(r->kilobytes, elements * element >> 10);
@@ -552,9 +554,9 @@ static int parse_algorithm(const char *algorithm, int *kind, int *skip) {
                                       "pointwise, split, columns, rows, layer_norm, dense");
 }
 
-/* What ran on the tests' doubles only, and so is taken by name only. */
-static int is_untried(int kind, const pbn_call *call) {
-    return kind == LAYER_NORM || (kind == COLUMNS && columns_last(call));
+/* Never the fastest in the sweep of an H200, and layer normalization takes seconds to compile. */
+static int is_by_name_only(int kind, const pbn_call *call) {
+    return kind == LAYER_NORM || (kind == COLUMNS && half_of(call) == 0 && columns_last(call));
 }
 
 /* An algorithm that cannot be built leaves the plan as it was. */
@@ -567,7 +569,7 @@ static int try_algorithm(pbn_plan *p, pbn_handle *handle, const pbn_call *call, 
     reason = unavailable(p->kind, call);
     if (reason != NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, reason);
-    p->why = is_untried(p->kind, call) ? "asked for; it has not yet run on a GPU" : why;
+    p->why = why;
     status = build(p, handle, call, skip);
     if (status != PBN_OK) {
         const int64_t alignment = p->alignment;
@@ -601,6 +603,40 @@ static int try_given(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
     return status;
 }
 
+static const char whole_calls[] = "the calls of a whole batch norm are the faster way to this half, by the table";
+
+/* "fast" takes every half, "auto" those that the table has as faster. Sums of rows are less exact than those of columns. */
+static int try_half(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int fast) {
+    const struct rule_table *table = handle->rules;
+    const rule *found = fast ? &half_rule : NULL;
+    for (size_t i = 0; found == NULL && i < table->count; i++)
+        if (fits(&table->rules[i], call, 0))
+            found = &table->rules[i];
+    if (found == NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, whole_calls);
+    return call->sums_only ? try_algorithm(p, handle, call, found->algorithm, found->why) : try_given(p, handle, call);
+}
+
+/* Whether the way's results stay in the stable class of the error bound for this call. The persistent kernels sum in
+ * fixed point, those of rows lose digits where a channel begins with a value far from its others; Ex runs those of the
+ * plain entry point, except over channels-last memory with saved statistics, which backward has computed where there
+ * are none. */
+static int is_stable(int kind, const pbn_call *call) {
+    int view;
+    if (kind == EX)
+        return all_channels_last(call) && (call->saved_mean != NULL || call->operation == PBN_OP_BACKWARD) &&
+               ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
+    if (kind == GRAPH && computes_moments(kind, call))
+        return choose_moments(kind, call, &view) == NULL && view == COLUMNS;
+    return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
+}
+
+static int may_take(const rule *r, const pbn_call *call, int fast) {
+    int kind, skip;
+    return fits(r, call, fast) &&
+           (fast || (parse_algorithm(r->algorithm, &kind, &skip) == PBN_OK && is_stable(kind, call)));
+}
+
 static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
     const int any = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
     const struct rule_table *table;
@@ -623,10 +659,12 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     forget_vendor_text();
     if (!any) {
         status = try_algorithm(p, handle, call, algorithm, "asked for");
-    } else if (call->share != 0) {
-        status = try_given(p, handle, call);
-    } else if (call->sums_only) {
-        status = try_algorithm(p, handle, call, "columns", "sums in one pass"); /* those of rows are less exact */
+    } else if (merges(call)) {
+        status = algorithm[0] == 'f' || call->x_desc->dims[0] == MERGE_MEASURED
+                     ? try_merge(p, handle, call)
+                     : pbn_refuse(PBN_E_UNSUPPORTED, merge_untried);
+    } else if (half_of(call) != 0) {
+        status = try_half(p, handle, call, algorithm[0] == 'f');
     } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
         status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
     } else {
@@ -636,7 +674,7 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
         table = handle->rules;
         status = PBN_E_UNSUPPORTED;
         for (size_t i = 0; status != PBN_OK && last != &plain_rule && i < table->count; i++)
-            if (fits(&table->rules[i], call, algorithm[0] == 'f'))
+            if (may_take(&table->rules[i], call, algorithm[0] == 'f'))
                 status = try_algorithm(p, handle, call, table->rules[i].algorithm, table->rules[i].why);
         by_table = status == PBN_OK;
         if (status != PBN_OK && last != &plain_rule && fits(&split_rule, call, 0))
@@ -661,21 +699,7 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     return PBN_OK;
 }
 
-/* Whether the way's results stay in the stable class of the error bound for this call. The persistent kernels sum in
- * fixed point, those of rows lose digits where a channel begins with a value far from its others; Ex runs those of the
- * plain entry point, except over channels-last memory with saved statistics, which backward has computed where there
- * are none. */
-static int is_stable(int kind, const pbn_call *call) {
-    int view;
-    if (kind == EX)
-        return all_channels_last(call) && (call->saved_mean != NULL || call->operation == PBN_OP_BACKWARD) &&
-               ((HALVES | SINGLE) & 1u << call->x_desc->dtype) != 0;
-    if (kind == GRAPH && computes_moments(kind, call))
-        return choose_moments(kind, call, &view) == NULL && view == COLUMNS;
-    return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
-}
-
-/* Without "plain", which is spatial or persistent, and what is untried; with some of the plans after the heuristic's
+/* Without "plain", which is spatial or persistent, and what is by name only; with some of the plans after the heuristic's
  * first. */
 static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int index) {
     static const char *const names[] = {
@@ -689,7 +713,7 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
     if (call->mode == PBN_PER_ACTIVATION)
         return index == 0 && !api.graphs_only ? plain_rule.algorithm : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL || is_untried(kind, call) ||
+        if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL || is_by_name_only(kind, call) ||
             (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
             continue; /* split of one piece is spatial */
         if (index-- == 0)
@@ -702,7 +726,7 @@ static const char *cudnn_unrepeated(const pbn_call *call, const char *algorithm)
     static const char dense[] = "dense+";
     const size_t front = sizeof dense - 1;
     int kind, skip;
-    if (algorithm == NULL)
+    if (algorithm == NULL || strcmp(algorithm, merge_name) == 0)
         return NULL;
     const int copied = strncmp(algorithm, dense, front) == 0; /* of packed copies, by the way whose name follows */
     if (parse_algorithm(copied ? algorithm + front : algorithm, &kind, &skip) != PBN_OK || !repeats(kind, call))
@@ -833,7 +857,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     if (plan->given != (call->share != 0) || plan->moments_only != (call->sums_only != 0))
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made for another half of a batch norm, or for the whole");
-    if (plan->given && plan->values[VALUE_LESS] != (float)-call->share) { /* of another number of values */
+    if (plan->given && plan->kind != MERGE && plan->values[VALUE_LESS] != (float)-call->share) { /* of another number of values */
         plan->values[VALUE_LESS] = (float)-call->share;
         for (size_t i = 0; i < sizeof plan->graphs / sizeof plan->graphs[0]; i++)
             graph_drop_pack(&plan->graphs[i]);
@@ -867,6 +891,8 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
         return run_lines(handle, plan, call);
     case DENSE:
         return run_dense(handle, plan, call);
+    case MERGE:
+        return run_merge_graphs(handle, plan, call);
     default:
         break;
     }
