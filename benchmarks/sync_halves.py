@@ -199,13 +199,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60, help="start no further row after this time")
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")
     parser.add_argument("--deterministic", action="store_true", help="ours by ways whose bits repeat")
-    parser.add_argument("--halves", action="store_true", help="ours by plans of the halves, each one pass")
+    for name, what in (("half", "halves in one pass each"), ("merge", "the merge of the statistics as one call")):
+        text = f"{what}: as the table says (auto), wherever the library has them (fast), or nowhere (plain)"
+        parser.add_argument(f"--{name}", choices=("auto", "fast", "plain"), default="auto", help=text)
+    parser.add_argument("--skip", type=int, default=0, help="rows to leave out before the first")
     parser.add_argument("--verbose", action="store_true", help="list our calls of each row")
     options = parser.parse_args(arguments)
-    ways.HALVES = options.halves
+    ways.TAKEN.update(half=options.half, merge=options.merge)
     torch = importlib.import_module("torch")
     stream = torch.cuda.Stream()
-    cases = [(s, d, y) for s in SHAPES for d in ("f32", "f16", "bf16") for y in ("nchw", "nhwc")]
+    cases = [(s, d, y) for s in SHAPES for d in ("f32", "f16", "bf16") for y in ("nchw", "nhwc")][options.skip :]
     found, good, start = [], True, time.monotonic()
     with pybnorm.Handle("cudnn", stream=stream.cuda_stream) as handle, torch.cuda.stream(stream):
         version = ".".join(map(str, handle.library.version))

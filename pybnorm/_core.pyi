@@ -610,8 +610,9 @@ def way_of(
     alignment: int,
     share: float = 0.0,
     sums_only: bool = False,
+    algorithm: str = "auto",
 ) -> Plan:
-    """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
+    """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`."""
 
 def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None:
     """Have `avoider` find other calls where one has a known defect."""

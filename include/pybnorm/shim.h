@@ -182,8 +182,11 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
  *
  * The halves of a synchronized batch norm, by plans where PBN_CAP_HALVES is set. With `sums_only` forward training
- * writes its statistics and no y, backward dscale and dbias and no dx; y_desc and dx_desc are there all the same, alpha
- * is 1 and beta 0. Backward's other half: with `share`, 1 over the number of values that the sums are of (at each run another, if need be), dbias has sum(dy) and dscale
+ * writes its statistics and no y, and with factor 1 does not read the running ones; backward dscale and dbias and no dx;
+ * y_desc and dx_desc are there all the same, alpha is 1 and beta 0. With `share` too, 1 over a number n of values,
+ * forward training merges the statistics of as many values in each row of x, which has their means: z has variances that
+ * it adds alpha times, and y takes the merged one, both described as x is; scale, bias and beta are not read; the saved
+ * pair is written. Backward's other half: with `share`, 1 over the number of values that the sums are of (at each run another, if need be), dbias has sum(dy) and dscale
  * sum(dy*(x - saved_mean)). Both are read, and, with r = saved_inv_variance,
  * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)). alpha is 1 and beta 0.
  *
@@ -196,7 +199,7 @@ typedef struct pbn_call {
     double alpha_param, beta_param;
     double factor;  /* running = (1-factor)*running + factor*batch; batch variance is unbiased */
     double epsilon;
-    double share;   /* backward: 0, or of sums that are given */
+    double share;   /* 0, or of sums that are given, or of statistics that are merged */
     int32_t sums_only;
     int32_t activation;                      /* pbn_activation; of the three batch-norm calls */
     double activation_low, activation_high;  /* read where the activation has them */

@@ -188,8 +188,7 @@ cdef class Handle(_HandleCalls):
         algorithm : str or None
             ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
             range is limited (cuDNN's persistent sums in fixed point) or that are less exact where a channel begins with
-            a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else,
-            of which cuDNN's ``"layer_norm"``, and ``"columns"`` over channels-last memory, have not yet run on a GPU.
+            a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else.
             ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
             mode, as `forward_training` calls it.
         alpha, beta, epsilon, exponential_average_factor, unbiased

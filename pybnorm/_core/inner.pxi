@@ -64,16 +64,16 @@ def refuse_addresses(Plan plan not None):
 
 def way_of(
     Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic,
-    alignment, share=0.0, sums_only=False,
+    alignment, share=0.0, sums_only=False, algorithm="auto",
 ):
-    """The library's own way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
+    """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`.
 
     Parameters
     ----------
     handle : Handle
     operation : Operation
     tensors : dict of str to TensorDescriptor
-        Data tensors by name; x and those that are not like it.
+        Data tensors by name; x and those that are not like it. With z the statistics of ranks are merged.
     values : dict
         mode and scalars, as in `CallList.append`.
     running, saved : bool
@@ -83,9 +83,11 @@ def way_of(
     alignment : int
         Of the data, a power of two up to 16: what is less aligned goes to the entry point.
     share : float
-        1 over the number of values that backward's given sums are of; 0: it makes them.
+        1 over the number of values that backward's given sums, or the merged statistics, are of; 0: none.
     sums_only : bool
         Whether y or dx is left alone.
+    algorithm : str
+        Of halves: ``"fast"`` takes those too that the measured table has as slower or does not have.
 
     Returns
     -------
@@ -102,7 +104,8 @@ def way_of(
     if not _normalizes(op):
         raise errors.ArgumentError("operation", operation, "a batch-norm call")
     plan = _plan(
-        handle, op, tensors, values, _has(running, saved), (Activation.NONE, 0.0, 0.0), "auto", None, False, True,
+        handle, op, tensors, values, _has(running, saved, tensors.get("z")), (Activation.NONE, 0.0, 0.0),
+        algorithm, None, False, True,
         _arguments.boolean(deterministic, "deterministic"), True, alignment, share, sums_only,
     )
     plan.handle = None  # whose lists have it: it would be a circle

@@ -158,7 +158,8 @@ cdef Plan _plan(
         z = tensors["z"]
         if algorithm is None:
             raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
-        _arguments.residual(activation[0], likes["dz" if "dz" in likes else "z"], likes["x"])
+        if not sums_only:  # there it is no residual
+            _arguments.residual(activation[0], likes["dz" if "dz" in likes else "z"], likes["x"])
     with handle.lock:
         handle._check()
         plan.table, plan.name = handle.table, _CALL_NAMES[operation]

@@ -21,7 +21,7 @@ from pybnorm.operations.views import Axis, _row, _rows
 def stats(
     p: Program, x: Any,
     *, mean: Any = None, variance: Any = None, inv_variance: Any = None, epsilon: float = 1e-5, axis: Axis = 1,
-    workspace: Any = None, _sample: bool = False, _y: Buffer | None = None,
+    workspace: Any = None, _sample: Buffer | None = None, _y: Buffer | None = None,
 ) -> None:  # fmt: skip
     """Mean, biased variance and inverse standard deviation of the batch.
 
@@ -61,8 +61,7 @@ def stats(
     target = None if variance is None else p.result("variance", variance, shape)
     running = None
     if target is not None and shape.m > 1:
-        # Those of `_sample` are finite: its caller has filled them, both by one call.
-        running = (saved[0], target) if _sample else (p.filled(0.0, shape), p.filled(0.0, shape))
+        running = (saved[0], target) if _sample else (p.vector(shape), p.vector(shape))
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
     written = (p.vector(shape), saved[1]) if running is not None and _sample else saved
     vectors = {"scale": ones, "bias": zeros, "saved_mean": written[0], "saved_inv_variance": written[1]}
@@ -70,6 +69,9 @@ def stats(
         vectors |= {"running_mean": running[0], "running_variance": running[1]}
     options = {"epsilon": epsilon, "exponential_average_factor": 1.0}
     if not ways.half(p, Operation.FORWARD_TRAINING, shape.kept, {"x": xb, "y": xb}, vectors, **options):
+        priors = () if running is None else running if _sample is None else (_sample,)
+        for prior in priors:  # they are read, and 0 times what is in memory may be NaN
+            p.fill(0.0, prior)
         p.training(shape.kept, xb, ones, zeros, _y, epsilon=epsilon, factor=1.0, running=running, saved=written)
     if running is not None and _sample:
         return
@@ -392,6 +394,12 @@ def gather_stats(
     length = sum(stop - start for start, stop, _ in runs)
     within = [1.0 / n if variances is None else (count - _sample) / n for _, _, count in runs]
     shares = [count / n for _, _, count in runs]
+    even = length == rows.dims[0] and len(runs) == 1  # one weight: of the sums, not of the rows
+    if even and length > 1 and (unbiased or running is None) and ways.merge(
+        p, rows, squares, (centre, spread, inverse), running or (), within=within[0], n=n,
+        epsilon=epsilon, exponential_average_factor=factor,
+    ):  # fmt: skip
+        return
     if length == 1:
         (start, _, _), single = runs[0], within[0]
         p.axpby(1.0, _row(rows, start), 0.0, centre)
@@ -410,7 +418,6 @@ def gather_stats(
             return target
 
         present = rows if length == rows.dims[0] else weighted(rows, [1.0] * len(runs), True)
-        even = present is rows and len(runs) == 1  # one weight: of the sums, not of the rows
         unused, total = p.vector(shape), p.vector(shape)
         shared = rows if even else weighted(rows, shares, True)
         weight = shares[0] if even else 1.0

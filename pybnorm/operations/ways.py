@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pybnorm import _arguments
@@ -15,8 +15,9 @@ from pybnorm.errors import UnsupportedError
 from pybnorm.operations.views import Dims, _views
 
 _ALWAYS = "auto", "fast", "plain"
-HALVES = False
-"""Whether `half` is taken: cuDNN's graphs for it have computed right on a double, and not yet run on a GPU."""
+TAKEN = {"half": "auto", "merge": "auto"}
+"""The algorithm of halves and of merges. For tests and measurements: ``"fast"`` takes them wherever the library has
+them, ``"plain"`` nowhere."""
 MOST_WAYS = 256
 """Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
 _ALIGNMENT = 16
@@ -48,26 +49,26 @@ def several(handle: Handle) -> bool:
 
 def auto(
     handle: Handle, operation: Operation, data: dict[str, Buffer], parameters: dict[str, Buffer],
-    values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False,
+    values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False, algorithm: str = "auto",
 ) -> Way | None:  # fmt: skip
     """The way of a spatial call; None: the entry point, or there is none without other calls in its place.
 
-    `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`: as `way_of` has
-    them.
+    `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`, `algorithm`: as `way_of` has them.
     """
     if values["mode"] != Mode.SPATIAL:
         return None
     statistics = "running_mean" in parameters, "saved_mean" in parameters
     asked = *statistics, deterministic, alignment_of(data.values())
     known = cache(handle, "ways")
-    # The share is read at each run: sums of any number of values go one way.
+    # Backward's share is read at each run: sums of any number of values go one way.
     key = (
         operation,
         *[(name, b.dtype, b.dims, b.strides) for name, b in data.items()],
         *values.items(),
         asked,
-        share != 0,
+        share if operation == Operation.FORWARD_TRAINING else share != 0,
         sums_only,
+        algorithm,
     )
     if key in known:
         kept: Way | None = known[key]
@@ -75,7 +76,7 @@ def auto(
     tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
     way = None
     with contextlib.suppress(UnsupportedError):
-        way = way_of(handle, operation, tensors, values, *asked, share, sums_only)
+        way = way_of(handle, operation, tensors, values, *asked, share, sums_only, algorithm)
     if way is not None and way.algorithm in ("plain", "spatial"):
         way = None
     known.keep(key, way, MOST_WAYS)
@@ -97,7 +98,7 @@ def half(
     options = {"alpha": 1.0, "beta": 0.0, **options}
     if operation == Operation.BACKWARD:
         options |= {"alpha_param": 1.0, "beta_param": 0.0}
-    for mode, axes in _views(kept, list(data.values())) if HALVES and p.plans else ():
+    for mode, axes in _views(kept, list(data.values())) if p.plans else ():
         dims = tuple(size for size, _ in axes)
         viewed = {
             name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
@@ -108,14 +109,46 @@ def half(
         if not bits & Capability.HALVES:
             continue
         values = {"mode": mode, **options}
-        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share)
+        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share, TAKEN["half"])
         if way is not None:
-            shape = _arguments.derived_dims(dims, mode)
-            steps = _arguments.packed_strides(shape)
-            shaped = {name: vector._replace(dims=shape, strides=steps) for name, vector in parameters.items()}
             what = "of sums" if share else "sums"
             text = f"{operation.name.lower()} {what} {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
             given = values | ({"share": share} if share else {"sums_only": True})
-            p._step(operation, {**viewed, **shaped}, given, way.workspace_size, text, way)
+            arrays = viewed | _shaped(parameters, dims, mode)
+            p._step(operation, arrays, given, way.workspace_size, text, way)
             return True
     return False
+
+
+def _shaped(vectors: dict[str, Buffer], dims: Dims, mode: Mode) -> dict[str, Buffer]:
+    shape = _arguments.derived_dims(dims, mode)
+    steps = _arguments.packed_strides(shape)
+    return {name: vector._replace(dims=shape, strides=steps) for name, vector in vectors.items()}
+
+
+def merge(
+    p: Any, means: Buffer, variances: Buffer, results: tuple[Buffer, Buffer, Buffer | None], running: Sequence[Buffer],
+    *, within: float, n: int, **options: float,
+) -> bool:  # fmt: skip
+    """Put the merge of the statistics of several batches of one size into a program as one call; whether it is there.
+
+    `means`, `variances`: a row for each batch; the sum of these is taken `within` times. `results`: mean, variance and
+    inverse standard deviation. `n`: values of all.
+    """
+    operation, mode, rows = Operation.FORWARD_TRAINING, Mode.SPATIAL, means.dims
+    layout = _arguments.layout_of(rows, _arguments.packed_strides(rows))
+    if not p.plans or not capability(p.handle.backend, operation, mode, means.dtype, layout, 2)[0] & Capability.HALVES:
+        return False
+    mean, variance, inverse = results
+    data = {"x": means, "y": variance._replace(dims=rows, strides=means.strides), "z": variances}
+    parameters = {"scale": variance, "bias": variance}  # every training has them; these are not read
+    parameters |= {"saved_mean": mean, "saved_inv_variance": inverse or p.scratch(mean.dims, mean.dtype)}
+    parameters |= dict(zip(("running_mean", "running_variance"), running, strict=False))
+    values = {"mode": mode, "alpha": within, "beta": 0.0, **options}
+    way = auto(p.handle, operation, data, parameters, values, p.deterministic, 1 / n, True, TAKEN["merge"])
+    if way is None:
+        return False
+    given = values | {"share": 1 / n, "sums_only": True}
+    text = f"merge {means.dtype.short} {rows} by {way.algorithm}"
+    p._step(operation, data | _shaped(parameters, rows, mode), given, way.workspace_size, text, way)
+    return True

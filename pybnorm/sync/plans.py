@@ -142,8 +142,8 @@ class _ForwardPlan(_Plan):
         unread = y if _arguments.scalar(scalars["beta"], "beta", x.dtype) == 0 and y.strides == x.strides else None
         if self.elements:
             parts = {"mean": memory.part(FORWARD), "variance": memory.part(FORWARD, memory.section)}
-            self._first.then("fill", 0.0, memory.part(FORWARD, 0, (2 * memory.section,)))
-            own = {"epsilon": scalars["epsilon"], "axis": self.axis, "_sample": True, "_y": unread}
+            both = memory.part(FORWARD, 0, (2 * memory.section,))
+            own = {"epsilon": scalars["epsilon"], "axis": self.axis, "_sample": both, "_y": unread}
             self._first.then("stats", x, **parts, **own)
         self.elementwise = memory.program(
             "forward_inference", x, arrays["scale"], arrays["bias"], mean, variance, y, **data

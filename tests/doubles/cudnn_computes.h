@@ -14,6 +14,7 @@
 
 enum { not_supported = 3000, most = 64, graph_workspace = 192, ex_workspace = 320 };
 
+int double_ops = most; /* operations in a graph that it has engines for, at most */
 int double_written = 0; /* layer normalization only where its y is written */
 int double_slow = 0; /* gradients by the kernels that are slow: the plain entry point's, and Ex without what it wants */
 
@@ -406,6 +407,8 @@ int cudnnBackendFinalize(void *desc) {
     const int status = fails();
     if (status != 0 || n->type != PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
         return status;
+    if (n->graph->count > double_ops)
+        return not_supported;
     for (int64_t k = 0; k < n->graph->count; k++) {
         const node *op = n->graph->many[k];
         const int last = is_last(op->x) && is_last(op->b) && is_last(op->y);

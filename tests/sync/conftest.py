@@ -1,14 +1,15 @@
 """One launch of each kind of communicator for all tests, and the worst ratios at the end."""
 
 import pytest
-from sync_launch import KINDS, launch, ranks_of, scenarios_of
+from sync_launch import GPU_KINDS, KINDS, launch, ranks_of, scenarios_of
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def ranks(request, tmp_path_factory):
+def ranks(request, tmp_path_factory, need_device):
     """(kind, size, results by rank) of one launch with every scenario."""
     kind = request.param
     size = ranks_of(kind)
+    need_device("cudnn" if kind in GPU_KINDS else "onednn")
     return kind, size, launch(kind, size, tmp_path_factory.mktemp(kind), scenarios_of(kind))
 
 

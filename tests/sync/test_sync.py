@@ -175,7 +175,8 @@ def test_fixed_order_gives_the_same_bits_in_every_run(ranks, tmp_path):
     assert assert_same_bits(results, again) > 50
 
 
-def test_fixed_order_gives_the_same_bits_over_mpi_and_gloo(tmp_path):
+def test_fixed_order_gives_the_same_bits_over_mpi_and_gloo(need_device, tmp_path):
+    need_device("onednn")
     names = ["uneven, fixed order", "empty, fixed order", "offset, fixed order"]
     sizes = [ranks_of(kind) for kind in ("mpi4py", "gloo")]
     one, other = (launch(k, s, tmp_path / k, names) for k, s in zip(("mpi4py", "gloo"), sizes, strict=True))
@@ -318,8 +319,14 @@ def test_one_rank_is_refused(ranks):
 # ---------------------------------------------------------------- what a call costs
 
 
-def over_threads(work, size=4):
+@pytest.fixture
+def over_threads(need_device):
     """Results of `work(communicator, handle)` on each of some threads."""
+    need_device("onednn")
+    return _over_threads
+
+
+def _over_threads(work, size=4):
     shared = {"slots": [None] * size, "barrier": threading.Barrier(size)}
     results, errors = [None] * size, []
 
@@ -341,7 +348,7 @@ def over_threads(work, size=4):
     return results
 
 
-def test_the_running_variance_may_take_the_biased_variance():
+def test_the_running_variance_may_take_the_biased_variance(over_threads):
     x = np.random.default_rng(1).normal(2, 3, (4, 5, 6)).astype(np.float32)
 
     def work(communicator, handle):
@@ -357,7 +364,7 @@ def test_the_running_variance_may_take_the_biased_variance():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_one_collective_a_call_and_no_memory_after_the_constructor(deterministic):
+def test_one_collective_a_call_and_no_memory_after_the_constructor(over_threads, deterministic):
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 20, deterministic=deterministic)
         built = communicator.vectors, layer.nbytes
@@ -380,7 +387,7 @@ def test_one_collective_a_call_and_no_memory_after_the_constructor(deterministic
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_on_a_device_every_program_has_a_workspace_from_the_start(monkeypatch, deterministic):
+def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, monkeypatch, deterministic):
     """The caller's before the collective and for the last step; the object's own, made with it, for what merges."""
 
     class Aligned(Threads):  # as allocators of devices do
@@ -418,7 +425,7 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(monkeypatch, d
 
 
 @pytest.mark.parametrize("dims", [(4, 6, 5), (2, 6, 2, 3, 2, 2, 2)])
-def test_a_call_is_planned_once_and_works_wherever_arrays_are(dims):
+def test_a_call_is_planned_once_and_works_wherever_arrays_are(over_threads, dims):
     """Also for arrays so full of gaps that they are copied in pieces."""
 
     def gaps(array):
@@ -452,7 +459,7 @@ def test_a_call_is_planned_once_and_works_wherever_arrays_are(dims):
             assert np.abs(dx - reference.backward(x, x[::-1] * 2, ones).dx).max() < 5e-6
 
 
-def test_an_output_over_what_is_read_after_it_is_refused_on_all_ranks():
+def test_an_output_over_what_is_read_after_it_is_refused_on_all_ranks(over_threads):
     """Statistics are written before scale is read, dscale before dx is computed."""
 
     def work(communicator, handle):
@@ -473,7 +480,7 @@ def test_an_output_over_what_is_read_after_it_is_refused_on_all_ranks():
     assert [outcome[1][:15] for outcome in second] == ["running_mean: g", "dscale: got mem"]
 
 
-def test_the_memory_goes_with_the_object():
+def test_the_memory_goes_with_the_object(over_threads):
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3)
         x = np.ones((2, 3, 4), np.float32)
@@ -498,7 +505,7 @@ def test_counts_beyond_float32_survive_the_message():
         assert messages._number(sum(digits for _ in range(4096))) == 4096 * number
 
 
-def test_workspace_size_is_asked_by_call():
+def test_workspace_size_is_asked_by_call(over_threads):
     def work(communicator, handle):
         layer = SyncBatchNorm(handle, communicator, 3)
         x = np.zeros((2, 3, 4), np.float32)
@@ -511,7 +518,9 @@ def test_workspace_size_is_asked_by_call():
     assert all(size > 0 for size in over_threads(work, 2))
 
 
-def test_an_object_that_only_looks_like_a_communicator_is_refused():
+def test_an_object_that_only_looks_like_a_communicator_is_refused(need_device):
+    need_device("onednn")
+
     class Almost:
         rank, size, devices = 0, 2, (1,)
 
@@ -522,7 +531,7 @@ def test_an_object_that_only_looks_like_a_communicator_is_refused():
         SyncBatchNorm(handle, Almost(), 3)
 
 
-def test_a_communicator_for_other_memory_is_refused_on_every_rank():
+def test_a_communicator_for_other_memory_is_refused_on_every_rank(over_threads):
     def work(communicator, handle):
         communicator.devices = (1,) if communicator.rank else (2,)
         with pytest.raises((ArgumentError, sync.RankError)) as caught:
@@ -537,7 +546,7 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(monkeypatch, deterministic):
+def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monkeypatch, deterministic):
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
     whole = sync.operations.program.Prepared.execute
     here = threading.local()
@@ -594,7 +603,7 @@ def test_scenarios_cover_every_case():
     assert {n.partition(",")[0] for n in sync_worker.SCENARIOS if n.endswith("order")} == set(CASES)
 
 
-def test_a_call_is_few_calls_of_the_library(monkeypatch):
+def test_a_call_is_few_calls_of_the_library(over_threads, monkeypatch):
     """Each tensor is read and written as seldom as the library's operations allow, and the small steps are few."""
     whole, seen = sync.operations.program.Prepared.execute, []
 

@@ -98,15 +98,16 @@ SHAPES = {
     ],
     "nchw": [(3, 5, 4, 6), (2, 3, 32, 64), (4, 2, 3), (2, 4, 4, 8, 64), (1, 3, 16, 256)],
 }
+ENOUGH = [(16, 3, 32, 32), (6, 8, 1361), (32768, 3), (2, 4, 16, 16, 12)]  # smaller ones auto leaves to cuDNN
 CASES = [
     (layout, shape, algorithm)
     for layout, algorithms in (
-        ("nhwc", ("ex", "graph", "columns", "auto")),
+        ("nhwc", ("ex", "graph", "columns")),
         ("nchw", ("columns", "rows", "layer_norm", "graph")),
     )
     for shape in SHAPES[layout]
     for algorithm in algorithms
-]
+] + [("nhwc", shape, "auto") for shape in ENOUGH]
 
 
 @pytest.mark.slow
@@ -149,7 +150,7 @@ def test_ex_blends_all_the_same(compute: Any) -> None:
     told = {}
     with pybnorm.Handle("cudnn") as handle:
         for dtype in ("f32", "bf16"):
-            case = Case((8, 3, 16, 16), dtype=dtype, alpha=2, beta=0.5)
+            case = Case((32, 3, 16, 16), dtype=dtype, alpha=2, beta=0.5)
             for algorithm in ("ex", "auto"):
                 plan = case.plan(handle, algorithm)
                 case.run(plan)
@@ -170,7 +171,7 @@ def test_packed_copies_of_a_view_have_their_own(compute: Any) -> None:
         SCRIPT
         + """
     with pybnorm.Handle("cudnn") as handle:
-        case = Case((8, 3, 16, 16), "slice")
+        case = Case((32, 3, 16, 16), "slice")
         plan = case.plan(handle, "dense")
         case.run(plan)
         chosen, errors = plan.algorithm, case.errors()
@@ -180,7 +181,7 @@ def test_packed_copies_of_a_view_have_their_own(compute: Any) -> None:
     """
     )
     assert (whole, live, slow) == (True, 0, 0)
-    assert chosen == "dense+ex"
+    assert chosen.startswith("dense+")
     assert gaps, "the other channels were written"
     assert max(errors.values()) < 2e-5, errors
 
@@ -348,7 +349,10 @@ def test_auto_goes_on_to_its_next_way(compute: Any, saved: bool) -> None:
         + FAILING
         + """
     with pybnorm.Handle("cudnn") as handle:
-        case = Case((8, 3, 16, 16))
+        if values["saved"]:
+            case = Case((16, 2, 64, 96), "nchw")
+        else:
+            case = Case((32, 3, 16, 16), alpha=2, beta=0.5)  # which the graph does not
         plans = count(lambda: case.plan(handle, "auto", values["saved"]))
     finish(plans)
     """,
@@ -357,10 +361,11 @@ def test_auto_goes_on_to_its_next_way(compute: Any, saved: bool) -> None:
     assert (whole, live, slow) == (True, 0, 0)
     assert all(left == 0 for left, _ in plans), [i for i, (left, _) in enumerate(plans) if left]
     ends = [end for _, end in plans]
-    assert ends.count("ex") == (0 if saved else 3)
-    assert ends.count("spatial") == 1 if saved else ends.count("spatial") > 100
+    first = "columns" if saved else "ex"
+    assert ends.count(first) == 3  # by its next engine configuration
+    assert ends.count("spatial") > 100
     # what a plan of any way needs, the descriptors of x and the parameters among it
-    assert 0 < ends.count("InternalError") == len(ends) - ends.count("ex") - ends.count("spatial") < 12
+    assert 0 < ends.count("InternalError") == len(ends) - ends.count(first) - ends.count("spatial") < 12
 
 
 @pytest.mark.slow
@@ -401,7 +406,7 @@ def test_parameters_of_less_alignment(compute: Any) -> None:
         SCRIPT
         + """
     with pybnorm.Handle("cudnn") as handle:
-        case = Case((8, 3, 16, 16))
+        case = Case((32, 3, 16, 16))
         odd = memory((4,))[1:]
         odd[...] = case.scale
         refused, before = [], number("calls").value
@@ -420,7 +425,8 @@ def test_parameters_of_less_alignment(compute: Any) -> None:
     """
     )
     assert (whole, live, slow) == (True, 0, 1)
-    assert (chosen, calls) == ("ex", 1)
+    assert calls == 1
+    assert chosen != "spatial"
     assert max(errors.values()) < 2e-5
     for result in refused:
         assert "16-byte aligned" in result["text"], result
@@ -428,24 +434,24 @@ def test_parameters_of_less_alignment(compute: Any) -> None:
 
 
 CHOICES = {
-    "nhwc f32 256x64x112x112": ("ex", "ex"),
-    "nhwc f32 256x512x28x28": ("graph", "graph"),
-    "nhwc bf16 256x256x28x28": ("graph", "graph"),
-    "nhwc f16 256x64x56x56": ("ex", "ex"),
+    "nhwc f32 256x64x112x112": ("graph", "graph"),
+    "nhwc f32 256x512x28x28": ("ex", "ex"),  # after graph:2, which the double has not
+    "nhwc bf16 256x256x28x28": ("ex", "ex"),
+    "nhwc f16 256x64x56x56": ("graph", "graph"),
+    "nhwc f16 8x64x5x5": ("spatial", "spatial"),
     "nhwc f16 1x64x1x1": ("spatial", "spatial"),  # one value in a channel
     "nhwc f32 1048583x2x1x1": ("spatial", "spatial"),  # a prime number of rows: two columns, longer than were tried
     "nhwc f64 8x64x8x8": ("spatial", "spatial"),
-    "nchw f32 256x64x112x112": ("columns:1", "rows:1"),
-    "nchw f32 256x256x56x56": ("columns:1", "rows:1"),
-    "nchw f16 256x64x112x112": ("columns:1", "rows:1"),
-    "nchw f16 256x256x56x56": ("columns:1", "columns:1"),
-    "nchw f32 256x512x28x28": ("spatial", "spatial"),
-    "nchw f32 2x32x64x128x128": ("spatial", "rows:1"),  # an image too large for columns
+    "nchw f32 256x64x112x112": ("columns", "columns"),
+    "nchw f16 256x256x56x56": ("columns", "columns"),
+    "nchw f32 8x64x28x28": ("spatial", "ex"),  # whose kernels sum in fixed point there
+    "nchw f32 8x64x4x4": ("spatial", "spatial"),
+    "nchw f32 16x32x64x128x128": ("spatial", "rows"),  # an image too large for columns
 }
 
 
 def test_what_is_chosen(child: Any, computing: str) -> None:
-    """On the double every algorithm can be built, so that the rules alone decide."""
+    """On the double the first plan of every way can be built, so that the rules alone decide."""
     told = child(
         """
         import pybnorm
@@ -471,7 +477,7 @@ def test_what_is_chosen(child: Any, computing: str) -> None:
     assert {line: tuple(name for name, _ in plans) for line, plans in told.items()} == CHOICES
     for plans in told.values():
         for name, reason in plans:
-            assert ("statistics that are not saved first" in reason) == (name != "spatial"), (name, reason)
+            assert name == "spatial" or "shapes of the sweep" in reason, (name, reason)
 
 
 def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, driver: str) -> None:
@@ -499,7 +505,7 @@ def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, d
         file=computing,
         driver=driver,
     )
-    table = " (by the table of NVIDIA H200, cuDNN 9.19, 2026-11-22: there is none of this device"
+    table = " (by the table of NVIDIA H200, cuDNN 9.19, 2026-11-23: there is none of this device"
     unknown, measured, other = told
     assert all("table" not in reason for reason in measured)
     assert unknown == [reason + table + ")" for reason in measured[:2]] + measured[2:]
@@ -512,7 +518,8 @@ def test_where_the_statistics_cannot_be_computed(child: Any, computing: str, com
         pybnorm.load("cudnn", values["file"])
         told = []
         with pybnorm.Handle("cudnn") as handle:
-            cases = (1e-5, (4, 8, 3, 5)), (1e-42, (4, 8, 3, 5)), (1e-5, (1, 8, 1, 1)), (1e-5, (2, 1, 3, 5))
+            large = 16, 8, 16, 16
+            cases = (1e-5, large), (1e-42, large), (1e-5, (1, 24576, 1, 1)), (1e-5, (1, 1, 24593, 1))  # a prime number
             for epsilon, shape in cases:
                 last = shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]
                 with pybnorm.TensorDescriptor("cudnn", "f32", shape, last) as x:

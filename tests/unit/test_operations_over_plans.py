@@ -69,9 +69,9 @@ def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: A
     gc.collect()
     report([calls, errors, slow, whole(), number("live").value])
     """,
-        shape=(8, 8, 9, 5),
+        shape=(8, 16, 9, 9),
     )
-    assert calls == ["backward SPATIAL f32 (8, 8, 9, 5) by ex", "backward SPATIAL f32 (8, 8, 9, 5)"]
+    assert calls == ["backward SPATIAL f32 (8, 16, 9, 9) by ex", "backward SPATIAL f32 (8, 16, 9, 9)"]
     assert max(errors.values()) < 2e-5, errors
     assert slow == [0, 2], "the kernels that are slow over channels-last memory"
     assert whole, "something was written outside"
@@ -115,7 +115,7 @@ def test_the_elementwise_half_of_backward_is_one_call(
     calls, error, kept, whole, live = compute(
         SCRIPT
         + """
-    ways.HALVES = True
+    ways.TAKEN["half"] = "fast"
     with pybnorm.Handle("cudnn") as handle:
         x, dy, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), np.nan))
         scale, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(2))
@@ -150,7 +150,7 @@ def test_sums_are_one_pass_that_writes_nothing_else(compute: Any, shape: Any, la
     calls, errors, same, whole, live = compute(
         SCRIPT
         + """
-    ways.HALVES = True
+    ways.TAKEN["half"] = "fast"
     with pybnorm.Handle("cudnn") as handle:
         x, dy = (data(generator.standard_normal(shape) + far) for far in (3, 0.5))
         before = x.tobytes(), dy.tobytes()
@@ -182,6 +182,43 @@ def test_sums_are_one_pass_that_writes_nothing_else(compute: Any, shape: Any, la
     assert live == 0, "descriptors were left behind"
 
 
+def test_auto_takes_the_halves_that_were_the_faster_ones_on_an_h200(compute: Any) -> None:
+    taken = compute(
+        SCRIPT
+        + """
+    taken = {}
+    rest = CUDA, -1, True, None
+    with pybnorm.Handle("cudnn") as handle:
+        for shape in ((32, 64, 112, 112), (32, 512, 28, 28), (32, 2048, 7, 7), (4, 256, 64, 64)):
+            for dtype in (pybnorm.DataType.FLOAT32, pybnorm.DataType.BFLOAT16):
+                for last in (False, True):
+                    order = (0, 2, 3, 1) if last else (0, 1, 2, 3)
+                    strides = pybnorm._arguments.packed_strides(tuple(shape[a] for a in order))
+                    x = Buffer(0, shape, tuple(strides[order.index(a)] for a in range(4)), dtype, *rest)
+                    vector = Buffer(0, shape[1:2], (1,), pybnorm.DataType.FLOAT32, *rest)
+                    both = dict.fromkeys(("saved_mean", "saved_inv_variance"), vector)
+                    one = dict.fromkeys(("scale", "bias", "running_mean", "running_variance"), vector) | both
+                    two = dict.fromkeys(("scale", "dscale", "dbias"), vector) | both
+                    three = {"x": x, "dy": x, "dx": x}
+                    training, backward = pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD
+                    for half, operation, given, data, vectors in (
+                        ("forward", training, {"exponential_average_factor": 1.0}, {"x": x, "y": x}, one),
+                        ("sums", backward, {}, three, two), ("dx", backward, {"share": 1e-5}, three, two)):
+                        p = operations.program.Program(handle)
+                        if ways.half(p, operation, (1,), data, vectors, epsilon=0.0, **given):
+                            where = f"{shape[1]} {dtype.short} {'nhwc' if last else 'nchw'}"
+                            taken.setdefault(half, []).append(where)
+    report(taken)
+    """,
+        shape=(1, 1, 1, 1),
+    )
+    last = [f"{c} {d} nhwc" for c in (64, 512, 2048, 256) for d in ("f32", "bf16")]
+    first = [f"{c} {d} nchw" for c in (64, 512, 2048) for d in ("f32", "bf16")]
+    assert sorted(taken["forward"]) == ["64 bf16 nchw", "64 f32 nchw", "64 f32 nhwc"]
+    assert sorted(taken["sums"]) == sorted([*first, *[row for row in last if not row.startswith("2048")]])
+    assert sorted(taken["dx"]) == sorted([*first, *last])
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_synchronized_program_that_is_to_repeat_takes_ways_that_do(compute: Any, deterministic: bool) -> None:
     (text,) = compute(
@@ -199,18 +236,71 @@ def test_a_synchronized_program_that_is_to_repeat_takes_ways_that_do(compute: An
         shape=(64, 96, 64, 64),
         deterministic=deterministic,
     )
-    assert text.partition(" by ")[2] == ("" if deterministic else "columns:1")
+    assert text.partition(" by ")[2].partition(":")[0] == ("" if deterministic else "columns")
 
 
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("kernels", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("factor", [0.1, 1.0])
+def test_the_statistics_of_equal_ranks_are_merged_by_one_call(
+    compute: Any, ranks: int, kernels: int, factor: float
+) -> None:
+    calls, uneven, more, errors, whole, live = compute(
+        SCRIPT
+        + """
+    ways.TAKEN["merge"] = "fast"
+    ranks, factor, most = values["ranks"], values["factor"], number("ops")
+    if values["kernels"] == 2:
+        most.value = 6 * ranks - 1
+    received = memory((ranks + 1, 2 * 48 + 16))
+    received[:, :37] = 1e3 + 0.1 * generator.standard_normal((ranks + 1, 37))
+    received[:, 48 : 48 + 37] = 1e-3 * (generator.random((ranks + 1, 37)) + 1e-3)
+    means, variances = received[:ranks, :37], received[:ranks, 48 : 48 + 37]
+    mean, variance, inverse, running_mean, running_variance = (vector(0.5) for _ in range(5))
+    if factor == 1:
+        running_mean[...] = running_variance[...] = np.nan
+    given = dict(m2s=None, mean=mean, variance=variance, inv_variance=inverse, running_mean=running_mean,
+                 running_variance=running_variance, exponential_average_factor=factor, epsilon=1e-3)
+    with pybnorm.Handle("cudnn") as handle:
+        calls = run(handle, "gather_stats", means=means, variances=variances, counts=[5] * ranks, **given)
+        a, v = means.astype("f8"), variances.astype("f8")
+        v = v.mean(0) + a.var(0)
+        keep = (1 - factor) ** 2
+        wants = {"mean": a.mean(0), "variance": v, "inverse": 1 / np.sqrt(v + 1e-3),
+                 "running_mean": 0.5 * keep + (1 - keep) * a.mean(0),
+                 "running_variance": 0.5 * keep + (1 - keep) * v * 5 * ranks / (5 * ranks - 1)}
+        errors = {n: far(globals()[n].reshape(-1), want, 0.0) for n, want in wants.items()}
+        rest = {n: on_device(a) if isinstance(a, np.ndarray) else a for n, a in given.items()}
+        both = {"means": on_device(means), "variances": on_device(variances)}
+        uneven = operations.plan(handle, "gather_stats", **both, counts=[5] * (ranks - 1) + [4], **rest).calls
+        both = {"means": on_device(received[:, :37]), "variances": on_device(received[:, 48 : 48 + 37])}
+        more = operations.plan(handle, "gather_stats", **both, counts=[5] * (ranks + 1), **rest).calls
+    del handle
+    gc.collect()
+    report([calls, uneven, more, errors, whole(), number("live").value])
+    """,
+        shape=(1, 37, 1, 1),
+        ranks=ranks,
+        kernels=kernels,
+        factor=factor,
+    )
+    assert calls == [f"merge f32 {ranks, 37} by merge"]
+    assert len(uneven) > 8
+    assert (len(more) == 1) == (ranks < 8 and kernels == 1)
+    assert max(errors.values()) < 1e-6, errors
+    assert whole, "something was written outside"
+    assert live == 0, "descriptors were left behind"
+
+
+@pytest.mark.parametrize("way", ["plain", "fast"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, halves: bool) -> None:
+def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, way: str) -> None:
     """Of two ranks, the other of which has the same data."""
     calls, errors, whole, live = compute(
         SCRIPT
         + """
     from pybnorm.sync import SyncBatchNorm
-    ways.HALVES = values["halves"]
+    ways.TAKEN.update(dict.fromkeys(ways.TAKEN, values["way"]))
     own = {}
 
     class Mirror:
@@ -262,11 +352,11 @@ def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, halves: b
     """,
         shape=(4, 6, 16, 16),
         layout=layout,
-        halves=halves,
+        way=way,
     )
     kinds = [call.partition(" SPATIAL")[0] for call in calls]
-    elements = ["backward of sums"] if halves else ["forward_inference"] * 2
-    sums = " sums" if halves else ""
+    elements = ["backward of sums"] if way == "fast" else ["forward_inference"] * 2
+    sums = " sums" if way == "fast" else ""
     assert kinds == [f"forward_training{sums}", "forward_inference", f"backward{sums}", *elements]
     assert max(errors.values()) < 2e-5, errors
     assert whole, "something was written outside"

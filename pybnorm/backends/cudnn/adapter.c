@@ -65,6 +65,7 @@ static inline void forget_vendor_text(void) {
 #include "graph.c"
 #include "matrix.c"
 #include "layer.c"
+#include "merge.c"
 #include "plans.c"
 
 PBN_CALL_THERE(cudnn_forward_training)

@@ -6,6 +6,9 @@ static const char no_graph_part[] =
 static const char less_aligned[] = "a tensor's address is less aligned than those the plan was made for";
 static const char no_graph_plan[] = "cuDNN has no engine for this graph on this device";
 
+/* Numbers that a plan's graphs read; ranks whose statistics one graph merges. */
+enum { VALUES = 7, MERGE_RANKS = 8 };
+
 /* What a graph's tensor is bound to when it runs: a pointer of the call, a scalar on the host, or workspace. */
 enum slot {
     SLOT_VIRTUAL,
@@ -22,12 +25,12 @@ enum slot {
     SLOT_SAVED_INV_VARIANCE,
     SLOT_DSCALE,
     SLOT_DBIAS,
-    SLOT_VALUE, /* the first of six numbers on the host */
-    SLOT_SCRATCH = SLOT_VALUE + 6, /* the first of the vectors in the plan's part of the workspace */
-    SLOT_COUNT = SLOT_SCRATCH + 14
+    SLOT_VALUE, /* the first of the numbers on the host */
+    SLOT_SCRATCH = SLOT_VALUE + VALUES, /* the first of the vectors in the plan's part of the workspace */
+    SLOT_COUNT = SLOT_SCRATCH + 2 * MERGE_RANKS
 };
 
-enum { GRAPH_KEPT = 96, GRAPH_OPS = 16, GRAPH_TENSORS = 32, GRAPH_CONFIGS = 16 };
+enum { GRAPH_KEPT = 256, GRAPH_OPS = 56, GRAPH_TENSORS = 96, GRAPH_CONFIGS = 16 };
 
 typedef struct graph {
     int status; /* the first failure; builders do nothing after it */
@@ -282,7 +285,7 @@ struct pbn_plan {
     int given;                      /* backward's elementwise half, of sums that are given */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t offsets[SLOT_COUNT];
-    float values[6];                /* read by graphs from the host; the first two are epsilon and factor */
+    float values[VALUES];           /* read by graphs from the host; the first two are epsilon and factor */
     int64_t alignment;
     graph graphs[5];
     pbn_tensor part, rest;          /* split: a piece of x, and the last, smaller one */
@@ -309,7 +312,8 @@ enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_LESS };
 
 static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
                                               "columns", "rows", "layer_norm", "dense", NULL};
-enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, ROWS, LAYER_NORM, DENSE };
+enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, ROWS, LAYER_NORM, DENSE, MERGE };
+static const char merge_name[] = "merge"; /* a call's own, asked for by no name */
 static const char *const numbered_names[] = {"graph", "pointwise", "columns", "rows", "layer_norm", NULL};
 
 static size_t rounded(size_t bytes) {

@@ -17,7 +17,7 @@
  * (H200, 9.19). Training and backward over packed channels-last memory are by its columns in the same way. */
 
 /* More columns are more blocks of 32 than a launch takes, and a row's length is held to the same; with more rows nothing
- * was tried, and with fewer than ROWS_ENOUGH auto does not try (H200, 9.19). */
+ * was tried, and fewer than ROWS_ENOUGH leave much of the device idle (H200, 9.19). */
 enum { LINES_MOST = 65535 * 32, ROWS_MOST = 1 << 19, ROWS_WANTED = 1 << 12, ROWS_ENOUGH = 1 << 10, ROW_LEAST = 512, ROW_LONG = 1 << 13 };
 
 /* A block of a kernel takes several whole rows, so where they are few and long each is cut into pieces: a power of two
@@ -190,7 +190,7 @@ static int one_kernel(const pbn_plan *p, const pbn_call *call) {
     return p->kind == ROWS || call->x_desc->dtype == PBN_FLOAT32;
 }
 
-static int build_forward_sums(pbn_plan *p, const pbn_call *call, void *vendor_handle, int which) {
+static int build_forward_sums(pbn_plan *p, const pbn_call *call, void *vendor_handle, int which, int skip) {
     graph *g = &p->graphs[which];
     const int dtype = call->x_desc->dtype, both = one_kernel(p, call);
     void *x = matrix_tensor(p, g, SLOT_X, dtype), *first = first_tensor(p, g, dtype, 1);
@@ -203,10 +203,10 @@ static int build_forward_sums(pbn_plan *p, const pbn_call *call, void *vendor_ha
         graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, d, d, square);
         graph_sum(g, square, line_tensor(p, g, LINE_1));
     }
-    return graph_build(g, vendor_handle, 0);
+    return graph_build(g, vendor_handle, skip);
 }
 
-static int build_backward_sums(pbn_plan *p, const pbn_call *call, void *vendor_handle, int which) {
+static int build_backward_sums(pbn_plan *p, const pbn_call *call, void *vendor_handle, int which, int skip) {
     graph *g = &p->graphs[which];
     const int dtype = call->x_desc->dtype, both = one_kernel(p, call);
     void *dy = matrix_tensor(p, g, SLOT_DY, dtype), *wide, *d, *product;
@@ -223,7 +223,7 @@ static int build_backward_sums(pbn_plan *p, const pbn_call *call, void *vendor_h
         graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, dy, NULL, wide);
         graph_sum(g, wide, line_tensor(p, g, LINE_3));
     }
-    return graph_build(g, vendor_handle, 0);
+    return graph_build(g, vendor_handle, skip);
 }
 
 /* Mean and variance of each line from its sums about its first value. */
@@ -241,13 +241,27 @@ static int build_line_moments(pbn_plan *p, const pbn_call *call, void *vendor_ha
     return graph_build(g, vendor_handle, 0);
 }
 
+/* running = (1 - factor) * running + `share` * batch; with sums_only and factor 1 the prior is not read. */
+static void update_running(pbn_plan *p, const pbn_call *call, graph *g, int slot, void *batch, void *share) {
+    void *running = channel_tensor(call, g, slot), *kept, *added;
+    if (call->sums_only && call->factor == 1) {
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, batch, share, running);
+        return;
+    }
+    kept = channel_tensor(call, g, SLOT_VIRTUAL), added = channel_tensor(call, g, SLOT_VIRTUAL);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, slot), number_tensor(p, g, 4, 1 - call->factor),
+                    kept);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, batch, share, added);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, kept, added, running);
+}
+
 /* The channel's statistics from the merged ones of its lines, or from those of its one line; then its factor g, and the
  * running ones. */
 static int build_channel_moments(pbn_plan *p, const pbn_call *call, void *vendor_handle) {
     graph *g = &p->graphs[3];
     const double merged = (double)p->merged, m = merged * (double)p->depth, f = call->factor;
     const int saved = call->saved_mean != NULL, one = p->merged == 1;
-    void *mean = channel_tensor(call, g, one ? LINE_2 : CHANNEL_AVERAGE), *between, *kept, *added;
+    void *mean = channel_tensor(call, g, one ? LINE_2 : CHANNEL_AVERAGE), *between;
     void *variance = channel_tensor(call, g, one ? LINE_3 : SLOT_VIRTUAL), *sum = channel_tensor(call, g, SLOT_VIRTUAL);
     void *inverse = channel_tensor(call, g, saved ? SLOT_SAVED_INV_VARIANCE : CHANNEL_INVERSE);
     if (!one) { /* the small batch norm's running variance is the unbiased one of the lines' means */
@@ -268,15 +282,8 @@ static int build_channel_moments(pbn_plan *p, const pbn_call *call, void *vendor
     if (saved)
         graph_pointwise(g, PBN_CUDNN_POINTWISE_IDENTITY, mean, NULL, channel_tensor(call, g, SLOT_SAVED_MEAN));
     if (call->running_mean != NULL) {
-        void *keep = number_tensor(p, g, 4, 1 - f);
-        kept = channel_tensor(call, g, SLOT_VIRTUAL), added = channel_tensor(call, g, SLOT_VIRTUAL);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_RUNNING_MEAN), keep, kept);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, mean, number_tensor(p, g, VALUE_FACTOR, 0), added);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, kept, added, channel_tensor(call, g, SLOT_RUNNING_MEAN));
-        kept = channel_tensor(call, g, SLOT_VIRTUAL), added = channel_tensor(call, g, SLOT_VIRTUAL);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, channel_tensor(call, g, SLOT_RUNNING_VARIANCE), keep, kept);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, variance, number_tensor(p, g, 5, f * m / (m - 1)), added);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, kept, added, channel_tensor(call, g, SLOT_RUNNING_VARIANCE));
+        update_running(p, call, g, SLOT_RUNNING_MEAN, mean, number_tensor(p, g, VALUE_FACTOR, 0));
+        update_running(p, call, g, SLOT_RUNNING_VARIANCE, variance, number_tensor(p, g, 5, f * m / (m - 1)));
     }
     return graph_build(g, vendor_handle, 0);
 }
@@ -367,7 +374,9 @@ static int build_backward_apply(pbn_plan *p, const pbn_call *call, void *vendor_
     return graph_build(g, vendor_handle, skip);
 }
 
+/* `skip` is of the graph over the data: the last one, or of sums alone those of the sums. */
 static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
+    const int sums = p->moments_only ? skip : 0;
     int status = make_lines(p, call);
     int64_t most = 0;
     if (status == PBN_OK && call->operation == PBN_OP_FORWARD_TRAINING && p->kind == LAYER_NORM) {
@@ -375,8 +384,8 @@ static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, i
         if (status == PBN_OK)
             status = build_channel_moments(p, call, vendor_handle);
     } else if (status == PBN_OK && call->operation == PBN_OP_FORWARD_TRAINING) {
-        if ((status = build_forward_sums(p, call, vendor_handle, 0)) == PBN_OK && !one_kernel(p, call))
-            status = build_forward_sums(p, call, vendor_handle, 1);
+        if ((status = build_forward_sums(p, call, vendor_handle, 0, sums)) == PBN_OK && !one_kernel(p, call))
+            status = build_forward_sums(p, call, vendor_handle, 1, sums);
         if (status == PBN_OK)
             status = build_line_moments(p, call, vendor_handle);
         if (status == PBN_OK)
@@ -384,8 +393,8 @@ static int build_lines(pbn_plan *p, const pbn_call *call, void *vendor_handle, i
     } else if (status == PBN_OK && p->given) {
         status = build_channel_given(p, call, vendor_handle);
     } else if (status == PBN_OK && call->operation == PBN_OP_BACKWARD) {
-        if ((status = build_backward_sums(p, call, vendor_handle, 0)) == PBN_OK && !one_kernel(p, call))
-            status = build_backward_sums(p, call, vendor_handle, 1);
+        if ((status = build_backward_sums(p, call, vendor_handle, 0, sums)) == PBN_OK && !one_kernel(p, call))
+            status = build_backward_sums(p, call, vendor_handle, 1, sums);
         if (status == PBN_OK)
             status = build_channel_gradients(p, call, vendor_handle);
     } else if (status == PBN_OK) {
