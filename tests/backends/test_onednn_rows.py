@@ -49,6 +49,7 @@ def one_thread():
     "where",
     [
         "nchw,4x19x29x31,algorithm=rows",
+        "nchw,3x19x9x11,algorithm=rows",  # rows that are no whole number of eight vectors, by layer normalization
         "nchw,37x19x3x5,algorithm=rows",  # short rows, several of them in each step
         "nchw,37x19x3x5,algorithm=folded",
         "nhwc,4x19x29x31,algorithm=folded",  # 3,596 rows: 112 times 32, and 12
@@ -122,6 +123,30 @@ def test_rows_of_one_element_are_none(session, operation):
     one, two = (Problem.parse(f"{operation},spatial,f32,nchw,30x3x1x{s},fill=randn,algorithm=rows") for s in (1, 2))
     assert runner.run_case(one, session).status == Status.UNSUPPORTED
     assert runner.run_case(two, session).status == Status.PASS
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, 1e-25, 1e25])
+@pytest.mark.parametrize("operation", PLANS, ids=lambda o: o.name.lower())
+def test_any_scale_is_right(handle, operation, factor):
+    """Layer normalization multiplies by positive numbers of a middle size alone."""
+    random = np.random.default_rng(3)
+    x, dy = random.standard_normal((2, 3, 5, 9, 11)).astype(np.float32)
+    scale = np.float32([factor, 0.5, 1, 2, 3]).reshape(1, 5, 1, 1)
+    bias, mean, ones = np.zeros_like(scale), x.mean((0, 2, 3), keepdims=True), np.ones_like(scale)
+    if operation == Operation.BACKWARD:
+        given = {"dy": dy, "dscale": bias.copy(), "dbias": bias.copy()}
+    else:
+        given = {"bias": bias, "running_mean": mean.copy(), "running_variance": ones.copy()}
+    if operation != Operation.FORWARD_INFERENCE:
+        given |= {"saved_mean": mean, "saved_inv_variance": ones}
+    results = []
+    for algorithm in ("plain", "rows"):
+        plan = getattr(handle, PLANS[operation])(x, algorithm=algorithm)
+        out = np.empty_like(x)
+        plan(x=x, scale=scale, **given, **{"dx" if operation == Operation.BACKWARD else "y": out})
+        results.append(out)
+    size = np.abs(results[0]).max((0, 2, 3), keepdims=True)
+    assert (np.abs(results[1] - results[0]) <= 1e-5 * size).all()
 
 
 @pytest.mark.parametrize(("algorithm", "last"), [("rows", False), ("folded", False), ("folded", True)])

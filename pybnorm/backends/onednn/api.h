@@ -20,6 +20,7 @@
     C(dnnl_invalid_graph_op, 8)          \
     C(dnnl_invalid_shape, 9)             \
     C(dnnl_invalid_data_type, 10)        \
+    C(dnnl_data_type_undef, 0)           \
     C(dnnl_f16, 1)                       \
     C(dnnl_bf16, 2)                      \
     C(dnnl_f32, 3)                       \
@@ -132,6 +133,8 @@ typedef struct pbn_dnnl_exec_arg { /* dnnl_exec_arg_t */
     OPTIONAL(int, dnnl_post_ops_append_binary, (void *post_ops, int algorithm, const void *src1))                   \
     OPTIONAL(int, dnnl_post_ops_append_eltwise,                                                                     \
              (void *post_ops, int algorithm, float alpha, float beta))                                              \
+    OPTIONAL(int, dnnl_post_ops_append_sum,                                                                         \
+             (void *post_ops, float scale, int32_t zero_point, int data_type))                                      \
     OPTIONAL(int, dnnl_post_ops_destroy, (void *post_ops))                                                          \
     OPTIONAL(int, dnnl_primitive_attr_set_post_ops, (void *attr, const void *post_ops))
 

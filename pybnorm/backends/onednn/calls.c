@@ -85,7 +85,7 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     p->recompute = backward && call->saved_mean == NULL;
     p->way = way;
     p->means = p->variances = p->sums = p->factor = p->offset = p->ones = p->around = p->product =
-        NOWHERE;
+        p->centre = NOWHERE;
     const int widen = widened(call, way), copied = widen || is_blended(call);
     const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));
@@ -254,10 +254,10 @@ static void tensor_out(const part *p, const pbn_tensor *t, const void *result, v
         blend(t->rank, t->dims, p->memory.dtype, result, p->order, alpha, t->dtype, data, t->strides, beta);
 }
 
-/* For each parameter its index for the caller, u, and for the primitive, v. */
-#define EACH_PARAMETER(p, u, v)                                                     \
-    for (int64_t c_ = 0, u = 0; c_ < (p)->channels; c_++)                           \
-        for (int64_t s_ = 0, v = c_; s_ < (p)->positions; s_++, u++, v += (p)->channels)
+/* For each parameter its index for the caller, u, and for the primitive, v: nearly always one loop. */
+#define EACH_PARAMETER(p, u, v)                                                                           \
+    for (int64_t s_ = 0, v = 0, last_ = (p)->channels; s_ < (p)->positions; s_++, last_ += (p)->channels) \
+        for (int64_t u = s_; v < last_; u += (p)->positions, v++)
 
 static const float *vector_in(const part *p, const void *data, float *copy) {
     const float *from = (const float *)data;
@@ -353,6 +353,8 @@ static float variance_of(double iv) {
 }
 
 static int check_saved(const float *inv_variance, int64_t params) {
+    if (are_usual(inv_variance, params))
+        return PBN_OK; /* without a division */
     for (int64_t i = 0; i < params; i++)
         if (!isnormal(variance_of(inv_variance[i])) && isfinite(inv_variance[i]) && inv_variance[i] != 0)
             return pbn_refuse(PBN_E_UNSUPPORTED, "a finite saved_inv_variance beyond about 1e-19 to 1e19 has no "

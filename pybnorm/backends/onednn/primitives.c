@@ -16,10 +16,14 @@ typedef enum kind {
     ROW_SUMS_OF_DY,
     COLUMN_SUMS_OF_DY,
     WIDENED,
+    CENTRED,
+    TIMES,
     SQUARES,
     APPLY,
     PRODUCT,
     GRADIENT,
+    ADDED,
+    SHIFTED,
     KINDS
 } kind;
 typedef enum family { BATCH_NORMALIZATION, LAYER_NORMALIZATION, REDUCTION, MATMUL, REORDER, BINARY } family;
@@ -39,6 +43,7 @@ typedef struct recipe {
     unsigned other;                 /* the tensors that are not the memory itself: float32, or the ones of a sum */
 } recipe;
 
+#define SUM INT_MAX /* as an algorithm: the destination as it was is added */
 #define ROW_SUMS_RECIPE {REDUCTION, dnnl_reduction_sum, 0, 1, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, 0}
 #define COLUMN_SUMS_RECIPE {MATMUL, 0, 0, 2, 3, {DNNL_ARG_WEIGHTS, DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, BIT(1)}
 
@@ -64,6 +69,11 @@ static const recipe recipes[] = {
     [COLUMN_SUMS_OF_DY] = COLUMN_SUMS_RECIPE,
     /* 16-bit data in float32 */
     [WIDENED] = {REORDER, 0, 0, 2, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, BIT(1)},
+    /* (x - u)/sqrt(v) in float32, with a u and a v for each row */
+    [CENTRED] = {LAYER_NORMALIZATION, dnnl_forward_inference, dnnl_use_global_stats, 2, 4,
+                 {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, BIT(1)},
+    /* d*dy, of d in float32, in float32 */
+    [TIMES] = {BINARY, dnnl_binary_mul, 0, 3, 3, {DNNL_ARG_SRC, DNNL_ARG_SRC_1, DNNL_ARG_DST}, {0}, BIT(0) | BIT(2)},
     /* (x - u)^2 */
     [SQUARES] = {BINARY, dnnl_binary_sub, 0, 2, 3, {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1}, {dnnl_eltwise_square},
                  0},
@@ -78,6 +88,10 @@ static const recipe recipes[] = {
     [GRADIENT] = {BINARY, dnnl_binary_sub, 0, 3, 7,
                   {DNNL_ARG_SRC, POST_OP(2), DNNL_ARG_DST, DNNL_ARG_SRC_1, POST_OP(0), POST_OP(1), POST_OP(3)},
                   {dnnl_binary_mul, dnnl_binary_add, -dnnl_binary_add, dnnl_binary_mul}, 0},
+    /* d*v added to what is there, in float32 */
+    [ADDED] = {BINARY, dnnl_binary_mul, 0, 2, 3, {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1}, {SUM}, 0},
+    /* d + w */
+    [SHIFTED] = {BINARY, dnnl_binary_add, 0, 2, 3, {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1}, {0}, 0},
 };
 #undef ROW_SUMS_RECIPE
 #undef COLUMN_SUMS_RECIPE
@@ -167,6 +181,8 @@ static int post_ops_fill(const int *algorithms, temporaries *t) {
     for (; *algorithms != 0; algorithms++)
         if (*algorithms == dnnl_eltwise_square)
             TRY(dnnl_post_ops_append_eltwise, (t->post_ops, *algorithms, 0, 0));
+        else if (*algorithms == SUM)
+            TRY(dnnl_post_ops_append_sum, (t->post_ops, 1, 0, dnnl_data_type_undef));
         else
             TRY(dnnl_post_ops_append_binary,
                 (t->post_ops, abs(*algorithms), *algorithms < 0 ? t->tensor : t->vector));
@@ -187,7 +203,8 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
     switch (recipes[k].family) {
     case LAYER_NORMALIZATION:
         TRY(dnnl_layer_normalization_forward_primitive_desc_create,
-            (&t->forward, h->engine, what, t->tensor, t->tensor, t->vector, epsilon, recipes[k].flags, t->attr));
+            (&t->forward, h->engine, what, t->tensor, recipes[k].other != 0 ? t->other : t->tensor, t->vector, epsilon,
+             recipes[k].flags, t->attr));
         break;
     case REDUCTION:
         TRY(dnnl_reduction_primitive_desc_create,
@@ -197,8 +214,9 @@ static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporari
         if ((code = post_ops_fill(recipes[k].post_ops, t)) != PBN_OK)
             return code;
         TRY(dnnl_binary_primitive_desc_create,
-            (&t->forward, h->engine, what, recipes[k].other & BIT(0) ? t->other : t->tensor, t->vector,
-             recipes[k].other != 0 ? t->other : t->tensor, t->attr));
+            (&t->forward, h->engine, what, recipes[k].other & BIT(0) ? t->other : t->tensor,
+             recipes[k].count > recipes[k].tensors ? t->vector : t->tensor,
+             recipes[k].other & BIT(2) ? t->other : t->tensor, t->attr));
         break;
     case MATMUL:
         TRY(dnnl_matmul_primitive_desc_create,

@@ -43,8 +43,9 @@ typedef struct part {
     fold fold;                   /* of sums */
     fold flat;                   /* of elementwise steps: narrow, so that the first cache holds their vectors */
     int wide;                    /* elementwise steps are folded, their vectors repeated */
+    int centred;                 /* elementwise steps are by layer normalization, around given means */
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
-    size_t means, variances, sums, factor, offset, repeated[4], ones, around;
+    size_t means, variances, sums, factor, offset, repeated[4], ones, around, centre, each[2];
     size_t product;              /* of one piece */
     size_t scratchpad, total;
     primitive *steps[KINDS][2]; /* NULL where none is needed; the second is for what folding leaves over */
@@ -72,7 +73,7 @@ static int has_steps(void) {
            api.dnnl_reduction_primitive_desc_create != NULL && api.dnnl_binary_primitive_desc_create != NULL &&
            api.dnnl_matmul_primitive_desc_create != NULL && api.dnnl_reorder_primitive_desc_create != NULL &&
            api.dnnl_post_ops_create != NULL && api.dnnl_post_ops_append_binary != NULL &&
-           api.dnnl_post_ops_append_eltwise != NULL &&
+           api.dnnl_post_ops_append_eltwise != NULL && api.dnnl_post_ops_append_sum != NULL &&
            api.dnnl_post_ops_destroy != NULL && api.dnnl_primitive_attr_set_post_ops != NULL;
 }
 
@@ -153,7 +154,7 @@ static way fastest(const pbn_call *call, const char **why) {
 #define LONG_ROW 4096
 #define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
-#define LONGEST_CHAIN(m) (4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
+#define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
 
 /* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
 static int64_t piece_for(int64_t elements) {
@@ -284,6 +285,14 @@ static void cut_rows(const pbn_call *call, part *p) {
     p->lengths[0] = p->count / unit / f->pieces * unit;
 }
 
+/* oneDNN's binary primitive finds the vector of each post-operation anew for eight vectors of a row, and for each that is
+ * left over. Layer normalization has nothing to find, and then a binary primitive without such vectors does the rest: two
+ * passes for one. Whether they are faster, by what was measured of rows in the cache: a vector left over takes the time
+ * of so many elements in the second pass. */
+static int leaves_over(const pbn_call *call, int64_t row) {
+    return row < (call->operation == PBN_OP_BACKWARD ? 118 : 58) * ((row % BATCH + WIDTH - 1) / WIDTH);
+}
+
 static void reserve_steps(const pbn_call *call, part *p) {
     const int backward = call->operation == PBN_OP_BACKWARD;
     const fold *f = &p->fold;
@@ -308,6 +317,10 @@ static void reserve_steps(const pbn_call *call, part *p) {
     const int widen = p->memory.dtype != PBN_FLOAT32 && (backward || p->way == FOLDED);
     if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen))
         p->product = reserve(p, (size_t)longest * sizeof(float));
+    if (p->centred && backward) /* kept for the gradient, or where the product will be */
+        p->centre = p->product == NOWHERE ? reserve(p, (size_t)p->count * sizeof(float)) : p->product;
+    for (int i = 0; p->centred && i < 2; i++)
+        p->each[i] = reserve(p, (size_t)sums_of(p, 0) * sizeof(float));
 }
 
 /* Elements of rows that elementwise steps take several of: the more images, the less it costs to repeat vectors. */
@@ -318,6 +331,7 @@ static int64_t short_row(int64_t images) {
 /* The primitives of a call by rows or folded, and the memory that they need. */
 static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     const int dtype = p->memory.dtype, by_rows = p->way == ROWS, is_float = dtype == PBN_FLOAT32;
+    const int backward = call->operation == PBN_OP_BACKWARD;
     int code = PBN_OK;
     p->fold = fold_of(call, p, 1);
     p->flat = fold_of(call, p, 0);
@@ -326,6 +340,8 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     if (by_rows)
         cut_rows(call, p);
     p->lengths[1] = p->count - p->fold.pieces * p->lengths[0];
+    p->centred = by_rows && !p->wide && p->fold.pieces == 1 && (backward || is_float) &&
+                 leaves_over(call, p->fold.inner);
     reserve_steps(call, p);
     if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
         code = piece_step(h, p, by_rows ? ROW_STATISTICS : COLUMN_SUMS, by_rows ? dtype : PBN_FLOAT32);
@@ -333,12 +349,16 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
         code = piece_step(h, p, SQUARES, PBN_FLOAT32);
     if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL && !is_float)
         code = piece_step(h, p, WIDENED, dtype);
-    if (call->operation != PBN_OP_BACKWARD)
+    if (code == PBN_OK && p->centred)
+        code = piece_step(h, p, CENTRED, dtype);
+    if (code == PBN_OK && p->centred && is_float)
+        code = elementwise_step(h, p, backward ? ADDED : SHIFTED);
+    if (code != PBN_OK || !backward)
         return code == PBN_OK ? elementwise_step(h, p, APPLY) : code;
-    if (code == PBN_OK && !is_float)
+    if (!p->centred && !is_float)
         code = piece_step(h, p, WIDENED, dtype);
     if (code == PBN_OK)
-        code = piece_step(h, p, PRODUCT, dtype);
+        code = piece_step(h, p, p->centred ? TIMES : PRODUCT, dtype);
     if (code == PBN_OK)
         code = piece_step(h, p, by_rows ? ROW_SUMS : COLUMN_SUMS, PBN_FLOAT32);
     if (code == PBN_OK)
@@ -518,22 +538,29 @@ static int gradient_sums(pbn_handle *h, const part *p, char *base, const void *x
     const void *float_ones = ones(p, base, PBN_FLOAT32), *dy_ones = ones(p, base, p->memory.dtype);
     void *product = p->product != NOWHERE ? place(base, p->product) : dx;
     float *of_product = place(base, p->means), *of_dy = place(base, p->variances);
+    float *centre = place(base, p->centre), *one_each = place(base, p->each[0]);
     const float *around = repeat(p, mean, by_row ? f->columns / p->params / f->inner : f->inner,
                                  by_row    ? p->count / f->columns
                                  : by_rows ? p->flat.group
                                            : f->group, place(base, p->around));
     int code = PBN_OK;
+    for (int64_t i = 0; p->centred && i < sums_of(p, 0); i++)
+        one_each[i] = 1;
     for (int64_t i = 0, at = 0, done = 0; i <= f->pieces && code == PBN_OK; i++) {
         const int which = i == f->pieces;
         const void *from = (const char *)x + (size_t)done * item, *dy_from = (const char *)dy + (size_t)done * item;
         if (p->lengths[which] == 0)
             break;
         code = piece_sums(h, p, 1, which, base, dy_from, dy_ones, of_dy + at); /* brings dy to the cache fastest */
-        if (code == PBN_OK && !is_float) {
+        if (code == PBN_OK && p->centred) {
+            code = run_piece(h, p, CENTRED, which, base, from, centre, around, one_each);
+        } else if (code == PBN_OK && !is_float) {
             code = run_piece(h, p, WIDENED, which, base, from, product, NULL, NULL);
             from = product;
         }
-        if (code == PBN_OK)
+        if (code == PBN_OK && p->centred)
+            code = run_piece(h, p, TIMES, which, base, centre, dy_from, product, NULL);
+        else if (code == PBN_OK)
             code = run_piece(h, p, PRODUCT, which, base, from, dy_from, product, by_row ? around + at : around);
         if (code == PBN_OK)
             code = piece_sums(h, p, 0, which, base, product, float_ones, of_product + at);
@@ -547,14 +574,38 @@ static int gradient_sums(pbn_handle *h, const part *p, char *base, const void *x
     return PBN_OK;
 }
 
-/* y = (x - mean)*scale/sqrt(variance + epsilon) + bias in one pass. */
+#define LEAST_FACTOR 0x1p-60f /* whose square's inverse is a normal float */
+
+/* Whether layer normalization can multiply by each channel's factor: it takes the square's inverse of what is above 0. */
+static int are_usual(const float *factors, int64_t count) {
+    int usual = 1;
+    for (int64_t i = 0; i < count; i++)
+        usual &= factors[i] >= LEAST_FACTOR && factors[i] <= 1 / LEAST_FACTOR;
+    return usual;
+}
+
+/* to = (from - mean)*factor, which becomes a variance. */
+static int centred(pbn_handle *h, const part *p, char *base, const void *from, void *to, const float *mean,
+                   float *factor) {
+    const int64_t images = p->count / p->fold.columns;
+    for (int64_t c = 0; c < p->params; c++)
+        factor[c] = 1 / (factor[c] * factor[c]);
+    return run_piece(h, p, CENTRED, 0, base, from, to, repeat(p, mean, 1, images, place(base, p->each[0])),
+                     repeat(p, factor, 1, images, place(base, p->each[1])));
+}
+
+/* y = (x - mean)*scale/sqrt(variance + epsilon) + bias. */
 static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *y, const float *mean,
                  const float *variance, const void *scale, const void *bias, double epsilon) {
     float *factor = place(base, p->factor);
     for (int64_t c = 0; c < p->params; c++)
         factor[c] = (float)(((const float *)scale)[c] / sqrt(variance[c] + epsilon));
     const void *tensors[] = {x, y}, *vectors[] = {mean, factor, bias};
-    return elementwise(h, p, APPLY, base, tensors, vectors);
+    if (!p->centred || !are_usual(factor, p->params))
+        return elementwise(h, p, APPLY, base, tensors, vectors);
+    int code = centred(h, p, base, x, y, mean, factor);
+    tensors[0] = y;
+    return code == PBN_OK ? elementwise(h, p, SHIFTED, base, tensors, vectors + 2) : code;
 }
 
 static int train_by_steps(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *const *given) {
@@ -569,7 +620,7 @@ static int train_by_steps(pbn_handle *h, const part *p, const pbn_call *call, ch
 static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *x,
                              const void *dy, void *dx, const float *mean, const float *variance, float *dscale,
                              float *dbias) {
-    const double m = (double)(p->count / p->params);
+    const double each = (double)p->params / (double)p->count;
     float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
     double *sums = place(base, p->sums), *dots = sums + p->params;
     int code = gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
@@ -581,9 +632,18 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
         dbias[c] = (float)sums[c];
         dscale[c] = (float)(r * dots[c]);
         factor[c] = (float)(((const float *)call->scale)[c] * r);
-        offset[c] = (float)(-sums[c] / m);
-        slope[c] = (float)(-r * r * dots[c] / m); /* over the variance, which is not needed any more */
+        offset[c] = (float)(-sums[c] * each);
+        slope[c] = (float)(-r * r * dots[c] * each); /* over the variance, which is not needed any more */
     }
-    const void *all[] = {x, dy, dx}, *vectors[] = {mean, slope, offset, factor};
-    return elementwise(h, p, GRADIENT, base, all, vectors);
+    if (p->steps[ADDED][0] == NULL || !are_usual(factor, p->params)) {
+        const void *all[] = {x, dy, dx}, *vectors[] = {mean, slope, offset, factor};
+        return elementwise(h, p, GRADIENT, base, all, vectors);
+    }
+    for (int64_t c = 0; c < p->params; c++) {
+        slope[c] *= factor[c];
+        offset[c] = -offset[c];
+    }
+    const void *all[] = {place(base, p->centre), dx}, *vectors[] = {slope};
+    code = centred(h, p, base, dy, dx, offset, factor);
+    return code == PBN_OK ? elementwise(h, p, ADDED, base, all, vectors) : code;
 }
