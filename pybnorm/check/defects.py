@@ -53,6 +53,7 @@ def explain(
     verdicts: Sequence[Verdict],
     status: Status = Status.FAIL,
     message: str = "",
+    build: str = "",
 ) -> list[Defect]:
     """The known defects that together explain a case, or an empty list where something is left unexplained.
 
@@ -68,11 +69,13 @@ def explain(
         Of the case.
     message : str
         Of the case, where there are no verdicts because the call failed.
+    build : str
+        Of the library; "" where it is not known.
     """
     exact = sums_are_exact(problem)
     candidates = [
         d
-        for d in known_defects(backend, problem, version)
+        for d in known_defects(backend, problem, version, build)
         if makes(d, status) and not (d.rounded if exact else d.exact) and problem.fill in (d.fills or (problem.fill,))
     ]
     if not verdicts:

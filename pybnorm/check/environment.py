@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pybnorm import __version__, _core
+from pybnorm._find import file_digest
 from pybnorm.check.results import host_digest, is_implementation
 
 __all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
@@ -26,7 +26,6 @@ _FLAGS = (
     *("avx512_fp16", "avx10", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
     *("asimd", "asimdhp", "bf16", "sve", "sve2", "svebf16"),
 )
-_ENDS = 1 << 20
 _RECORDED = (
     *("PYBNORM_", "CUDNN_", "CUDA_VISIBLE", "NVIDIA_TF32_OVERRIDE", "MIOPEN_", "HIP_VISIBLE", "ROCR_VISIBLE", "HSA_"),
     *("ONEDNN_", "DNNL_", "OMP_"),
@@ -114,21 +113,3 @@ def cpu_flags(file: str = "/proc/cpuinfo") -> list[str]:
     """Those of the processor's instruction sets by which libraries choose their kernels."""
     found = set(cpuinfo("flags", "Features", file=file).split())  # as x86 and ARM call them
     return [flag for flag in _FLAGS if flag in found]
-
-
-def file_digest(path: str) -> str:
-    """A digest of a file's size and of its first and last MiB; empty if the file cannot be read.
-
-    A vendor's library may have a gigabyte, so not all of it is read; build ids and symbol tables lie at the ends.
-    """
-    state = hashlib.blake2b(digest_size=8)
-    try:
-        with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            state.update(size.to_bytes(8, "little"))
-            state.update(stream.read(_ENDS))
-            stream.seek(max(0, size - _ENDS))
-            state.update(stream.read(_ENDS))
-    except OSError:
-        return ""
-    return state.hexdigest()

@@ -23,6 +23,7 @@ network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificate
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib
@@ -197,6 +198,9 @@ def opened(
                 target = stack.enter_context(cluster)
             seconds = connect or CONNECT
             try:
+                if address:
+                    # in a thread, as a notebook's has an event loop of its own
+                    ThreadPoolExecutor(1).submit(asyncio.run, _greet(distributed, address, seconds)).result()
                 client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
             except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
                 allowed = (
@@ -210,6 +214,17 @@ def opened(
                 raise ArgumentError("--executor", name, allowed) from None
             found = stack.enter_context(contextlib.closing(DaskNodes(client)))
             yield _Remote(found.nodes, timeout, seconds)
+
+
+async def _greet(distributed: Any, address: str, seconds: float) -> None:
+    """Shake hands with a scheduler: a client waits for ever where a port is open and not one's, as a dashboard's is."""
+    options = distributed.Security().get_connection_args("client")
+    try:
+        meeting = distributed.comm.connect(address, timeout=seconds, **options)
+        comm = await asyncio.wait_for(meeting, seconds + 1)  # that it cannot connect, it says itself
+    except (asyncio.TimeoutError, MemoryError):  # silence, or words that it takes for an enormous length
+        raise OSError("what listens there is no dask scheduler; a dashboard has a port of its own") from None
+    await comm.close()
 
 
 _RANKS_DIE = (
@@ -527,6 +542,8 @@ def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseRe
     """`result` with `known`. A known defect never explains damage, a failed check of trust or lost support."""
     explained = not (result.verdicts and result.message) and result.claim not in support.LOST
     if explained and not is_implementation(info.backend):
-        known = defects.explain(info.backend, info.version, problem, result.verdicts, result.status, result.message)
+        known = defects.explain(
+            info.backend, info.version, problem, result.verdicts, result.status, result.message, info.digest
+        )
         result.known = ", ".join(d.id for d in known)
     return result

@@ -28,7 +28,9 @@ from typing import Any
 import numpy.typing as npt
 
 from pybnorm.check.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
+from pybnorm.check.bounds.tally import Tally
 from pybnorm.check.matched_filters import LEVEL, Tried, matches, not_tried
+from pybnorm.check.matched_filters.elements import apart, asked
 from pybnorm.check.matched_filters.roundings import beyond
 
 __all__ = ["Record", "counted", "judge_call", "scatter_of"]
@@ -70,11 +72,23 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record 
         verdict = verdicts[name]
         verdict.status = Status.FAIL
         verdict.note = "; ".join(filter(None, [str(match), verdict.note]))
+    for name, verdict in verdicts.items():
+        if verdict.status in (Status.PASS, Status.WARN) and asked(expected, name):
+            _look_at_elements(verdict, apart(expected, name, outputs[name]))
     if not not_tried(expected.problem):
         sizes = _hold(expected, outputs, verdicts)
         if record is not None:
             record.roundings = sizes
     return verdicts
+
+
+def _look_at_elements(verdict: Verdict, tally: Tally) -> None:
+    """Hold elements against the others of their statistic."""
+    verdict.noticed = min(verdict.noticed, tally.noticed)
+    if tally.over:
+        verdict.status, verdict.over, verdict.worst = Status.FAIL, tally.over, tally.worst
+        note = f"{tally.over} elements apart from the others: no statistics or sums, however rounded, give all of them"
+        verdict.note = "; ".join(filter(None, [note, verdict.note]))
 
 
 def _hold(expected: Expected, outputs: Mapping[str, Array], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
@@ -106,9 +120,11 @@ def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str
     for verdict in rounded():
         record.excuses[verdict.output] = "granted: no output of the call shows that sums were not rounded"
     if scatter < math.inf and not wrong():
+        saved = all(name in verdicts and verdicts[name].identical for name in ("saved_mean", "saved_inv_variance"))
         for verdict in rounded():
             own, *others = tiers(expected.problem, verdict.output)
-            classes = own, counted(scatter, expected.problem.m), *(tier for tier in others if tier.one_pass)
+            left = 0.0 if saved and verdict.output == "y" else scatter  # y is made of what was saved
+            classes = own, counted(left, expected.problem.m), *(tier for tier in others if tier.one_pass)
             again = judge_by(expected, verdict.output, outputs[verdict.output], classes)
             width = f"{classes[1].spread:.3g} u of its size, as far as exact outputs of the call leave room"
             record.excuses[verdict.output] = f"granted: within {width}"

@@ -841,6 +841,12 @@ def test_every_smoke_case_could_fail(problem):
     assert untrusted(problem, generate(problem)) == []
 
 
+@pytest.mark.parametrize("kappa", [30, 100])
+def test_backward_of_long_sums_shows_x_as_a_whole(kappa):
+    problem = Problem.parse(f"backward,spatial,f32,nchw,8x1x224x224,fill=randn,kappa={kappa},saved=0")
+    assert untrusted(problem, generate(problem)) == []
+
+
 @pytest.mark.parametrize(
     ("line", "blind"),
     [

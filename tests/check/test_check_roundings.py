@@ -105,3 +105,12 @@ def test_a_running_mean_without_weight_is_not_asked():
     verdicts = judge_call(expected, outputs)
     assert (verdicts["saved_mean"].status, verdicts["running_mean"].status) == (Status.FAIL, Status.PASS)
     assert dataclasses.asdict(roundings.beyond(expected, outputs))["sizes"]["saved_mean"].startswith("off by ")
+
+
+@pytest.mark.parametrize(
+    "operation", ["backward_elemt", "elemt", "frozen", "training_grad", "sync_train", "sync_backward"]
+)
+def test_right_results_of_composed_calls_pass(operation):
+    expected, _ = made(f"{operation},spatial,f32,nchw,{SHAPE},fill=randn")
+    right = {name: expected.outputs[name].astype(np.float32) for name in expected.outputs}
+    assert {v.status for v in judge_call(expected, right).values()} == {Status.PASS}

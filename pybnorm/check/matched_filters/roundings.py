@@ -12,8 +12,9 @@ the mean, which may be shifted by an element, 0.6 in dbias, 2.1 in dscale. `REAC
 
 This says nothing of a variance, whose terms are of one sign and whose chains err by their bias; of dscale where the
 mean is computed anew, whose error it has; of what is blended; of an activation, where one element near a limit may be
-masked or not. y, dx and the running mean have roundings of their own. They are as wrong as the sum where they deviate
-as it does.
+masked or not. y, dx and the running mean have roundings of their own, which are allowed beside; they may all be of one
+sign. Where those are larger than what a sum is off by, as 16-bit results make them, an output is as wrong as the sum
+where it deviates as it does.
 """
 
 from __future__ import annotations
@@ -39,8 +40,17 @@ Array = npt.NDArray[Any]
 
 REACH = {"mean": 64.0, "dbias": 32.0, "dscale": 32.0}
 """How many times the size of roundings a sum may be off."""
-_SUMS = {"saved_mean": "mean", "dbias": "dbias", "sum_dy": "dbias", "dscale": "dscale", "sum_dy_xmu": "dscale"}
-"""Outputs that are a sum and one rounding."""
+_SUMS = {
+    "saved_mean": ("mean",),
+    "running_mean": ("mean",),
+    "y": ("mean",),
+    "dbias": ("dbias",),
+    "sum_dy": ("dbias",),
+    "dscale": ("dscale",),
+    "sum_dy_xmu": ("dscale",),
+    "dx": ("dbias", "dscale"),
+}
+"""Outputs, and the sums that they tell of."""
 _FOLLOW = ("y", "dx", "running_mean")
 _LEAST = 0.15
 """Terms of a sum that are never too many."""
@@ -78,30 +88,33 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
         return found
     gradient = _size(rows)
     wrong: dict[str, tuple[str, Array]] = {}
-    for output in (name for name in _SUMS if name in outputs):
-        name = _SUMS[output]
-        if (name == "dscale" and problem.recomputes) or expected.blend(output)[1]:
+    for output, name in ((o, n) for o, names in _SUMS.items() if o in outputs for n in names):
+        if (problem.recomputes and (name == "dscale" or output == "dx")) or expected.blend(output)[1]:
+            continue
+        if output == "running_mean" and problem.factor == 0:
+            continue
+        if problem.composed == "backward_elemt":  # its sums are given
             continue
         size = 1.0 if name == "mean" else gradient
         with np.errstate(all="ignore"):
-            value = np.abs(_value(expected, output))
-            allowed = _allowed(expected, name, value, size)
-            found.noticed[output] = float(np.fmin.reduce(allowed / value, initial=math.inf))
-            deviation = measured(expected, output, outputs[output])[name]
+            value = np.abs(_value(expected, name))
+            allowed = _allowed(expected, name, value, size) + _own(expected, output, size)
+            if output not in ("y", "dx"):
+                found.noticed[output] = float(np.fmin.reduce(allowed / value, initial=math.inf))
+            deviation = measured(expected, output, outputs[output]).get(name, np.full(1, np.nan))
             ratio = np.abs(deviation) / allowed
         if np.isnan(ratio).all():
             continue
         worst = int(np.nanargmax(ratio))
-        found.sizes[output] = (
-            f"off by {abs(deviation[worst]) / size:.3g} terms of its sum in channel {worst}, by roundings less than "
+        text = (
+            f"off by {abs(deviation[worst]) / size:.3g} terms of {name} in channel {worst}, by roundings less than "
             f"{allowed[worst] / size:.3g}"
         )
+        found.sizes[output] = "; ".join(filter(None, [found.sizes.get(output), text]))
         over = np.count_nonzero(ratio > 1)
         if over:
             wrong.setdefault(name, (output, deviation))
-            found.notes[output] = (
-                f"as if terms were missing or wrong: {found.sizes[output]}; so in {over} of {ratio.size}"
-            )
+            found.notes[output] = f"as if terms were missing or wrong: {text}; so in {over} of {ratio.size}"
     for output in (name for name in _FOLLOW if wrong and name in outputs):
         if output == "running_mean" and problem.factor == 0:
             continue
@@ -117,12 +130,36 @@ def _size(rows: Rows) -> float:
     return 1.0 if dy is None else math.sqrt(float((dy * dy).mean(axis=1).max()))
 
 
-def _value(expected: Expected, output: str) -> Array:
-    """The sum that an output tells of, as `measured` counts its deviation."""
-    right = expected.outputs[output].ravel()
-    if output == "saved_mean":
-        return right * expected.problem.m / np.sqrt(own_moments(expected)[1])
-    return right * expected.statistics[1].ravel() if output == "sum_dy_xmu" else right
+def _value(expected: Expected, name: str) -> Array:
+    """A sum, as `measured` counts its deviation."""
+    if name == "mean":
+        mean, variance = own_moments(expected)
+        return mean * expected.problem.m / np.sqrt(variance)
+    sums = expected.outputs
+    if name in sums:
+        return sums[name].ravel()
+    return sums["sum_dy"].ravel() if name == "dbias" else sums["sum_dy_xmu"].ravel() * expected.statistics[1].ravel()
+
+
+def _own(expected: Expected, output: str, size: float) -> Array | float:
+    """How far the roundings of an output's own elements may seem to move the sum."""
+    problem, p = expected.problem, expected.precision
+    if output not in ("y", "dx", "running_mean"):
+        return 0.0
+    mean, variance = own_moments(expected)
+    kappa = np.abs(mean) / np.sqrt(variance)
+    if output == "running_mean":
+        old = np.abs(expected.inputs.need("mean").astype(np.float64).ravel())
+        kept = abs(1 - problem.factor) * old / (problem.factor * np.sqrt(variance))
+        own: Array = problem.m * (3 * p.u + p.u_param) * (kept + kappa)
+        return own
+    scale = np.abs(expected.inputs.scale.astype(np.float64).ravel())
+    rounded = 2 * p.u_out + (4 if output == "y" else 10) * p.u * (1 + 2 * kappa)
+    if output == "y":
+        bias = np.abs(expected.inputs.need("bias").astype(np.float64).ravel())
+        rounded = rounded * (1 + bias / scale) * np.sqrt((variance + problem.epsilon) / variance)
+    own = 2 * problem.m * size * rounded + 0 / scale
+    return own
 
 
 def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:

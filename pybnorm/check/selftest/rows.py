@@ -175,6 +175,17 @@ def _in_pairs(a: Array, rows: Rows) -> Array:
     return a
 
 
+def _of_17_bits(value: Array, rows: Rows) -> Array:
+    digits, exponent = np.frexp(value)
+    return np.ldexp(np.round(digits * f32(2.0**17)) / f32(2.0**17), exponent)
+
+
+def _last_quarter(value: Array, rows: Rows) -> Array:
+    value = value.copy()
+    value[:, -(value.shape[1] // 4) :] *= f32(1 + 5e-6)
+    return value
+
+
 def _in_16_bits(a: Array) -> Array:
     """Sums of 32 elements, added up in float16."""
     parts = np.pad(a, ((0, 0), (0, -a.shape[1] % 1024))).reshape(len(a), -1, 1024).sum(axis=2, dtype=f32)
@@ -348,6 +359,9 @@ BUGS: dict[str, Kernel] = {
     "rsqrt off by 2e-6": _after(inverse=lambda v, r: v * f32(1 + 2e-6)),
     "1/m off by 1e-4": _after(mean=lambda v, r: v * f32(1 + 1e-4), centre=lambda v, r: v * f32(1 + 1e-4)),
     "results through bfloat16": _after(y=_through(bf16), dx=_through(bf16)),
+    "results of 17 bits": _after(y=_of_17_bits, dx=_of_17_bits),
+    "last quarter of the results 5e-6 too large": _after(y=_last_quarter, dx=_last_quarter),
+    "sums of dx alone through bfloat16": _after(centre=_through(bf16), slope=_through(bf16)),
     "dscale and dbias through bfloat16": _after(dscale=_through(bf16), dbias=_through(bf16)),
     "saved mean through float16": _after(stored__saved_mean=_through(np.float16)),
     "saved inverse through bfloat16": _after(stored__saved_inv_variance=_through(bf16)),
