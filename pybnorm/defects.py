@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
-from pybnorm._find import SPECS
+from pybnorm._find import SPECS, file_digest
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -109,6 +109,9 @@ class Defect:
         Whether only a library that takes kernels by their times has it.
     refused : bool
         Whether calls that have it are refused, where they are made by callers: those that write over their input.
+    builds : mapping of str to bool
+        Builds (the digest of the library's file, as `pybnorm info` says it) that are known to differ from their
+        version, such as a distribution's with patches: whether they have it.
     """
 
     id: str
@@ -132,6 +135,7 @@ class Defect:
     better: bool = False
     tuned: bool = False
     refused: bool = False
+    builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
     def largest(self, output: str) -> float:
         """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
@@ -139,15 +143,17 @@ class Defect:
             return 0.0
         return self.ratio if isinstance(self.ratio, (int, float)) else self.ratio[output]
 
-    def in_version(self, version: Sequence[int]) -> bool:
-        """Whether `version` is one that has the defect."""
+    def in_version(self, version: Sequence[int], build: str = "") -> bool:
+        """Whether `version` is one that has the defect; `build`: of the library, "" where it is not known."""
         numbers = _version(version)
+        if _arguments.text(build, "build") in self.builds:
+            return self.builds[build]
         if numbers[: len(self.first)] < self.first:
             return False
         return self.last is None or numbers[: len(self.last)] <= self.last
 
 
-def known_defects(backend: str, call: Any, version: Sequence[int] | None = None) -> list[Defect]:
+def known_defects(backend: str, call: Any, version: Sequence[int] | None = None, build: str = "") -> list[Defect]:
     """The defects of a library that a call meets.
 
     Parameters
@@ -158,6 +164,8 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
         A str is a case, as in ``pybnorm check --case``.
     version : sequence of int, optional
         Of the library; default: any.
+    build : str, optional
+        The digest of its file, as `pybnorm info` says it; see `Defect`.
 
     Returns
     -------
@@ -184,7 +192,7 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None)
         d
         for d in DEFECTS
         if d.backend == name
-        and (version is None or d.in_version(version))
+        and (version is None or d.in_version(version, build))
         and (here or not d.tuned)
         and d.predicate(described)
     ]
@@ -276,13 +284,15 @@ def _described(call: Any) -> Call:
     )
 
 
-def _of_library(backend: str, version: Sequence[int], weak: bool = False, tuned: bool = False) -> tuple[Defect, ...]:
-    """A version's defects that make results wrong or calls fail; with `weak` also what can be better.
+def _of_library(library: Any, weak: bool = False, tuned: bool = False) -> tuple[Defect, ...]:
+    """A library's defects that make results wrong or calls fail; with `weak` also what can be better.
 
     `tuned`: whether a handle takes kernels by their times, whatever the machine says.
     """
-    tuned = tuned or _takes_by_time(backend)
-    found = [d for d in DEFECTS if d.backend == backend and d.in_version(version) and (tuned or not d.tuned)]
+    tuned = tuned or _takes_by_time(library.backend)
+    own = [d for d in DEFECTS if d.backend == library.backend and (tuned or not d.tuned)]
+    build = file_digest(library.path) if any(d.builds for d in own) else ""
+    found = [d for d in own if d.in_version(library.version, build)]
     return tuple(d for d in found if (weak and d.better) or d.effect != Effect.WEAK)
 
 
@@ -401,7 +411,7 @@ _IMAGES = 64
 """Images from which a single chain of sums may miss the bound: seen from 128 on."""
 
 
-def _chained(backend: str, first: Version, last: Version) -> Defect:
+def _chained(backend: str, first: Version, last: Version, better: bool = False) -> Defect:
     """Of the per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
     return Defect(
         id=f"{backend}-chained-sums",
@@ -419,6 +429,7 @@ def _chained(backend: str, first: Version, last: Version) -> Defect:
         note="class C",
         ratio=40.0,
         rounded=True,
+        better=better,
     )
 
 
@@ -621,7 +632,7 @@ _MIOPEN = (
         predicate=lambda p: p.mode == Mode.SPATIAL and p.recomputes,
         better=True,
     ),
-    _chained("miopen", (3, 4), (3, 5)),
+    _chained("miopen", (3, 4), (3, 5), better=True),
     Defect(
         id="miopen-inference-absolute-variance",
         backend="miopen",
@@ -895,6 +906,7 @@ def _facts(defect: Defect) -> list[str]:
         avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""
     return [
         f"* Versions: {first} to {last or 'the newest'}",
+        *(f"* Build `{build}`: {'has it' if has else 'does not have it'}" for build, has in defect.builds.items()),
         f"* Effect: {effects[defect.effect]}{outputs}",
         f"* Avoided by algorithm `auto`: {avoided}",
         f"* Reported: {', '.join(links) or 'no'}",

@@ -113,8 +113,7 @@ class Capability(enum.IntFlag):
     INVERSE = 512
     """The loaded library has inference from the inverse standard deviation, which is composed elsewhere."""
     HALVES = 1024
-    """Plans can make the halves of a synchronized batch norm, sums alone and dx from given sums, in one pass each;
-    `operations` does not take them yet: they have not run on a GPU."""
+    """Plans can make the halves of a synchronized batch norm, sums alone and dx from given sums, in one pass each."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

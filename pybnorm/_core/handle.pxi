@@ -75,8 +75,8 @@ cdef class _HandleLife:
         self.library = library
         self.policy = policy
         tuned = table.takes_by_time != NULL and table.takes_by_time(handle) != 0
-        self.defects = defects._of_library(library.backend, library.version, policy == "avoid_all", tuned)
-        known = defects._of_library(library.backend, library.version, True)
+        self.defects = defects._of_library(library, policy == "avoid_all", tuned)
+        known = defects._of_library(library, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.backend = library.backend
         self.device_id = table.handle_device(handle)

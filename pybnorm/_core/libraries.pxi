@@ -401,6 +401,6 @@ def capability(backend, operation, mode, dtype, layout, rank):
         bits = table.capability(c_operation, c_mode, c_dtype, c_layout, c_rank, &why)
     if bits and dims is not None and _normalizes(c_operation):
         call = defects.Call(Operation(c_operation), Mode(c_mode), DataType(c_dtype), dims, Layout(c_layout))
-        known = defects._of_library(backend, load(backend).version)
+        known = defects._of_library(load(backend))
         return Capability(bits), "; ".join([_said(d, _results(c_operation)) for d in known if d.predicate(call)])
     return Capability(bits), "" if bits or why == NULL else why.decode()

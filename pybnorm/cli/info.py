@@ -171,7 +171,7 @@ def _print_folded(console: Console, before: str, text: str) -> None:
 
 
 def _known_defects(item: BackendInfo) -> list[Defect]:
-    return [d for d in DEFECTS if item.loaded and d.backend == item.backend and d.in_version(item.version)]
+    return [d for d in DEFECTS if item.loaded and d.backend == item.backend and d.in_version(item.version, item.digest)]
 
 
 def _ability_text(rows: list[dict[str, Any]]) -> str:

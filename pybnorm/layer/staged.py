@@ -47,7 +47,7 @@ class StagedLayer:
         self._device = device
         library = handle.library
         # The vendor's entry point, unless that has defects, which "auto" avoids.
-        self._algorithm = "auto" if defects._of_library(library.backend, library.version) else None
+        self._algorithm = "auto" if defects._of_library(library) else None
         self._derived: TensorDescriptor | None = None
         self._state: dict[str, Any] = {}  # Buffer by name
         self._has_saved = False

@@ -60,6 +60,8 @@ def avoid(
         done = _backward(p, data, parameters, options)
     elif mode == Mode.SPATIAL and method == "forward_training":
         done = _other_view(p, data, parameters, options) or _training(p, data, parameters, options)
+    elif mode == Mode.PER_ACTIVATION:  # whose defects have ways of their own
+        done = _activations(p, call, data, parameters, options, right=False)
     if not done:
         names = ", ".join(d.id for d in met)
         text = f"known defect {names}: {met[0].what}; no other way of this library is known to be right"
@@ -121,17 +123,48 @@ def _taken(p: Program, call: Call) -> int:
     return 0 if defects_of(p.handle, call._replace(dims=(size, *call.dims[1:]))) else size
 
 
-def _activations(p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any]) -> bool:
-    """Activations as channels, in the order that parameters have them in."""
-    if call.mode != Mode.PER_ACTIVATION or call.layout != Layout.CHANNELS_FIRST:
+def _activations(
+    p: Program, call: Call, data: Arrays, parameters: Arrays, options: dict[str, Any], right: bool = True
+) -> bool:
+    """Activations as channels; `right`: only where that has no defect, and parameters have the order of the memory."""
+    last = call.layout == Layout.CHANNELS_LAST and not right
+    if call.mode != Mode.PER_ACTIVATION or not (call.layout == Layout.CHANNELS_FIRST or last):
         return False
     dims = call.dims[0], math.prod(call.dims[1:]), 1, 1
     channels = call._replace(mode=Mode.SPATIAL, dims=dims)
-    if defects_of(p.handle, channels) and not _taken(p, channels):
+    if right and defects_of(p.handle, channels) and not _taken(p, channels):
         return False
     viewed = {name: _view(buffer, *dims) for name, buffer in data.items()}
-    p._emit(call.operation.name.lower(), Mode.SPATIAL, viewed, parameters, options)
+    ordered = _transposed(p, call, parameters) if last else parameters
+    p._emit(call.operation.name.lower(), Mode.SPATIAL, viewed, ordered, options)
+    if last:
+        for name in [n for n in parameters if n in _WRITTEN[call.operation]]:
+            p.axpby(1.0, _across(ordered[name], call), 0.0, _shaped(parameters[name], call))
     return True
+
+
+_WRITTEN = {
+    Operation.FORWARD_TRAINING: ("saved_mean", "saved_inv_variance", "running_mean", "running_variance"),
+    Operation.FORWARD_INFERENCE: (),
+    Operation.BACKWARD: ("dscale", "dbias"),
+}
+
+
+def _shaped(vector: Buffer, call: Call) -> Buffer:
+    return _view(vector, call.dims[1], math.prod(call.dims[2:]))
+
+
+def _across(vector: Buffer, call: Call) -> Buffer:
+    """The same (C, H*W) of parameters that lie as channels-last memory does."""
+    return _shaped(vector, call)._replace(strides=(1, call.dims[1]))
+
+
+def _transposed(p: Program, call: Call, parameters: Arrays) -> Arrays:
+    """Copies of per-activation parameters in the order of channels-last memory."""
+    found = {name: p.scratch(_flat(vector).dims, vector.dtype) for name, vector in parameters.items()}
+    for name, vector in parameters.items():
+        p.axpby(1.0, _shaped(vector, call), 0.0, _across(found[name], call))
+    return found
 
 
 # ---------------------------------------------------------------- float32

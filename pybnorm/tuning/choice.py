@@ -12,7 +12,7 @@ import pybnorm
 from pybnorm import _arguments, _core, devices
 from pybnorm._arrays import CUDA
 from pybnorm.check import calls
-from pybnorm.defects import DEFECTS
+from pybnorm.defects import _of_library
 from pybnorm.enums import Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, PybnormError
 from pybnorm.tuning import cache, trials
@@ -110,8 +110,7 @@ def choose(
 
 def _left_alone(handle: _core.Handle) -> str:
     """Why a library's own tuning is not asked for, where it has one: what it keeps, every later program takes."""
-    version = handle.library.version
-    found = [d.id for d in DEFECTS if d.tuned and d.backend == handle.backend and d.in_version(version)]
+    found = [d.id for d in _of_library(handle.library, tuned=True) if d.tuned]
     if not found:
         return ""
     return f"; the library's own tuning is left alone, as it keeps what is fastest, right or wrong ({', '.join(found)})"

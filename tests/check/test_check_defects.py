@@ -3,12 +3,14 @@
 import dataclasses
 import math
 import re
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pybnorm
+from pybnorm._find import file_digest
 from pybnorm.check import defects
 from pybnorm.check.bounds import Status, Verdict, expect
 from pybnorm.check.data import generate
@@ -160,6 +162,27 @@ def test_versions_are_compared_as_far_as_they_are_given(version, has_it):
     defect = defects.named("miopen-training-stash")
     assert defect.in_version(version) == has_it
     assert dataclasses.replace(defect, last=None).in_version((9, 0, 0))
+
+
+def test_a_build_that_differs_from_its_version_is_told_by_its_file(monkeypatch, load_library):
+    library = load_library("onednn")
+    own = file_digest(library.path)
+    problem = Problem.parse("train,spatial,f32,nchw,1x2x700x700,fill=randn")
+    chain = verdict("y", ratio=2.0, note="class C")
+    for last in (None, (2, 0)):  # the version has it, or not; the build is the other way round
+        has, version = last is not None, library.version
+        defect = dataclasses.replace(named("onednn-long-sums"), first=(1,), last=last, builds={own: has})
+        assert defect.in_version(version) == defect.in_version(version, "another") == (not has)
+        assert defect.in_version(version, own) == has
+        monkeypatch.setattr(pybnorm.defects, "DEFECTS", (defect,))
+        assert bool(pybnorm.known_defects("onednn", problem, version)) == (not has)
+        assert bool(pybnorm.known_defects("onednn", problem, version, own)) == has
+        assert bool(explain("onednn", version, problem, [chain], build=own)) == has
+        with pybnorm.Handle("onednn") as handle:
+            assert bool(pybnorm._core.defects_of(handle, problem)) == has
+        asked = problem.operation, problem.mode, problem.dtype, problem.layout, problem.dims
+        assert (defect.id in pybnorm.capability("onednn", *asked)[1]) == has
+        assert f"* Build `{own}`: {'has it' if has else 'does not have it'}" in pybnorm.defects.page().splitlines()
 
 
 def test_every_failing_output_needs_an_explanation():
@@ -353,7 +376,8 @@ def test_a_length_of_sum_has_one_entry_and_a_weakness_is_no_reason_to_warn():
         )
         assert ids(pybnorm.known_defects("onednn", call)) == found
     assert ids(pybnorm.known_defects("onednn", call._replace(dims=(1, 2, 1, 400_001)))) == ["onednn-long-sums"]
-    assert ids(pybnorm.defects._of_library("onednn", (3, 2, 0))) == ["onednn-long-sums"]
+    library = types.SimpleNamespace(backend="onednn", version=(3, 2, 0), path="")
+    assert ids(pybnorm.defects._of_library(library)) == ["onednn-long-sums"]
 
 
 def test_damage_and_failed_checks_of_trust_are_not_explained():

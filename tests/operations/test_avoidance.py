@@ -103,7 +103,14 @@ def test_calls_in_place_of_one_with_a_defect(line, session):
 
 
 @pytest.mark.parametrize(
-    "line", ["backward,spatial,f32,nchw,1x2x1x400009,saved=0", "train,spatial,f32,nchw,1x1x701x599"]
+    "line",
+    [
+        "backward,spatial,f32,nchw,1x2x1x400009,saved=0",
+        "train,spatial,f32,nchw,1x1x701x599",
+        "train,peract,f32,nchw,420000x2",
+        "train,peract,f32,nhwc,420000x3x1x2",
+        "backward,peract,f32,nchw,500000x2x1x2,saved=0",
+    ],
 )
 def test_long_sums_of_onednn_are_of_parts(line, load_library):
     """The table's own entry; the first has a prime number of elements."""
@@ -155,6 +162,9 @@ train,spatial,f32,nchw,32x2x56x56,fill=image
 train,spatial,f32,nhwc,32x2x56x56,fill=level
 train,spatial,bf16,nchw,6000x3x1x1,fill=relu,beta=0.5
 backward,spatial,f32,nchw,32x2x56x56,fill=relu,saved=0
+train,peract,f32,nchw,4096x2x1x2,fill=level
+train,peract,f32,nhwc,1280x4x1x3,fill=sparse
+backward,peract,f32,nhwc,1280x4x1x3,fill=sparse,saved=0,beta_param=0.5
 """
 
 
@@ -172,6 +182,18 @@ def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
     assert result.status == Status.PASS, result
     if weak:
         assert max(v.ratios["A"] for v in result.verdicts if v.output not in ("y", "dx")) < 0.5, result
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train,peract,f32,nchw,1280x4x1x2,fill=sparse", "train,peract,bf16,nchw,769x16,fill=sparse,factor=1,seed=592"],
+)
+def test_chained_sums_of_miopen_are_avoided_where_a_handle_avoids_all(line, need_device):
+    need_device("miopen")
+    way = random_problems.Avoid("miopen", "avoid_all")
+    with way.handle:
+        result = random_problems.run(Problem.parse(line), way)
+    assert result.status == Status.PASS, result
 
 
 def test_what_is_only_weak_is_called_where_nothing_is_better(monkeypatch, load_library):

@@ -371,3 +371,28 @@ def test_auto_is_right_where_every_kernel_may_read_across_images(doubles: Any, c
             assert "miopen-tuned-backward" in reason
         else:
             assert not worst < 1, case  # NaN
+
+
+def test_arrays_of_hip_python_are_computed_on(play: Any) -> None:
+    answer = play(
+        """
+        class DeviceArray:
+            __module__ = "hip._util.types"
+
+            def __init__(self, array):
+                self.array = array
+                data = (array.ctypes.data, False)
+                self.__cuda_array_interface__ = {
+                    "shape": array.shape, "typestr": "float32", "data": data, "strides": None, "version": 3
+                }
+
+        x = np.arange(24, dtype="f4").reshape(2, 3, 4, 1)
+        scale, mean, y = np.full(3, 2, "f4"), np.ones(3, "f4"), np.zeros_like(x)
+        taken = [DeviceArray(a) for a in (x, scale, mean, mean, scale)]
+        with pybnorm.Handle("miopen") as handle:
+            handle.forward_inference(*taken, y=DeviceArray(y), epsilon=1e-5)
+        expected = (x - 1) / np.sqrt(2 + 1e-5) * 2 + 1
+        report(float(abs(y - expected).max()))
+        """
+    )
+    assert answer < 1e-4
