@@ -72,6 +72,8 @@ part 'calls and arrays, lazy' HIPCPU_LAZY=1 -- \
     --junitxml="$results/miopen-lazy.xml"
 part 'no device' HIPCPU_NO_DEVICE=1 PYBNORM_REQUIRE_DEVICE= -- \
     "${ALONE[@]}" tests/backends/test_descriptors.py tests/fuzz -k miopen
+# Two devices, none of which may take what is the other's:
+part 'two devices' HIPCPU_DEVICES=2 PYBNORM_REQUIRE_SECOND_DEVICE=1 -- "${PYTEST[@]}" tests/devices -k miopen
 # In an order of chance, and with the unreadable page before each block:
 part 'any order, guard pages before' HIPCPU_SEED="${SEED:-1}" HIPCPU_BEFORE=1 -- \
     "${PYTEST[@]}" tests/devices tests/backends/test_calls.py -k 'miopen and not same_bits and not f16'

@@ -355,6 +355,11 @@ _MAX_RANK = 64  # as in NumPy; more is a broken or hostile object
 _TYPESTRS = {"<f4": DataType.FLOAT32, "<f8": DataType.FLOAT64, "<f2": DataType.FLOAT16}
 
 
+def of_hip_python(obj: Any) -> bool:
+    """Whether an object is of AMD's hip-python, whose modules are ``hip`` or, from version 10 on, ``rocm.bindings``."""
+    return type(obj).__module__.partition(".")[0] in ("hip", "rocm")
+
+
 def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
     protocol = "__cuda_array_interface__"
     try:
@@ -365,6 +370,9 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
         _failed(argument, obj, protocol, error)
     try:
         typestr = interface["typestr"]
+        on_rocm = of_hip_python(obj)
+        if on_rocm:
+            typestr = np.dtype(typestr).str  # it hands on NumPy's other names, such as float32 and B
         if typestr not in _TYPESTRS and hasattr(obj, "__dlpack__"):
             return None  # the interface has no bfloat16; DLPack has
         address, read_only = interface["data"]
@@ -379,7 +387,7 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
                 raise ValueError(f"shape {dims} with strides {byte_strides}")
         mask = interface.get("mask")
         itemsize = int(typestr[2:])
-        device_type, device_id = CUDA, UNKNOWN_DEVICE
+        device_type, device_id = ROCM if on_rocm else CUDA, UNKNOWN_DEVICE
         if hasattr(obj, "__dlpack_device__"):
             device_type, device_id = map(int, obj.__dlpack_device__())
     except Exception as error:

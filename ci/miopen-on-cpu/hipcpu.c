@@ -19,6 +19,8 @@
  * - Device memory is two mappings: an address range that the host cannot touch, which is what the caller is given,
  *   and the bytes themselves elsewhere, between unreadable pages. Addresses are translated when work is submitted.
  *   A host that touches device memory, and a kernel that leaves a block, end with a message as on a real machine.
+ * - Streams, events, modules and blocks belong to the device that was the thread's own when they were made. What HIP
+ *   documents to fail between devices does, and a kernel that is given another device's memory, as none is a peer.
  */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
@@ -47,6 +49,7 @@
 #define VERSION 60443484 /* of ROCm 6.4.3 */
 #endif
 #define MAX_BLOCK 1024   /* work items of a work group, as on every AMD GPU */
+#define MOST_DEVICES 8
 #define LDS 65536        /* bytes of local memory that a work group may have, as on every AMD GPU but MI350 */
 
 /* ---------------------------------------------------------------- state */
@@ -81,6 +84,7 @@ struct stream {
     struct op *first, **last;
     uint64_t submitted, wanted, done; /* numbers of operations */
     size_t references;
+    int device;
     int blocking; /* orders itself against the null stream */
 };
 
@@ -89,7 +93,7 @@ struct event {
     struct stream *stream; /* of the last record, or NULL */
     uint64_t seq;
     size_t references;
-    int timed, has_time;
+    int device, timed, has_time;
     double time;
 };
 
@@ -126,6 +130,7 @@ struct kernel {
 
 struct module {
     struct module *next;
+    int device;
     cl_program program; /* or NULL, with: */
     void *object;       /* of dlopen */
     char *options, *source; /* of an OpenCL program, for twins */
@@ -137,12 +142,12 @@ struct block {
     char *user, *real;           /* what the caller holds, where the bytes are; the same for host memory */
     char *user_base, *real_base; /* the mappings, a page before and after included */
     size_t size, mapped;
-    int host;
+    int host, device;
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pid_t home; /* the process that has the worker thread */
-static int ready, verbose, wait_always, lazy, guard_before;
+static int ready, verbose, wait_always, lazy, guard_before, devices = 1;
 static uint64_t seed; /* not 0: chance decides what runs before it is waited for, and which stream is next */
 static size_t alignment = 256, page, capacity = (size_t)4 << 30;
 static const char *architecture = "gfx1100", *more_options = "", *failing = "";
@@ -156,18 +161,19 @@ static pthread_t worker_thread;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, progress = PTHREAD_COND_INITIALIZER;
 static int stopping;
-static hipError_t failure; /* of asynchronous work; stays, as on a GPU */
-static struct stream null_stream = {.last = &null_stream.first, .references = 1, .blocking = 1};
-static struct stream *streams; /* without the null stream */
+static hipError_t failures[MOST_DEVICES]; /* of asynchronous work; they stay, as on a GPU */
+static struct stream null_streams[MOST_DEVICES];
+static struct stream *streams; /* without the null streams */
 static struct event *events;
 static struct module *modules;
 static struct block **blocks; /* by user address */
-static size_t blocks_count, blocks_room, in_use;
+static size_t blocks_count, blocks_room, in_use[MOST_DEVICES];
 static size_t launches, builds;
 static char *trace;
 static size_t trace_length, trace_room;
 
 static _Thread_local hipError_t last_error;
+static _Thread_local int current; /* device */
 
 static hipError_t set(hipError_t e) {
     if (e != hipSuccess && e != hipErrorNotReady)
@@ -346,8 +352,11 @@ static int runnable(const struct stream *s) {
 static void *worker(void *unused) {
     pthread_mutex_lock(&lock);
     for (;;) {
-        struct stream *s = runnable(&null_stream) ? &null_stream : NULL;
-        uint64_t choices = s != NULL;
+        struct stream *s = NULL;
+        uint64_t choices = 0;
+        for (int i = 0; i < devices && (s == NULL || seed != 0); i++)
+            if (runnable(&null_streams[i]) && (seed == 0 || chance(++choices) == 0))
+                s = &null_streams[i];
         for (struct stream *t = streams; t != NULL && (s == NULL || seed != 0); t = t->next)
             if (runnable(t) && (seed == 0 || chance(++choices) == 0))
                 s = t;
@@ -370,10 +379,10 @@ static void *worker(void *unused) {
             unmap(o->block);
         double time = now();
         pthread_mutex_lock(&lock);
-        if (result != hipSuccess && failure == hipSuccess)
-            failure = result;
+        if (result != hipSuccess && failures[s->device] == hipSuccess)
+            failures[s->device] = result;
         if (o->kind == RELEASE)
-            in_use -= o->bytes;
+            in_use[s->device] -= o->bytes;
         if (o->kind == MARK && o->event->stream == s && o->event->seq == o->seq) { /* not recorded again since */
             o->event->time = time;
             o->event->has_time = 1;
@@ -442,6 +451,15 @@ static void start(void) {
         }
         capacity = (size_t)n << 20;
     }
+    if ((value = getenv("HIPCPU_DEVICES")) != NULL && *value != '\0') {
+        char *end;
+        unsigned long n = strtoul(value, &end, 10);
+        if (*end != '\0' || n == 0 || n > MOST_DEVICES) {
+            complain("HIPCPU_DEVICES=%s: a number from 1 to %d is needed; no device", value, MOST_DEVICES);
+            return;
+        }
+        devices = (int)n;
+    }
     if (flag("HIPCPU_NO_DEVICE"))
         return;
     /* PoCL's default way of running work items lets LLVM read a few elements past a masked edge. This one reads
@@ -479,8 +497,13 @@ static void start(void) {
         complain("OpenCL context and queue: %d; no device", e);
         return;
     }
-    if (!lazy)
-        null_stream.wanted = UINT64_MAX;
+    for (int i = 0; i < devices; i++) {
+        struct stream *s = &null_streams[i];
+        s->last = &s->first;
+        s->references = s->blocking = 1;
+        s->device = i;
+        s->wanted = lazy ? 0 : UINT64_MAX;
+    }
     /* Signals are for the program's own threads. Faults are not blocked. */
     sigset_t all, before;
     sigfillset(&all);
@@ -525,7 +548,7 @@ static hipError_t usable(void) {
 /* Under the lock; NULL for a handle that is no stream. */
 static struct stream *find_stream(hipStream_t handle) {
     if (handle == NULL)
-        return &null_stream;
+        return &null_streams[current];
     for (struct stream *s = streams; s != NULL; s = s->next)
         if (s == (struct stream *)handle)
             return s;
@@ -548,12 +571,13 @@ static int add_dep(struct op *o, struct stream *s, uint64_t seq) {
 /* Under the lock. Takes the operation over, also on failure. all: wait for streams that do not block, too. */
 static hipError_t submit(struct stream *s, struct op *o, int all) {
     int good = 1;
-    if (s == &null_stream) {
+    struct stream *null_stream = &null_streams[s->device];
+    if (s == null_stream) {
         for (struct stream *t = streams; t != NULL; t = t->next)
-            if (t->blocking || all)
+            if (t->device == s->device && (t->blocking || all))
                 good = good && add_dep(o, t, t->submitted);
     } else if (s->blocking) {
-        good = add_dep(o, &null_stream, null_stream.submitted);
+        good = add_dep(o, null_stream, null_stream->submitted);
     }
     if (!good || stopping) {
         free_op(o);
@@ -575,7 +599,7 @@ static hipError_t wait_for(struct stream *s, uint64_t seq) {
     pthread_cond_signal(&work);
     while (s->done < seq && !stopping)
         pthread_cond_wait(&progress, &lock);
-    return s->done < seq ? hipErrorDeinitialized : failure;
+    return s->done < seq ? hipErrorDeinitialized : failures[s->device];
 }
 
 /* Under the lock. */
@@ -599,13 +623,13 @@ static struct op *new_op(enum kind kind) {
     return o;
 }
 
-/* Without the lock: wait for the null stream and the blocking streams, or for everything. */
-static hipError_t wait_null(int all) {
+/* Without the lock: wait for a device's null stream and blocking streams, or for everything of it. */
+static hipError_t wait_null(int of, int all) {
     struct op *o = new_op(NOTHING);
     if (o == NULL)
         return hipErrorOutOfMemory;
     pthread_mutex_lock(&lock);
-    hipError_t e = submit_and_wait(&null_stream, o, 1, all);
+    hipError_t e = submit_and_wait(&null_streams[of], o, 1, all);
     pthread_mutex_unlock(&lock);
     return e;
 }
@@ -622,20 +646,21 @@ API hipError_t hipGetDeviceCount(int *count) {
     REQUIRE(count != NULL, hipErrorInvalidValue);
     *count = 0;
     USABLE();
-    *count = 1;
+    *count = devices;
     return hipSuccess;
 }
 
 API hipError_t hipGetDevice(int *ordinal) {
     REQUIRE(ordinal != NULL, hipErrorInvalidValue);
     USABLE();
-    *ordinal = 0;
+    *ordinal = current;
     return hipSuccess;
 }
 
 API hipError_t hipSetDevice(int ordinal) {
     USABLE();
-    REQUIRE(ordinal == 0, hipErrorInvalidDevice);
+    REQUIRE(ordinal >= 0 && ordinal < devices, hipErrorInvalidDevice);
+    current = ordinal;
     return hipSuccess;
 }
 
@@ -653,7 +678,7 @@ static const char device_name[] = "hipcpu (OpenCL on the CPU)";
 
 API hipError_t hipDeviceGetName(char *name, int length, hipDevice_t ordinal) {
     USABLE();
-    REQUIRE(ordinal == 0, hipErrorInvalidDevice);
+    REQUIRE(ordinal >= 0 && ordinal < devices, hipErrorInvalidDevice);
     REQUIRE(name != NULL && length > 0, hipErrorInvalidValue);
     snprintf(name, (size_t)length, "%s", device_name);
     return hipSuccess;
@@ -661,7 +686,7 @@ API hipError_t hipDeviceGetName(char *name, int length, hipDevice_t ordinal) {
 
 API hipError_t hipDeviceTotalMem(size_t *bytes, hipDevice_t ordinal) {
     USABLE();
-    REQUIRE(ordinal == 0, hipErrorInvalidDevice);
+    REQUIRE(ordinal >= 0 && ordinal < devices, hipErrorInvalidDevice);
     REQUIRE(bytes != NULL, hipErrorInvalidValue);
     *bytes = capacity;
     return hipSuccess;
@@ -671,7 +696,7 @@ API hipError_t hipMemGetInfo(size_t *unused, size_t *total) {
     USABLE();
     REQUIRE(unused != NULL && total != NULL, hipErrorInvalidValue);
     pthread_mutex_lock(&lock);
-    *unused = capacity - in_use;
+    *unused = capacity - in_use[current];
     pthread_mutex_unlock(&lock);
     *total = capacity;
     return hipSuccess;
@@ -682,7 +707,7 @@ API hipError_t hipMemGetInfo(size_t *unused, size_t *total) {
 API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600 *p, int ordinal) {
     USABLE();
     REQUIRE(p != NULL, hipErrorInvalidValue);
-    REQUIRE(ordinal == 0, hipErrorInvalidDevice);
+    REQUIRE(ordinal >= 0 && ordinal < devices, hipErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     const int gfx9 = strncmp(architecture, "gfx9", 4) == 0;
     snprintf(p->name, sizeof p->name, "%s", device_name);
@@ -783,7 +808,7 @@ API hipError_t hipDeviceGetAttribute(int *value, hipDeviceAttribute_t attribute,
 
 API hipError_t hipDeviceSynchronize(void) {
     USABLE();
-    return set(wait_null(1));
+    return set(wait_null(current, 1));
 }
 
 /* ---------------------------------------------------------------- errors */
@@ -852,6 +877,7 @@ API hipError_t hipStreamCreateWithFlags(hipStream_t *handle, unsigned flags) {
     REQUIRE(s != NULL, hipErrorOutOfMemory);
     s->last = &s->first;
     s->references = 1;
+    s->device = current;
     s->blocking = flags != hipStreamNonBlocking;
     s->wanted = lazy ? 0 : UINT64_MAX;
     pthread_mutex_lock(&lock);
@@ -893,7 +919,7 @@ API hipError_t hipStreamDestroy(hipStream_t handle) {
 API hipError_t hipStreamSynchronize(hipStream_t handle) {
     USABLE();
     if (handle == NULL)
-        return set(wait_null(0));
+        return set(wait_null(current, 0));
     pthread_mutex_lock(&lock);
     struct stream *s = find_stream(handle);
     hipError_t e = hipErrorInvalidHandle;
@@ -911,14 +937,14 @@ API hipError_t hipStreamQuery(hipStream_t handle) {
     if (s != NULL) {
         int busy = s->done < s->submitted;
         want(s, s->submitted);
-        if (s == &null_stream) /* its next operation would wait for these, too */
+        if (s == &null_streams[s->device]) /* its next operation would wait for these, too */
             for (struct stream *t = streams; t != NULL; t = t->next)
-                if (t->blocking) {
+                if (t->blocking && t->device == s->device) {
                     want(t, t->submitted);
                     busy = busy || t->done < t->submitted;
                 }
         pthread_cond_signal(&work);
-        e = failure != hipSuccess ? failure : busy ? hipErrorNotReady : hipSuccess;
+        e = failures[s->device] != hipSuccess ? failures[s->device] : busy ? hipErrorNotReady : hipSuccess;
     }
     pthread_mutex_unlock(&lock);
     return set(e);
@@ -943,6 +969,7 @@ API hipError_t hipEventCreateWithFlags(hipEvent_t *handle, unsigned flags) {
     USABLE();
     struct event *e = calloc(1, sizeof *e);
     REQUIRE(e != NULL, hipErrorOutOfMemory);
+    e->device = current;
     e->timed = (flags & hipEventDisableTiming) == 0;
     e->references = 1;
     pthread_mutex_lock(&lock);
@@ -997,7 +1024,7 @@ API hipError_t hipEventRecord(hipEvent_t handle, hipStream_t stream) {
     pthread_mutex_lock(&lock);
     struct event *e = find_event(handle);
     struct stream *s = find_stream(stream);
-    hipError_t result = e == NULL || s == NULL ? hipErrorInvalidHandle : record(e, s);
+    hipError_t result = e == NULL || s == NULL || e->device != s->device ? hipErrorInvalidHandle : record(e, s);
     pthread_mutex_unlock(&lock);
     return set(result);
 }
@@ -1025,7 +1052,7 @@ API hipError_t hipEventQuery(hipEvent_t handle) {
     if (e != NULL && e->stream != NULL) {
         want(e->stream, e->seq);
         pthread_cond_signal(&work);
-        result = e->stream->done >= e->seq ? failure : hipErrorNotReady;
+        result = e->stream->done >= e->seq ? failures[e->device] : hipErrorNotReady;
     }
     pthread_mutex_unlock(&lock);
     return set(result);
@@ -1037,7 +1064,8 @@ API hipError_t hipEventElapsedTime(float *milliseconds, hipEvent_t from, hipEven
     pthread_mutex_lock(&lock);
     struct event *a = find_event(from), *b = find_event(to);
     hipError_t result = hipSuccess;
-    if (a == NULL || b == NULL || !a->timed || !b->timed || a->stream == NULL || b->stream == NULL)
+    if (a == NULL || b == NULL || !a->timed || !b->timed || a->stream == NULL || b->stream == NULL ||
+        a->device != b->device)
         result = hipErrorInvalidHandle;
     else if (!a->has_time || !b->has_time)
         result = hipErrorNotReady;
@@ -1240,7 +1268,7 @@ static struct block *take_block(const void *address, int host) {
     return b;
 }
 
-static hipError_t allocate(void **out, size_t size, int host) {
+static hipError_t allocate(void **out, size_t size, int host, int of) {
     static pthread_once_t handler = PTHREAD_ONCE_INIT;
     REQUIRE(out != NULL, hipErrorInvalidValue);
     *out = NULL;
@@ -1251,10 +1279,11 @@ static hipError_t allocate(void **out, size_t size, int host) {
         pthread_once(&handler, install_handler);
     struct block *b = new_block(size, host);
     REQUIRE(b != NULL, hipErrorOutOfMemory);
+    b->device = of;
     pthread_mutex_lock(&lock);
-    int good = size <= capacity - in_use && add_block(b);
+    int good = size <= capacity - in_use[of] && add_block(b);
     if (good) {
-        in_use += size;
+        in_use[of] += size;
         *out = b->user;
     }
     pthread_mutex_unlock(&lock);
@@ -1264,27 +1293,36 @@ static hipError_t allocate(void **out, size_t size, int host) {
 }
 
 API hipError_t hipMalloc(void **out, size_t size) {
-    return allocate(out, size, 0);
+    return allocate(out, size, 0, current);
 }
 
 API hipError_t hipHostMalloc(void **out, size_t size, unsigned flags) {
     const unsigned known = hipHostMallocPortable | hipHostMallocMapped | hipHostMallocWriteCombined |
                            hipHostMallocCoherent | hipHostMallocNonCoherent | hipHostMallocNumaUser;
     REQUIRE((flags & ~known) == 0, hipErrorInvalidValue);
-    return allocate(out, size, 1);
+    return allocate(out, size, 1, current);
 }
 
 static hipError_t release(void *address, int host) {
     USABLE();
     if (address == NULL)
         return hipSuccess;
-    hipError_t e = wait_null(1); /* freeing waits for the whole device */
-    if (e == hipErrorDeinitialized || e == hipErrorOutOfMemory)
-        return set(e);
     pthread_mutex_lock(&lock);
-    struct block *b = take_block(address, host);
+    struct block *b = find_block(address);
+    const int of = b != NULL ? b->device : current;
+    pthread_mutex_unlock(&lock);
+    hipError_t e = hipSuccess;
+    for (int i = 0; i < devices; i++) /* freeing waits for the whole device; any may use the host's memory */
+        if (host || i == of) {
+            hipError_t waited = wait_null(i, 1);
+            if (waited == hipErrorDeinitialized || waited == hipErrorOutOfMemory)
+                return set(waited);
+            e = e == hipSuccess ? waited : e;
+        }
+    pthread_mutex_lock(&lock);
+    b = take_block(address, host);
     if (b != NULL)
-        in_use -= b->size;
+        in_use[of] -= b->size;
     pthread_mutex_unlock(&lock);
     REQUIRE(b != NULL, hipErrorInvalidValue);
     unmap(b);
@@ -1302,10 +1340,11 @@ API hipError_t hipHostFree(void *address) {
 API hipError_t hipMallocAsync(void **out, size_t size, hipStream_t stream) {
     USABLE();
     pthread_mutex_lock(&lock);
-    int known = find_stream(stream) != NULL;
+    const struct stream *s = find_stream(stream);
+    const int of = s != NULL ? s->device : -1;
     pthread_mutex_unlock(&lock);
-    REQUIRE(known, hipErrorInvalidHandle);
-    return allocate(out, size, 0);
+    REQUIRE(of >= 0, hipErrorInvalidHandle);
+    return allocate(out, size, 0, of);
 }
 
 API hipError_t hipFreeAsync(void *address, hipStream_t stream) {
@@ -1316,7 +1355,8 @@ API hipError_t hipFreeAsync(void *address, hipStream_t stream) {
     pthread_mutex_lock(&lock);
     struct stream *s = find_stream(stream);
     hipError_t e = s == NULL ? hipErrorInvalidHandle : hipSuccess;
-    if (e == hipSuccess && (o->block = take_block(address, 0)) == NULL)
+    const struct block *found = find_block(address);
+    if (e == hipSuccess && (found == NULL || found->device != s->device || (o->block = take_block(address, 0)) == NULL))
         e = hipErrorInvalidValue;
     if (e == hipSuccess) {
         struct block *b = o->block;
@@ -1350,6 +1390,7 @@ API hipError_t hipPointerGetAttributes(hipPointerAttribute_t *attributes, const 
     pthread_mutex_lock(&lock);
     struct block *b = find_block(address);
     int host = b != NULL && b->host;
+    attributes->device = b != NULL ? b->device : 0;
     pthread_mutex_unlock(&lock);
     REQUIRE(b != NULL, hipErrorInvalidValue);
     attributes->type = host ? hipMemoryTypeHost : hipMemoryTypeDevice;
@@ -1539,6 +1580,7 @@ static const char *read_number(const char *p, char end, size_t *number) {
 }
 
 static hipError_t keep(hipModule_t *out, struct module *m) {
+    m->device = current;
     pthread_mutex_lock(&lock);
     m->next = modules;
     modules = m;
@@ -1682,7 +1724,11 @@ static struct module **find_module(hipModule_t handle) {
 
 API hipError_t hipModuleUnload(hipModule_t handle) {
     USABLE();
-    hipError_t e = wait_null(1); /* its kernels may be waiting to run */
+    pthread_mutex_lock(&lock);
+    const struct module *found = *find_module(handle);
+    const int of = found != NULL ? found->device : current;
+    pthread_mutex_unlock(&lock);
+    hipError_t e = wait_null(of, 1); /* its kernels may be waiting to run */
     if (e == hipErrorDeinitialized || e == hipErrorOutOfMemory)
         return set(e);
     pthread_mutex_lock(&lock);
@@ -1950,6 +1996,7 @@ static hipError_t read_extra(void **extra, const char **buffer, size_t *bytes) {
 
 /* Under the lock: the arguments, with device addresses translated. */
 static hipError_t copy_arguments(struct op *o, const struct kernel *k, void **params, void **extra) {
+    const int of = k->module->device;
     const char *buffer = NULL;
     size_t bytes = 0;
     if ((params != NULL && extra != NULL) || (params == NULL && extra == NULL && k->count > 0))
@@ -1981,6 +2028,11 @@ static hipError_t copy_arguments(struct op *o, const struct kernel *k, void **pa
             complain("kernel %s, argument %zu: %p is no device memory", k->name, i, (const void *)pointer);
             return hipErrorIllegalAddress;
         }
+        const struct block *b = find_block(pointer);
+        if (!b->host && b->device != of) {
+            complain("kernel %s, argument %zu: memory of device %d on device %d", k->name, i, b->device, of);
+            return hipErrorIllegalAddress;
+        }
         memcpy(o->arguments + a->offset, &real, sizeof real);
     }
     return hipSuccess;
@@ -2005,6 +2057,9 @@ static hipError_t launch(hipFunction_t function, const size_t global[3], const s
     hipError_t e = hipSuccess;
     int partly = 0; /* whether the last group is: PoCL has none */
     if (s == NULL || k == NULL || (before != NULL && begin == NULL) || (after != NULL && end == NULL))
+        e = hipErrorInvalidHandle;
+    else if (s->device != current || k->module->device != current || (begin != NULL && begin->device != current) ||
+             (end != NULL && end->device != current))
         e = hipErrorInvalidHandle;
     for (int i = 0; i < 3 && e == hipSuccess; i++) {
         o->global[i] = global[i];
@@ -2079,6 +2134,8 @@ API void hipcpuCounters(size_t *launched, size_t *built, size_t *bytes) {
     pthread_mutex_lock(&lock);
     *launched = launches;
     *built = builds;
-    *bytes = in_use;
+    *bytes = 0;
+    for (int i = 0; i < devices; i++)
+        *bytes += in_use[i];
     pthread_mutex_unlock(&lock);
 }

@@ -746,7 +746,114 @@ static void device(void) {
     CHECK(strcmp(hipGetErrorName((hipError_t)4242), "hipErrorUnknown") == 0);
 }
 
-static void bad_alignment(void) { /* HIPCPU_ALIGN=12 */
+static void *on_another_thread(void *device) {
+    GOOD(hipGetDevice(device));
+    return NULL;
+}
+
+static void two_devices(void) { /* HIPCPU_DEVICES=2 */
+    int n = 0, *of[2];
+    const int ones[2] = {1, 1};
+    int got[2];
+    size_t before, unused, total;
+    hipStream_t streams[2];
+    hipEvent_t events[2], later;
+    hipFunction_t slow[2];
+    hipPointerAttribute_t attributes;
+    GOOD(hipGetDeviceCount(&n));
+    CHECK(n == 2);
+    for (int i = 0; i < 2; i++) {
+        GOOD(hipSetDevice(i));
+        GOOD(hipGetDevice(&n));
+        CHECK(n == i);
+        GOOD(hipMemGetInfo(&before, &total));
+        of[i] = device_memory(sizeof ones);
+        GOOD(hipMemGetInfo(&unused, &total));
+        CHECK(before == total && unused == total - sizeof ones); /* of this device alone */
+        GOOD(hipPointerGetAttributes(&attributes, of[i]));
+        CHECK(attributes.device == i);
+        GOOD(hipStreamCreateWithFlags(&streams[i], hipStreamNonBlocking));
+        GOOD(hipEventCreate(&events[i]));
+        slow[i] = function_of(module_of("", kernels), "slow");
+        GOOD(hipMemcpy(of[i], ones, sizeof ones, hipMemcpyHostToDevice));
+    }
+    EXPECT(hipErrorInvalidDevice, hipSetDevice(2));
+    EXPECT(hipErrorInvalidDevice, hipDeviceGetName((char[8]){0}, 8, 2));
+    n = 5; /* another thread has the first device */
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, on_another_thread, &n) == 0);
+    pthread_join(thread, NULL);
+    CHECK(n == 0);
+
+    int steps = 1;
+    void *own[] = {&of[1], &steps}, *foreign[] = {&of[0], &steps};
+    GOOD(run(slow[1], 1, 1, streams[1], own));
+    GOOD(run(slow[1], 1, 1, NULL, own)); /* the null stream is that of the device */
+    EXPECT(hipErrorIllegalAddress, run(slow[1], 1, 1, streams[1], foreign));
+    EXPECT(hipErrorInvalidHandle, run(slow[0], 1, 1, streams[1], own));
+    EXPECT(hipErrorInvalidHandle, run(slow[1], 1, 1, streams[0], own));
+    EXPECT(hipErrorInvalidHandle, run(slow[0], 1, 1, streams[0], foreign)); /* all of one, which is not current */
+    GOOD(hipDeviceSynchronize());
+    GOOD(hipMemcpy(got, of[1], sizeof got, hipMemcpyDeviceToHost));
+    CHECK(got[0] == (int)((1664525u + 1013904223u) * 1664525u + 1013904223u) && got[1] == 1);
+    GOOD(hipMemcpy(got, of[0], sizeof got, hipMemcpyDeviceToHost));
+    CHECK(got[0] == 1);
+
+    EXPECT(hipErrorInvalidHandle, hipEventRecord(events[0], streams[1]));
+    EXPECT(hipErrorInvalidHandle, hipEventRecord(events[0], NULL));
+    GOOD(hipEventRecord(events[1], NULL));
+    GOOD(hipEventRecord(events[0], streams[0])); /* of the same device, whichever is current */
+    GOOD(hipStreamWaitEvent(streams[1], events[0], 0));
+    GOOD(hipStreamSynchronize(streams[1]));
+    GOOD(hipEventSynchronize(events[0]));
+    GOOD(hipEventSynchronize(events[1]));
+    float ms;
+    EXPECT(hipErrorInvalidHandle, hipEventElapsedTime(&ms, events[0], events[1]));
+    GOOD(hipEventCreate(&later));
+    GOOD(hipEventRecord(later, NULL));
+    GOOD(hipEventSynchronize(later));
+    GOOD(hipEventElapsedTime(&ms, events[1], later));
+
+    /* A null stream waits for its own device's blocking streams only, and so does hipDeviceSynchronize. */
+    GOOD(hipSetDevice(0));
+    hipEvent_t ran;
+    GOOD(hipEventCreate(&ran));
+    steps = 40000000;
+    GOOD(run(slow[0], 1, 1, NULL, foreign));
+    GOOD(hipEventRecord(ran, NULL));
+    GOOD(hipSetDevice(1));
+    const char *lazy = getenv("HIPCPU_LAZY");
+    if (lazy != NULL) {
+        GOOD(hipMemsetAsync(of[1], 0, 4, NULL));
+        GOOD(hipDeviceSynchronize());
+        EXPECT(hipErrorNotReady, hipEventQuery(ran));
+    }
+    GOOD(hipFree(of[0])); /* waits for the device that the memory is of */
+    GOOD(hipEventQuery(ran));
+    EXPECT(hipErrorInvalidValue, hipFreeAsync(of[1], streams[0]));
+    GOOD(hipFreeAsync(of[1], streams[1]));
+    void *p;
+    GOOD(hipMallocAsync(&p, 4, streams[0])); /* of the stream's device */
+    GOOD(hipPointerGetAttributes(&attributes, p));
+    CHECK(attributes.device == 0);
+    GOOD(hipFree(p));
+    GOOD(hipDeviceSynchronize());
+    GOOD(hipMemGetInfo(&unused, &total));
+    CHECK(unused == total);
+}
+
+static void failing_on_one_device(void) { /* HIPCPU_DEVICES=2 HIPCPU_FAIL_KERNEL=of64 */
+    float *y = device_memory(256);
+    void *params[] = {&y};
+    GOOD(run(function_of(module_of("", kernels), "of64"), 64, 64, NULL, params));
+    EXPECT(hipErrorLaunchFailure, hipDeviceSynchronize());
+    GOOD(hipSetDevice(1));
+    GOOD(hipDeviceSynchronize());
+    GOOD(hipSetDevice(0));
+    EXPECT(hipErrorLaunchFailure, hipDeviceSynchronize());
+}
+
+static void refused_variable(void) { /* HIPCPU_ALIGN=12, HIPCPU_DEVICES=9 */
     void *p;
     EXPECT(hipErrorNoDevice, hipMalloc(&p, 4));
 }
@@ -992,7 +1099,11 @@ static const struct test cases[] = {
     {"threads", threads, {NULL}, NULL},
     {"threads, lazy", threads, {"HIPCPU_LAZY=1"}, NULL},
     {"no device", no_device, {"HIPCPU_NO_DEVICE=1"}, NULL},
-    {"bad alignment", bad_alignment, {"HIPCPU_ALIGN=12"}, NULL},
+    {"bad alignment", refused_variable, {"HIPCPU_ALIGN=12"}, NULL},
+    {"too many devices", refused_variable, {"HIPCPU_DEVICES=9"}, NULL},
+    {"two devices", two_devices, {"HIPCPU_DEVICES=2"}, NULL},
+    {"two devices, lazy", two_devices, {"HIPCPU_DEVICES=2", "HIPCPU_LAZY=1"}, NULL},
+    {"failing on one device", failing_on_one_device, {"HIPCPU_DEVICES=2", "HIPCPU_FAIL_KERNEL=of64"}, NULL},
     {"after fork", after_fork, {NULL}, NULL},
     {"failing kernel", failing_kernel, {"HIPCPU_FAIL_KERNEL=of64"}, NULL},
     {"kernel past the end", kernel_past_the_end, {"HIPCPU_ALIGN=4"},

@@ -210,7 +210,7 @@ cdef object _stream(object stream):
         if protocol is not None:
             said = protocol() if callable(protocol) else protocol
             stream = 0 if said[1] is None else said[1]
-        elif type(stream).__module__.partition(".")[0] in ("hip", "rocm"):
+        elif _arrays.of_hip_python(stream):
             stream = int(stream)  # hip-python's pointers have no __index__
     except Exception as error:
         shown = f"{type(stream).__name__} whose __cuda_stream__ failed: {type(error).__name__}: {error}"

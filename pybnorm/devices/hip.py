@@ -1,4 +1,7 @@
-"""A ROCm device by the HIP runtime (libamdhip64, through ctypes): memory, a stream, and timing by events."""
+"""A ROCm device by the HIP runtime (libamdhip64, through ctypes): memory, a stream, and timing by events.
+
+Not through hip-python: it calls the same functions, but of a copy that it searches for itself, and the loaded one must
+be taken, see `SPEC`."""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Runtime:
 
 
 class Device:
-    """A ROCm device with a stream of its own, current on the thread that made it.
+    """A ROCm device with a stream of its own, current on the thread that made it or last asked it for memory or times.
 
     Parameters
     ----------
@@ -185,14 +188,14 @@ class Device:
         hip.call("hipGetDeviceCount", ctypes.byref(count))
         if device_id >= count.value:
             raise ArgumentError("device_id", device_id, f"0 to {count.value - 1}, the HIP runtime's devices")
-        hip.call("hipSetDevice", device_id)
+        self.device_id = device_id
+        self._go()
         name = ctypes.create_string_buffer(256)
         hip.call("hipDeviceGetName", name, len(name), device_id)
         stream = _POINTER()
         hip.call("hipStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
         self._stream = stream.value
         weakref.finalize(self, hip.functions["hipStreamDestroy"], stream.value)
-        self.device_id = device_id
         self.name = name.value.decode(errors="replace")
 
     @property
@@ -269,7 +272,8 @@ class Device:
         self._hip.call("hipStreamSynchronize", self._stream)
 
     def synchronize_all(self) -> None:
-        """Wait for every stream of the current device; an error of earlier asynchronous work is raised here."""
+        """Wait for every stream of the device; an error of earlier asynchronous work is raised here."""
+        self._go()
         self._hip.call("hipDeviceSynchronize")
 
     def time(
@@ -297,6 +301,7 @@ class Device:
         for _ in range(warmup):
             call()
         self.synchronize()
+        self._go()
         # No waiting between repeats, so that the device is not idle while the host prepares the next one.
         events: list[_POINTER] = []
         try:
@@ -324,7 +329,12 @@ class Device:
         self._hip.call("hipMemcpyAsync", to, source, nbytes, kind, self._stream)
         self.synchronize()
 
+    def _go(self) -> None:
+        """Make the device current: HIP's memory and events are those of the one that is."""
+        self._hip.call("hipSetDevice", self.device_id)
+
     def _allocate(self, nbytes: int) -> _Block:
+        self._go()
         address = _POINTER()
         self._hip.call("hipMalloc", ctypes.byref(address), max(nbytes, 1))
         return _Block(self._hip, address.value or 0, self)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pybnorm import functional
-from pybnorm._arrays import Buffer, Memory, as_buffer, as_memory
+from pybnorm._arrays import ROCM, Buffer, Memory, as_buffer, as_memory
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -228,6 +228,34 @@ class Cai:
 def test_cuda_array_interface(typestr: str, expected: DataType) -> None:
     x = Cai(typestr=typestr)
     assert as_buffer(x, "x") == Buffer(0x7F0000000100, (2, 3, 4), (12, 4, 1), expected, 2, -1, True, x)
+
+
+@pytest.mark.parametrize("module", ["hip._util.types", "rocm.bindings.util.types", "hipster.types"])
+def test_arrays_of_hip_python_are_rocms(module: str) -> None:
+    """Their type strings are any of NumPy's names, and nothing in them says whose memory it is."""
+    kind = type("DeviceArray", (Cai,), {"__module__": module})
+    if module == "hipster.types":
+        assert as_buffer(kind(), "x").device_type == 2
+        with pytest.raises(ArgumentError, match=r"x: got hipster\.types\.DeviceArray whose .* failed: ValueError"):
+            as_buffer(kind(typestr="float32"), "x")
+        return
+    for typestr, dtype in (("<f4", DataType.FLOAT32), ("float32", DataType.FLOAT32), ("half", DataType.FLOAT16)):
+        x = kind(typestr=typestr)
+        assert as_buffer(x, "x") == Buffer(0x7F0000000100, (2, 3, 4), (12, 4, 1), dtype, ROCM, -1, True, x)
+    memory = kind(typestr="B", shape=(64,))  # as hipMalloc gives it
+    assert as_memory(memory, "workspace") == Memory(0x7F0000000100, 64, ROCM, -1, True, memory)
+    with pytest.raises(ArgumentTypeError, match=r"\|u1"):
+        as_buffer(memory, "x")
+    with pytest.raises(ArgumentError, match=r"__cuda_array_interface__ failed: TypeError"):
+        as_buffer(kind(typestr="no type"), "x")
+
+
+def test_hip_pythons_own_array() -> None:
+    pytest.importorskip("hip")
+    from hip import _util  # no module in version 10, but an attribute
+
+    x = _util.types.DeviceArray(0x7F0000000100).configure(typestr="float32", shape=(2, 3), itemsize=4, _force=True)
+    assert as_buffer(x, "x") == Buffer(0x7F0000000100, (2, 3), (3, 1), DataType.FLOAT32, ROCM, -1, True, x)
 
 
 def test_cuda_array_interface_strides_flags_and_streams() -> None:

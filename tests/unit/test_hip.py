@@ -71,6 +71,16 @@ def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
     assert (double.streams, double.blocks) == (0, 0)
 
 
+def test_memory_and_events_are_of_the_device_that_makes_them(double: Any) -> None:
+    device, other = device_for(10, 0), device_for(10, 1)
+    asked = [lambda: device.empty_bytes(4), lambda: device.from_numpy(np.ones(3)), device.synchronize_all]
+    for ask in (*asked, lambda: device.time(lambda: None)):
+        other.synchronize_all()
+        assert double.current == 1
+        ask()
+        assert double.current == 0
+
+
 def test_a_failed_upload_leaves_no_memory(double: Any) -> None:
     device = device_for(10)
     double.fail("hipMemcpyAsync", 719)
