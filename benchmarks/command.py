@@ -137,7 +137,7 @@ def bench_device(
 @click.option(
     "--setting", "names", multiple=True, metavar="NAME", help="What to measure. Default: all; on a CPU small."
 )
-@click.option("--contender", "contenders", multiple=True, help="torch, pybnorm or fused. Default: all.")
+@click.option("--contender", "contenders", multiple=True, help="torch, installed, pybnorm or fused. Default: all.")
 @click.option("--quick", is_flag=True, help="A narrow model and small images, to see that it works.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no setting after this time.")
 @output.json_option("the result")
@@ -150,7 +150,8 @@ def bench_model(
     seconds: float,
     json_target: str | None,
 ) -> None:
-    """Steps of a ResNet-50 in PyTorch: with its batch norm, with pybnorm's, and with pybnorm's fused.
+    """Steps of a ResNet-50 in PyTorch: with its batch norm, with its kernels replaced by pybnorm's (install),
+    with pybnorm's modules (convert), and with these fused.
 
     \b
     Exit status:

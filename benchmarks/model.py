@@ -1,28 +1,32 @@
 """A whole model: the steps of a ResNet-50 with PyTorch's batch norm and with ours, turn by turn in one process.
 
-Contenders are PyTorch's model, the same after `pybnorm.torch.convert` and after that with ``fuse=True``, each eager or
-through ``torch.compile``. A step of training is forward, cross entropy, backward and SGD; one of evaluation is forward
-without gradients. 16-bit dtypes are those of autocast. Times are wall times between two waits for the device, so they
-have the host's share, of which small models mostly consist. First every contender makes one step of equal models on
-equal data, and a loss that is not PyTorch's within the dtype's noise is a failure.
+Contenders are PyTorch's model, the same while `pybnorm.torch.install` is in force, after `pybnorm.torch.convert`, and
+after that with ``fuse=True``, each eager or, except the second, through ``torch.compile``. A step of training is
+forward, cross entropy, backward and SGD; one of evaluation is forward without gradients. 16-bit dtypes are those of
+autocast. Times are wall times between two waits for the device, so they have the host's share, of which small models
+mostly consist. First every contender makes one step of equal models on equal data, and a loss that is not PyTorch's
+within the dtype's noise is a failure.
 
 The model is torchvision's where it is installed, else the same written here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.case import one_line
 from benchmarks.machine import optional
 from pybnorm.errors import ArgumentError, NotInitializedError
 
 __all__ = ["CONTENDERS", "SETTINGS", "Setting", "render", "run"]
 
-CONTENDERS = ("torch", "pybnorm", "fused")
+CONTENDERS = ("torch", "installed", "pybnorm", "fused")
 TOLERANCES = {"f32": 2e-3, "f16": 2e-2, "bf16": 5e-2}
 """Of the loss of a first step, relative to PyTorch's."""
 ROUNDS, SMALL_ROUNDS = 5, 15
@@ -83,7 +87,8 @@ def run(
     dict
         ``device``, ``torch``, ``model``; ``rows``, each with the setting, and ``contenders`` by name with ``seconds``
         (the median), ``spread`` (largest over smallest), ``ratio`` (PyTorch's time over its own) and ``loss``, or
-        ``failure``; ``left_out``; ``good`` (nothing of ours failed).
+        ``failure``, or ``unsupported``, the reason; the one installed has ``left``, the calls of a step that PyTorch's
+        own kernels computed all the same. ``left_out``; ``good`` (nothing of ours failed).
 
     Raises
     ------
@@ -138,26 +143,35 @@ def _row(torch: Any, device: str, setting: Setting, names: Sequence[str], quick:
     steps: dict[str, Callable[[], Any]] = {}
     found: dict[str, Row] = {}
     for name in names:
+        reason = _unsupported(torch, device, setting) if name == "installed" else None
+        if reason is not None:
+            found[name] = {"unsupported": reason}
+            continue
         try:
             steps[name] = _step(torch, device, setting, _made(name, copy.deepcopy(plain)), images, labels)
-            found[name] = {"loss": float(steps[name]())}
+            with _around(name, device), _Left() as left:
+                found[name] = {"loss": float(steps[name]())}
+            if name == "installed":
+                found[name]["left"] = left.count
             right = found[names[0]].get("loss", float("nan"))
             error = abs(found[name]["loss"] - right) / abs(right)
             if not error <= TOLERANCES[setting.dtype]:
                 raise ArithmeticError(f"the loss is {found[name]['loss']:.6g}, PyTorch's {right:.6g}")
         except Exception as error:  # of any of the libraries; the others are measured
             steps.pop(name, None)
-            found[name] = {"failure": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+            found[name] = {"failure": one_line(error)}
     rounds = 2 if quick else SMALL_ROUNDS if setting.name.startswith("small") else ROUNDS
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-1, rounds):  # one more, which is not counted: caches, plans and compilers
         for name, step in steps.items():
-            _wait(torch, device)
-            begin = time.perf_counter()
-            step()
-            _wait(torch, device)
+            with _around(name, device):
+                _wait(torch, device)
+                begin = time.perf_counter()
+                step()
+                _wait(torch, device)
+                passed = time.perf_counter() - begin
             if turn >= 0:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(passed)
     for name, measured in times.items():
         middle = statistics.median(measured)
         found[name] |= {"seconds": middle, "spread": max(measured) / min(measured)}
@@ -167,11 +181,52 @@ def _row(torch: Any, device: str, setting: Setting, names: Sequence[str], quick:
 
 
 def _made(name: str, model: Any) -> Any:
-    if name == "torch":
+    if name in ("torch", "installed"):
         return model
     import pybnorm.torch
 
     return pybnorm.torch.convert(model, fuse=name == "fused")
+
+
+def _around(name: str, device: str) -> contextlib.AbstractContextManager[object]:
+    """What a contender's steps are made in; the others' are not."""
+    if name != "installed":
+        return contextlib.nullcontext()
+    import pybnorm.torch
+
+    return pybnorm.torch.install(cuda=device == "cuda")
+
+
+def _unsupported(torch: Any, device: str, setting: Setting) -> str | None:
+    """Why replaced kernels are not measured."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        return "install() needs PyTorch 2.10"
+    if setting.compiled:
+        return "torch.compile makes code of its own in place of kernels"
+    if device == "cuda" and torch.version.cuda is None:
+        return "install() has no kernels for ROCm"
+    return None
+
+
+class _Left(logging.Handler):
+    """Counts, in a ``with`` block, the calls that `pybnorm.torch.install` left to PyTorch's own kernels."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.count, self.logger = 0, logging.getLogger("pybnorm.torch")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+
+    def __enter__(self) -> _Left:
+        self.level_before = self.logger.level
+        self.logger.setLevel(logging.INFO)
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.logger.removeHandler(self)
+        self.logger.setLevel(self.level_before)
 
 
 def _step(torch: Any, device: str, setting: Setting, model: Any, images: Any, labels: Any) -> Callable[[], Any]:
@@ -257,9 +312,12 @@ def render(result: dict[str, Any]) -> str:
         for name, found in row["contenders"].items():
             if "failure" in found:
                 shown.append(f"{name}: {found['failure']}")
+            elif "unsupported" in found:
+                shown.append(f"{name}: n/s, {found['unsupported']}")
             else:
                 ratio = f" ({found['ratio']:.2f})" if "ratio" in found and name != "torch" else ""
-                shown.append(f"{name} {1e3 * found['seconds']:.2f}{ratio} x{found['spread']:.2f}")
+                left = f", {found['left']} calls left to PyTorch" if found.get("left") else ""
+                shown.append(f"{name} {1e3 * found['seconds']:.2f}{ratio} x{found['spread']:.2f}{left}")
         shape = f"{setting['batch']}x{setting['size']}x{setting['size']}"
         lines.append(f"{setting['name']:<20} {shape:<12} " + "   ".join(shown))
     lines += [f"left out: {one['case']}, {one['reason']}" for one in result["left_out"]]

@@ -56,6 +56,9 @@ cdef _TorchShim _torch
 cdef list _torch_libraries = []  # addresses of what stands for our kernels in the dispatcher
 cdef object _torch_threads = None
 cdef object _torch_host = None
+# Asked in each call: without the host's attributes between.
+cdef object _torch_deterministic = None
+cdef object _torch_cudnn_enabled = None
 
 cdef enum:
     _TORCH_TEXT = 2048
@@ -118,7 +121,9 @@ cdef struct _TorchTensor:
 
 
 cdef double _torch_float(uint64_t value) noexcept nogil:
-    return (<double *>&value)[0]
+    cdef double found
+    memcpy(&found, &value, sizeof(found))
+    return found
 
 
 cdef bint _torch_read(void *handle, _TorchTensor *found) noexcept nogil:
@@ -218,11 +223,12 @@ cdef int _torch_run(
     cdef int64_t size
     cdef int64_t one = 1
     cdef int i
+    cdef Cache ready
     workspace = None
     try:
-        if _torch_host.deterministic():
+        if _torch_deterministic():
             key.flags |= _REPEATS
-        if key.device == _TORCH_CUDA and not _torch_host.cudnn():
+        if key.device == _TORCH_CUDA and not _torch_cudnn_enabled():
             return _REFUSED
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
@@ -230,7 +236,8 @@ cdef int _torch_run(
         ):
             return _REFUSED
         name = PyBytes_FromStringAndSize(<char *>key, sizeof(key[0]))
-        found = _torch_threads.ready.get(name)
+        ready = _torch_threads.ready
+        found = (<dict>ready).get(name)
         if found is None:
             found = _torch_host.plan(
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
@@ -539,7 +546,7 @@ def install_torch_kernels(threads, host, operators, files):
     files : (str, str or None)
         PyTorch's libraries, the second for tensors on CUDA.
     """
-    global _torch, _torch_threads, _torch_host
+    global _torch, _torch_threads, _torch_host, _torch_deterministic, _torch_cudnn_enabled
     cdef _TorchShim found
     cdef void *library = NULL
     cdef int status = 0
@@ -551,6 +558,7 @@ def install_torch_kernels(threads, host, operators, files):
         _torch_look_up(files[1], _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
     _torch_threads, _torch_host = threads, host
+    _torch_deterministic, _torch_cudnn_enabled = host.deterministic, host.cudnn
     for key in sorted({key for key, _ in operators}):
         word = (<str>key).encode()
         status |= _torch.aoti_torch_library_init_impl(b"aten", <const char *>word, b"pybnorm", 0, &library)

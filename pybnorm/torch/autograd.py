@@ -10,7 +10,7 @@ from pybnorm import _arguments, functional
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS, Optional, dense
-from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, applied
+from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, applied, forward_mode
 
 __all__ = ["batch_norm"]
 
@@ -102,7 +102,7 @@ def batch_norm(
             x.requires_grad
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
-            or _forward_mode()
+            or forward_mode()
         ):
             way = DIRECT if prefer is None else FASTEST
             if training:
@@ -183,8 +183,3 @@ def _check(x: torch.Tensor, mean: Optional, variance: Optional, training: bool) 
         raise ArgumentTypeError("training", training, "a bool")
     elif mean is None or variance is None:
         raise ArgumentError("running_mean", "None", "running_mean and running_var where training is False")
-
-
-def _forward_mode() -> bool:
-    """Whether forward-mode derivatives are active: the functions refuse them, a plain call would drop them."""
-    return bool(getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0)

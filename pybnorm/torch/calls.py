@@ -71,8 +71,10 @@ def train(
     except REFUSALS:
         if not fallback:
             raise
-        y, *statistics = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if _empty(x):
+            return x.clone(), x.new_zeros(x.shape[1], dtype=kind), x.new_zeros(x.shape[1], dtype=kind)
+        y, *statistics = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
         found = y, statistics[0].to(kind), statistics[1].to(kind)
     return found
 
@@ -115,6 +117,8 @@ def infer(
     except REFUSALS:
         if not fallback:
             raise
+        if _empty(x):
+            return x.clone()
         y = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
     return y
 
@@ -188,11 +192,18 @@ def _back(
     except REFUSALS:  # of what forward did not need
         if not fallback:
             raise
-        native = torch.ops.aten.native_batch_norm_backward
         slope = torch.ones_like(mean) if weight is None else weight  # without one there are no sums on CUDA
+        if _empty(x):
+            return x.clone(), torch.zeros_like(slope), torch.zeros_like(slope)
+        native = torch.ops.aten.native_batch_norm_backward
         dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
     return dx, sums[0].to(kind), sums[1].to(kind)
+
+
+def _empty(x: torch.Tensor) -> bool:
+    """Whether there is nothing to compute: PyTorch's function sees to it, its operators fail or end the process."""
+    return x.dim() > 1 and not x.numel()
 
 
 # ---------------------------------------------------------------- what the libraries take

@@ -13,7 +13,10 @@ from pybnorm.torch.calls import Gradients, Optional
 
 Rest: TypeAlias = "tuple[Any, ...]"
 
-__all__ = ["DIRECT", "FASTEST", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "second"]
+__all__ = [
+    "DIRECT", "FASTEST", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "forward_mode",
+    "second",
+]  # fmt: skip
 
 
 class Way:
@@ -47,6 +50,11 @@ DIRECT, FASTEST = Way(), _Fastest()
 def applied(function: type[torch.autograd.Function]) -> Any:
     """The ``apply`` below that of PyTorch 2, which looks at each argument for what `batch_norm` has seen to."""
     return super(torch.autograd.Function, function).apply
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives are active: the functions refuse them, a plain call would drop them."""
+    return bool(getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0)
 
 
 def _back(ctx: Any, dy: torch.Tensor, *unused: Any) -> Gradients:

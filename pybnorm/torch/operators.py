@@ -15,7 +15,7 @@ import torch
 from pybnorm.errors import ArgumentError
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional, dense
-from pybnorm.torch.derivatives import Differentiate, Inference, Way, WholeTraining, applied
+from pybnorm.torch.derivatives import Differentiate, Inference, Way, WholeTraining, applied, forward_mode
 
 __all__ = ["inference", "training"]
 
@@ -103,7 +103,9 @@ def _tracked(*tensors: Any) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return True
-    return any(torch._VF._unpack_dual(tensor, level=0)[1] is not None for tensor in given)
+    # Looked for only then: it leaves a step in a compiler's graph, of which PyTorch's writes a part down twice and
+    # compares the lengths.
+    return forward_mode() and any(torch._VF._unpack_dual(tensor, level=0)[1] is not None for tensor in given)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

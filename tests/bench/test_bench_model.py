@@ -1,6 +1,7 @@
 """``pybnorm bench model`` in its smallest size, on the CPU; and which backend ``bench device`` takes by itself."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def test_every_contender_makes_the_steps_of_pytorch(model, need_device, tmp_path
     assert done.exit_code == 0, done.output
     (row,) = json.loads((tmp_path / "model.json").read_text())["rows"]
     assert set(row["contenders"]) == set(model.CONTENDERS)
+    installed = row["contenders"]["installed"]
+    if "unsupported" in installed:
+        assert "2.10" in row["contenders"].pop("installed")["unsupported"]
+    else:
+        assert installed["left"] == 0
     for found in row["contenders"].values():
         assert found["seconds"] > 0
         assert found["loss"] == pytest.approx(row["contenders"]["torch"]["loss"], rel=2e-3)
@@ -50,6 +56,77 @@ def test_a_wrong_loss_is_told(model, need_device, monkeypatch):
     monkeypatch.setattr(pybnorm.torch, "convert", wrong)
     done = invoke("--contender", "fused")
     assert (done.exit_code, "fused: ArithmeticError: the loss is" in done.output) == (1, True), done.output
+
+
+def test_installed_is_of_its_own_steps_alone(model, need_device, monkeypatch):
+    """And calls that PyTorch's kernels computed all the same are told."""
+    need_device("onednn")
+    import torch
+
+    import pybnorm.torch
+
+    if model._unsupported(torch, "cpu", model.SETTINGS["small-f32-nchw"]):
+        pytest.skip(f"install() has no kernels for PyTorch {torch.__version__}")
+    pybnorm.functional._local.ready.clear()
+    real, within, steps = pybnorm.torch.install, [], []
+
+    def install(**options):
+        monkeypatch.setattr(pybnorm.torch.installation._Host, "plan", lambda *given: (None, None, None))
+        made = real(**options)
+        within.append(made)
+        return made
+
+    def step(*given):
+        call = made(*given)
+        return lambda: steps.append(bool(pybnorm.torch.installation._installed)) or call()
+
+    made = model._step
+    monkeypatch.setattr(pybnorm.torch, "install", install)
+    monkeypatch.setattr(model, "_step", step)
+    done = invoke("--contender", "installed")
+    assert done.exit_code == 0, done.output
+    assert steps == [False, True] * 4  # the first step, one that is not counted, and two rounds
+    assert len(within) == 4
+    assert "34 calls left to PyTorch" in done.output
+    assert not pybnorm.torch.installation._installed
+    pybnorm.functional._local.ready.clear()
+
+
+def test_what_is_not_measured_says_why(model, need_package):
+    torch = need_package("torch")
+    (compiled, *_) = [setting for setting in model.SETTINGS.values() if setting.compiled]
+    plain = compiled._replace(compiled=False)
+    result = model._row(torch, "cpu", compiled._replace(batch=2, size=32), ("installed",), True)
+    assert list(result["contenders"]["installed"]) == ["unsupported"]
+    shown = model.render({"device": "cpu", "torch": "2", "model": "none", "rows": [result], "left_out": []})
+    assert "installed: n/s, " in shown
+
+    class Old:
+        __version__ = "2.9.1+cpu"
+
+    assert "2.10" in model._unsupported(Old, "cpu", plain)
+    if model._unsupported(torch, "cpu", plain) is None:
+        assert "torch.compile" in model._unsupported(torch, "cpu", compiled)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_failure_that_says_nothing_is_told_with_its_place(model, monkeypatch, wrapped):
+    import pybnorm.torch
+
+    def compiler(network, **options):
+        try:
+            raise AssertionError
+        except AssertionError as error:
+            if not wrapped:
+                raise
+            raise RuntimeError(f"{type(error).__name__}: {error}\n\nSet TORCHDYNAMO_VERBOSE=1") from error
+
+    monkeypatch.setattr(pybnorm.torch, "convert", compiler)
+    done = invoke("--contender", "fused")
+    kind = "RuntimeError: AssertionError:" if wrapped else "AssertionError:"
+    place = r"bench/test_bench_model\.py:\d+ in compiler: raise AssertionError"
+    assert done.exit_code == 1, done.output
+    assert re.search(f"fused: {kind} at {place}", done.output), done.output
 
 
 def test_a_name_that_is_none_is_refused(model):

@@ -113,9 +113,15 @@ def test_what_plans_do_not_take_is_pytorchs_own(torch, ours, device, own):
         own.clear()
         with ours.install(cuda=device == "cuda"):
             found = step(torch, *case, training)
-        assert len(own) == 2
+        # On CUDA PyTorch saves float32 statistics, beside which backward without a weight has no 16-bit parameter.
+        taken = device == "cuda" and training and case[0].element_size() == 2 and case[2] is None
+        assert len(own) == (1 if taken else 2)
         for name, value in found.items():
-            assert value is right[name] is None or torch.equal(value, right[name]), name
+            if taken and name == "dx":
+                error = (value.double() - right[name].double()).abs().max()
+                assert error <= 4 * torch.finfo(value.dtype).eps * right[name].abs().max()
+            else:
+                assert value is right[name] is None or torch.equal(value, right[name]), name
     if device == "cpu":  # on CUDA PyTorch closes the gaps first
         gaps, vector = torch.randn(3, 4, 5, 10)[..., ::2], torch.ones(4)
         right = torch.nn.functional.batch_norm(gaps, vector, vector)

@@ -11,9 +11,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture
-def operators(torch, ours):
-    """The operators' namespace."""
+def operators(torch, ours, tmp_path, monkeypatch):
+    """The operators' namespace; nothing that another run has compiled."""
     from pybnorm.torch import operators
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     if operators.training is None:
         pytest.skip("this PyTorch has no such operators")
@@ -39,7 +41,7 @@ def step(torch, model, x):
     model.zero_grad()
     leaf = x.clone().requires_grad_()
     y = model(leaf)
-    (y.float() ** 2).mean().backward()
+    (y.float() ** 3).sum().div(32).backward()  # the sum of squares behind a batch norm is constant
     return [y.detach(), leaf.grad, *[p.grad for p in model.parameters()], *model.buffers()]
 
 
@@ -62,6 +64,49 @@ def test_a_compiler_finds_no_break_in_training_and_evaluation(torch, ours, opera
         theirs.train(training), mine.train(training)
         same(torch, step(torch, compiled, x), step(torch, theirs, x))
     assert int(mine[1].num_batches_tracked) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_inductor_lowers_the_operators(torch, ours, operators, device, layout, dtype):
+    """Alone: without another operation there is nothing that would need Triton or a compiler of C++."""
+    x = made(torch, device, 4, 5, 6, 7, dtype=dtype).contiguous(memory_format=getattr(torch, layout))
+    dy = made(torch, device, 4, 5, 6, 7, seed=1, dtype=dtype).contiguous(memory_format=getattr(torch, layout))
+    given = [made(torch, device, 5, seed=n) for n in (2, 3, 4)] + [made(torch, device, 5, seed=5).abs() + 0.5]
+    compiled = torch.compile(ours.batch_norm, backend="inductor", fullgraph=True)
+    tolerance = 2e-5 if dtype == "float32" else 0.01  # the bits of a backward need not repeat
+    for training in (True, False):
+        results = []
+        for call in (compiled, ours.batch_norm):
+            leaf, weight, bias, *running = [t.clone().requires_grad_(n < 3) for n, t in enumerate((x, *given))]
+            y = call(leaf, *running, weight, bias, training)
+            y.backward(dy)
+            assert y.stride() == leaf.grad.stride() == x.stride()
+            results.append([y.detach(), leaf.grad, weight.grad, bias.grad, *running])
+        same(torch, *results, tolerance)
+        with torch.no_grad():
+            same(torch, *([call(x, *given[2:], *given[:2])] for call in (compiled, ours.batch_norm)), tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("mode", "fuse"), [("default", True), ("reduce-overhead", False)])
+def test_a_compiled_model_makes_the_steps_of_the_plain_one(torch, ours, operators, device, mode, fuse):
+    """As training does it: channels last, autocast; as often as CUDA graphs take to be captured and repeated."""
+    plain = ours.convert(network(torch, device).to(memory_format=torch.channels_last), fuse=fuse)
+    mine = ours.convert(ours.unfuse(copy.deepcopy(plain)), fuse=fuse)
+    compiled = torch.compile(mine, fullgraph=True, mode=mode)
+    for number, training in enumerate([True, True, True, False, False, False]):
+        x = made(torch, device, 4, 3, 8, 8, seed=number).contiguous(memory_format=torch.channels_last)
+        plain.train(training), mine.train(training)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            if training:
+                got, right = step(torch, compiled, x), step(torch, plain, x)
+            else:
+                with torch.no_grad():
+                    got, right = [compiled(x)], [plain(x)]
+        same(torch, got, right, 0.03)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -492,3 +492,19 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
         call(ours.batch_norm)
     for got, wanted in zip(call(ours.batch_norm, fallback=True), call(torch.nn.functional.batch_norm), strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_empty_batch_is_left_to_pytorch(torch, ours, device, training):
+    weight, bias = torch.full((5,), 1.5, device=device), torch.full((5,), -0.5, device=device)
+    results = []
+    for call, more in ((ours.batch_norm, {"fallback": True}), (torch.nn.functional.batch_norm, {})):
+        running = torch.full((5,), 0.25, device=device), torch.full((5,), 2.0, device=device)
+        leaves = [t.clone().requires_grad_() for t in (torch.empty(0, 5, 6, 7, device=device), weight, bias)]
+        y = call(leaves[0], *running, *leaves[1:], training=training, **more)
+        y.sum().backward()
+        results.append([y.detach(), *(leaf.grad for leaf in leaves), *running])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    with pytest.raises(pybnorm.ArgumentError):
+        ours.batch_norm(leaves[0], *running, *leaves[1:], training=training)
