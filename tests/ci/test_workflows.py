@@ -1,6 +1,7 @@
 """Workflows, and the scripts that ask the service for something, over a stand-in for its program gh."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -95,21 +96,21 @@ FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def test_workflows_are_those_that_are_documented():
-    assert {f.stem for f in FILES} == {"cpu", "cuda", "rocm", "miopen-on-cpu", "release", "vendors"}
+    assert {f.stem for f in FILES} == {"check", "cpu", "cuda", "rocm", "miopen-on-cpu", "release", "vendors"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_a_workflow_runs_scripts_that_there_are_and_hides_no_status(file):
     text = file.read_text()
     scripts = re.findall(r"bash (ci/[\w-]+\.sh)", text)
-    assert scripts
+    assert scripts or "uses: ./.pybnorm" in text
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
     assert "continue-on-error" not in text
     assert "||" not in text
     assert re.findall(r"uses: (?!\./)(?!\S+@[0-9a-f]{40} # v[\d.]+$).*", text, re.MULTILINE) == []
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if "uses: ./" in f.read_text()], ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", [f for f in FILES if "uses: ./\n" in f.read_text()], ids=lambda f: f.stem)
 def test_what_a_workflow_gives_the_action_it_takes(file):
     declared = set(re.findall(r"^  ([a-z-]+):\n    description:", (ROOT / "action.yml").read_text(), re.MULTILINE))
     steps = re.findall(r"uses: \./\n        with:\n((?:          .*\n)+)", file.read_text())
@@ -118,12 +119,48 @@ def test_what_a_workflow_gives_the_action_it_takes(file):
         assert set(re.findall(r"^          ([a-z-]+):", step, re.MULTILINE)) <= declared
 
 
+def test_the_workflow_that_others_call_is_the_action_as_a_job():
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    called = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
+    inputs = called[True]["workflow_call"]["inputs"]  # YAML's "on" is a truth value
+    labels = inputs.pop("runs-on")
+    assert json.loads(labels["default"]) == "ubuntu-latest"
+    assert {n: v | {"type": "string"} for n, v in action["inputs"].items()} == inputs
+    own, checked_out, _, step = called["jobs"]["check"]["steps"]
+    assert "repository" not in own["with"]
+    # Not github.repository and github.sha, which are the caller's.
+    assert checked_out["with"].items() >= {
+        ("repository", "${{ job.workflow_repository }}"),
+        ("ref", "${{ job.workflow_sha }}"),
+    }
+    assert step["uses"] == "./" + checked_out["with"]["path"]
+    assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in inputs}
+    given = called[True]["workflow_call"]["outputs"]
+    assert given["exit-status"]["description"] == action["outputs"]["exit-status"]["description"]
+    assert called["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize(
+    "page", [".github/workflows/cpu.yml", "docs/ci.md"], ids=["the project's own", "the documented one"]
+)
+def test_a_call_of_the_workflow_gives_what_it_takes(page):
+    yaml = pytest.importorskip("yaml")
+    texts = re.findall(r"```yaml\n(jobs:\n.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    jobs = [j for text in texts or [(ROOT / page).read_text()] for j in yaml.safe_load(text)["jobs"].values()]
+    calls = [job for job in jobs if "/workflows/check.yml" in job.get("uses", "")]
+    called = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
+    (call,) = calls
+    assert call["with"].keys() <= called[True]["workflow_call"]["inputs"].keys()
+    assert json.loads(call["with"].get("runs-on", "[]")) in ([], ["self-hosted", "cuda"])
+
+
 def steps(text):
     """Each `run:` of a workflow or action, and the names of its environment."""
     yaml = pytest.importorskip("yaml")
     read = yaml.safe_load(text)
     for job in read.get("jobs", {"action": read.get("runs")}).values():
-        for step in job["steps"]:
+        for step in job.get("steps", ()):
             if "run" in step:
                 yield step["run"], {name for of in (read, job, step) for name in of.get("env", ())}
 
@@ -134,7 +171,7 @@ SERVICE = {"GITHUB_ACTION", "GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_REF_N
 @pytest.mark.parametrize("file", [*FILES, ROOT / "action.yml"], ids=lambda f: f.stem)
 def test_each_script_of_a_workflow_is_bash_and_has_its_variables(file):
     found = list(steps(file.read_text()))
-    assert found
+    assert found or file.stem == "check"
     for script, names in found:
         plain = re.sub(r"\$\{\{.*?\}\}", "value", script)
         done = subprocess.run(["bash", "-n"], input=plain, capture_output=True, text=True, check=False)
