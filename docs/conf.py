@@ -29,8 +29,11 @@ html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "use_edit_page_button": False,
-    "header_links_before_dropdown": 4,
+    "navbar_center": [],  # too many pages for a line: all are at the side
+    "article_header_start": [],
 }
+templates_path = ["_templates"]
+html_sidebars = {"**": ["pages.html"]}
 html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 default_role = "literal"
