@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
+import hashlib
 import importlib
 import importlib.metadata
 import os
@@ -38,7 +39,9 @@ from pybnorm.errors import (
     SymbolNotFoundError,
 )
 
-__all__ = ["SPECS", "LibrarySpec", "OpenFailed", "find"]
+__all__ = ["SPECS", "LibrarySpec", "OpenFailed", "file_digest", "find"]
+
+_ENDS = 1 << 20
 
 Attempts = tuple[tuple[str, str, str], ...]
 Opened_co = TypeVar("Opened_co", covariant=True)
@@ -470,3 +473,21 @@ def _one_line(error: Exception) -> str:
 def _trace(spec: LibrarySpec, how: str, file: str, outcome: str) -> None:
     if os.environ.get("PYBNORM_DEBUG_LOAD", "") not in ("", "0") and sys.stderr is not None:
         print(f"pybnorm: {spec.backend}: {how}: {file}: {outcome}", file=sys.stderr)
+
+
+def file_digest(path: str) -> str:
+    """A digest of a file's size and of its first and last MiB; empty if the file cannot be read.
+
+    A vendor's library may have a gigabyte, so not all of it is read; build ids and symbol tables lie at the ends.
+    """
+    state = hashlib.blake2b(digest_size=8)
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            state.update(size.to_bytes(8, "little"))
+            state.update(stream.read(_ENDS))
+            stream.seek(max(0, size - _ENDS))
+            state.update(stream.read(_ENDS))
+    except OSError:
+        return ""
+    return state.hexdigest()

@@ -306,7 +306,7 @@ cdef class Plan:
         `given`: borrowed objects, in the table's order; `known`: addresses of those that are known to be what was
         planned, 0 for the others.
         """
-        cdef pbn_call call = self.call  # this call's own: other threads and signal handlers run this plan too
+        cdef pbn_call call  # this call's own: other threads and signal handlers run this plan too
         cdef _Extent extents[PBN_MOST_TENSORS + 2]
         cdef const _Argument *argument
         cdef uintptr_t address
@@ -315,6 +315,7 @@ cdef class Plan:
         cdef list kept = None  # memory of arrays, until the call has returned; calls on addresses need none
         cdef _Lock lock
         cdef int i, n = 0
+        memcpy(&call, &self.call, sizeof(call))  # an assignment copies twice
         handle._check()
         for i in range(self.count):
             argument = &self.arguments[i]
