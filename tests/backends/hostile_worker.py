@@ -62,7 +62,8 @@ def members(kind, made):
         "workspace_size": (0, handle.descriptor(x)), "plan_forward_training": (x,), "plan_forward_inference": (x,),
         "plan_backward": (x,), "__exit__": (None, None, None), "__call__": (x, v, v, y, v, v),
     }  # fmt: skip
-    own = [n for n in dir(kind) if n not in dir(object)] + ["__repr__", "__hash__"]
+    written = ("__firstlineno__", "__static_attributes__")  # of every class of Python source, from 3.13 on
+    own = [n for n in dir(kind) if n not in (*dir(object), *written)] + ["__repr__", "__hash__"]
     for name in own:
         if name in ("__dict__", "__weakref__", "__module__", "__init__", "__pyx_vtable__", "__setstate__"):
             continue

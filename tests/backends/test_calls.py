@@ -33,8 +33,10 @@ def expected_support(backend, operation, mode, dtype, layout):
         return False
     if backend == "onednn":
         return True
-    if layout == Layout.CHANNELS_LAST:  # MIOpen: spatial training and backward only
-        return mode == Mode.SPATIAL and operation != Operation.FORWARD_INFERENCE
+    if layout == Layout.CHANNELS_LAST:  # MIOpen: spatial, and until 3.4 training and backward only
+        return mode == Mode.SPATIAL and (
+            operation != Operation.FORWARD_INFERENCE or pybnorm.load(backend).version >= (3, 5)
+        )
     return True
 
 

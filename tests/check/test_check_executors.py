@@ -1,12 +1,14 @@
 """Where cases run: pools, this process, MPI ranks and dask workers give the same results."""
 
 import concurrent.futures
+import contextlib
 import gc
 import importlib.util
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -277,6 +279,27 @@ def test_tls_without_certificates_is_an_error_of_ours():
     pytest.importorskip("distributed")
     with pytest.raises(ArgumentError, match="TLS"), opened("dask:tls://127.0.0.1:9"):
         pass
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.0 400 Bad request\r\n\r\n"])
+def test_a_port_that_is_not_a_scheduler_is_an_error(words):
+    pytest.importorskip("distributed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    connection = server.accept()[0]
+                    connection.sendall(words)
+                    kept.append(connection)
+
+        kept = []
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"dask:tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ArgumentError, match="is no dask scheduler"), opened(address, connect=1):
+            pass
+    for connection in kept:
+        connection.close()
 
 
 @pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py.futures"), ("dask", "distributed")])

@@ -26,7 +26,8 @@ def test_the_blocks_of_a_page_run_one_after_another(page, load_library, tmp_path
         exec(compile(block, page.name, "exec"), names)
     if "handle" in names:
         names["handle"].close()
-    assert names["y"].std() == pytest.approx(1, rel=1e-2)
+    if page.stem != "check":  # its block asserts the judge's verdict
+        assert names["y"].std() == pytest.approx(1, rel=1e-2)
 
 
 def test_pages_have_blocks():

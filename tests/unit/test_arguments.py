@@ -468,7 +468,8 @@ class Answers:
 NO_NUMBERS = [
     True, np.True_, None, "1", b"1", bytearray(b"1"), memoryview(b"1"), array.array("b", b"1"), np.void(b"1"),
     np.array("1"), np.array(b"1"), np.str_("1"), np.array(True), np.array(1, object), np.datetime64(1, "s"),
-    np.timedelta64(1), np.array([1.0]), np.ones(3), 1j, np.complex64(1 + 5j), np.array(1 + 5j), [1.0], {}, object(),
+    np.timedelta64(1, "s"), np.array([1.0]), np.ones(3), 1j, np.complex64(1 + 5j), np.array(1 + 5j), [1.0],
+    {}, object(),
     Answers(ZeroDivisionError()), Answers(TypeError()), Answers(RuntimeError()),
 ]  # fmt: skip
 NUMBERS = [1, 1.0, np.float32(1), np.float16(1), np.float64(1), np.int8(1), np.uint64(1), np.array(1.0), np.array(1),
