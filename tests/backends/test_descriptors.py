@@ -109,7 +109,7 @@ def test_ten_thousand_descriptors_leave_no_memory(backend):
         return resident() - before
 
     make()
-    # Pages; one leaked descriptor of 100 bytes each would be 240. Memory that others of this process take, they take once.
+    # Pages; a leaked descriptor of 100 bytes each would be 240. What others of this process take, they take once.
     assert min(grown() for _ in range(3)) < 200
 
 
