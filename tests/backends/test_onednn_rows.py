@@ -107,14 +107,68 @@ def test_auto_takes_what_has_vector_kernels(handle, operation):
 
     assert chosen(2, 3, 16, 16) == chosen(2, 3, 4, 4, 8) == "rows"
     assert chosen(40, 19) == chosen(9, 19, 5, 7, last=True) == "folded"
-    assert chosen(40, 16) == chosen(9, 16, 5, 7, last=True) == chosen(2, 3, 16, 16, mode="per_activation") == "plain"
+    assert chosen(40, 16) == chosen(4, 16, 2, 7, last=True) == chosen(2, 3, 16, 16, mode="per_activation") == "plain"
+    many = "folded" if operation == Operation.FORWARD_TRAINING else "plain"
+    assert chosen(129, 16) == chosen(9, 16, 5, 7, last=True) == chosen(129, 3, 4, 4, mode="per_activation") == many
     assert chosen(640, 3, 2, 2) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
     few = "rows" if operation == Operation.FORWARD_INFERENCE else "plain"
-    assert chosen(2, 8, 4, 4) == chosen(64, 3, 2, 2) == few
+    assert chosen(2, 8, 4, 4) == chosen(16, 3, 2, 2) == few
     assert chosen(2, 8, 8, 8) == "rows"
     for dims, algorithm in (((2, 3), "rows"), ((1, 3, 5, 7), "folded")):
         with pytest.raises(pybnorm.UnsupportedError, match=r"channels-first|several images"):
             chosen(*dims, algorithm=algorithm)
+    if operation == Operation.FORWARD_INFERENCE:
+        with pytest.raises(pybnorm.UnsupportedError, match="for their statistics"):
+            chosen(200, 3, 5, 7, algorithm="folded", mode="per_activation")
+
+
+CHAINS = """\
+train,spatial,f32,nhwc,32x64x28x28,fill=sparse
+train,spatial,bf16,nhwc,32x64x28x28,fill=sparse
+train,spatial,f16,nhwc,32x16x28x28,fill=image
+train,spatial,f32,nhwc,8x16x56x56,fill=level,inplace=1
+train,spatial,f32,nhwc,8x24x56x56,fill=level
+train,spatial,f32,nchw,640x32,fill=level
+train,spatial,f32,nchw,64x16x3x3,fill=level
+train,spatial,f32,strides=204800x3200x56x1,8x16x56x56,fill=level
+train,spatial,f32,strides=201x3,640x32,fill=level,alpha=2,beta=0.5
+backward,spatial,f32,strides=56448x3528x63x1,8x16x56x56,fill=sparse,saved=0
+backward,spatial,f32,nhwc,64x48x14x14,fill=level,saved=0
+backward,spatial,bf16,nhwc,64x48x14x14,fill=level,saved=0
+train,peract,f32,nchw,1280x4x1x2,fill=sparse
+train,peract,f32,nhwc,640x3x2x5,fill=sparse,beta=0.5
+train,peract,f32,nhwc,641x7,fill=sparse,inplace=1
+train,peract,f16,nhwc,641x7x5x1,fill=image
+train,peract,bf16,nchw,650x7x5x1,fill=image
+backward,peract,f32,nhwc,640x3x2x5,fill=sparse,saved=0
+backward,peract,bf16,nhwc,640x3x2x2,fill=level,saved=0
+"""
+
+
+@pytest.mark.parametrize("line", CHAINS.splitlines())
+def test_auto_sums_in_short_chains(session, line):
+    problem = Problem.parse(f"{line},repeats=1,algorithm=auto")
+    result = runner.run_case(problem, session)
+    assert result.status == Status.PASS, result
+    assert "onednn-chained-sums" in {d.id for d in pybnorm.known_defects("onednn", problem)}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dims", [(130, 16), (1000, 24), (5001, 40), (331, 1001), (70001, 3), (129, 5, 3, 1)])
+@pytest.mark.parametrize("mode", ["spatial", "peract"])
+def test_statistics_of_any_matrix_are_right(session, mode, dims, threads):
+    openmp = ctypes.CDLL("libgomp.so.1")
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(threads)
+    try:
+        for dtype in ("f32", "bf16"):
+            for word in ("train", "backward"):
+                shape = "x".join(map(str, dims))
+                last = f"{word},{mode},{dtype},nhwc,{shape},fill=randn,kappa=10,saved={int(word == 'train')}"
+                result = runner.run_case(Problem.parse(f"{last},algorithm=folded,repeats=1"), session)
+                assert result.status == Status.PASS, result
+    finally:
+        openmp.omp_set_num_threads(before)
 
 
 @pytest.mark.parametrize("operation", ["train", "infer", "backward"])

@@ -30,7 +30,8 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
     int64_t c = x->dims[1], s = p->count / x->dims[0] / c;
     int64_t *d = p->memory.dims, *t = p->memory.strides;
     const int last = x->layout == PBN_CHANNELS_LAST;
-    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK;
+    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK &&
+                        p->way == PLAIN;
     p->memory.dtype = widen ? PBN_FLOAT32 : x->dtype;
     p->channels = p->params = per_activation ? c * s : c;
     p->positions = 1;
@@ -39,17 +40,13 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
     else
         pbn_packed_strides(x->rank, x->dims, last ? PBN_CHANNELS_LAST : PBN_CHANNELS_FIRST, p->order);
     if (per_activation) {
-        p->memory.rank = 2;
-        d[0] = x->dims[0], t[0] = c * s;
-        d[1] = c * s, t[1] = 1;
+        p->memory = side_by_side(p->memory.dtype, p->count, c * s);
         if (last) {
             p->channels = c;
             p->positions = s;
         }
-    } else if (s == 1 && !strided) { /* of more axes it takes such memory for channels first, and its plain kernel */
-        p->memory.rank = 2;
-        d[0] = x->dims[0], t[0] = c;
-        d[1] = c, t[1] = 1;
+    } else if (s == 1 && !strided) {
+        p->memory = side_by_side(p->memory.dtype, p->count, c);
     } else if (x->rank <= VIEW_RANK) {
         p->memory.rank = x->rank;
         memcpy(d, x->dims, sizeof *d * (size_t)x->rank);
@@ -109,7 +106,9 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
             p->statistics_y = p->result;
         }
     }
-    if (p->recompute && p->statistics_y == NOWHERE)
+    p->whole = way == FOLDED && recomputes(call) && is_side_by_side(call) &&
+               (call->mode == PBN_PER_ACTIVATION || p->params % WIDTH == 0);
+    if (p->recompute && p->statistics_y == NOWHERE && !p->whole)
         p->statistics_y = reserve(p, tensor);
 
     /* Vectors. Backward always changes their form: signs, variance, blending. */
@@ -130,8 +129,9 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
     p->scratchpad = 0; /* the size, as the steps ask for it; its offset once it is reserved */
-    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, 0, epsilon, &p->memory, p->params);
-    if (code == PBN_OK && p->recompute)
+    const kind last = backward ? BACKWARD : inference || p->whole ? INFERENCE : TRAINING;
+    code = step(h, p, last, 0, epsilon, &p->memory, p->params);
+    if (code == PBN_OK && p->recompute && !p->whole)
         code = step(h, p, STATISTICS, 0, 0.0f, &p->memory, p->params);
     if (code == PBN_OK && way != PLAIN)
         code = plan_steps(h, call, p);
@@ -293,7 +293,7 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
                               variance,
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = p->way != PLAIN && pointers[0] != pointers[1]
+    code = p->whole || (p->way != PLAIN && pointers[0] != pointers[1])
                ? train_by_steps(h, p, call, base, pointers)
                : primitive_run(h, p->steps[TRAINING][0], pointers, place(base, p->scratchpad));
     if (code != PBN_OK)
@@ -399,13 +399,13 @@ static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
     if (result == NULL)
         result = call->dx;
-    const int by_steps = p->way != PLAIN && result != x && result != dy;
+    const int by_steps = p->way != PLAIN && !p->whole && result != x && result != dy;
     const float *mean = own_mean, *inv_variance = call->saved_inv_variance;
     if (p->recompute) {
         void *y = place(base, p->statistics_y);
         const void *pointers[] = {x, y, mean, variance};
-        code = by_steps ? statistics(h, p, base, x, y, own_mean, variance)
-                        : primitive_run(h, p->steps[STATISTICS][0], pointers, scratchpad);
+        code = by_steps || p->whole ? statistics(h, p, base, x, y, own_mean, variance)
+                                    : primitive_run(h, p->steps[STATISTICS][0], pointers, scratchpad);
     } else {
         code = check_saved(inv_variance, p->params);
         mean = vector_in(p, call->saved_mean, own_mean);
@@ -508,7 +508,7 @@ static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorith
 static const char *plan_candidate(const pbn_call *call, int fast, int index) {
     (void)fast;
     for (way way = PLAIN; way <= FOLDED; way++)
-        if (no_way(call, way) == NULL && index-- == 0)
+        if (no_way(call, way) == NULL && !(way == PLAIN && is_chained(call)) && index-- == 0)
             return algorithm_names[way];
     return NULL;
 }

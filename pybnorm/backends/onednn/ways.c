@@ -5,7 +5,11 @@
  *
  * ROWS: of packed channels-first memory each row, a channel of an image, is summed by layer normalization or reduction.
  * FOLDED: packed memory is a matrix. Several of its rows side by side are one row of a matrix of a good width, whose
- * columns are summed by a product with ones. What is left over is a second, smaller matrix.
+ * columns are summed by a product with ones. What is left over is a second, smaller matrix. Where channels are whole
+ * vectors, or the statistics are of single activations, batch normalization itself has good kernels: it takes the
+ * statistics of such a matrix, whose columns are short chains of sums, and then does the rest with the merged ones.
+ *
+ * Memory that is not packed is copied, channels first.
  *
  * Large tensors are summed in pieces, so that what is written for the sums alone never leaves the cache. Rows or columns
  * are merged to channels in double, and y or dx is one pass of elementwise primitives over the whole. */
@@ -44,9 +48,11 @@ typedef struct part {
     fold flat;                   /* of elementwise steps: narrow, so that the first cache holds their vectors */
     int wide;                    /* elementwise steps are folded, their vectors repeated */
     int centred;                 /* elementwise steps are by layer normalization, around given means */
+    int whole;                   /* folding is for the statistics, and batch normalization does the rest */
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
     size_t means, variances, sums, factor, offset, repeated[4], ones, around, centre, each[2];
     size_t product;              /* of one piece */
+    size_t past;                 /* bytes into it: what is aligned oneDNN writes past the cache, where it is not wanted */
     size_t scratchpad, total;
     primitive *steps[KINDS][2]; /* NULL where none is needed; the second is for what folding leaves over */
     uint64_t made[KINDS][2];    /* others may have taken their places since */
@@ -81,6 +87,17 @@ static int64_t plane_of(const pbn_call *call) {
     return pbn_numel(call->x_desc->rank, call->x_desc->dims) / call->x_desc->dims[0] / call->x_desc->dims[1];
 }
 
+/* Whether the call takes mean and variance from x itself. */
+static int recomputes(const pbn_call *call) {
+    return call->operation == PBN_OP_FORWARD_TRAINING ||
+           (call->operation == PBN_OP_BACKWARD && call->saved_mean == NULL);
+}
+
+/* Whether what has a statistic of its own lies side by side. */
+static int is_side_by_side(const pbn_call *call) {
+    return call->mode == PBN_PER_ACTIVATION || call->x_desc->layout == PBN_CHANNELS_LAST || plane_of(call) == 1;
+}
+
 /* Why a call cannot be computed so. */
 static const char *no_way(const pbn_call *call, way way) {
     const int layout = call->x_desc->layout;
@@ -88,14 +105,15 @@ static const char *no_way(const pbn_call *call, way way) {
         return NULL;
     if (!has_steps())
         return "this oneDNN lacks its layer normalization, reduction, matmul, reorder or binary primitive";
-    if (call->mode != PBN_SPATIAL)
-        return way == ROWS ? "rows are of the spatial mode" : "folding is of the spatial mode";
-    if (way == FOLDED && layout == PBN_CHANNELS_FIRST && call->x_desc->dims[0] == 1)
-        return "folding is of several images, or of channels-last memory";
+    if (call->mode != PBN_SPATIAL && (way == ROWS || call->mode != PBN_PER_ACTIVATION))
+        return way == ROWS ? "rows are of the spatial mode" : "folding is of two modes, spatial and per activation";
+    if (call->mode == PBN_PER_ACTIVATION && !recomputes(call))
+        return "folding of activations is for their statistics";
     if (way == FOLDED)
-        return layout == PBN_CHANNELS_FIRST || layout == PBN_CHANNELS_LAST ? NULL : "folding is of packed memory";
-    if (layout != PBN_CHANNELS_FIRST || call->x_desc->rank == 2)
-        return "rows are of packed channels-first memory";
+        return layout != PBN_CHANNELS_LAST && call->x_desc->dims[0] == 1
+                   ? "folding is of several images, or of channels-last memory" : NULL;
+    if (layout == PBN_CHANNELS_LAST || call->x_desc->rank == 2)
+        return "rows are of channels-first memory";
     if (plane_of(call) == 1)
         return "rows of one element"; /* oneDNN 3.2 gives all channels the factor of the first, and sums none */
     return NULL;
@@ -108,23 +126,45 @@ static int widened(const pbn_call *call, way way) {
            ((way != PLAIN && dtype != PBN_BFLOAT16) || is_blended(call) || !api.runs[dtype][call->operation]);
 }
 
-/* Measured on an EPYC with AVX-512 and oneDNN 3.2 against PyTorch 2.13: `pybnorm bench device --backend onednn`. */
+static int is_alone(void) {
+    return api.omp_get_max_threads != NULL && api.omp_get_max_threads() == 1;
+}
+
+#define SHORT_CHAIN 64 /* terms: of more that are equal, or few of which are not 0, roundings add up beyond the bound */
+
+/* Whether the entry point sums too many terms in one chain. */
+static int is_chained(const pbn_call *call) {
+    const int64_t images = call->x_desc->dims[0];
+    return recomputes(call) && images * (call->mode == PBN_PER_ACTIVATION ? 1 : plane_of(call)) > SHORT_CHAIN;
+}
+
+/* Measured on an EPYC with AVX-512 and oneDNN 3.2 against PyTorch 2.13: `pybnorm bench device --backend onednn`. What
+ * is chained is left alone, however fast it is. */
 static way fastest(const pbn_call *call, const char **why) {
     const pbn_tensor *x = call->x_desc;
     const int64_t images = x->dims[0], channels = x->dims[1], plane = plane_of(call);
     const int training = call->operation == PBN_OP_FORWARD_TRAINING, backward = call->operation == PBN_OP_BACKWARD;
-    const int side_by_side = x->layout == PBN_CHANNELS_LAST || plane == 1, is_float = x->dtype == PBN_FLOAT32;
+    const int per_activation = call->mode == PBN_PER_ACTIVATION, is_float = x->dtype == PBN_FLOAT32;
+    const int side_by_side = is_side_by_side(call);
+    const int chained = is_chained(call);
+    const int is_packed = x->layout == PBN_CHANNELS_FIRST || x->layout == PBN_CHANNELS_LAST;
     const int small = images * channels * plane <= 1 << 13;
-    const int alone = api.omp_get_max_threads != NULL && api.omp_get_max_threads() == 1;
     if ((*why = no_way(call, side_by_side ? FOLDED : ROWS)) != NULL)
         return PLAIN;
-    if (x->dtype == PBN_FLOAT16 && !widened(call, PLAIN) && !alone) {
+    if (!is_packed && !chained) {
+        *why = "other ways are of packed memory";
+        return PLAIN;
+    }
+    if (x->dtype == PBN_FLOAT16 && !widened(call, PLAIN) && !is_alone() && !chained) {
         *why = "float16 would be converted by the calling thread alone";
         return PLAIN;
     }
     if (side_by_side) {
-        *why = "channels side by side, in whole vectors";
-        if (widened(call, PLAIN) || channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small)))
+        *why = "statistics of many values, by short chains of sums";
+        if (chained)
+            return FOLDED;
+        *why = per_activation ? "statistics of few images" : "channels side by side, in whole vectors";
+        if (per_activation || widened(call, PLAIN) || channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small)))
             return PLAIN;
         *why = "channels side by side, too few values of each to fold";
         if (training && !is_float && images * plane < 16)
@@ -132,7 +172,7 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = "channels side by side, but no whole number of vectors of them";
         return FOLDED;
     }
-    if (is_float && ((training && plane < 8 && images < 8) ||
+    if (is_float && !chained && ((training && plane < 8 && images < 8) ||
                      (images * channels * plane <= 1600 && ((backward && plane < 64) || (training && plane <= 16))))) {
         *why = "few and short rows"; /* one step is the fastest then */
         return PLAIN;
@@ -150,21 +190,24 @@ static way fastest(const pbn_call *call, const char **why) {
 #define WIDTH 16             /* elements of a vector */
 #define BATCH (8 * WIDTH)
 #define MOST_FLAT 1536       /* elements of a row for elementwise steps: four vectors of it fit into the first cache */
-#define LEAST_COLUMNS 512    /* of a matrix that is summed: shorter rows cost more than they hold */
+#define LEAST_COLUMNS 512    /* of a matrix that is summed by products: shorter rows cost more than they hold */
+#define LEAST_CHANNELS 64    /* of one whose statistics batch normalization takes */
 #define LONG_ROW 4096
 #define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
+#define MANY_ROWS 64         /* the same, where batch normalization takes them */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
+#define SMALL_PIECE ((int64_t)1 << 14) /* where batch normalization takes the sums, but of 16 bits by several threads */
 #define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
 
 /* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
-static int64_t piece_for(int64_t elements) {
-    const int64_t piece = api.omp_get_max_threads != NULL ? PIECE * api.omp_get_max_threads() : 0;
+static int64_t piece_for(int64_t elements, int64_t each) {
+    const int64_t piece = api.omp_get_max_threads != NULL ? each * api.omp_get_max_threads() : 0;
     return elements >= 4 * piece ? piece : 0;
 }
 
 /* The number of pieces, each of at least `least` units, that leaves few of the units over. */
-static int64_t pieces_of(int64_t units, int64_t unit, int64_t least) {
-    const int64_t piece = piece_for(units * unit), most = units / least;
+static int64_t pieces_of(int64_t units, int64_t unit, int64_t least, int64_t each) {
+    const int64_t piece = piece_for(units * unit, each), most = units / least;
     int64_t best = piece == 0 ? 1 : units * unit / piece;
     if (best > most)
         best = most > 0 ? most : 1;
@@ -190,14 +233,18 @@ static int64_t flat_group(int64_t rows, int64_t columns) {
 }
 
 static fold fold_of(const pbn_call *call, const part *p, int sums) {
-    const int64_t plane = plane_of(call), inner = call->x_desc->layout == PBN_CHANNELS_LAST ? 1 : plane;
+    const int64_t inner = is_side_by_side(call) ? 1 : plane_of(call);
     const int64_t columns = p->params * inner, rows = p->count / columns;
+    const int by_products = call->operation == PBN_OP_BACKWARD && !p->whole;
+    const int64_t narrowest = by_products ? LEAST_COLUMNS : LEAST_CHANNELS, least = by_products ? LEAST_ROWS : MANY_ROWS;
+    const int64_t piece = by_products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
     int64_t group = 1;
-    while (sums && rows / (group * 2) >= 8 && columns * group < LEAST_COLUMNS)
+    while (sums && rows / (group * 2) >= 8 &&
+           (columns * group < narrowest || columns * group % WIDTH != 0))
         group *= 2;
     if (!sums)
         group = flat_group(rows, columns);
-    const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, LEAST_ROWS) : 1;
+    const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, least, piece) : 1;
     while (sums && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
         group *= 2;
     const int64_t each = rows / group / pieces;
@@ -216,6 +263,12 @@ static int step(pbn_handle *h, part *p, kind k, int which, float epsilon, const 
 
 static view matrix(int dtype, int64_t elements, int64_t width) {
     return (view){dtype, 2, {elements / width, width}, {width, 1}};
+}
+
+/* The same matrix to batch normalization, with a column for each channel. That of (rows, columns) takes two to three times
+ * as long for it. */
+static view side_by_side(int dtype, int64_t elements, int64_t width) {
+    return (view){dtype, 4, {1, width, elements / width, 1}, {elements, 1, width, width}};
 }
 
 /* A step over everything. */
@@ -241,6 +294,11 @@ static int64_t sums_of(const part *p, int which) {
     return p->way == ROWS ? p->lengths[which] / p->fold.inner : width_of(p, which);
 }
 
+/* Whether batch normalization has a good kernel for the matrix. */
+static int is_vectors(const part *p, int which) {
+    return p->way == FOLDED && width_of(p, which) % WIDTH == 0;
+}
+
 /* Elements of one that a sum has. */
 static int64_t rows_of(const part *p, int which) {
     return p->lengths[which] / sums_of(p, which);
@@ -260,7 +318,12 @@ static int piece_step(pbn_handle *h, part *p, kind k, int dtype) {
         const int64_t length = p->lengths[which], width = width_of(p, which);
         const int64_t flat = which ? f->columns : f->group * f->columns;
         const view rows = {dtype, 3, {1, length / width, width}, {length, width, 1}};
-        const view memory = !by_row ? matrix(dtype, length, width) : p->wide ? matrix(dtype, length, flat) : rows;
+        const view memory = k == STATISTICS ? side_by_side(dtype, length, width)
+                            : !by_row       ? matrix(dtype, length, width)
+                            : p->wide       ? matrix(dtype, length, flat)
+                                            : rows;
+        if (k == STATISTICS && !is_vectors(p, which))
+            continue;
         code = step(h, p, k, which, 0, &memory, by_row && p->wide ? flat : sums_of(p, which));
     }
     return code;
@@ -274,14 +337,14 @@ static void cut_rows(const pbn_call *call, part *p) {
     p->lengths[0] = p->count;
     if (call->operation == PBN_OP_FORWARD_TRAINING && f->inner < LONG_ROW)
         return;
-    const int64_t plane = f->inner, piece = piece_for(p->count), least = piece > 0 ? (plane - 1) / piece + 1 : 1;
+    const int64_t plane = f->inner, piece = piece_for(p->count, PIECE), least = piece > 0 ? (plane - 1) / piece + 1 : 1;
     int64_t unit = p->flat.group * f->columns, parts = least;
     if (!p->wide) {
         while (plane % parts != 0 && parts < 4 * least)
             parts++;
         unit = f->inner = plane % parts == 0 ? plane / parts : plane;
     }
-    f->pieces = pieces_of(p->count / unit, unit, 1);
+    f->pieces = pieces_of(p->count / unit, unit, 1, PIECE);
     p->lengths[0] = p->count / unit / f->pieces * unit;
 }
 
@@ -298,25 +361,28 @@ static void reserve_steps(const pbn_call *call, part *p) {
     const fold *f = &p->fold;
     const size_t vector = (size_t)p->params * sizeof(float);
     const int64_t longest = p->lengths[p->lengths[1] > p->lengths[0]];
-    p->factor = reserve(p, vector);
-    p->offset = reserve(p, vector);
+    if (!p->whole) {
+        p->factor = reserve(p, vector);
+        p->offset = reserve(p, vector);
+    }
     if (call->operation != PBN_OP_FORWARD_INFERENCE) {
         const size_t sums = (size_t)(f->pieces * sums_of(p, 0) + sums_of(p, 1)) * sizeof(float);
         p->means = reserve(p, sums);
         p->variances = reserve(p, sums);
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
     }
-    for (int i = 0; p->wide && i < (backward ? 4 : 3); i++)
+    for (int i = 0; p->wide && !p->whole && i < (backward ? 4 : 3); i++)
         p->repeated[i] = reserve(p, (size_t)(p->flat.group * f->columns) * sizeof(float));
     if (call->operation != PBN_OP_FORWARD_INFERENCE && p->way == FOLDED)
         p->ones = reserve(p, 2 * (size_t)most_rows(p) * sizeof(float)); /* of float32, and of dy's type */
-    if (backward)
+    if (backward && !p->whole)
         p->around = reserve(p, (size_t)(p->way == ROWS && !p->wide ? p->count / f->inner
                                         : p->way == ROWS           ? p->flat.group * f->columns
                                                                    : width_of(p, 0)) * sizeof(float));
     const int widen = p->memory.dtype != PBN_FLOAT32 && (backward || p->way == FOLDED);
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen))
-        p->product = reserve(p, (size_t)longest * sizeof(float));
+    p->past = is_vectors(p, 0) ? ALIGNMENT / 2 : 0;
+    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole))
+        p->product = reserve(p, p->past + (size_t)longest * sizeof(float));
     if (p->centred && backward) /* kept for the gradient, or where the product will be */
         p->centre = p->product == NOWHERE ? reserve(p, (size_t)p->count * sizeof(float)) : p->product;
     for (int i = 0; p->centred && i < 2; i++)
@@ -343,13 +409,20 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     p->centred = by_rows && !p->wide && p->fold.pieces == 1 && (backward || is_float) &&
                  leaves_over(call, p->fold.inner);
     reserve_steps(call, p);
-    if (call->operation == PBN_OP_FORWARD_TRAINING || p->recompute)
+    if (recomputes(call) && !by_rows)
+        code = piece_step(h, p, STATISTICS, dtype);
+    const int left = p->lengths[1] > 0;
+    if (code != PBN_OK || (p->whole && is_vectors(p, 0) && (!left || is_vectors(p, 1))))
+        return code;
+    if (recomputes(call))
         code = piece_step(h, p, by_rows ? ROW_STATISTICS : COLUMN_SUMS, by_rows ? dtype : PBN_FLOAT32);
     if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL)
         code = piece_step(h, p, SQUARES, PBN_FLOAT32);
     if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL && !is_float)
         code = piece_step(h, p, WIDENED, dtype);
-    if (code == PBN_OK && p->centred)
+    if (code != PBN_OK || p->whole)
+        return code;
+    if (p->centred)
         code = piece_step(h, p, CENTRED, dtype);
     if (code == PBN_OK && p->centred && is_float)
         code = elementwise_step(h, p, backward ? ADDED : SHIFTED);
@@ -473,7 +546,7 @@ static int piece_sums(pbn_handle *h, const part *p, int of_dy, int which, char *
                : run_piece(h, p, of_dy ? COLUMN_SUMS_OF_DY : COLUMN_SUMS, which, base, tensor, row_of_ones, sums, NULL);
 }
 
-/* Mean and biased variance of each column of a piece: faster than batch normalization's. `x` may be `squares`. */
+/* Mean and biased variance of each column of a piece that fills no vectors. `x` may be `squares`. */
 static int column_statistics(pbn_handle *h, const part *p, int which, char *base, const void *x, void *squares,
                              const void *row_of_ones, float *means, float *variances) {
     const float rows = (float)rows_of(p, which);
@@ -500,17 +573,19 @@ static int statistics(pbn_handle *h, const part *p, char *base, const void *x, v
     const char *from = x;
     int code = PBN_OK;
     if (p->product != NOWHERE)
-        y = place(base, p->product);
+        y = (char *)place(base, p->product) + p->past;
     for (int64_t i = 0, at = 0; i <= p->fold.pieces && code == PBN_OK; i++) {
         const int which = i == p->fold.pieces;
         if (p->lengths[which] == 0)
             break;
-        const int widen = p->way == FOLDED && p->memory.dtype != PBN_FLOAT32;
+        const int by_normalization = is_vectors(p, which);
+        const int widen = p->way == FOLDED && !by_normalization && p->memory.dtype != PBN_FLOAT32;
         if (widen)
             code = run_piece(h, p, WIDENED, which, base, from, y, NULL, NULL);
         if (code == PBN_OK)
-            code = p->way == ROWS
-                       ? run_piece(h, p, ROW_STATISTICS, which, base, from, y, means + at, variances + at)
+            code = p->way == ROWS || by_normalization
+                       ? run_piece(h, p, by_normalization ? STATISTICS : ROW_STATISTICS, which, base, from, y,
+                                   means + at, variances + at)
                        : column_statistics(h, p, which, base, widen ? y : from, y, row_of_ones, means + at,
                                            variances + at);
         from += (size_t)p->lengths[which] * item;
@@ -612,6 +687,8 @@ static int train_by_steps(pbn_handle *h, const part *p, const pbn_call *call, ch
     void *y = (void *)(uintptr_t)given[1];
     float *mean = (float *)(uintptr_t)given[2], *variance = (float *)(uintptr_t)given[3];
     int code = statistics(h, p, base, given[0], y, mean, variance);
+    if (code == PBN_OK && p->whole)
+        return primitive_run(h, p->steps[INFERENCE][0], given, place(base, p->scratchpad));
     return code == PBN_OK ? apply(h, p, base, given[0], y, mean, variance, given[4], given[5], call->epsilon) : code;
 }
 
