@@ -583,7 +583,7 @@ def cache(handle: Handle, owner: str) -> Cache:
     """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
 
 def defects_of(handle: Handle, call: Call) -> tuple[Defect, ...]:
-    """The known defects that a `defects.Call` has."""
+    """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
 
 def allow_in_place(handle: Handle, allowed: bool) -> None:
     """Whether an output may be an input itself; to callers that is refused, the judge asks for it."""

@@ -105,6 +105,8 @@ class Defect:
         Spatial elements up to which `ways` do not have it.
     better : bool
         Whether calls without a weakness are known, which a handle that avoids all makes.
+    avoided : bool
+        Whether algorithm ``"auto"`` makes those calls, too: data that occur miss the bound.
     tuned : bool
         Whether only a library that takes kernels by their times has it.
     refused : bool
@@ -133,6 +135,7 @@ class Defect:
     ways: tuple[str, ...] = ()
     widest: int = _arguments.INT32_MAX
     better: bool = False
+    avoided: bool = False
     tuned: bool = False
     refused: bool = False
     builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
@@ -284,8 +287,10 @@ def _described(call: Any) -> Call:
     )
 
 
-def _of_library(library: Any, weak: bool = False, tuned: bool = False) -> tuple[Defect, ...]:
+def _of_library(library: Any, weak: bool = False, tuned: bool = False, auto: bool = False) -> tuple[Defect, ...]:
     """A library's defects that make results wrong or calls fail; with `weak` also what can be better.
+
+    `auto`: also the weaknesses that ``"auto"`` avoids.
 
     `tuned`: whether a handle takes kernels by their times, whatever the machine says.
     """
@@ -293,7 +298,7 @@ def _of_library(library: Any, weak: bool = False, tuned: bool = False) -> tuple[
     own = [d for d in DEFECTS if d.backend == library.backend and (tuned or not d.tuned)]
     build = file_digest(library.path) if any(d.builds for d in own) else ""
     found = [d for d in own if d.in_version(library.version, build)]
-    return tuple(d for d in found if (weak and d.better) or d.effect != Effect.WEAK)
+    return tuple(d for d in found if (weak and d.better) or (auto and d.avoided) or d.effect != Effect.WEAK)
 
 
 def _ways(met: Sequence[Defect], call: Call) -> tuple[str, ...]:
@@ -430,6 +435,7 @@ def _chained(backend: str, first: Version, last: Version, better: bool = False) 
         ratio=40.0,
         rounded=True,
         better=better,
+        avoided=better,
     )
 
 
@@ -651,8 +657,8 @@ _MIOPEN = (
 
 # ---------------------------------------------------------------- oneDNN
 
-_CHAIN = 128
-"""Terms from which a single chain of sums may miss the bound: seen from 224 on."""
+_CHAIN = 64
+"""Terms from which a single chain of sums may miss the bound: seen from 128 on."""
 _LONG_CHAIN = 400_000
 """Terms from which it misses the bound on ordinary data, whose roundings have no common sign: seen from 450,000 on."""
 
@@ -696,6 +702,7 @@ _ONEDNN = (
         ways=("rows", "folded"),
         widest=_WIDEST_ROW,
         better=True,
+        avoided=True,
     ),
     Defect(
         id="onednn-chained-gradients",
@@ -901,7 +908,7 @@ def _facts(defect: Defect) -> list[str]:
     outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
     by = f"by {' or '.join(f'`{name}`' for name in defect.ways)}" if defect.ways else "by other calls"
     avoided = "no: the call is refused" if defect.refused else f"yes, {by}"
-    if defect.effect == Effect.WEAK:
+    if defect.effect == Effect.WEAK and not defect.avoided:
         avoided = "where it takes" + by.removeprefix("by") if defect.ways else "no: it is no error"
         avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""
     return [

@@ -25,7 +25,8 @@ cdef class _HandleLife:
     cdef readonly object library
     cdef readonly object device
     cdef str policy
-    cdef tuple defects  # of this library, that its calls avoid or warn of
+    cdef tuple defects  # of this library, that its entry points avoid or warn of
+    cdef tuple avoided  # those, and the weaknesses that "auto" avoids
     cdef tuple weak  # weaknesses that some of its algorithms do not have
     cdef bint in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
@@ -76,6 +77,7 @@ cdef class _HandleLife:
         self.policy = policy
         tuned = table.takes_by_time != NULL and table.takes_by_time(handle) != 0
         self.defects = defects._of_library(library, policy == "avoid_all", tuned)
+        self.avoided = defects._of_library(library, policy == "avoid_all", tuned, True)
         known = defects._of_library(library, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.backend = library.backend
@@ -142,9 +144,10 @@ cdef class _HandleLife:
         """Whether calls of that algorithm go another way where they have a known defect."""
         return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
 
-    cdef tuple _met(self, object call):
+    cdef tuple _met(self, object call, bint auto):
         self._check_open()
-        return tuple([d for d in self.defects if d.predicate(call)]) if self.defects else ()
+        known = self.avoided if auto else self.defects
+        return tuple([d for d in known if d.predicate(call)]) if known else ()
 
     @property
     def stream(self):

@@ -7,8 +7,8 @@ def cache(Handle handle not None, str owner):
 
 
 def defects_of(Handle handle not None, call):
-    """The known defects that a `defects.Call` has."""
-    return handle._met(call)
+    """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
+    return handle._met(call, True)
 
 
 def allow_in_place(Handle handle not None, bint allowed):

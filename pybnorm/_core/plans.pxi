@@ -172,9 +172,9 @@ cdef class Plan:
             return 0
         asked = None
         half = self.call.share != 0 or self.call.sums_only
-        if (handle.defects or handle.weak) and _normalizes(self.call.operation) and not half:
+        if (handle.avoided or handle.weak) and _normalizes(self.call.operation) and not half:
             asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
-            met = handle._met(asked)
+            met = handle._met(asked, algorithm in ("auto", "fast"))
             if met and handle._avoids(algorithm):
                 if self._by_way(handle, algorithm, asked, met):
                     self._clear()
@@ -243,7 +243,11 @@ cdef class Plan:
             table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
             if _family(self.algorithm) in ways:
-                self.reason += f"; avoids known defect {', '.join([d.id for d in met])}: {met[0].what}"
+                names = ', '.join([d.id for d in met])
+                if all([d.effect == defects.Effect.WEAK for d in met]):
+                    self.reason += f"; without the entry point's weakness {names}"
+                else:
+                    self.reason += f"; avoids known defect {names}: {met[0].what}"
                 return True
             table.plan_destroy(self.plan)
             self.plan = NULL

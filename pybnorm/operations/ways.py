@@ -51,11 +51,11 @@ def auto(
     handle: Handle, operation: Operation, data: dict[str, Buffer], parameters: dict[str, Buffer],
     values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False, algorithm: str = "auto",
 ) -> Way | None:  # fmt: skip
-    """The way of a spatial call; None: the entry point, or there is none without other calls in its place.
+    """The way of a call; None: the entry point, or there is none without other calls in its place.
 
     `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`, `algorithm`: as `way_of` has them.
     """
-    if values["mode"] != Mode.SPATIAL:
+    if values["mode"] == Mode.SPATIAL_PERSISTENT:
         return None
     statistics = "running_mean" in parameters, "saved_mean" in parameters
     asked = *statistics, deterministic, alignment_of(data.values())

@@ -168,17 +168,17 @@ backward,peract,f32,nhwc,1280x4x1x3,fill=sparse,saved=0,beta_param=0.5
 """
 
 
+@pytest.mark.parametrize(("way", "policy"), [("avoid", "avoid_all"), ("plan", "ignore"), ("operations", "ignore")])
 @pytest.mark.parametrize("line", WEAK.splitlines())
-def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
-    """Of one thread's chains, which are right in neither the entry point nor, channels-last, in auto."""
+def test_a_weakness_is_avoided_by_auto_and_where_a_handle_avoids_all(line, way, policy, load_library):
+    """Of one thread's chains, which are right in no entry point."""
     library = load_library("onednn")
     problem = Problem.parse(f"{line},repeats=1")
     weak = defects.known_defects("onednn", problem, library.version)
-    way = random_problems.Avoid("onednn", "avoid_all")
-    with way.handle, pybnorm.Handle("onednn", known_defects="avoid") as other:
-        result = random_problems.run(problem, way)
-        assert bool(pybnorm._core.defects_of(way.handle, problem)) == bool(weak)
-        assert not pybnorm._core.defects_of(other, problem)
+    taken = random_problems.WAYS[way]("onednn", policy)
+    with taken.handle:
+        result = random_problems.run(problem, taken)
+        assert bool(pybnorm._core.defects_of(taken.handle, problem)) == bool(weak)
     assert result.status == Status.PASS, result
     if weak:
         assert max(v.ratios["A"] for v in result.verdicts if v.output not in ("y", "dx")) < 0.5, result
@@ -188,11 +188,12 @@ def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
     "line",
     ["train,peract,f32,nchw,1280x4x1x2,fill=sparse", "train,peract,bf16,nchw,769x16,fill=sparse,factor=1,seed=592"],
 )
-def test_chained_sums_of_miopen_are_avoided_where_a_handle_avoids_all(line, need_device):
+@pytest.mark.parametrize(("way", "policy"), [("avoid", "avoid_all"), ("plan", "ignore"), ("operations", "ignore")])
+def test_chained_sums_of_miopen_are_avoided_by_auto_and_where_a_handle_avoids_all(line, way, policy, need_device):
     need_device("miopen")
-    way = random_problems.Avoid("miopen", "avoid_all")
-    with way.handle:
-        result = random_problems.run(Problem.parse(line), way)
+    taken = random_problems.WAYS[way]("miopen", policy)
+    with taken.handle:
+        result = random_problems.run(Problem.parse(line), taken)
     assert result.status == Status.PASS, result
 
 
