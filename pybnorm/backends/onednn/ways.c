@@ -166,9 +166,6 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = per_activation ? "statistics of few images" : "channels side by side, in whole vectors";
         if (per_activation || widened(call, PLAIN) || channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small)))
             return PLAIN;
-        *why = "channels side by side, too few values of each to fold";
-        if (training && !is_float && images * plane < 16)
-            return PLAIN;
         *why = "channels side by side, but no whole number of vectors of them";
         return FOLDED;
     }
@@ -177,7 +174,7 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = "few and short rows"; /* one step is the fastest then */
         return PLAIN;
     }
-    if (images > 1 && ((backward && plane < 64) || (training && plane < 8 && images >= 16))) {
+    if (images > 1 && ((backward && plane < (images < 8 ? 32 : 64)) || (training && plane < 8 && images >= 16))) {
         *why = "several short rows side by side fill vectors";
         return FOLDED;
     }
@@ -194,7 +191,7 @@ static way fastest(const pbn_call *call, const char **why) {
 #define LEAST_CHANNELS 64    /* of one whose statistics batch normalization takes */
 #define LONG_ROW 4096
 #define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
-#define MANY_ROWS 64         /* the same, where batch normalization takes them */
+#define MANY_ROWS 32         /* the same, where batch normalization takes them */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
 #define SMALL_PIECE ((int64_t)1 << 14) /* where batch normalization takes the sums, but of 16 bits by several threads */
 #define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
