@@ -52,7 +52,7 @@ typedef struct part {
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
     size_t means, variances, sums, factor, offset, repeated[4], ones, around, centre, each[2];
     size_t product;              /* of one piece */
-    size_t past;                 /* bytes into it: what is aligned oneDNN writes past the cache, where it is not wanted */
+    size_t past;                 /* bytes into it: what is aligned oneDNN writes past the cache */
     size_t scratchpad, total;
     primitive *steps[KINDS][2]; /* NULL where none is needed; the second is for what folding leaves over */
     uint64_t made[KINDS][2];    /* others may have taken their places since */
@@ -145,11 +145,11 @@ static way fastest(const pbn_call *call, const char **why) {
     const int64_t images = x->dims[0], channels = x->dims[1], plane = plane_of(call);
     const int training = call->operation == PBN_OP_FORWARD_TRAINING, backward = call->operation == PBN_OP_BACKWARD;
     const int per_activation = call->mode == PBN_PER_ACTIVATION, is_float = x->dtype == PBN_FLOAT32;
-    const int side_by_side = is_side_by_side(call);
-    const int chained = is_chained(call);
-    const int is_packed = x->layout == PBN_CHANNELS_FIRST || x->layout == PBN_CHANNELS_LAST;
     const int small = images * channels * plane <= 1 << 13;
-    if ((*why = no_way(call, side_by_side ? FOLDED : ROWS)) != NULL)
+    const int beside = is_side_by_side(call), chained = is_chained(call);
+    const int vectors = channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small));
+    const int is_packed = x->layout == PBN_CHANNELS_FIRST || x->layout == PBN_CHANNELS_LAST;
+    if ((*why = no_way(call, beside ? FOLDED : ROWS)) != NULL)
         return PLAIN;
     if (!is_packed && !chained) {
         *why = "other ways are of packed memory";
@@ -159,18 +159,18 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = "float16 would be converted by the calling thread alone";
         return PLAIN;
     }
-    if (side_by_side) {
+    if (beside) {
         *why = "statistics of many values, by short chains of sums";
         if (chained)
             return FOLDED;
         *why = per_activation ? "statistics of few images" : "channels side by side, in whole vectors";
-        if (per_activation || widened(call, PLAIN) || channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small)))
+        if (per_activation || widened(call, PLAIN) || vectors)
             return PLAIN;
         *why = "channels side by side, but no whole number of vectors of them";
         return FOLDED;
     }
-    if (is_float && !chained && ((training && plane < 8 && images < 8) ||
-                     (images * channels * plane <= 1600 && ((backward && plane < 64) || (training && plane <= 16))))) {
+    const int few = images * channels * plane <= 1600 && ((backward && plane < 64) || (training && plane <= 16));
+    if (is_float && !chained && (few || (training && plane < 8 && images < 8))) {
         *why = "few and short rows"; /* one step is the fastest then */
         return PLAIN;
     }
@@ -233,11 +233,11 @@ static fold fold_of(const pbn_call *call, const part *p, int sums) {
     const int64_t inner = is_side_by_side(call) ? 1 : plane_of(call);
     const int64_t columns = p->params * inner, rows = p->count / columns;
     const int by_products = call->operation == PBN_OP_BACKWARD && !p->whole;
-    const int64_t narrowest = by_products ? LEAST_COLUMNS : LEAST_CHANNELS, least = by_products ? LEAST_ROWS : MANY_ROWS;
+    const int64_t narrowest = by_products ? LEAST_COLUMNS : LEAST_CHANNELS;
+    const int64_t least = by_products ? LEAST_ROWS : MANY_ROWS;
     const int64_t piece = by_products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
     int64_t group = 1;
-    while (sums && rows / (group * 2) >= 8 &&
-           (columns * group < narrowest || columns * group % WIDTH != 0))
+    while (sums && rows / (group * 2) >= 8 && (columns * group < narrowest || columns * group % WIDTH != 0))
         group *= 2;
     if (!sums)
         group = flat_group(rows, columns);
@@ -262,8 +262,8 @@ static view matrix(int dtype, int64_t elements, int64_t width) {
     return (view){dtype, 2, {elements / width, width}, {width, 1}};
 }
 
-/* The same matrix to batch normalization, with a column for each channel. That of (rows, columns) takes two to three times
- * as long for it. */
+/* The same matrix to batch normalization, with a column for each channel: that of (rows, columns) takes it two to three
+ * times as long. */
 static view side_by_side(int dtype, int64_t elements, int64_t width) {
     return (view){dtype, 4, {1, width, elements / width, 1}, {elements, 1, width, width}};
 }
