@@ -223,3 +223,20 @@ def test_in_place_it_is_still_right(session, layout, operation):
     word = {"FORWARD_TRAINING": "train", "FORWARD_INFERENCE": "infer"}.get(operation.name, "backward")
     line = f"{word},spatial,f32,{layout},21x19x5x3,fill=randn,algorithm=folded,inplace=1"
     assert runner.run_case(Problem.parse(line), session).status == Status.PASS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [(1, 16, 8192, 8209), (8192 * 8209, 16), ((1 << 26) + 15, 16)])
+def test_images_of_more_than_two_gibibytes_are_written_where_they_lie(handle, dims):
+    """Kernels for channels side by side count the bytes of an image in 32 bits; the last is a prime number of rows."""
+    last = (dims[0], *dims[2:], dims[1])
+    x, y = (np.moveaxis(np.zeros(last, ml_dtypes.bfloat16), -1, 1) for _ in range(2))
+    ends = [(0,) * len(last), tuple(size // 2 for size in last), tuple(size - 1 for size in last)]
+    for at in ends:
+        np.moveaxis(x, 1, -1)[at] = 3
+    ones, zeros = np.ones((1, 16) + (1,) * (len(dims) - 2), np.float32), np.zeros(16, np.float32)
+    plan = handle.plan_forward_inference(x, epsilon=0.0)
+    plan(x, ones, zeros.reshape(ones.shape), zeros.reshape(ones.shape), ones, y)
+    for at in ends:
+        assert np.moveaxis(y, 1, -1)[at] == 3
+    assert np.count_nonzero(np.moveaxis(y, 1, -1)[..., 15].view(np.uint16)) == 1

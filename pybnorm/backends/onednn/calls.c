@@ -45,7 +45,7 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
             p->channels = c;
             p->positions = s;
         }
-    } else if (s == 1 && !strided) {
+    } else if (!strided && (s == 1 || (last && s * c * (int64_t)pbn_item_size(p->memory.dtype) > INT32_MAX))) {
         p->memory = side_by_side(p->memory.dtype, p->count, c);
     } else if (x->rank <= VIEW_RANK) {
         p->memory.rank = x->rank;

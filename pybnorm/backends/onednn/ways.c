@@ -194,6 +194,7 @@ static way fastest(const pbn_call *call, const char **why) {
 #define MANY_ROWS 32         /* the same, where batch normalization takes them */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
 #define SMALL_PIECE ((int64_t)1 << 14) /* where batch normalization takes the sums, but of 16 bits by several threads */
+#define MOST_TRIED 4096
 #define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
 
 /* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
@@ -263,9 +264,14 @@ static view matrix(int dtype, int64_t elements, int64_t width) {
 }
 
 /* The same matrix to batch normalization, with a column for each channel: that of (rows, columns) takes it two to three
- * times as long. */
+ * times as long. Its kernels count the bytes of an image in 32 bits, and read and write elsewhere past that. */
 static view side_by_side(int dtype, int64_t elements, int64_t width) {
-    return (view){dtype, 4, {1, width, elements / width, 1}, {elements, 1, width, width}};
+    const int64_t rows = elements / width, most = INT32_MAX / width / (int64_t)pbn_item_size(dtype);
+    const int64_t least = most > 0 ? (rows - 1) / most + 1 : rows;
+    for (int64_t images = least; most > 0 && images < least + MOST_TRIED; images++)
+        if (rows % images == 0)
+            return (view){dtype, 4, {images, width, rows / images, 1}, {rows / images * width, 1, width, width}};
+    return matrix(dtype, elements, width);
 }
 
 /* A step over everything. */
