@@ -505,6 +505,7 @@ static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorith
     return code;
 }
 
+/* What may be measured in auto's place: never what sums too many terms in one chain. */
 static const char *plan_candidate(const pbn_call *call, int fast, int index) {
     (void)fast;
     for (way way = PLAIN; way <= FOLDED; way++)

@@ -194,7 +194,7 @@ static way fastest(const pbn_call *call, const char **why) {
 #define MANY_ROWS 32         /* the same, where batch normalization takes them */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
 #define SMALL_PIECE ((int64_t)1 << 14) /* where batch normalization takes the sums, but of 16 bits by several threads */
-#define MOST_TRIED 4096
+#define MOST_TRIED 4096      /* numbers of images that may divide a matrix whose bytes are too many for one */
 #define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
 
 /* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
@@ -414,8 +414,7 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     reserve_steps(call, p);
     if (recomputes(call) && !by_rows)
         code = piece_step(h, p, STATISTICS, dtype);
-    const int left = p->lengths[1] > 0;
-    if (code != PBN_OK || (p->whole && is_vectors(p, 0) && (!left || is_vectors(p, 1))))
+    if (code != PBN_OK || (p->whole && is_vectors(p, 0) && (p->lengths[1] == 0 || is_vectors(p, 1))))
         return code;
     if (recomputes(call))
         code = piece_step(h, p, by_rows ? ROW_STATISTICS : COLUMN_SUMS, by_rows ? dtype : PBN_FLOAT32);
