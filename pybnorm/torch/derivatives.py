@@ -157,7 +157,12 @@ def second(given: Sequence[Any], gradients: Sequence[Optional], *rest: Any) -> l
         leaves = [leaf if leaf is None else leaf.view_as(leaf) for leaf in given]
         found = _formula(leaves[0], leaves[1], leaves[2], *rest)
         of = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.shape == g.shape]
+        # Of dy alone the sum over it depends: where dy is a constant, so is that.
+        pairs = [
+            (f, g)
+            for f, g in zip(found, gradients, strict=True)
+            if g is not None and f.shape == g.shape and f.requires_grad
+        ]
         results, along = zip(*pairs, strict=True)
         values = iter(torch.autograd.grad(results, of, along, create_graph=again, allow_unused=True))
     return [next(values) if leaf is not None and leaf.requires_grad else None for leaf in leaves]

@@ -216,8 +216,23 @@ def test_a_second_derivative_is_that_of_pytorch_in_float64(torch, ours, device, 
         assert (got - right).abs().max() <= 1e-5 * right.abs().max()
 
 
-@pytest.mark.parametrize("training", [True, False])
+def test_a_second_derivative_where_dy_is_a_constant(torch, ours, device):
+    x, w, b = (t.to(device).requires_grad_() for t in (torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3)))
+    dy = torch.randn(4, 3, 5, 5).to(device)
+
+    def second(function, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, w, b)]
+        y = function(leaves[0], None, None, leaves[1], leaves[2], True)
+        first = torch.autograd.grad(y, leaves, dy.to(dtype), create_graph=True)
+        return torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), leaves[:2])
+
+    found, right = second(ours.batch_norm, torch.float32), second(torch.nn.functional.batch_norm, torch.float64)
+    for one, other in zip(found, right, strict=True):
+        assert (one.double() - other).abs().max() <= 1e-4 * (1 + other.abs().max())
+
+
 @pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("training", [True, False])
 def test_the_formula_of_the_second_derivative_by_finite_differences(torch, training):
     from pybnorm.torch.derivatives import DIRECT, Differentiate
 
