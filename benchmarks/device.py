@@ -100,7 +100,8 @@ def run(
         ``"auto"`` and ``"fast"`` also as plans of ``tune=True``, by the names ``"auto tuned"`` and ``"fast tuned"``;
         what `pybnorm.tuning` remembers of them is used and added to.
     seconds : float
-        After this time no other shape, dtype and layout is begun; what is left out is listed.
+        After this time no other shape, dtype and layout is begun; what is left out is listed. With a limit each shape
+        comes in one dtype and layout, in turn, before any comes in a second.
     progress : callable
         Called with a text and the number of texts that will come.
 
@@ -162,12 +163,12 @@ def run(
         speed, how = machine.copy_speed()
         machine.release()
         result["ceiling"] = {"bytes_per_second": speed, "how": how}
-        todo = [
-            (dims, dtype, layout)
-            for dims in chosen
-            for dtype in _data_types(dtypes)
-            for layout in dict.fromkeys(layouts)
-        ]
+        kinds = [(dtype, layout) for dtype in _data_types(dtypes) for layout in dict.fromkeys(layouts)]
+        if seconds < math.inf:  # a time limit leaves out dtypes and layouts rather than shapes
+            turns = range(len(kinds))
+            todo = [(dims, *kinds[(i + turn) % len(kinds)]) for turn in turns for i, dims in enumerate(chosen)]
+        else:
+            todo = [(dims, *kind) for dims in chosen for kind in kinds]
         try:
             if host:
                 progress("host time", len(todo) + 1)

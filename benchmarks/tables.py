@@ -11,6 +11,9 @@ from rich.text import Text
 
 __all__ = ["LOW_RATIO", "render", "summarize"]
 
+NAMED = 4
+"""Cases that are left out for one reason are named up to this number; JSON has all."""
+
 LARGE_BYTES = 50 << 20
 """The summary has the percent of the ceiling of tensors from this size."""
 LOW_RATIO = 0.97
@@ -86,8 +89,12 @@ def render(result: Mapping[str, Any], console: Any) -> None:
         tables.rows(result)
     for name, summary in result["summary"].items():
         tables.summary(name, summary)
+    reasons: dict[str, list[str]] = {}
     for left in result["left_out"]:
-        tables.say(f"left out: {left['case']}: {left['reason']}", "yellow")
+        reasons.setdefault(left["reason"], []).append(left["case"])
+    for reason, left_out in reasons.items():
+        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        tables.say(f"left out: {', '.join(left_out[:NAMED])}{more}: {reason}", "yellow")
     if not result["complete"]:
         tables.say(f"{result['stopped']}: the rows above are those that were finished", "bold red")
 

@@ -276,7 +276,19 @@ def test_what_is_left_out_is_named():
     assert [left["case"] for left in result["left_out"]] == ["2x8x5x6 f32 nchw", "2x8x5x6 f32 nhwc"]
     assert result["rows"] == []
     assert not result["good"]  # nothing was measured
-    assert "left out: 2x8x5x6 f32 nhwc: after 0 s" in shown(result)
+    assert "left out: 2x8x5x6 f32 nchw, 2x8x5x6 f32 nhwc: after 0 s" in shown(result)
+
+
+def test_a_time_limit_leaves_out_kinds_rather_than_shapes():
+    result = device.run("onednn", shapes=["random:7:5"], rivals=[], host=False, quick=True, seconds=0)
+    cases = [left["case"].split() for left in result["left_out"]]
+    assert len(cases) == 42
+    for turn in range(6):
+        part = cases[7 * turn : 7 * turn + 7]
+        assert len({shape for shape, *_ in part}) == 7
+        assert len({(dtype, layout) for _, dtype, layout in part}) == 6
+    assert len({tuple(case) for case in cases}) == 42
+    assert "and 38 more: after 0 s" in shown(result)
 
 
 def test_a_shape_that_does_not_fit_is_left_out(monkeypatch):
