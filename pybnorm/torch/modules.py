@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from pybnorm.torch.autograd import batch_norm
+from pybnorm.torch import fused
+from pybnorm.torch.autograd import _compiling, batch_norm
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -21,6 +22,8 @@ class _BatchNorm:
     """Only ways whose bits repeat, as `batch_norm` has it."""
     prefer = None
     """"fastest": PyTorch's own kernels where they are known to be faster, as `batch_norm` has it."""
+    joins = True
+    """Whether an activation may be part of the call."""
 
     def forward(
         self: Any,
@@ -69,14 +72,35 @@ class _BatchNorm:
         if counter is not None:
             counter.add_(1)  # first, as PyTorch: a checkpoint may end its second run within the call
         if average is None:
-            y: torch.Tensor = self._normalized(input, mean, variance, batch, momentum)
+            y: torch.Tensor = self._computed(input, mean, variance, batch, momentum, activation, residual, in_place)
         else:
             try:
-                y = self._normalized(input, mean, variance, batch, momentum)
+                y = self._computed(input, mean, variance, batch, momentum, activation, residual, in_place)
             except _STOP:
                 _averaged(average, (mean, variance), counter)
                 raise
             _averaged(average, (mean, variance), counter)
+        return y
+
+    def _computed(
+        self: Any,
+        input: torch.Tensor,
+        mean: torch.Tensor | None,
+        variance: torch.Tensor | None,
+        batch: bool,
+        momentum: float,
+        activation: str | None,
+        residual: Any,
+        in_place: bool,
+    ) -> torch.Tensor:
+        """The result, once it is known with which statistics."""
+        if activation is not None and self.joins and not _compiling():
+            y: torch.Tensor | None = fused.batch_norm_relu(
+                input, mean, variance, self.weight, self.bias, residual, batch, momentum, self.eps, self.deterministic
+            )
+            if y is not None:
+                return y
+        y = self._normalized(input, mean, variance, batch, momentum)
         return y if activation is None else _activated(y, residual, in_place)
 
     def _normalized(
@@ -87,7 +111,7 @@ class _BatchNorm:
         batch: bool,
         momentum: float,
     ) -> torch.Tensor:
-        """What is computed, once it is known with which statistics."""
+        """The batch norm by itself."""
         return batch_norm(
             input, mean, variance, self.weight, self.bias, batch, momentum, self.eps, fallback=self.fallback,
             deterministic=self.deterministic, prefer=self.prefer,

@@ -171,6 +171,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     of ``torch.nn.SyncBatchNorm``, because DistributedDataParallel refuses that on CPUs.
     """
 
+    joins = False
+
     def __init__(
         self,
         num_features: int,

@@ -1,0 +1,241 @@
+"""Batch norm, an addition and ReLU as one call, forward and backward: cuDNN's fused plans on PyTorch's tensors.
+
+Three calls read and write the data five times forward and eight times backward, where the fused ones do three and five
+times, and a bit for each element. Both directions' plans are made together, since one reads what the other leaves
+(the plans' reserve). None in place of a result says that there is no such call, and nothing was written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from pybnorm import functional
+from pybnorm._core import Cache, Handle, TensorDescriptor
+from pybnorm.enums import DataType
+from pybnorm.errors import NotSupportedError
+from pybnorm.torch.calls import REFUSALS, Optional, like
+from pybnorm.torch.derivatives import DIRECT, applied, forward_mode
+
+__all__ = ["batch_norm_relu"]
+
+_DTYPES = {torch.float32: DataType.FLOAT32, torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
+_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_ALIGNMENT = 16  # of every tensor that a fused plan takes
+
+_transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_asked = torch._C._get_deterministic_algorithms
+
+
+def batch_norm_relu(
+    x: torch.Tensor,
+    mean: Optional,
+    variance: Optional,
+    weight: Optional,
+    bias: Optional,
+    residual: Any,
+    training: bool,
+    factor: float,
+    eps: float,
+    deterministic: bool,
+) -> torch.Tensor | None:
+    """``relu(batch_norm(x) + residual)``, or None.
+
+    Parameters
+    ----------
+    x, mean, variance, weight, bias, training, factor, eps
+        As `pybnorm.torch.batch_norm` has them.
+    residual : Tensor or None
+        Like x.
+    deterministic : bool
+        Only ways whose bits repeat.
+    """
+    vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
+    if (
+        not x.is_cuda
+        or type(x) is not torch.Tensor
+        or x.dtype not in _DTYPES
+        or weight is None
+        or bias is None
+        or x.dim() not in _LAYOUTS
+        or not x.is_contiguous(memory_format=_LAYOUTS[x.dim()])
+        or not x.numel()
+        or (residual is not None and not _alike(x, residual))
+        or any(v is None or v.dtype != torch.float32 or not v.is_contiguous() or v.device != x.device for v in vectors)
+        or x.data_ptr() % _ALIGNMENT
+        or any(v.data_ptr() % _ALIGNMENT for v in vectors)  # type: ignore[union-attr]
+        or _transformed()
+        or forward_mode()
+    ):
+        return None
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    if wanted and not training:
+        return None
+    plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, deterministic or _asked())
+    if plans is None:
+        return None
+    if wanted:
+        found: torch.Tensor = applied(_Fused)(x, weight, bias, residual, mean, variance, (plans, eps, deterministic))
+        return found
+    return plans.forward(x, weight, bias, residual, mean, variance)[0]
+
+
+def _alike(x: torch.Tensor, other: Any) -> bool:
+    return (
+        type(other) is torch.Tensor
+        and (other.shape, other.dtype, other.device) == (x.shape, x.dtype, x.device)
+        and other.stride() == x.stride()
+        and not other.data_ptr() % _ALIGNMENT
+    )
+
+
+class _Shared:
+    """A device's handle for these calls and what was prepared with it, for all threads: autograd has its own.
+
+    A thread holds the lock from the choice of the stream to the end of the call.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.lock, self.plans = threading.RLock(), Cache()
+        with torch.cuda.device(index):
+            self.handle = Handle("cudnn")
+
+
+_devices: dict[int, _Shared] = {}
+_making = [threading.Lock()]
+
+
+def _after_fork_in_child() -> None:
+    """Handles cannot be used after a fork."""
+    _devices.clear()
+    _making[:] = [threading.Lock()]
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _plans_of(
+    x: torch.Tensor, residual: bool, training: bool, running: bool, factor: float, eps: float, deterministic: bool
+) -> _Plans | None:
+    """The plans of a call, which are made once; None: there are none."""
+    options = residual, training, running, factor, eps, deterministic
+    key = (x.dtype, x.shape, x.stride(), *options)
+    shared = _devices.get(x.device.index)
+    if shared is not None:
+        try:
+            found: _Plans | None = shared.plans[key]
+        except KeyError:
+            pass
+        else:
+            return found
+    if torch.version.hip is not None or torch.cuda.is_current_stream_capturing():
+        return None  # none can be made now
+    try:
+        with _making[0], torch.cuda.device(x.device):
+            shared = _devices.get(x.device.index) or _devices.setdefault(x.device.index, _Shared(x.device.index))
+            found = _Plans(shared, x, *options)
+    except (*REFUSALS, NotSupportedError):
+        found = None
+    if shared is not None:
+        shared.plans.keep(key, found, functional.MOST_READY)
+    return found
+
+
+class _Plans:
+    """A forward plan and, in training, its backward's."""
+
+    def __init__(
+        self, shared: _Shared, x: torch.Tensor, residual: bool, training: bool, running: bool, factor: float,
+        eps: float, deterministic: bool,
+    ) -> None:  # fmt: skip
+        self.handle, self.lock, self.place, self.residual = shared.handle, shared.lock, x.device, residual
+        described = TensorDescriptor("cudnn", _DTYPES[x.dtype], tuple(x.shape), x.stride())
+        options: dict[str, Any] = {"activation": "relu", "epsilon": eps, "deterministic": deterministic}
+        if residual:
+            options["z"] = True
+        self.reserve_size = self.back_workspace = 0
+        if training:
+            self.plan: Any = self.handle.plan_forward_training(
+                described, running=running, exponential_average_factor=factor, **options
+            )
+            self.back: Any = self.handle.plan_backward(described, **options)
+            self.reserve_size, self.back_workspace = self.plan.reserve_size, self.back.workspace_size
+            way, back = (plan.algorithm.partition(":")[0] for plan in (self.plan, self.back))
+            if residual and (way, self.reserve_size) != (back, self.back.reserve_size):
+                raise NotSupportedError(backend="cudnn", function="plan", status=0, status_name="two ways", text="")
+        else:
+            self.plan, self.back = self.handle.plan_forward_inference(described, **options), None
+        self.workspace = self.plan.workspace_size
+
+    def space(self, nbytes: int) -> torch.Tensor | None:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.place) if nbytes else None
+
+    def forward(
+        self, x: torch.Tensor, weight: Any, bias: Any, residual: Any, mean: Any, variance: Any
+    ) -> tuple[torch.Tensor, Any, Any, Any]:
+        """The result y, the batch's mean and inverse standard deviation, and the reserve or None."""
+        y, space = torch.empty_like(x), self.space(self.workspace)
+        given = {} if residual is None else {"z": residual}
+        if self.back is None:
+            with self.lock:
+                self.handle.follow_stream(x)
+                self.plan(x, weight, bias, mean, variance, y, space, **given)
+            return y, None, None, None
+        saved, inverse, reserve = torch.empty_like(weight), torch.empty_like(weight), self.space(self.reserve_size)
+        given |= {} if reserve is None else {"reserve": reserve}
+        with self.lock:
+            self.handle.follow_stream(x)
+            self.plan(x, weight, bias, y, mean, variance, saved, inverse, space, **given)
+        return y, saved, inverse, reserve
+
+    def backward(
+        self, x: torch.Tensor, dy: torch.Tensor, weight: Any, bias: Any, y: torch.Tensor, saved: Any, inverse: Any,
+        reserve: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+        """dx, dweight, dbias, and dz or None."""
+        dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        dz = torch.empty_like(x) if self.residual else None
+        given = {} if dz is None else {"dz": dz}
+        space = self.space(self.back_workspace)
+        given |= {} if reserve is None else {"reserve": reserve}
+        with self.lock:
+            self.handle.follow_stream(x)
+            self.back(x, dy, weight, dx, dweight, dbias, saved, inverse, space, y=y, bias=bias, **given)
+        return dx, dweight, dbias, dz
+
+
+class _Fused(torch.autograd.Function):
+    """The call with its derivative; a second one goes over `Differentiate`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        residual: Optional,
+        mean: Optional,
+        variance: Optional,
+        rest: tuple[Any, ...],
+    ) -> torch.Tensor:
+        y, saved, inverse, reserve = rest[0].forward(x, weight, bias, residual, mean, variance)
+        ctx.save_for_backward(x, weight, bias, y, saved, inverse, reserve)
+        ctx.rest = rest
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Optional, ...]:
+        x, weight, bias, y, saved, inverse, reserve = ctx.saved_tensors
+        plans, eps, deterministic = ctx.rest
+        if torch.is_grad_enabled():
+            dz = dy * (y > 0)
+            found = (*DIRECT.back(x, dz, weight, saved, inverse, eps, True, (True,) * 3, False, deterministic), dz)
+        else:
+            dy = like(dy, x)
+            dy = dy.clone() if dy.data_ptr() % _ALIGNMENT else dy
+            found = plans.backward(x, dy, weight, bias, y, saved, inverse, reserve)
+        given = [gradient if want else None for gradient, want in zip(found, ctx.needs_input_grad[:4], strict=True)]
+        return (*given, None, None, None)

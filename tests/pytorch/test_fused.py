@@ -1,0 +1,198 @@
+"""Batch norm, an addition and ReLU as one call of a module: what they compute apart, and when they are not joined."""
+
+import threading
+
+import pytest
+
+
+@pytest.fixture
+def fused(device):
+    """The module, where there are such calls."""
+    import pybnorm.torch.fused
+
+    if device != "cuda":
+        pytest.skip("only cuDNN has fused plans for training")
+    return pybnorm.torch.fused
+
+
+@pytest.fixture
+def calls(fused, monkeypatch):
+    """The fused calls that are made, by direction."""
+    made = []
+    for name in ("forward", "backward"):
+        plain = getattr(fused._Plans, name)
+
+        def call(self, *arguments, plain=plain, name=name):
+            made.append(name)
+            return plain(self, *arguments)
+
+        monkeypatch.setattr(fused._Plans, name, call)
+    return made
+
+
+def right(torch, module, x, residual, dy):
+    """y, the gradients and the running statistics in float64; and how near ReLU's corner each result is."""
+    wide = torch.nn.BatchNorm2d(x.shape[1]).to(x.device, torch.float64)
+    wide.load_state_dict(module.state_dict())
+    given = [t.detach().double().requires_grad_() for t in (x, *([] if residual is None else [residual]))]
+    total = wide(given[0]) if residual is None else wide(given[0]) + given[1]
+    near = total.detach().abs() < 1e-2
+    y = total.relu()
+    y.backward(torch.where(near, 0, dy.double()))
+    gradients = [given[0].grad, wide.weight.grad, wide.bias.grad, *(t.grad for t in given[1:])]
+    return [y.detach(), *gradients, wide.running_mean, wide.running_var], near
+
+
+def seen(module, x, residual, dy):
+    given = [t.detach().requires_grad_() for t in (x, *([] if residual is None else [residual]))]
+    y = module(given[0], activation="relu", residual=given[1] if len(given) > 1 else None)
+    y.backward(dy)
+    gradients = [given[0].grad, module.weight.grad, module.bias.grad, *(t.grad for t in given[1:])]
+    return [y.detach(), *gradients, module.running_mean, module.running_var]
+
+
+def drawn(torch, dtype, shape=(8, 32, 7, 9), seed=1):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return [
+        torch.randn(shape, generator=generator, device="cuda").to(dtype, memory_format=torch.channels_last)
+        for _ in range(3)
+    ]
+
+
+def norm_of(torch, ours, channels=32):
+    torch.manual_seed(5)
+    module = ours.BatchNorm2d(channels).cuda()
+    with torch.no_grad():
+        module.weight.uniform_(0.5, 1.5)
+        module.bias.uniform_(-0.5, 0.5)
+    return module
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["activation", "residual"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_one_call_computes_what_three_do(torch, ours, calls, dtype, residual):
+    for shape in ((8, 32, 7, 9), (4, 512, 4, 4), (16, 64, 28, 28)):
+        calls.clear()
+        x, z, dy = drawn(torch, getattr(torch, dtype), shape)
+        z = z if residual else None
+        module = norm_of(torch, ours, shape[1])
+        wanted, near = right(torch, module, x, z, dy)
+        found = seen(module, x, z, torch.where(near, 0, dy))
+        assert calls == ["forward", "backward"]
+        unit = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.double() - other).abs().max() <= unit * (1 + other.abs().max())
+            assert one.dim() == 1 or (one.dtype == x.dtype and one.stride() == x.stride())
+
+
+def test_a_second_derivative_is_right(torch, ours, calls):
+    x, z, dy = drawn(torch, torch.float32)
+    module = norm_of(torch, ours)
+    wide = torch.nn.BatchNorm2d(32).cuda().double()
+    wide.load_state_dict(module.state_dict())
+    results = []
+    for norm, kind in ((module, torch.float32), (wide, torch.float64)):
+        given = [t.detach().to(kind).requires_grad_() for t in (x, z)]
+        options = {"activation": "relu", "residual": given[1]} if norm is module else {}
+        y = norm(given[0], **options)
+        y = y if norm is module else (y + given[1]).relu()
+        first = torch.autograd.grad(y, given, dy.to(kind), create_graph=True)
+        results.append(torch.autograd.grad(first[0].square().sum() + first[1].sum(), given[0])[0])
+    assert calls == ["forward"]
+    far = (results[0].double() - results[1]).abs() > 1e-4 * (1 + results[1].abs().max())
+    assert far.double().mean() < 1e-3  # where float32 and float64 are on two sides of ReLU's corner
+
+
+def test_without_a_derivative_and_in_evaluation(torch, ours, calls):
+    x, z, _ = drawn(torch, torch.bfloat16)
+    module = norm_of(torch, ours)
+    with torch.no_grad():
+        for training in (True, False):
+            calls.clear()
+            module.train(training)
+            wide = torch.nn.BatchNorm2d(32).cuda().double().train(training)
+            wide.load_state_dict(module.state_dict())
+            y = module(x, activation="relu", residual=z)
+            assert calls == ["forward"]
+            assert (y.double() - (wide(x.double()) + z.double()).relu()).abs().max() < 0.04
+    module.eval()
+    module(x.requires_grad_(), activation="relu").float().sum().backward()  # evaluation's gradient is three calls
+    assert calls == ["forward"]
+
+
+@pytest.mark.parametrize("what", ["channels first", "channels", "float64", "residual", "address", "sync"])
+def test_what_is_not_joined_is_right_too(torch, ours, calls, what):
+    x, z, dy = drawn(
+        torch, torch.float64 if what == "float64" else torch.float32, (8, 3 if what == "channels" else 32, 5, 5)
+    )
+    module = norm_of(torch, ours, x.shape[1])
+    if what == "channels first":
+        x, z, dy = x.contiguous(), z.contiguous(), dy.contiguous()
+    elif what == "residual":
+        z = z.contiguous()
+    elif what == "address":
+        x = torch.empty(x.numel() + 1, device="cuda")[1:].as_strided(x.shape, x.stride()).copy_(x)
+    elif what == "float64":
+        module.double()
+    elif what == "sync":
+        module.__class__ = ours.SyncBatchNorm
+        module.process_group = None
+    wanted, near = right(torch, module, x, z, dy)
+    found = seen(module, x, z, torch.where(near, 0, dy))
+    assert calls == []
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.double() - other).abs().max() <= 1e-5 * (1 + other.abs().max())
+
+
+def test_streams_and_threads(torch, ours, calls):
+    """Each call goes to the stream of the thread that makes it, with one handle for all."""
+    module, wanted, failed = norm_of(torch, ours).eval(), {}, []
+    data = {seed: drawn(torch, torch.float32, (64, 32, 56, 56), seed) for seed in range(4)}
+    with torch.no_grad():
+        for seed, (x, z, _) in data.items():
+            wanted[seed] = (torch.nn.functional.batch_norm(
+                x, module.running_mean, module.running_var, module.weight, module.bias) + z).relu()  # fmt: skip
+    torch.cuda.synchronize()
+
+    def work(seed):
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(30):
+                x = data[seed][0].mul(0).add_(data[seed][0])  # ready in this stream's order alone
+                y = module(x, activation="relu", residual=data[seed][1])
+                if not torch.allclose(y, wanted[seed], atol=1e-5, rtol=1e-5):
+                    failed.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in data]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert calls.count("forward") == 120
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad")  # the gradients' stream is that of the warm-up
+def test_a_captured_step(torch, ours, calls):
+    x, z, dy = drawn(torch, torch.float16)
+    module = norm_of(torch, ours)
+    given = [x.requires_grad_(), z.requires_grad_()]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            module(given[0], activation="relu", residual=given[1]).backward(dy)
+    torch.cuda.synchronize()
+    x.grad = z.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = module(given[0], activation="relu", residual=given[1])
+        y.backward(dy)
+    with torch.no_grad():
+        x.mul_(3).add_(1)
+    graph.replay()
+    replayed = y.clone(), x.grad.clone(), z.grad.clone()
+    x.grad = z.grad = None
+    again = module(given[0], activation="relu", residual=given[1])
+    again.backward(dy)
+    for one, other in zip(replayed, (again, x.grad, z.grad), strict=True):
+        assert torch.equal(one, other)
