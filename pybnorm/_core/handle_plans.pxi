@@ -196,10 +196,11 @@ cdef class Handle(_HandleCalls):
         running, saved : bool
             Whether the calls pass running and saved statistics.
         activation : Activation
-            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithm ``"ex"`` (``"auto"`` takes it), float32,
-            float16 and bfloat16, packed channels-last tensors with channels in multiples of 4, alpha 1 and beta 0,
-            saved statistics, and addresses aligned to 16 bytes. A NaN in front of the activation comes out as NaN or
-            as 0. MIOpen: algorithm None, where `Capability.ACTIVATION` is set. oneDNN has none.
+            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithms ``"ex"`` and ``"graph"`` (``"auto"`` takes the
+            faster), float32, float16 and bfloat16, packed channels-last tensors, alpha 1 and beta 0, saved statistics,
+            and addresses aligned to 16 bytes; ``"ex"`` takes channels in multiples of 4, ``"graph"`` with `z` in
+            multiples of 8. A NaN in front of the activation comes out as NaN or as 0. MIOpen: algorithm None, where
+            `Capability.ACTIVATION` is set. oneDNN has none.
         z : bool, TensorDescriptor or array, optional
             What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
         tune : bool
@@ -214,7 +215,7 @@ cdef class Handle(_HandleCalls):
         -------
         ForwardTrainingPlan
             Its calls take `z` if planned, and `reserve` where `Plan.reserve_size` is not 0: device memory, aligned to
-            64 bytes, that they write and that the calls of `plan_backward` are given unchanged.
+            64 bytes, that they write and that the calls of `plan_backward` with the same algorithm are given unchanged.
 
         Raises
         ------
@@ -226,7 +227,8 @@ cdef class Handle(_HandleCalls):
         Notes
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
-        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
+        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space; of
+        ``"graph"`` ``cudnnBackendExecute`` with pointwise operations behind the normalization.
         """
         if unknown:
             raise _names.unexpected(self.plan_forward_training, unknown)

@@ -258,20 +258,28 @@ class OnDevice:
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
-def test_fused_calls_are_within_the_bound(handle, z, dtype, dims):
+@pytest.mark.parametrize("algorithm", ["auto", "ex", "graph", "graph:1", "graph:2"])
+def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
     fused(handle)
     case = Case(dims, dtype, z)
     try:
-        on = OnDevice(handle, case)
+        on = OnDevice(handle, case, algorithm)
         before = on.read("x", "dy", "z", "scale", "bias")
         seen = on.run_forward()
         gradients = on.run_backward()
     except (pybnorm.UnsupportedError, pybnorm.NotSupportedError) as error:
         # NVIDIA documents the fused kernels for float16 images; what else a version takes is its own answer.
-        if dtype == "f16" and dims.count("x") == 3:
+        whole = case.problem.dims[1] % 8 == 0  # bytes of a mask, which the graph takes
+        if (
+            dtype == "f16"
+            and dims.count("x") == 3
+            and (algorithm in ("auto", "ex") or (algorithm == "graph" and whole))
+        ):
             raise
         pytest.skip(f"cudnn fuses no {'residual' if z else 'activation'} for {dtype} {dims}: {error.status_name}")
-    assert (on.forward.algorithm, on.backward.algorithm) == ("ex", "ex")
+    ways = {plan.algorithm.partition(":")[0] for plan in (on.forward, on.backward)}
+    assert ways <= {"ex", "graph"}
+    assert not z or len(ways) == 1, "one reads what the other left"
     assert on.forward.reserve_size == on.backward.reserve_size
     assert case.judge_forward(seen) == []
     assert case.judge_backward(gradients, seen) == []
@@ -282,7 +290,8 @@ def test_fused_calls_are_within_the_bound(handle, z, dtype, dims):
 
 def test_the_same_call_gives_the_same(handle):
     fused(handle)
-    first, second = (OnDevice(handle, Case(DIMS[0], "f16", True), algorithm=a) for a in ("auto", "ex"))
+    first = OnDevice(handle, Case(DIMS[0], "f16", True))
+    second = OnDevice(handle, Case(DIMS[0], "f16", True), algorithm=first.forward.algorithm)
     for run in ("run_forward", "run_backward"):
         one, two = getattr(first, run)(), getattr(second, run)()
         assert {n: v.tobytes() for n, v in one.items()} == {n: v.tobytes() for n, v in two.items()}

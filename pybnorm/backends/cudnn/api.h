@@ -14,6 +14,7 @@
     C(CUDNN_DATA_DOUBLE, 1)                    \
     C(CUDNN_DATA_HALF, 2)                      \
     C(CUDNN_DATA_BFLOAT16, 9)                  \
+    C(CUDNN_DATA_BOOLEAN, 11)                  \
     C(CUDNN_BATCHNORM_PER_ACTIVATION, 0)       \
     C(CUDNN_BATCHNORM_SPATIAL, 1)              \
     C(CUDNN_BATCHNORM_SPATIAL_PERSISTENT, 2)   \
@@ -58,6 +59,8 @@
     C(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, 751)          \
     C(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, 752)          \
     C(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, 753)          \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_DXDESC, 756)         \
+    C(CUDNN_ATTR_OPERATION_POINTWISE_DYDESC, 757)         \
     C(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, 800)              \
     C(CUDNN_ATTR_OPERATIONGRAPH_OPS, 801)                 \
     C(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 900)              \
@@ -97,6 +100,7 @@
     C(CUDNN_HEUR_MODE_A, 3)                               \
     C(CUDNN_LAYER_NORM, 0)                                \
     C(CUDNN_BATCH_NORM, 2)                                \
+    C(CUDNN_NORM_FWD_INFERENCE, 0)                        \
     C(CUDNN_NORM_FWD_TRAINING, 1)                         \
     C(CUDNN_POINTWISE_ADD, 0)                             \
     C(CUDNN_POINTWISE_MUL, 1)                             \
@@ -105,6 +109,8 @@
     C(CUDNN_POINTWISE_IDENTITY, 21)                       \
     C(CUDNN_POINTWISE_RECIPROCAL, 22)                     \
     C(CUDNN_POINTWISE_RELU_FWD, 100)                      \
+    C(CUDNN_POINTWISE_RELU_BWD, 200)                      \
+    C(CUDNN_POINTWISE_CMP_GT, 302)                        \
     C(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, 2)            \
     C(CUDNN_TYPE_NAN_PROPOGATION, 10)                     \
     C(CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 18)             \

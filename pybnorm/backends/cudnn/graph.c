@@ -8,6 +8,7 @@ static const char no_graph_plan[] = "cuDNN has no engine for this graph on this 
 
 /* Numbers that a plan's graphs read; ranks whose statistics one graph merges. */
 enum { VALUES = 7, MERGE_RANKS = 8 };
+enum { BITS = -1 }; /* in place of a pbn_dtype */
 
 /* What a graph's tensor is bound to when it runs: a pointer of the call, a scalar on the host, or workspace. */
 enum slot {
@@ -17,6 +18,8 @@ enum slot {
     SLOT_DY,
     SLOT_DX,
     SLOT_Z,
+    SLOT_DZ,
+    SLOT_MASK, /* where ReLU let through, a bit for each element in memory order: the reserve */
     SLOT_SCALE,
     SLOT_BIAS,
     SLOT_RUNNING_MEAN,
@@ -98,7 +101,9 @@ static void *graph_tensor(graph *g, int slot, int dtype, int rank, const int64_t
     void *desc = graph_create(g, PBN_CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     if (g->status == PBN_OK && g->tensor_count == GRAPH_TENSORS)
         g->status = pbn_refuse(PBN_E_INTERNAL, "a graph of more tensors than this file makes room for");
-    if (g->status == PBN_OK)
+    if (dtype == BITS)
+        vendor_dtype = PBN_CUDNN_DATA_BOOLEAN;
+    else if (g->status == PBN_OK)
         g->status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype);
     if (g->status != PBN_OK)
         return NULL;
@@ -125,21 +130,35 @@ static void graph_add(graph *g, void *op) {
         g->ops[g->op_count++] = op;
 }
 
-/* out = a (mode) b, computed in float32. */
-static void graph_pointwise(graph *g, int mode, void *a, void *b, void *out) {
+static void *pointwise_operation(graph *g, int mode) {
     void *how = graph_create(g, PBN_CUDNN_BACKEND_POINTWISE_DESCRIPTOR), *op;
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MODE, PBN_CUDNN_TYPE_POINTWISE_MODE, mode);
     graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_MATH_PREC, PBN_CUDNN_TYPE_DATA_TYPE, PBN_CUDNN_DATA_FLOAT);
-    if (mode == PBN_CUDNN_POINTWISE_RELU_FWD)
+    if (mode == PBN_CUDNN_POINTWISE_RELU_FWD || mode == PBN_CUDNN_POINTWISE_RELU_BWD)
         graph_set_int(g, how, PBN_CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, PBN_CUDNN_TYPE_NAN_PROPOGATION,
                       PBN_CUDNN_PROPAGATE_NAN);
     graph_finish(g, how);
     op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    return op;
+}
+
+/* out = a (mode) b, computed in float32. */
+static void graph_pointwise(graph *g, int mode, void *a, void *b, void *out) {
+    void *op = pointwise_operation(g, mode);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a);
     if (b != NULL)
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC, out);
+    graph_add(g, op);
+}
+
+/* out = dy where x > 0, else 0. */
+static void graph_relu_backward(graph *g, void *x, void *dy, void *out) {
+    void *op = pointwise_operation(g, PBN_CUDNN_POINTWISE_RELU_BWD);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_DYDESC, dy);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_POINTWISE_DXDESC, out);
     graph_add(g, op);
 }
 
@@ -278,7 +297,7 @@ struct pbn_plan {
     void *context; /* the handle's */
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
-    size_t reserve;                 /* ex with an activation: bytes that backward is given as forward left them */
+    size_t reserve;                 /* with an activation: bytes that backward is given as forward left them */
     void *activation;               /* and the vendor's descriptor of it */
     int fused;                      /* made for calls with an activation */
     int any;                        /* chosen by "auto" or "fast" */
@@ -308,7 +327,7 @@ struct pbn_plan {
     int writes_first;               /* the layer normalization writes its y, which is not the result */
 };
 
-enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_LESS };
+enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_LESS, VALUE_ZERO };
 
 static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
                                               "columns", "rows", "layer_norm", "dense", NULL};
@@ -396,8 +415,56 @@ static void *scalar_tensor(graph *g, int slot, const view *v) {
     return graph_tensor(g, slot, PBN_FLOAT32, v->rank, v->one, v->one, 4);
 }
 
-static void norm_attribute(graph *g, void *op, int attribute, void *tensor) {
-    graph_set_desc(g, op, attribute, tensor);
+static void *data_tensor(const pbn_plan *p, graph *g, int slot, int dtype, const view *v) {
+    return graph_tensor(g, slot, dtype, v->rank, v->dims, v->strides, slot == SLOT_VIRTUAL ? 16 : p->alignment);
+}
+
+/* y = relu(shown + z), z if asked for. Of a training's backward, which can find out from x where ReLU let through, a
+ * residual hides that: with one it is written down. */
+static void add_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, void *shown, void *y) {
+    if (residual(call) != NULL) {
+        void *total = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, v);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown, data_tensor(p, g, SLOT_Z, call->x_desc->dtype, v), total);
+        shown = total;
+    }
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
+    if (residual(call) != NULL && call->operation == PBN_OP_FORWARD_TRAINING)
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_CMP_GT, y, scalar_tensor(g, SLOT_VALUE + VALUE_ZERO, v),
+                        data_tensor(p, g, SLOT_MASK, BITS, v));
+}
+
+static void *norm_operation(graph *g, int phase) {
+    void *op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
+    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, PBN_CUDNN_TYPE_NORM_FWD_PHASE, phase);
+    return op;
+}
+
+/* What a backward's operations share: cuDNN has kernels for tensors that are the same, not for equal ones. */
+typedef struct backward_tensors {
+    void *x, *scale, *mean, *inverse;
+} backward_tensors;
+
+/* The gradient behind the activation, from that before it, dy; with a residual it is dz. */
+static void *drop_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, const backward_tensors *t,
+                             void *dy) {
+    const int dtype = call->x_desc->dtype;
+    void *masked = data_tensor(p, g, residual(call) != NULL ? SLOT_DZ : SLOT_VIRTUAL, dtype, v), *op, *y;
+    if (residual(call) != NULL) {
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, dy, data_tensor(p, g, SLOT_MASK, BITS, v), masked);
+        return masked;
+    }
+    y = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, v);
+    op = norm_operation(g, PBN_CUDNN_NORM_FWD_INFERENCE);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, t->x);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, t->mean);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, t->inverse);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, t->scale);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, y);
+    graph_add(g, op);
+    graph_relu_backward(g, y, dy, masked);
+    return masked;
 }
 
 /* NORM_FORWARD in its training phase. It writes mean and inverse standard deviation; where the caller does not
@@ -407,42 +474,41 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
     const int saved = call->saved_mean != NULL;
-    void *op, *mean, *variance;
+    void *op, *mean, *variance, *shown, *y;
     if (status != PBN_OK)
         return status;
-    op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
-    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
-    graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, PBN_CUDNN_TYPE_NORM_FWD_PHASE,
-                  PBN_CUDNN_NORM_FWD_TRAINING);
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC,
-                   graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC,
-                   graph_tensor(g, SLOT_Y, dtype, v.rank, v.dims, v.strides, p->alignment));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
+    y = data_tensor(p, g, SLOT_Y, dtype, &v);
+    shown = fuses(call) ? data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v) : y;
+    op = norm_operation(g, PBN_CUDNN_NORM_FWD_TRAINING);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, data_tensor(p, g, SLOT_X, dtype, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, shown);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
                    scalar_tensor(g, SLOT_VALUE + VALUE_EPSILON, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC,
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC,
                    param_tensor(g, saved ? SLOT_SAVED_MEAN : SLOT_SCRATCH, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
                    param_tensor(g, saved ? SLOT_SAVED_INV_VARIANCE : SLOT_SCRATCH + 1, &v));
     if (!saved) {
         p->offsets[SLOT_SCRATCH + 1] = rounded((size_t)v.dims[1] * sizeof(float));
         p->scratch = 2 * p->offsets[SLOT_SCRATCH + 1];
     }
     if (call->running_mean != NULL) {
-        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
                        scalar_tensor(g, SLOT_VALUE + VALUE_FACTOR, &v));
         mean = param_tensor(g, SLOT_RUNNING_MEAN, &v);
         variance = param_tensor(g, SLOT_RUNNING_VARIANCE, &v);
-        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, mean);
-        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, variance);
-        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, mean);
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, variance);
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
                        param_tensor(g, SLOT_RUNNING_MEAN, &v));
-        norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
+        graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
                        param_tensor(g, SLOT_RUNNING_VARIANCE, &v));
     }
     graph_add(g, op);
+    if (fuses(call))
+        add_activation(p, g, call, &v, shown, y);
     return graph_build(g, vendor_handle, skip);
 }
 
@@ -450,23 +516,27 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
     graph *g = &p->graphs[0];
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
-    void *op;
+    backward_tensors t;
+    void *op, *dy;
     if (status != PBN_OK)
         return status;
+    t.x = data_tensor(p, g, SLOT_X, dtype, &v);
+    t.scale = param_tensor(g, SLOT_SCALE, &v);
+    t.mean = param_tensor(g, SLOT_SAVED_MEAN, &v);
+    t.inverse = param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v);
+    dy = data_tensor(p, g, SLOT_DY, dtype, &v);
+    if (fuses(call))
+        dy = drop_activation(p, g, call, &v, &t, dy);
     op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
     graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC,
-                   graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC,
-                   graph_tensor(g, SLOT_DY, dtype, v.rank, v.dims, v.strides, p->alignment));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC,
-                   graph_tensor(g, SLOT_DX, dtype, v.rank, v.dims, v.strides, p->alignment));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, param_tensor(g, SLOT_SAVED_MEAN, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC,
-                   param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, param_tensor(g, SLOT_DSCALE, &v));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, param_tensor(g, SLOT_DBIAS, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, t.x);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, dy);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, data_tensor(p, g, SLOT_DX, dtype, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, t.scale);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, t.mean);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, t.inverse);
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, param_tensor(g, SLOT_DSCALE, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, param_tensor(g, SLOT_DBIAS, &v));
     graph_add(g, op);
     return graph_build(g, vendor_handle, skip);
 }
@@ -496,14 +566,8 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_SCALE, &v), scaled);
     shown = fuses(call) ? graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16) : y;
     graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), shown);
-    if (residual(call) != NULL) {
-        void *total = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown,
-                        graph_tensor(g, SLOT_Z, dtype, v.rank, v.dims, v.strides, p->alignment), total);
-        shown = total;
-    }
     if (fuses(call))
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
+        add_activation(p, g, call, &v, shown, y);
     return graph_build(g, vendor_handle, skip);
 }
 
@@ -575,6 +639,8 @@ static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
         {SLOT_DY, call->dy},
         {SLOT_DX, call->dx},
         {SLOT_Z, call->z},
+        {SLOT_DZ, call->dz},
+        {SLOT_MASK, call->reserve},
         {SLOT_SCALE, call->scale},
         {SLOT_BIAS, call->bias},
         {SLOT_RUNNING_MEAN, call->running_mean},

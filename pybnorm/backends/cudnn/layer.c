@@ -78,13 +78,13 @@ static int build_layer_norm(pbn_plan *p, const pbn_call *call, void *vendor_hand
     graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_LAYER_NORM);
     graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, PBN_CUDNN_TYPE_NORM_FWD_PHASE,
                   PBN_CUDNN_NORM_FWD_TRAINING);
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, layer_tensor(g, SLOT_X, dtype, p->lines, p->depth));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, layer_tensor(g, out, dtype, p->lines, p->depth));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, layer_tensor(g, SLOT_X, params, 1, p->depth));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, layer_tensor(g, SLOT_X, params, 1, p->depth));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, number_tensor(p, g, 2, LAYER_EPSILON));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, line_tensor(p, g, LINE_2));
-    norm_attribute(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, line_tensor(p, g, LINE_0));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, layer_tensor(g, SLOT_X, dtype, p->lines, p->depth));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, layer_tensor(g, out, dtype, p->lines, p->depth));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, layer_tensor(g, SLOT_X, params, 1, p->depth));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, layer_tensor(g, SLOT_X, params, 1, p->depth));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, number_tensor(p, g, 2, LAYER_EPSILON));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, line_tensor(p, g, LINE_2));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, line_tensor(p, g, LINE_0));
     graph_add(g, op);
     return graph_build(g, vendor_handle, 0);
 }

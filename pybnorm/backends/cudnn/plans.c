@@ -3,8 +3,8 @@
 static const char no_blending[] = "the graphs of batch norm do not blend: alpha must be 1 and beta 0";
 static const char no_float64[] = "cuDNN's graph API has no float64 batch norm";
 static const char spatial_only[] = "the algorithm is for the spatial modes";
-static const char who_fuses[] = "of cuDNN's ways only the Ex entry points (algorithm ex) fuse an activation in "
-                                "training, and only the pointwise graph in inference";
+static const char who_fuses[] = "of cuDNN's ways only the Ex entry points and the norm graph (algorithms ex, graph) fuse "
+                                "an activation in training, and only the pointwise graph in inference";
 static const char relu_only[] = "cuDNN's plans fuse RELU, with or without a residual, and nothing else";
 static const char no_small_epsilon[] = "the graphs read epsilon as float32, in whose normal range (or 0) this one is not";
 
@@ -97,15 +97,36 @@ static const char ex_alignment[] = "the Ex entry points' channels-last kernels l
 static const char fused_alignment[] = "tensors and parameters of a fused activation must be 16-byte aligned: cuDNN's "
                                       "kernels would lose the CUDA context";
 
+static const char *cannot_fuse_any(const pbn_call *call) {
+    if (call->activation != PBN_ACTIVATION_RELU)
+        return relu_only;
+    if ((call->operation == PBN_OP_BACKWARD ? call->z_desc : call->dz_desc) != NULL)
+        return "z belongs to forward and dz to backward";
+    return call->saved_mean == NULL ? "cuDNN's fused kernels write the saved statistics, and its fused backward needs them"
+                                    : NULL;
+}
+
+/* Why the norm graph, which serves `call` without an activation, cannot with its own. With a residual forward leaves a
+ * bit for each element, which is tried for channels in whole bytes. */
+static const char *cannot_fuse_graph(const pbn_call *call) {
+    const char *why = cannot_fuse_any(call);
+    if (why != NULL)
+        return why;
+    if (!all_channels_last(call))
+        return "cuDNN's graphs fuse an activation for packed channels-last tensors only";
+    return residual(call) != NULL && call->x_desc->dims[1] % 8 != 0
+               ? "cuDNN's graphs fuse a residual for channels in multiples of 8 only"
+               : NULL;
+}
+
 /* Why the Ex entry points, which serve `call` without an activation, cannot with its own. What they were seen to do
  * with other calls: NOT_SUPPORTED for channels-first and float64, whose size queries say 0 (9.19); without saved
  * statistics they leave their fused kernels. C is documented as a multiple of 4 for the residual. Blending behind an
  * activation is nowhere documented. */
 static const char *cannot_fuse(const pbn_call *call) {
-    if (call->activation != PBN_ACTIVATION_RELU)
-        return relu_only;
-    if ((call->operation == PBN_OP_BACKWARD ? call->z_desc : call->dz_desc) != NULL)
-        return "z belongs to forward and dz to backward";
+    const char *why = cannot_fuse_any(call);
+    if (why != NULL)
+        return why;
     if (!has_activation() || api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize == NULL)
         return "this cuDNN library lacks the activation descriptors or the reserve space query of the Ex entry points";
     if (call->x_desc->dtype == PBN_FLOAT64)
@@ -116,8 +137,6 @@ static const char *cannot_fuse(const pbn_call *call) {
         return "cuDNN's Ex entry points fuse an activation for channels in multiples of 4 only";
     if (blends(call))
         return "cuDNN does not say how its Ex entry points blend after an activation: alpha must be 1 and beta 0";
-    if (call->saved_mean == NULL)
-        return "cuDNN's fused kernels write the saved statistics, and its fused backward needs them";
     if (common_alignment(call) < WIDE_ALIGNMENT)
         return fused_alignment;
     return NULL;
@@ -201,7 +220,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
     const int64_t alignment = common_alignment(call);
     int64_t size, pieces;
     int view;
-    if (kind != EX && kind != POINTWISE && fuses(call))
+    if (kind != EX && kind != GRAPH && kind != POINTWISE && fuses(call))
         return who_fuses;
     if (call->deterministic && !repeats(kind, call))
         return bits_differ;
@@ -245,8 +264,10 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return spatial_only;
         if (call->x_desc->dtype == PBN_FLOAT64)
             return no_float64;
-        if (fuses(call) && (call->activation != PBN_ACTIVATION_RELU || call->dz_desc != NULL))
+        if (kind == POINTWISE && fuses(call) && (call->activation != PBN_ACTIVATION_RELU || call->dz_desc != NULL))
             return relu_only;
+        if (kind == GRAPH && fuses(call) && cannot_fuse_graph(call) != NULL)
+            return cannot_fuse_graph(call);
         if (blends(call))
             return no_blending;
         if (!is_single(call->epsilon))
@@ -433,6 +454,8 @@ static int build_way(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int 
                  : call->operation == PBN_OP_FORWARD_TRAINING ? build_norm_forward(p, call, handle->vendor, skip)
                                                                  : build_norm_backward(p, call, handle->vendor, skip);
         p->workspace = p->scratch + (size_t)p->graphs[0].workspace;
+        if (p->kind == GRAPH && residual(call) != NULL)
+            p->reserve = rounded((size_t)(pbn_numel(call->x_desc->rank, call->x_desc->dims) / 8));
         return status;
     case COLUMNS:
     case ROWS:
@@ -501,6 +524,14 @@ static const rule graph_rules[] = {{.algorithm = "graph", .why = "the one way of
 static const rule half_rule = {.algorithm = "columns", .why = "asked for"};
 static const rule plain_rule = {.algorithm = "plain", .why = "the one entry point for this mode"};
 
+static const rule ex_rule = {.algorithm = "ex", .why = "the way of cuDNN with a fused activation"};
+
+static int fused_of(const pbn_call *call) {
+    if (call->operation == PBN_OP_FORWARD_INFERENCE || !fuses(call))
+        return 0; /* inference with one goes the way of inference */
+    return residual(call) != NULL ? ADD_RELU : RELU;
+}
+
 static int half_of(const pbn_call *call) {
     return call->sums_only ? SUMS : call->share != 0 ? GIVEN : 0;
 }
@@ -522,7 +553,7 @@ static int fits(const rule *r, const pbn_call *call, int fast) {
     if ((r->row_bytes != 0 && size * element % r->row_bytes != 0) ||
         (r->channel_bytes != 0 && channels * element % r->channel_bytes != 0))
         return 0;
-    return r->operation == call->operation && r->half == half_of(call) && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
+    return r->operation == call->operation && r->half == half_of(call) && r->fused == fused_of(call) && (r->dtypes & 1u << x->dtype) != 0 && (!r->fast || fast) &&
            (!r->saved || (r->saved > 0) == (call->saved_mean != NULL)) && within(r->images, images) &&
            within(r->channels, channels) && within(r->size, size) && within(r->values, images * size) &&
            within(r->lines, images * channels) && within(r->kilobytes, elements * element >> 10);
@@ -631,6 +662,22 @@ static int is_stable(int kind, const pbn_call *call) {
     return kind != PERSISTENT && (kind != ROWS || call->operation == PBN_OP_FORWARD_INFERENCE);
 }
 
+/* With a residual one direction reads what the other left: the rule alone decides, also where it cannot be built, and
+ * on the device of the table alone. */
+static int try_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    const struct rule_table *table = handle->rules;
+    const rule *found = &ex_rule;
+    int status;
+    for (size_t i = 0; found == &ex_rule && i < table->count; i++)
+        if (fits(&table->rules[i], call, 0) && unavailable(GRAPH, call) == NULL && graph_ready() == PBN_OK &&
+            (residual(call) == NULL || strcmp(handle->device_name, table->device) == 0))
+            found = &table->rules[i];
+    status = try_algorithm(p, handle, call, found->algorithm, found->why);
+    return status != PBN_OK && found != &ex_rule && residual(call) == NULL
+               ? try_algorithm(p, handle, call, ex_rule.algorithm, ex_rule.why)
+               : status;
+}
+
 static int may_take(const rule *r, const pbn_call *call, int fast) {
     int kind, skip;
     return fits(r, call, fast) &&
@@ -666,7 +713,7 @@ static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const cha
     } else if (half_of(call) != 0) {
         status = try_half(p, handle, call, algorithm[0] == 'f');
     } else if (fuses(call) && call->operation != PBN_OP_FORWARD_INFERENCE) {
-        status = try_algorithm(p, handle, call, "ex", "the one way of cuDNN with a fused activation");
+        status = try_fused(p, handle, call);
     } else {
         last = fuses(call) ? &fused_rule : call->mode == PBN_PER_ACTIVATION ? &plain_rule : &spatial_rule;
         if (api.graphs_only && last == &spatial_rule)
@@ -712,6 +759,9 @@ static const char *cudnn_plan_candidate(const pbn_call *call, int fast, int inde
         return NULL;
     if (call->mode == PBN_PER_ACTIVATION)
         return index == 0 && !api.graphs_only ? plain_rule.algorithm : NULL;
+    /* With a residual the two directions must go one way, which leaves the reserve that the other reads. */
+    if (residual(call) != NULL && call->operation != PBN_OP_FORWARD_INFERENCE)
+        return index == 0 && cannot_fuse(call) == NULL ? "ex" : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (parse_algorithm(names[i], &kind, &skip) != PBN_OK || unavailable(kind, call) != NULL || is_by_name_only(kind, call) ||
             (kind == SPLIT && call->x_desc->dims[0] <= PLAIN_ROWS) || !(fast || is_stable(kind, call)))
@@ -756,8 +806,6 @@ static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call
         call->saved_inv_variance == NULL || (z != NULL && (backward ? call->dz : call->z) == NULL) ||
         (backward && (call->dy == NULL || call->dx == NULL || call->dscale == NULL || call->dbias == NULL)))
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    if (p->reserve > call->reserve_size || (p->reserve != 0 && (reserve == NULL || (bits(reserve) & 63) != 0)))
-        return pbn_refuse(PBN_E_WORKSPACE, "the plan's reserve is missing, too small or not aligned to 64 bytes");
     if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, fused_alignment);
     if (backward)
@@ -853,6 +901,9 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     if (plan->workspace > call->workspace_size ||
         (plan->workspace != 0 && (bits(call->workspace) & 63) != 0) || (plan->workspace != 0 && call->workspace == NULL))
         return pbn_refuse(PBN_E_WORKSPACE, "the plan's workspace is missing, too small or not aligned to 64 bytes");
+    if (plan->reserve > call->reserve_size ||
+        (plan->reserve != 0 && (call->reserve == NULL || (bits(call->reserve) & 63) != 0)))
+        return pbn_refuse(PBN_E_WORKSPACE, "the plan's reserve is missing, too small or not aligned to 64 bytes");
     if (fuses(call) != plan->fused)
         return pbn_refuse(PBN_E_ARGUMENT, "the plan was made with another activation or residual");
     if (plan->given != (call->share != 0) || plan->moments_only != (call->sums_only != 0))
