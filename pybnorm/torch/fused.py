@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ import torch
 from pybnorm import functional
 from pybnorm._core import Cache, Handle, TensorDescriptor
 from pybnorm.enums import DataType
-from pybnorm.errors import NotSupportedError
+from pybnorm.errors import ArgumentError, NotSupportedError
 from pybnorm.torch.calls import REFUSALS, Optional, like
 from pybnorm.torch.derivatives import DIRECT, applied, forward_mode
 
-__all__ = ["batch_norm_relu"]
+__all__ = ["batch_norm_relu", "fits"]
 
 _DTYPES = {torch.float32: DataType.FLOAT32, torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -55,18 +56,11 @@ def batch_norm_relu(
     """
     vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
     if (
-        not x.is_cuda
+        not fits(x, vectors)
         or type(x) is not torch.Tensor
-        or x.dtype not in _DTYPES
-        or weight is None
-        or bias is None
-        or x.dim() not in _LAYOUTS
-        or not x.is_contiguous(memory_format=_LAYOUTS[x.dim()])
-        or not x.numel()
         or (residual is not None and not _alike(x, residual))
-        or any(v is None or v.dtype != torch.float32 or not v.is_contiguous() or v.device != x.device for v in vectors)
         or x.data_ptr() % _ALIGNMENT
-        or any(v.data_ptr() % _ALIGNMENT for v in vectors)  # type: ignore[union-attr]
+        or any([v.data_ptr() % _ALIGNMENT for v in vectors])  # type: ignore[union-attr]
         or _transformed()
         or forward_mode()
     ):
@@ -81,6 +75,20 @@ def batch_norm_relu(
         found: torch.Tensor = applied(_Fused)(x, weight, bias, residual, mean, variance, (plans, eps, deterministic))
         return found
     return plans.forward(x, weight, bias, residual, mean, variance)[0]
+
+
+def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
+    """Whether dtypes, shapes and memory formats are those of fused plans; addresses are not looked at."""
+    return (
+        x.is_cuda
+        and x.dtype in _DTYPES
+        and x.dim() in _LAYOUTS
+        and x.is_contiguous(memory_format=_LAYOUTS[x.dim()])
+        and x.numel() != 0
+        and all(
+            [v is not None and v.dtype is torch.float32 and v.is_contiguous() and v.device == x.device for v in vectors]
+        )
+    )
 
 
 def _alike(x: torch.Tensor, other: Any) -> bool:
@@ -118,9 +126,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _plans_of(
-    x: torch.Tensor, residual: bool, training: bool, running: bool, factor: float, eps: float, deterministic: bool
-) -> _Plans | None:
-    """The plans of a call, which are made once; None: there are none."""
+    x: torch.Tensor, residual: bool, training: bool, running: bool, factor: float, eps: float, deterministic: bool,
+    *, known: bool = False,
+) -> _Plans | None:  # fmt: skip
+    """The plans of a call, which are made once; None: there are none.
+
+    While a graph is captured none can be made: None too, or an `ArgumentError` where it has to be `known`.
+    """
     options = residual, training, running, factor, eps, deterministic
     key = (x.dtype, x.shape, x.stride(), *options)
     shared = _devices.get(x.device.index)
@@ -131,8 +143,12 @@ def _plans_of(
             pass
         else:
             return found
-    if torch.version.hip is not None or torch.cuda.is_current_stream_capturing():
-        return None  # none can be made now
+    if torch.version.hip is not None:
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        if known:
+            raise ArgumentError("x", "the first call of its kind while a graph is captured", "one such call before")
+        return None
     try:
         with _making[0], torch.cuda.device(x.device):
             shared = _devices.get(x.device.index) or _devices.setdefault(x.device.index, _Shared(x.device.index))
@@ -174,21 +190,23 @@ class _Plans:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.place) if nbytes else None
 
     def forward(
-        self, x: torch.Tensor, weight: Any, bias: Any, residual: Any, mean: Any, variance: Any
+        self, x: torch.Tensor, weight: Any, bias: Any, residual: Any, mean: Any, variance: Any, reserve: Any = None
     ) -> tuple[torch.Tensor, Any, Any, Any]:
-        """The result y, the batch's mean and inverse standard deviation, and the reserve or None."""
+        """The result y, the batch's mean and inverse standard deviation, and the reserve (as given) or None."""
         y, space = torch.empty_like(x), self.space(self.workspace)
         given = {} if residual is None else {"z": residual}
         if self.back is None:
             with self.lock:
                 self.handle.follow_stream(x)
-                self.plan(x, weight, bias, mean, variance, y, space, **given)
+                self.plan(x, weight, bias, mean, variance, y, _region(space), **given)
             return y, None, None, None
-        saved, inverse, reserve = torch.empty_like(weight), torch.empty_like(weight), self.space(self.reserve_size)
-        given |= {} if reserve is None else {"reserve": reserve}
+        saved, inverse = torch.empty_like(weight), torch.empty_like(weight)
+        reserve = self.space(self.reserve_size) if reserve is None else reserve
+        if reserve is not None:
+            given["reserve"] = _region(reserve)
         with self.lock:
             self.handle.follow_stream(x)
-            self.plan(x, weight, bias, y, mean, variance, saved, inverse, space, **given)
+            self.plan(x, weight, bias, y, mean, variance, saved, inverse, _region(space), **given)
         return y, saved, inverse, reserve
 
     def backward(
@@ -200,11 +218,17 @@ class _Plans:
         dz = torch.empty_like(x) if self.residual else None
         given = {} if dz is None else {"dz": dz}
         space = self.space(self.back_workspace)
-        given |= {} if reserve is None else {"reserve": reserve}
+        if reserve is not None:
+            given["reserve"] = _region(reserve)
         with self.lock:
             self.handle.follow_stream(x)
-            self.back(x, dy, weight, dx, dweight, dbias, saved, inverse, space, y=y, bias=bias, **given)
+            self.back(x, dy, weight, dx, dweight, dbias, saved, inverse, _region(space), y=y, bias=bias, **given)
         return dx, dweight, dbias, dz
+
+
+def _region(space: torch.Tensor | None) -> tuple[int, int] | None:
+    """As a plan takes it with the fewest questions."""
+    return None if space is None else (space.data_ptr(), space.numel())
 
 
 class _Fused(torch.autograd.Function):

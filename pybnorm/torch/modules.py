@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from pybnorm.torch import fused
+from pybnorm.torch import fused, fused_operators
 from pybnorm.torch.autograd import _compiling, batch_norm
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
@@ -100,8 +100,23 @@ class _BatchNorm:
             )
             if y is not None:
                 return y
+        elif activation == "relu" and self.joins and batch and self._has_operator(input, residual):
+            return fused_operators.batch_norm_relu(
+                input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
+                self.deterministic,
+            )  # fmt: skip
         y = self._normalized(input, mean, variance, batch, momentum)
         return y if activation is None else _activated(y, residual, in_place)
+
+    def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
+        """Whether a compiler is shown one operator for training with an activation."""
+        return (
+            fused_operators.training is not None
+            and self.prefer is None
+            and self.weight is not None
+            and self.bias is not None
+            and (residual is None or _like(residual, input))
+        )
 
     def _normalized(
         self: Any,
@@ -132,9 +147,13 @@ def _averaged(average: Any, statistics: Any, counter: torch.Tensor) -> None:
 def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:
     """``relu(y + residual)`` in the memory of y, which nobody else has, where the sum fits into it."""
     if residual is not None:
-        fits = isinstance(residual, torch.Tensor) and (residual.shape, residual.dtype) == (y.shape, y.dtype)
-        y = y.add_(residual) if fits or in_place else y + residual
+        y = y.add_(residual) if in_place or _like(residual, y) else y + residual
     return y.relu_()
+
+
+def _like(residual: Any, y: torch.Tensor) -> bool:
+    """Whether the sum has the shape and the dtype of y."""
+    return isinstance(residual, torch.Tensor) and (residual.shape, residual.dtype) == (y.shape, y.dtype)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):

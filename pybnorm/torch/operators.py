@@ -188,17 +188,14 @@ def _differentiate_mapped(info: Any, axes: Any, x: torch.Tensor, dy: torch.Tenso
 # ---------------------------------------------------------------- registration
 
 
-def _register() -> Any:
+def _register(*operators: tuple[Any, ...], tags: tuple[Any, ...] = ()) -> Any:
+    """A library of operators, which live as long as it does.
+
+    Each is its schema, its kernel, that on shapes, that with a derivative, and that of `torch.vmap`.
+    """
     library = torch.library.Library("pybnorm", "FRAGMENT")
-    for schema, kernel, fake, tracked, mapped in zip(
-        _SCHEMAS,
-        (_train, _infer, _differentiate),
-        (_train_fake, _infer_fake, _differentiate_fake),
-        (_train_tracked, _infer_tracked, _differentiate_tracked),
-        (_train_mapped, _infer_mapped, _differentiate_mapped),
-        strict=True,
-    ):
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for schema, kernel, fake, tracked, mapped in operators:
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
         name = schema.partition("(")[0]
         for device in ("CPU", "CUDA"):
             library.impl(name, kernel, device)
@@ -213,7 +210,16 @@ training: Any = None
 inference: Any = None
 backward: Any = None
 if hasattr(torch.library, "register_fake"):  # PyTorch 2.4
-    _library = _register()  # operators live as long as this does
+    _library = _register(
+        *zip(
+            _SCHEMAS,
+            (_train, _infer, _differentiate),
+            (_train_fake, _infer_fake, _differentiate_fake),
+            (_train_tracked, _infer_tracked, _differentiate_tracked),
+            (_train_mapped, _infer_mapped, _differentiate_mapped),
+            strict=True,
+        )
+    )
     training = torch.ops.pybnorm.batch_norm_training.default
     inference = torch.ops.pybnorm.batch_norm_inference.default
     backward = torch.ops.pybnorm.batch_norm_backward.default

@@ -32,3 +32,16 @@ def ours(torch):
     import pybnorm.torch
 
     return pybnorm.torch
+
+
+@pytest.fixture
+def operators(torch, ours, tmp_path, monkeypatch):
+    """The operators' namespace; nothing that another run has compiled."""
+    from pybnorm.torch import operators
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    if operators.training is None:
+        pytest.skip("this PyTorch has no such operators")
+    yield torch.ops.pybnorm
+    torch._dynamo.reset()

@@ -10,19 +10,6 @@ import pybnorm
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # PyTorch's own
 
 
-@pytest.fixture
-def operators(torch, ours, tmp_path, monkeypatch):
-    """The operators' namespace; nothing that another run has compiled."""
-    from pybnorm.torch import operators
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
-    if operators.training is None:
-        pytest.skip("this PyTorch has no such operators")
-    yield torch.ops.pybnorm
-    torch._dynamo.reset()
-
-
 def made(torch, device, *shape, seed=0, dtype="float32"):
     values = np.random.default_rng(seed).normal(0.5, 1.5, shape)
     return torch.tensor(values.tolist(), dtype=getattr(torch, dtype), device=device)
