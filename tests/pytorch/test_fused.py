@@ -196,3 +196,12 @@ def test_a_captured_step(torch, ours, calls):
     again.backward(dy)
     for one, other in zip(replayed, (again, x.grad, z.grad), strict=True):
         assert torch.equal(one, other)
+
+
+def test_one_value_in_a_channel_is_refused(torch, ours, calls):
+    import pybnorm
+
+    x = torch.ones(1, 32, 1, 1, device="cuda").to(memory_format=torch.channels_last)
+    with pytest.raises(pybnorm.ArgumentError, match="more than one value per channel"):
+        ours.BatchNorm2d(32, track_running_stats=False).cuda()(x, activation="relu")
+    assert calls == []
