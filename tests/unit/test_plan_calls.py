@@ -321,7 +321,8 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
         import gc
         handle = pybnorm.Handle("cudnn")
         x = last((2, 8, 12, 12))
-        plans = [handle.plan_forward_training(x, algorithm="graph"), handle.plan_forward_training(x, activation="relu", algorithm="ex")]
+        fused = {"activation": "relu", "algorithm": "ex"}
+        plans = [handle.plan_forward_training(x, **o) for o in ({"algorithm": "graph"}, fused)]
         vectors = {n: Memory(a) for n, a in VECTORS.items()}
         handle.forward_training(data(0x10000), y=data(0x20000), algorithm="graph", workspace=FORWARD["workspace"],
                                 **vectors)
@@ -338,7 +339,7 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
             gc.collect()
             told.append(destroyed.value - before)
             own = pybnorm.Handle("cudnn")
-            mine = own.plan_forward_training(x, activation="relu", algorithm="ex")
+            mine = own.plan_forward_training(x, **fused)
             del mine
             told.append(destroyed.value - before)
             os.write(writing, json.dumps(told).encode())
