@@ -227,8 +227,8 @@ cdef class Handle(_HandleCalls):
         Notes
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
-        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space; of
-        ``"graph"`` ``cudnnBackendExecute`` with pointwise operations behind the normalization.
+        ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
+        Algorithm ``"graph"``: ``cudnnBackendExecute``; the normalization is followed by pointwise operations.
         """
         if unknown:
             raise _names.unexpected(self.plan_forward_training, unknown)

@@ -18,17 +18,15 @@ from pybnorm import functional
 from pybnorm._core import Cache, Handle, TensorDescriptor
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, NotSupportedError
-from pybnorm.torch.calls import REFUSALS, Optional, like
+from pybnorm.torch.autograd import _transformed
+from pybnorm.torch.calls import REFUSALS, Optional, _asked, like
 from pybnorm.torch.derivatives import DIRECT, applied, forward_mode
 
-__all__ = ["batch_norm_relu", "fits"]
+__all__ = ["aligned", "batch_norm_relu", "fits"]
 
 _DTYPES = {torch.float32: DataType.FLOAT32, torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ALIGNMENT = 16  # of every tensor that a fused plan takes
-
-_transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)
-_asked = torch._C._get_deterministic_algorithms
 
 
 def batch_norm_relu(
@@ -89,6 +87,11 @@ def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
             [v is not None and v.dtype is torch.float32 and v.is_contiguous() and v.device == x.device for v in vectors]
         )
     )
+
+
+def aligned(tensor: torch.Tensor, alignment: int = _ALIGNMENT) -> torch.Tensor:
+    """The tensor, or a copy where its address is less aligned."""
+    return tensor.clone() if tensor.data_ptr() % alignment else tensor
 
 
 def _alike(x: torch.Tensor, other: Any) -> bool:
@@ -181,7 +184,9 @@ class _Plans:
             self.reserve_size, self.back_workspace = self.plan.reserve_size, self.back.workspace_size
             way, back = (plan.algorithm.partition(":")[0] for plan in (self.plan, self.back))
             if residual and (way, self.reserve_size) != (back, self.back.reserve_size):
-                raise NotSupportedError(backend="cudnn", function="plan", status=0, status_name="two ways", text="")
+                raise NotSupportedError(
+                    backend="cudnn", function="plan", status=0, status_name="two ways", text=""
+                )  # caught
         else:
             self.plan, self.back = self.handle.plan_forward_inference(described, **options), None
         self.workspace = self.plan.workspace_size
@@ -258,8 +263,6 @@ class _Fused(torch.autograd.Function):
             dz = dy * (y > 0)
             found = (*DIRECT.back(x, dz, weight, saved, inverse, eps, True, (True,) * 3, False, deterministic), dz)
         else:
-            dy = like(dy, x)
-            dy = dy.clone() if dy.data_ptr() % _ALIGNMENT else dy
-            found = plans.backward(x, dy, weight, bias, y, saved, inverse, reserve)
+            found = plans.backward(x, aligned(like(dy, x)), weight, bias, y, saved, inverse, reserve)
         given = [gradient if want else None for gradient, want in zip(found, ctx.needs_input_grad[:4], strict=True)]
         return (*given, None, None, None)

@@ -17,6 +17,7 @@ from pybnorm.errors import ArgumentError
 from pybnorm.torch import calls, fused, operators
 from pybnorm.torch.autograd import _check
 from pybnorm.torch.calls import Gradients, Optional, dense, like
+from pybnorm.torch.fused import aligned
 
 __all__ = ["batch_norm_relu", "training"]
 
@@ -72,8 +73,8 @@ def _plans_of(
 ) -> Any:
     """The fused plans of a call, or None; those of one question have one answer, in both directions.
 
-    They are asked for as those whose bits repeat, as those of all fused plans do: PyTorch's switch may be turned
-    between forward and backward.
+    The bits of all fused plans repeat. They are always asked for so, because PyTorch's switch may be turned between
+    forward and backward.
     """
     if not fused.fits(x, (weight, bias)):
         return None
@@ -92,15 +93,11 @@ def _reserve_size(x: torch.Tensor, residual: bool) -> int:
     return x.numel() // 8 + 4096 if residual else 0
 
 
-def _aligned(tensor: torch.Tensor, alignment: int = fused._ALIGNMENT) -> torch.Tensor:
-    return tensor.clone() if tensor.data_ptr() % alignment else tensor
-
-
 def _taken(statistic: Optional) -> Optional:
     """Running statistics as fused plans take them; others are copied, and what was written is copied back."""
     if statistic is None or (statistic.dtype is torch.float32 and statistic.is_contiguous()):
-        return statistic if statistic is None else _aligned(statistic)
-    return _aligned(statistic.float().contiguous())
+        return statistic if statistic is None else aligned(statistic)
+    return aligned(statistic.float().contiguous())
 
 
 def _look_at(x: torch.Tensor, residual: Optional, mean: Any, variance: Any) -> None:
@@ -123,9 +120,9 @@ def _train(
         y = (y if residual is None else y.add_(residual)).relu_()
         return y, saved, inverse, reserve.zero_()
     kept, used = (mean, variance), (_taken(mean), _taken(variance))
-    z = None if residual is None else _aligned(like(residual, x))
+    z = None if residual is None else aligned(like(residual, x))
     part = reserve[: plans.reserve_size] if plans.reserve_size else None
-    y, saved, inverse, _ = plans.forward(_aligned(x), _aligned(weight), _aligned(bias), z, *used, part)
+    y, saved, inverse, _ = plans.forward(aligned(x), aligned(weight), aligned(bias), z, *used, part)
     for old, new in zip(kept, used, strict=True):
         if old is not None and new is not old:
             old.copy_(new)
@@ -144,8 +141,8 @@ def _differentiate(
         dz = _mask(dy, y, 0)
         found: Any = calls.differentiate(x, dz, weight, mean, inverse, eps, True, _ALL, fallback, deterministic)
     else:
-        part = _aligned(reserve, _RESERVE_ALIGNMENT)[: plans.reserve_size] if plans.reserve_size else None
-        *found, dz = plans.backward(*[_aligned(t) for t in (x, dy, weight, bias, y, mean, inverse)], part)
+        part = aligned(reserve, _RESERVE_ALIGNMENT)[: plans.reserve_size] if plans.reserve_size else None
+        *found, dz = plans.backward(*[aligned(t) for t in (x, dy, weight, bias, y, mean, inverse)], part)
     return (*found, dz if residual else x.new_empty(0))
 
 
@@ -216,7 +213,7 @@ def _differentiate_apart(
 
 
 def _mapped_at_1(tensor: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
-    """The mapped axis behind that of the images, where batch norm's mapped result has it."""
+    """The tensor with its mapped axis in place 1: there the mapped operators put theirs."""
     if axis is None:
         return tensor.unsqueeze(1).expand(-1, size, *tensor.shape[1:])
     return tensor.movedim(axis, 1)

@@ -72,10 +72,10 @@ class _BatchNorm:
         if counter is not None:
             counter.add_(1)  # first, as PyTorch: a checkpoint may end its second run within the call
         if average is None:
-            y: torch.Tensor = self._computed(input, mean, variance, batch, momentum, activation, residual, in_place)
+            y: torch.Tensor = self._computed((input, mean, variance, batch, momentum), activation, residual, in_place)
         else:
             try:
-                y = self._computed(input, mean, variance, batch, momentum, activation, residual, in_place)
+                y = self._computed((input, mean, variance, batch, momentum), activation, residual, in_place)
             except _STOP:
                 _averaged(average, (mean, variance), counter)
                 raise
@@ -83,17 +83,10 @@ class _BatchNorm:
         return y
 
     def _computed(
-        self: Any,
-        input: torch.Tensor,
-        mean: torch.Tensor | None,
-        variance: torch.Tensor | None,
-        batch: bool,
-        momentum: float,
-        activation: str | None,
-        residual: Any,
-        in_place: bool,
+        self: Any, given: tuple[Any, ...], activation: str | None, residual: Any, in_place: bool
     ) -> torch.Tensor:
-        """The result, once it is known with which statistics."""
+        """The result, once it is known with which statistics; `given` is what `_normalized` takes."""
+        input, mean, variance, batch, momentum = given
         if activation is not None and self.joins and not _compiling():
             y: torch.Tensor | None = fused.batch_norm_relu(
                 input, mean, variance, self.weight, self.bias, residual, batch, momentum, self.eps, self.deterministic
@@ -105,16 +98,15 @@ class _BatchNorm:
                 input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
                 self.deterministic,
             )  # fmt: skip
-        y = self._normalized(input, mean, variance, batch, momentum)
+        y = self._normalized(*given)
         return y if activation is None else _activated(y, residual, in_place)
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
-        """Whether a compiler is shown one operator for training with an activation."""
+        """Whether a compiler is shown one operator; where nothing fuses, its own kernels do the rest better."""
         return (
             fused_operators.training is not None
             and self.prefer is None
-            and self.weight is not None
-            and self.bias is not None
+            and fused.fits(input, (self.weight, self.bias))
             and (residual is None or _like(residual, input))
         )
 

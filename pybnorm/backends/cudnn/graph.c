@@ -419,8 +419,8 @@ static void *data_tensor(const pbn_plan *p, graph *g, int slot, int dtype, const
     return graph_tensor(g, slot, dtype, v->rank, v->dims, v->strides, slot == SLOT_VIRTUAL ? 16 : p->alignment);
 }
 
-/* y = relu(shown + z), z if asked for. Of a training's backward, which can find out from x where ReLU let through, a
- * residual hides that: with one it is written down. */
+/* y = relu(shown + z), z if asked for. Backward finds out from x where ReLU let through. With z it cannot, so training
+ * writes that down. */
 static void add_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, void *shown, void *y) {
     if (residual(call) != NULL) {
         void *total = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, v);
@@ -445,7 +445,7 @@ typedef struct backward_tensors {
     void *x, *scale, *mean, *inverse;
 } backward_tensors;
 
-/* The gradient behind the activation, from that before it, dy; with a residual it is dz. */
+/* The gradient of what ReLU is applied to, made of dy. With a residual it is dz. */
 static void *drop_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, const backward_tensors *t,
                              void *dy) {
     const int dtype = call->x_desc->dtype;
