@@ -284,22 +284,26 @@ def test_tls_without_certificates_is_an_error_of_ours():
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.0 400 Bad request\r\n\r\n"])
 def test_a_port_that_is_not_a_scheduler_is_an_error(words):
     pytest.importorskip("distributed")
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with contextlib.ExitStack() as kept, socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
-            with contextlib.suppress(OSError):  # closed
-                while True:
-                    connection = server.accept()[0]
+            while True:
+                try:
+                    connection = kept.enter_context(server.accept()[0])
+                except OSError:  # shut down
+                    return
+                with contextlib.suppress(OSError):  # the client was faster
                     connection.sendall(words)
-                    kept.append(connection)
 
-        kept = []
-        threading.Thread(target=answer, daemon=True).start()
+        thread = threading.Thread(target=answer)
+        thread.start()
         address = f"dask:tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ArgumentError, match="is no dask scheduler"), opened(address, connect=1):
-            pass
-    for connection in kept:
-        connection.close()
+        try:
+            with pytest.raises(ArgumentError, match="is no dask scheduler"), opened(address, connect=1):
+                pass
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # which wakes accept; close does not
+            thread.join()
 
 
 @pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py.futures"), ("dask", "distributed")])
