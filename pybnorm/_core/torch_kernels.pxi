@@ -1,6 +1,7 @@
-# Kernels for PyTorch's dispatcher: its own operators of batch norm, computed by plans, on the CPU and on CUDA.
+# Kernels for PyTorch's dispatcher, computed by plans on the CPU and on CUDA: its own operators of batch norm, and ours
+# of batch norm with ReLU (torch_joined.pxi).
 #
-# PyTorch's C++ autograd stays around them: no Python runs in a step. What reaches a kernel is PyTorch's stable C
+# PyTorch's C++ autograd stays around its own: no Python runs in a step. What reaches a kernel is PyTorch's stable C
 # interface (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h, as of PyTorch 2.10): its functions
 # are looked up at run time, as a vendor's are. A kernel gets its arguments as 64-bit values on a stack: a tensor as a
 # handle that it owns, an optional one as NULL or the address of such a value, a list as a handle, a float by its bits.
@@ -58,11 +59,12 @@ cdef object _torch_threads = None
 cdef object _torch_host = None
 # Asked in each call: without the host's attributes between.
 cdef object _torch_deterministic = None
+cdef Cache _torch_joined = None  # by key: what the host's `join` made
 cdef object _torch_cudnn_enabled = None
 
 cdef enum:
     _TORCH_TEXT = 2048
-    _TORCH_MOST = 10  # arguments of an operator
+    _TORCH_MOST = 14  # arguments of an operator
     # Numbers of PyTorch's, which its interface keeps.
     _TORCH_UINT8 = 0
     _TORCH_FLOAT16 = 5
@@ -73,6 +75,8 @@ cdef enum:
     _TRAINS = 1
     _UPDATES = 2
     _REPEATS = 4
+    _JOINED = 8
+    _RESIDUAL = 16
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -82,18 +86,24 @@ cdef enum:
     _NATIVE_BACKWARD = 1
     _CUDNN = 2
     _CUDNN_BACKWARD = 3
+    _RELU = 4
+    _RELU_BACKWARD = 5
+    _TORCH_OPERATORS = 6
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
 cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
+    "batch_norm_relu_training", "batch_norm_relu_backward",
 )
 # Of each argument: a tensor, an optional one, a bool, a float or a list of bools.
-cdef const char *_torch_kinds[4]
+cdef const char *_torch_kinds[_TORCH_OPERATORS]
 _torch_kinds[_NATIVE] = b"toooobff"
 _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
 _torch_kinds[_CUDNN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
+_torch_kinds[_RELU] = b"tttoooffbb"
+_torch_kinds[_RELU_BACKWARD] = b"ttttttttbbffbb"
 
 
 cdef struct _TorchKey:
@@ -118,6 +128,13 @@ cdef struct _TorchTensor:
     int64_t rank
     int64_t *dims
     int64_t *strides
+
+
+cdef struct _TorchJoin:  # what a call with ReLU has beside its addresses
+    void *handles[3]  # x, weight, bias
+    bint backward
+    uintptr_t reserve
+    int64_t size  # of the reserve
 
 
 cdef double _torch_float(uint64_t value) noexcept nogil:
@@ -186,6 +203,17 @@ cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
     return contiguous or channels_last
 
 
+cdef bint _torch_alike(const _TorchTensor *one, const _TorchTensor *x) noexcept nogil:
+    """Whether two tensors have one dtype, device, shape and order of elements."""
+    cdef int64_t i
+    if one.dtype != x.dtype or one.rank != x.rank or one.device != x.device or one.index != x.index:
+        return False
+    for i in range(x.rank):
+        if one.dims[i] != x.dims[i] or (x.dims[i] != 1 and one.strides[i] != x.strides[i]):
+            return False
+    return True
+
+
 cdef void _torch_key(
     _TorchKey *key, int operation, _TorchTensor *x, int flags, double epsilon, double factor
 ) noexcept nogil:
@@ -207,12 +235,13 @@ cdef int _torch_fail(object error, char *text) except -1:
 
 
 cdef int _torch_run(
-    _TorchKey *key, uintptr_t *addresses, int count, int scale, int bias, char *text
+    _TorchKey *key, uintptr_t *addresses, int count, int scale, int bias, const _TorchJoin *join, char *text
 ) noexcept with gil:
     """Run a key's plan on addresses, 0 for those that are not there, in the order of the table.
 
-    `scale` and `bias`: where constants take the place of a vector that is not there; -1: none does. `text`: the error
-    after _FAILED. _REFUSED: nothing was written; PyTorch's own kernel gets the call.
+    `scale` and `bias`: where constants take the place of a vector that is not there; -1: none does. `join`: NULL
+    without ReLU. `text`: the error after _FAILED. _REFUSED: nothing was written; the kernel that was there before this
+    one gets the call.
     """
     cdef Plan plan
     cdef Handle handle
@@ -222,13 +251,14 @@ cdef int _torch_run(
     cdef void *memory = NULL
     cdef int64_t size
     cdef int64_t one = 1
+    cdef bint locked = False
     cdef int i
     cdef Cache ready
-    workspace = None
+    workspace = reserve = ones = zeros = lock = None
     try:
-        if _torch_deterministic():
+        if join == NULL and _torch_deterministic():
             key.flags |= _REPEATS
-        if key.device == _TORCH_CUDA and not _torch_cudnn_enabled():
+        if join == NULL and key.device == _TORCH_CUDA and not _torch_cudnn_enabled():
             return _REFUSED
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
@@ -236,34 +266,45 @@ cdef int _torch_run(
         ):
             return _REFUSED
         name = PyBytes_FromStringAndSize(<char *>key, sizeof(key[0]))
-        ready = _torch_threads.ready
-        found = (<dict>ready).get(name)
-        if found is None:
-            found = _torch_host.plan(
-                name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
-                [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
-                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
-            )
-        plan, ones, zeros = found
-        if plan is None:
-            return _REFUSED
+        if join != NULL:
+            found = _torch_join(name, key, join)
+            if found is None:
+                return _REFUSED
+            plan, lock = found.back if join.backward else found.plan, found.lock
+            if plan.reserve_size:
+                reserve = join.reserve, join.size
+        else:
+            ready = _torch_threads.ready
+            found = (<dict>ready).get(name)
+            if found is None:
+                found = _torch_host.plan(
+                    name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
+                    [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
+                    (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
+                )
+            plan, ones, zeros = found
+            if plan is None:
+                return _REFUSED
         handle = plan._owner()
+        if key.device == _TORCH_CUDA and plan.workspace_size:
+            size = plan.workspace_size
+            if _torch.aoti_torch_empty_strided(
+                1, &size, &one, _TORCH_UINT8, key.device, key.index, &memory
+            ) != 0 or _torch.aoti_torch_get_data_ptr(memory, &given[0]) != 0:
+                return _REFUSED
+            workspace = <uintptr_t>given[0], size
+        if lock is not None:
+            lock.acquire()
+            locked = True
         if key.device == _TORCH_CUDA:
             handle._follow(key.index, <uintptr_t>stream)
-            if plan.workspace_size:
-                size = plan.workspace_size
-                if _torch.aoti_torch_empty_strided(
-                    1, &size, &one, _TORCH_UINT8, key.device, key.index, &memory
-                ) != 0 or _torch.aoti_torch_get_data_ptr(memory, &given[0]) != 0:
-                    return _REFUSED
-                workspace = <uintptr_t>given[0], size
-        if addresses[scale] == 0:
+        if scale >= 0 and addresses[scale] == 0:
             addresses[scale] = ones.data_ptr()
         if bias >= 0 and addresses[bias] == 0:
             addresses[bias] = zeros.data_ptr()
         for i in range(plan.count):
             given[i] = <void *>plan if i < count and addresses[i] != 0 else <void *>None
-        plan._call(handle, given, workspace, None, addresses)
+        plan._call(handle, given, workspace, reserve, addresses)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()
         return _REFUSED
@@ -273,6 +314,8 @@ cdef int _torch_run(
         _torch_fail(error, text)
         return _FAILED
     finally:
+        if locked:
+            lock.release()
         if memory != NULL:  # returns to the stream's pool, after the call
             _torch.aoti_torch_delete_tensor_object(memory)
         if guard != NULL:
@@ -317,22 +360,27 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 
 
 cdef bint _torch_results(
-    _TorchTensor *x, int64_t length, int count, uint64_t *made, uintptr_t *addresses
+    _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """A tensor like x, two vectors of float32 as long as `length`, and bytes of nothing; whether there is memory."""
-    cdef int64_t none = 0
+    """A tensor like x, two vectors of float32 as long as `length`, and `last` bytes; -1: of x's dtype, none, -2: as x.
+
+    Whether there is memory.
+    """
+    cdef int64_t size = last if last > 0 else 0
     cdef int64_t one = 1
     cdef void *handle = NULL
     cdef void *address = NULL
+    cdef int32_t dtype
     cdef int i
     cdef int status
     for i in range(count):
-        if i == 0:
+        if i == 0 or (i == 3 and last == -2):
             status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, x.device, x.index, &handle)
         elif i < 3:
             status = _torch.aoti_torch_empty_strided(1, &length, &one, _TORCH_FLOAT32, x.device, x.index, &handle)
         else:
-            status = _torch.aoti_torch_empty_strided(1, &none, &one, _TORCH_UINT8, x.device, x.index, &handle)
+            dtype = x.dtype if last == -1 else _TORCH_UINT8
+            status = _torch.aoti_torch_empty_strided(1, &size, &one, dtype, x.device, x.index, &handle)
         if status != 0:
             _torch_free(made, i)
             return False
@@ -365,7 +413,7 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     # Of one value per channel PyTorch has an error of its own, or a running variance that is not finite.
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
-    if not _torch_results(&x, x.dims[1] if training else 0, outputs, made, results):
+    if not _torch_results(&x, x.dims[1] if training else 0, outputs, 0, made, results):
         return _REFUSED
     if training:
         _torch_key(
@@ -374,12 +422,12 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
         )
         addresses[0], addresses[1], addresses[2], addresses[3] = x.address, vectors[0], vectors[1], results[0]
         addresses[4], addresses[5], addresses[6], addresses[7] = vectors[2], vectors[3], results[1], results[2]
-        status = _torch_run(&key, addresses, 8, 1, 2, text)
+        status = _torch_run(&key, addresses, 8, 1, 2, NULL, text)
     else:
         _torch_key(&key, PBN_OP_FORWARD_INFERENCE, &x, 0, _torch_float(stack[7]), 0)
         addresses[0], addresses[1], addresses[2], addresses[3] = x.address, vectors[0], vectors[1], vectors[2]
         addresses[4], addresses[5] = vectors[3], results[0]
-        status = _torch_run(&key, addresses, 6, 1, 2, text)
+        status = _torch_run(&key, addresses, 6, 1, 2, NULL, text)
     if status != _DONE:
         _torch_free(made, outputs)
     return status
@@ -397,22 +445,19 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef int status
     if (not cudnn and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
         return _REFUSED
-    if not _torch_data(handles[cudnn], &dy) or not _torch_data(handles[not cudnn], &x) or dy.dtype != x.dtype:
+    if not _torch_data(handles[cudnn], &dy) or not _torch_data(handles[not cudnn], &x):
         return _REFUSED
-    if dy.rank != x.rank or dy.device != x.device or dy.index != x.index:
+    if not _torch_alike(&dy, &x):
         return _REFUSED
-    for i in range(x.rank):
-        if dy.dims[i] != x.dims[i] or (x.dims[i] != 1 and dy.strides[i] != x.strides[i]):
-            return _REFUSED
     for i in range(3):
         if not _torch_vector(handles[2 if i == 0 else i + 4], &x, &vectors[i]):
             return _REFUSED
-    if not _torch_results(&x, x.dims[1], 3, made, results):
+    if not _torch_results(&x, x.dims[1], 3, 0, made, results):
         return _REFUSED
     _torch_key(&key, PBN_OP_BACKWARD, &x, _TRAINS, _torch_float(stack[7 if cudnn else 8]), 0)
     addresses[0], addresses[1], addresses[2], addresses[3] = x.address, dy.address, vectors[0], results[0]
     addresses[4], addresses[5], addresses[6], addresses[7] = results[1], results[2], vectors[1], vectors[2]
-    status = _torch_run(&key, addresses, 8, 2, -1, text)
+    status = _torch_run(&key, addresses, 8, 2, -1, NULL, text)
     if status != _DONE:
         _torch_free(made, 3)
     return status
@@ -478,7 +523,11 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
     cdef char text[_TORCH_TEXT]
     cdef int status
     _torch_handles(which, stack, handles)
-    if which == _NATIVE or which == _CUDNN:
+    if which == _RELU:
+        status = _torch_relu(stack, handles, made, text)
+    elif which == _RELU_BACKWARD:
+        status = _torch_relu_backward(stack, handles, made, text)
+    elif which == _NATIVE or which == _CUDNN:
         status = _torch_forward(which, stack, handles, made, text)
     else:
         status = _torch_backward(which, stack, handles, made, text)
@@ -506,11 +555,21 @@ cdef void _torch_cudnn_backward(uint64_t *stack, uint64_t inputs, uint64_t outpu
     _torch_call(_CUDNN_BACKWARD, stack, outputs)
 
 
-cdef _torch_kernel _torch_kernels[4]
+cdef void _torch_joined_training(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_RELU, stack, outputs)
+
+
+cdef void _torch_joined_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_RELU_BACKWARD, stack, outputs)
+
+
+cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
 _torch_kernels[_CUDNN] = _torch_cudnn
 _torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
+_torch_kernels[_RELU] = _torch_joined_training
+_torch_kernels[_RELU_BACKWARD] = _torch_joined_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -538,15 +597,16 @@ def install_torch_kernels(threads, host, operators, files):
         With the cache ``ready``.
     host : object
         What a kernel asks in Python. ``deterministic()``, ``cudnn()``: PyTorch's switches; ``plan(...)``: makes
-        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``own(name, cuda, arguments)``: the
-        results of PyTorch's own kernel; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's handles and its
-        tensors; ``steals``: whether the first takes the handle.
+        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``join(...)``: the plans with ReLU of
+        a key, or None, and keeps them in the dictionary ``joined``; ``own(name, cuda, arguments)``: the results of the
+        kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's
+        handles and its tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
-        Dispatch keys, CPU or CUDA, and names.
+        Dispatch keys, CPU or CUDA, and names: of PyTorch's operators, and of ours with ReLU.
     files : (str, str or None)
         PyTorch's libraries, the second for tensors on CUDA.
     """
-    global _torch, _torch_threads, _torch_host, _torch_deterministic, _torch_cudnn_enabled
+    global _torch, _torch_threads, _torch_host, _torch_deterministic, _torch_cudnn_enabled, _torch_joined
     cdef _TorchShim found
     cdef void *library = NULL
     cdef int status = 0
@@ -557,16 +617,20 @@ def install_torch_kernels(threads, host, operators, files):
     if files[1] is not None:
         _torch_look_up(files[1], _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
-    _torch_threads, _torch_host = threads, host
+    _torch_threads, _torch_host, _torch_joined = threads, host, host.joined
     _torch_deterministic, _torch_cudnn_enabled = host.deterministic, host.cudnn
-    for key in sorted({key for key, _ in operators}):
+    ours = _TORCH_NAMES[_RELU:]
+    for key, space in sorted({(key, "pybnorm" if name in ours else "aten") for key, name in operators}):
         word = (<str>key).encode()
-        status |= _torch.aoti_torch_library_init_impl(b"aten", <const char *>word, b"pybnorm", 0, &library)
+        place = (<str>space).encode()
+        status |= _torch.aoti_torch_library_init_impl(
+            <const char *>place, <const char *>word, b"pybnorm", 0, &library
+        )
         if status != 0:
             break
         _torch_libraries.append(<uintptr_t>library)
         for i, name in enumerate(_TORCH_NAMES):
-            if (key, name) in operators:
+            if (key, name) in operators and (name in ours) == (space == "pybnorm"):
                 word = (<str>name).encode()
                 status |= _torch.torch_library_impl(library, <const char *>word, _torch_kernels[i], _TORCH_VERSION)
     if status != 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from pybnorm._core import Cache, Handle, TensorDescriptor
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, NotSupportedError
 from pybnorm.torch.autograd import _transformed
-from pybnorm.torch.calls import REFUSALS, Optional, _asked, like
+from pybnorm.torch.calls import REFUSALS, Optional, like
 from pybnorm.torch.derivatives import DIRECT, applied, forward_mode
 
 __all__ = ["aligned", "batch_norm_relu", "fits"]
@@ -66,7 +66,8 @@ def batch_norm_relu(
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
     if wanted and not training:
         return None
-    plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, deterministic or _asked())
+    # The bits of all fused plans repeat: as the operators ask for them, so that both have the same ones.
+    plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, True)
     if plans is None:
         return None
     if wanted:
@@ -116,12 +117,19 @@ class _Shared:
 
 
 _devices: dict[int, _Shared] = {}
+ready = Cache()
+"""What kernels in C have asked for, by their keys."""
+kernels: dict[str, Any] = {}
+"""By kind of device, once plans were made: the operators' kernels in C, forward's and backward's, or None."""
+find_kernels: Callable[[str], Any] | None = None
+"""Has the kernels of a dispatch key; from `fused_operators`, which is above this module."""
 _making = [threading.Lock()]
 
 
 def _after_fork_in_child() -> None:
     """Handles cannot be used after a fork."""
     _devices.clear()
+    ready.clear()
     _making[:] = [threading.Lock()]
 
 
@@ -156,11 +164,18 @@ def _plans_of(
         with _making[0], torch.cuda.device(x.device):
             shared = _devices.get(x.device.index) or _devices.setdefault(x.device.index, _Shared(x.device.index))
             found = _Plans(shared, x, *options)
+        _accelerate(x)
     except (*REFUSALS, NotSupportedError):
         found = None
     if shared is not None:
         shared.plans.keep(key, found, functional.MOST_READY)
     return found
+
+
+def _accelerate(x: torch.Tensor) -> None:
+    """Have kernels in C, where there can be any; only now, since these need the library."""
+    if x.device.type not in kernels and find_kernels is not None:
+        kernels[x.device.type] = find_kernels(x.device.type.upper())
 
 
 class _Plans:
@@ -171,7 +186,8 @@ class _Plans:
         eps: float, deterministic: bool,
     ) -> None:  # fmt: skip
         self.handle, self.lock, self.place, self.residual = shared.handle, shared.lock, x.device, residual
-        described = TensorDescriptor("cudnn", _DTYPES[x.dtype], tuple(x.shape), x.stride())
+        self.question = residual, running, factor, eps, False, True
+        described = TensorDescriptor(shared.handle.backend, _DTYPES[x.dtype], tuple(x.shape), x.stride())
         options: dict[str, Any] = {"activation": "relu", "epsilon": eps, "deterministic": deterministic}
         if residual:
             options["z"] = True
@@ -250,7 +266,11 @@ class _Fused(torch.autograd.Function):
         variance: Optional,
         rest: tuple[Any, ...],
     ) -> torch.Tensor:
-        y, saved, inverse, reserve = rest[0].forward(x, weight, bias, residual, mean, variance)
+        plans, direct = rest[0], kernels.get(x.device.type)
+        if direct is None:
+            y, saved, inverse, reserve = plans.forward(x, weight, bias, residual, mean, variance)
+        else:
+            y, saved, inverse, reserve = direct[0](x, weight, bias, mean, variance, residual, *plans.question[2:])
         ctx.save_for_backward(x, weight, bias, y, saved, inverse, reserve)
         ctx.rest = rest
         return y
@@ -263,6 +283,10 @@ class _Fused(torch.autograd.Function):
             dz = dy * (y > 0)
             found = (*DIRECT.back(x, dz, weight, saved, inverse, eps, True, (True,) * 3, False, deterministic), dz)
         else:
-            found = plans.backward(x, aligned(like(dy, x)), weight, bias, y, saved, inverse, reserve)
+            dy, direct = aligned(like(dy, x)), kernels.get(x.device.type)
+            if direct is None:
+                found = plans.backward(x, dy, weight, bias, y, saved, inverse, reserve)
+            else:
+                found = direct[1](x, dy, weight, bias, y, saved, inverse, reserve, *plans.question)
         given = [gradient if want else None for gradient, want in zip(found, ctx.needs_input_grad[:4], strict=True)]
         return (*given, None, None, None)

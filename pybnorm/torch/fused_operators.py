@@ -9,12 +9,13 @@ With a residual backward reads the reserve that forward wrote, and nothing in it
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from pybnorm.errors import ArgumentError
-from pybnorm.torch import calls, fused, operators
+from pybnorm.torch import calls, fused, installation, operators
 from pybnorm.torch.autograd import _check
 from pybnorm.torch.calls import Gradients, Optional, dense, like
 from pybnorm.torch.fused import aligned
@@ -57,6 +58,7 @@ def batch_norm_relu(
         Of the shape and dtype of x.
     """
     _check(x, mean, variance, True)
+    _look_at(x, residual, mean, variance)
     given = dense(x), weight, bias, mean, variance, residual, factor, eps, fallback, deterministic
     y: torch.Tensor = training(*given)[0]
     return y
@@ -144,6 +146,24 @@ def _differentiate(
         part = aligned(reserve, _RESERVE_ALIGNMENT)[: plans.reserve_size] if plans.reserve_size else None
         *found, dz = plans.backward(*[aligned(t) for t in (x, dy, weight, bias, y, mean, inverse)], part)
     return (*found, dz if residual else x.new_empty(0))
+
+
+_JOINED = installation.Joined(
+    {"batch_norm_relu_training": _train, "batch_norm_relu_backward": _differentiate},
+    lambda *call: found if isinstance(found := _plans_of(*call), fused._Plans) else None,
+    fused.ready,
+)
+
+
+def kernels(key: str) -> tuple[Any, Any] | None:
+    """The operators' kernels under a dispatch key, from now on in C, as functions; None where PyTorch has no such."""
+    if training is None or not installation.join(key, _JOINED):
+        return None
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return functools.partial(training.redispatch, keys), functools.partial(backward.redispatch, keys)
+
+
+fused.find_kernels = kernels
 
 
 # ---------------------------------------------------------------- on shapes
@@ -252,6 +272,7 @@ if operators.training is not None:
         (_SCHEMAS[0], _train, _train_fake, _train_tracked, _train_mapped),
         (_SCHEMAS[1], _differentiate, _differentiate_fake, _differentiate_tracked, _differentiate_mapped),
         tags=() if _kept is None else (_kept,),
+        keys=("CompositeExplicitAutograd",),  # which kernels in C stand before
     )
     training = torch.ops.pybnorm.batch_norm_relu_training.default
     backward = torch.ops.pybnorm.batch_norm_relu_backward.default

@@ -1,4 +1,4 @@
-"""PyTorch's own batch norm, computed by plans: kernels in its dispatcher."""
+"""Kernels in PyTorch's dispatcher: its own batch norm, and our operators with ReLU, computed by plans."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pybnorm import _arguments, _core, functional
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.enums import DataType, Operation
-from pybnorm.errors import ArgumentError, LibraryNotFoundError, LibraryVersionError
+from pybnorm.errors import ArgumentError, LibraryLoadError, LibraryNotFoundError, LibraryVersionError
 from pybnorm.torch.calls import REFUSALS
 
-__all__ = ["Installation", "install"]
+__all__ = ["Installation", "Joined", "install", "join"]
 
 _DTYPES = {5: DataType.FLOAT16, 6: DataType.FLOAT32, 15: DataType.BFLOAT16}  # by PyTorch's numbers
 _CUDA = 2  # as DLPack has it
@@ -28,7 +28,26 @@ _BACKENDS = {"CPU": "onednn", "CUDA": "cudnn"}
 _log = logging.getLogger("pybnorm.torch")
 _lock = threading.Lock()
 _installed: set[Installation] = set()
-_registered: list[str] = []  # dispatch keys that the kernels are registered under
+_registered: list[tuple[str, str]] = []  # dispatch keys, and operators whose kernels are registered under them
+_joined: dict[str, Joined] = {}  # by dispatch key
+
+
+class Joined(NamedTuple):
+    """Our operators with ReLU, for kernels in C: what those cannot do goes to the ones in Python.
+
+    Attributes
+    ----------
+    kernels : dict
+        Python's, by operator.
+    plans : callable
+        Both directions' of x, weight, bias, whether there is a residual, running statistics, factor, epsilon; or None.
+    ready : Cache
+        What it returned.
+    """
+
+    kernels: dict[str, Callable[..., Any]]
+    plans: Callable[..., Any]
+    ready: _core.Cache
 
 
 class Installation:
@@ -102,7 +121,7 @@ def install(*, cuda: bool = False) -> Installation:
     >>> bool(y.mean().abs() < 1e-5)
     True
     """
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+    if not _spoken():
         raise LibraryVersionError(
             f"install() needs PyTorch 2.10 or newer, this is {torch.__version__}; use convert()", backend="torch"
         )
@@ -128,18 +147,46 @@ def install(*, cuda: bool = False) -> Installation:
     return made
 
 
+def join(key: str, joined: Joined) -> bool:
+    """Have kernels in C for operators of ours under a dispatch key; whether PyTorch has what they need.
+
+    Parameters
+    ----------
+    key : str
+        "CUDA" or "CPU".
+    joined : Joined
+    """
+    if not _spoken():
+        return False
+    with _lock:
+        _joined[key] = joined
+        try:
+            _register()
+        except LibraryLoadError as error:
+            del _joined[key]
+            _log.info("operators with ReLU stay in Python: %s", error)
+            return False
+    return True
+
+
+def _spoken() -> bool:
+    """Whether PyTorch has the interface that the kernels speak."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+
+
 def _register() -> None:
     """Have the kernels where those who asked for them want them, and nowhere else."""
-    wanted = sorted({device.upper() for made in _installed for device in made.devices})
-    if wanted == _registered:
+    keys = sorted({device.upper() for made in _installed for device in made.devices})
+    operators = [(key, name) for key in keys for name in _OPERATORS[key]]
+    operators += [(key, name) for key in sorted(_joined) for name in _joined[key].kernels]
+    if operators == _registered:
         return
     _core.remove_torch_kernels()
     _registered[:] = []
-    operators = [(key, name) for key in wanted for name in _OPERATORS[key]]
     if operators:
-        files = "libtorch_cpu.so", "libtorch_cuda.so" if "CUDA" in wanted else None
+        files = "libtorch_cpu.so", "libtorch_cuda.so" if any(key == "CUDA" for key, _ in operators) else None
         _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
-    _registered[:] = wanted
+    _registered[:] = operators
 
 
 class _Host:
@@ -156,16 +203,28 @@ class _Host:
         self.tensor(self.handle(probe))
         self.steals = probe._use_count() == 1
         self.kernels: dict[tuple[str, bool], Callable[..., Any]] = {}
+        self.joined = _core.Cache()
+        self.ours = {name for one in _joined.values() for name in one.kernels}
+        for one in _joined.values():
+            self.joined, self.plans = one.ready, one.plans
+            self.kernels |= {(name, cuda): kernel for name, kernel in one.kernels.items() for cuda in (False, True)}
         for key, name in operators:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+            if name not in self.ours and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 kernel = torch.library.get_kernel(f"aten::{name}", key)
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 self.kernels[name, key == "CUDA"] = functools.partial(kernel.call_boxed, keys)
 
     def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
-        """Results of PyTorch's own kernel."""
-        _log.info("%s: PyTorch's own kernel", name)
+        """Results of the kernel that would be called without ours: PyTorch's own, or that in Python."""
+        if name not in self.ours:
+            _log.info("%s: PyTorch's own kernel", name)
         return self.kernels[name, cuda](*arguments)
+
+    def join(self, key: bytes, *call: Any) -> Any:
+        """The plans with ReLU of a key, for all threads; None: there are none."""
+        found = self.plans(*call)
+        self.joined.keep(key, found, functional.MOST_READY)
+        return found
 
     @staticmethod
     def plan(
@@ -215,4 +274,5 @@ def _remove() -> None:
     """Threads of autograd may still run when Python no longer does."""
     with _lock:
         _installed.clear()
+        _joined.clear()
         _register()

@@ -188,7 +188,7 @@ def _differentiate_mapped(info: Any, axes: Any, x: torch.Tensor, dy: torch.Tenso
 # ---------------------------------------------------------------- registration
 
 
-def _register(*operators: tuple[Any, ...], tags: tuple[Any, ...] = ()) -> Any:
+def _register(*operators: tuple[Any, ...], tags: tuple[Any, ...] = (), keys: tuple[str, ...] = ("CPU", "CUDA")) -> Any:
     """A library of operators, which live as long as it does.
 
     Each is its schema, its kernel, that on shapes, that with a derivative, and that of `torch.vmap`.
@@ -197,8 +197,8 @@ def _register(*operators: tuple[Any, ...], tags: tuple[Any, ...] = ()) -> Any:
     for schema, kernel, fake, tracked, mapped in operators:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
         name = schema.partition("(")[0]
-        for device in ("CPU", "CUDA"):
-            library.impl(name, kernel, device)
+        for key in keys:
+            library.impl(name, kernel, key)
         library.impl(name, tracked, "Autograd", with_keyset=True)
         torch.library.register_fake(f"pybnorm::{name}", fake, lib=library)
         if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5

@@ -15,10 +15,22 @@ def fused(device):
     return pybnorm.torch.fused
 
 
-@pytest.fixture
-def calls(fused, monkeypatch):
-    """The fused calls that are made, by direction."""
+@pytest.fixture(params=["C", "Python"])
+def calls(fused, monkeypatch, request):
+    """The fused calls that are made, by direction; "python" for one that the kernels in C did not do."""
+    from pybnorm.torch import fused_operators, installation
+
     made = []
+    direct = fused_operators.kernels("CUDA") if request.param == "C" else None
+    if request.param == "C" and direct is None:
+        pytest.skip("this PyTorch has no kernels in C")
+    monkeypatch.setitem(fused.kernels, "cuda", direct and tuple(
+        lambda *given, name=name, call=call: made.append(name) or call(*given)
+        for name, call in zip(("forward", "backward"), direct, strict=True)
+    ))  # fmt: skip
+    if direct is not None:
+        own = installation._Host.own
+        monkeypatch.setattr(installation._Host, "own", lambda *given: made.append("python") or own(*given))
     for name in ("forward", "backward"):
         plain = getattr(fused._Plans, name)
 

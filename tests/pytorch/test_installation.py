@@ -345,6 +345,7 @@ def test_which_devices(torch, ours, device, monkeypatch):
         pybnorm._core, "install_torch_kernels", lambda threads, host, pairs, files: registered.append(pairs)
     )
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(installation, "_joined", {})
     native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
     cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
     with ours.install() as first:
