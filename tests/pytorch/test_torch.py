@@ -479,7 +479,8 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
     wrong = {"last": None, "ways": (), "predicate": lambda call: call.operation in operations}
     monkeypatch.setattr(pybnorm.defects, "DEFECTS", (dataclasses.replace(known, **wrong),))
     monkeypatch.setattr(functional, "_local", functional._Local())
-    functional._local.own(functional._Kept())  # handles that know that table, and not what a test's thread left
+    functional._local.own(kept := functional._Kept())  # handles that know that table, and not what a test's thread left
+    functional._local.release.detach()  # nor does a thread of a later test take them over
     x, dy = (randn(torch, (4, 5, 6, 7), "cpu", seed=i) for i in (1, 2))
     weight, bias = torch.full((5,), 1.5), torch.full((5,), -0.5)
     running = (None, None) if training else (torch.full((5,), 0.25), torch.full((5,), 2.0))
@@ -492,6 +493,8 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
         call(ours.batch_norm)
     for got, wanted in zip(call(ours.batch_norm, fallback=True), call(torch.nn.functional.batch_norm), strict=True):
         torch.testing.assert_close(got, wanted)
+    for handle in kept.handles.values():
+        handle.close()
 
 
 @pytest.mark.parametrize("training", [True, False])
