@@ -362,9 +362,9 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 cdef bint _torch_results(
     _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """A tensor like x, two vectors of float32 as long as `length`, and `last` bytes; -1: of x's dtype, none, -2: as x.
+    """Make results: one like x, two vectors of float32 as long as `length`, and a last; whether there is memory.
 
-    Whether there is memory.
+    `last`: the bytes of the last result. -1: it is empty and has x's dtype. -2: it is like x.
     """
     cdef int64_t size = last if last > 0 else 0
     cdef int64_t one = 1
