@@ -10,7 +10,7 @@ from pybnorm import _arguments, functional
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS, Optional, dense
-from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, applied, forward_mode
+from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, forward_mode
 
 __all__ = ["batch_norm"]
 
@@ -147,8 +147,8 @@ _opaque: Any = None
 if operators.training is None and _compiling is not bool:
     _opaque = torch.compiler.disable(batch_norm)
 
-_train = applied(Training)
-_infer = applied(Inference)
+_train = Training.apply
+_infer = Inference.apply
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)
 
 

@@ -14,9 +14,14 @@ from pybnorm.torch.calls import Gradients, Optional
 Rest: TypeAlias = "tuple[Any, ...]"
 
 __all__ = [
-    "DIRECT", "FASTEST", "Differentiate", "Inference", "Training", "Way", "WholeTraining", "applied", "forward_mode",
+    "DIRECT", "FASTEST", "Differentiate", "Function", "Inference", "Training", "Way", "WholeTraining", "forward_mode",
     "second",
 ]  # fmt: skip
+
+
+Function: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+"""The function below that of PyTorch 2, whose ``apply`` looks at each argument for what `batch_norm` has seen to, and
+which PyTorch 2.14 refuses within the transforms of ``torch.func``, of which operators see one level alone."""
 
 
 class Way:
@@ -32,7 +37,7 @@ class Way:
         """`calls.differentiate`, differentiable itself where that is wanted."""
         if not torch.is_grad_enabled():
             return self.differentiate(x, dy, weight, mean, spread, *rest)
-        found: Gradients = applied(Differentiate)(x, dy, weight, mean, spread, (self, *rest))
+        found: Gradients = Differentiate.apply(x, dy, weight, mean, spread, (self, *rest))
         return found
 
 
@@ -45,11 +50,6 @@ class _Fastest(Way):
 
 
 DIRECT, FASTEST = Way(), _Fastest()
-
-
-def applied(function: type[torch.autograd.Function]) -> Any:
-    """The ``apply`` below that of PyTorch 2, which looks at each argument for what `batch_norm` has seen to."""
-    return super(torch.autograd.Function, function).apply
 
 
 def forward_mode() -> bool:
@@ -68,7 +68,7 @@ def _back(ctx: Any, dy: torch.Tensor, *unused: Any) -> Gradients:
     )  # fmt: skip
 
 
-class Training(torch.autograd.Function):
+class Training(Function):
     """Batch norm by the statistics of the batch; `rest` has the way and what `calls.train` takes behind the tensors."""
 
     @staticmethod
@@ -90,7 +90,7 @@ class Training(torch.autograd.Function):
     backward = staticmethod(_back)
 
 
-class WholeTraining(torch.autograd.Function):
+class WholeTraining(Function):
     """`Training` with all results of the operator, of which the statistics have no derivative."""
 
     @staticmethod
@@ -105,7 +105,7 @@ class WholeTraining(torch.autograd.Function):
     backward = staticmethod(_back)
 
 
-class Inference(torch.autograd.Function):
+class Inference(Function):
     """Batch norm by given statistics, which are constants; `rest` as for `calls.infer`."""
 
     @staticmethod
@@ -127,7 +127,7 @@ class Inference(torch.autograd.Function):
     backward = staticmethod(_back)
 
 
-class Differentiate(torch.autograd.Function):
+class Differentiate(Function):
     """The first derivative by the vendor; its own derivatives are those of `_formula`, by PyTorch."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, NotSupportedError
 from pybnorm.torch.autograd import _transformed
 from pybnorm.torch.calls import REFUSALS, Optional, like
-from pybnorm.torch.derivatives import DIRECT, applied, forward_mode
+from pybnorm.torch.derivatives import DIRECT, Function, forward_mode
 
 __all__ = ["aligned", "batch_norm_relu", "fits"]
 
@@ -71,7 +71,7 @@ def batch_norm_relu(
     if plans is None:
         return None
     if wanted:
-        found: torch.Tensor = applied(_Fused)(x, weight, bias, residual, mean, variance, (plans, eps, deterministic))
+        found: torch.Tensor = _Fused.apply(x, weight, bias, residual, mean, variance, (plans, eps, deterministic))
         return found
     return plans.forward(x, weight, bias, residual, mean, variance)[0]
 
@@ -252,7 +252,7 @@ def _region(space: torch.Tensor | None) -> tuple[int, int] | None:
     return None if space is None else (space.data_ptr(), space.numel())
 
 
-class _Fused(torch.autograd.Function):
+class _Fused(Function):
     """The call with its derivative; a second one goes over `Differentiate`."""
 
     @staticmethod

@@ -18,6 +18,7 @@ from pybnorm.errors import ArgumentError
 from pybnorm.torch import calls, fused, installation, operators
 from pybnorm.torch.autograd import _check
 from pybnorm.torch.calls import Gradients, Optional, dense, like
+from pybnorm.torch.derivatives import Function
 from pybnorm.torch.fused import aligned
 
 __all__ = ["batch_norm_relu", "training"]
@@ -185,7 +186,7 @@ def _differentiate_fake(
 # ---------------------------------------------------------------- derivatives, and torch.func.vmap
 
 
-class _Training(torch.autograd.Function):
+class _Training(Function):
     """`training`, whose statistics and reserve have no derivative."""
 
     @staticmethod

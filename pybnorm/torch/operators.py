@@ -15,7 +15,7 @@ import torch
 from pybnorm.errors import ArgumentError
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional, dense
-from pybnorm.torch.derivatives import Differentiate, Inference, Way, WholeTraining, applied, forward_mode
+from pybnorm.torch.derivatives import Differentiate, Inference, Way, WholeTraining, forward_mode
 
 __all__ = ["inference", "training"]
 
@@ -108,11 +108,11 @@ def _tracked(*tensors: Any) -> bool:
     return forward_mode() and any(torch._VF._unpack_dual(tensor, level=0)[1] is not None for tensor in given)
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+def _apply(function: Any, *arguments: Any) -> Any:
     if not torch._C._are_functorch_transforms_active():
-        return applied(function)(*arguments)
+        return function.apply(*arguments)
     with torch._functorch.utils.enable_single_level_autograd_function():  # of the other levels the operators take care
-        return applied(function)(*arguments)
+        return function.apply(*arguments)
 
 
 # Each kernel is called without the last argument where it has the schema's default.
