@@ -52,41 +52,56 @@ def batch_norm_relu(
     deterministic : bool
         Only ways whose bits repeat.
     """
-    vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
-    if (
-        not fits(x, vectors)
-        or type(x) is not torch.Tensor
-        or (residual is not None and not _alike(x, residual))
-        or x.data_ptr() % _ALIGNMENT
-        or any([v.data_ptr() % _ALIGNMENT for v in vectors])  # type: ignore[union-attr]
-        or _transformed()
-        or forward_mode()
-    ):
-        return None
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
-    if wanted and not training:
+    if not x.is_cuda or type(x) is not torch.Tensor or _transformed() or forward_mode():
         return None
     # The bits of all fused plans repeat: as the operators ask for them, so that both have the same ones.
     plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, True)
-    if plans is None:
+    if plans is None or x.data_ptr() % _ALIGNMENT or (residual is not None and not _alike(x, residual)):
         return None
-    if wanted:
-        found: torch.Tensor = _Fused.apply(x, weight, bias, residual, mean, variance, (plans, eps, deterministic))
+    direct = kernels.get("cuda") if training else None
+    vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
+    if direct is None:
+        if not _vectors(x, vectors, _ALIGNMENT):
+            return None
+    elif any([v is None or v.dtype is not torch.float32 for v in vectors]):  # what else they refuse Python copies
+        return None
+    if training and torch.is_grad_enabled():
+        rest = plans, direct, (factor, eps, False, deterministic)
+        found: torch.Tensor = _fused(x, weight, bias, residual, mean, variance, rest)
         return found
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
+        return None
+    if direct is not None:
+        y: torch.Tensor = direct[0](x, weight, bias, mean, variance, residual, factor, eps, False, deterministic)[0]
+        return y
     return plans.forward(x, weight, bias, residual, mean, variance)[0]
 
 
 def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
     """Whether dtypes, shapes and memory formats are those of fused plans; addresses are not looked at."""
+    return _data(x) and _vectors(x, vectors)
+
+
+def _data(x: torch.Tensor) -> bool:
     return (
         x.is_cuda
         and x.dtype in _DTYPES
         and x.dim() in _LAYOUTS
         and x.is_contiguous(memory_format=_LAYOUTS[x.dim()])
         and x.numel() > x.shape[1]  # of one value in a channel batch_norm says what is wrong
-        and all(
-            [v is not None and v.dtype is torch.float32 and v.is_contiguous() and v.device == x.device for v in vectors]
-        )
+    )
+
+
+def _vectors(x: torch.Tensor, vectors: Sequence[Optional], alignment: int = 1) -> bool:
+    return all(
+        [
+            v is not None
+            and v.dtype is torch.float32
+            and v.is_contiguous()
+            and v.device == x.device
+            and not v.data_ptr() % alignment
+            for v in vectors
+        ]
     )
 
 
@@ -146,7 +161,7 @@ def _plans_of(
     """
     options = residual, training, running, factor, eps, deterministic
     key = (x.dtype, x.shape, x.stride(), *options)
-    shared = _devices.get(x.device.index)
+    shared = _devices.get(x.get_device())
     if shared is not None:
         try:
             found: _Plans | None = shared.plans[key]
@@ -154,7 +169,7 @@ def _plans_of(
             pass
         else:
             return found
-    if torch.version.hip is not None:
+    if torch.version.hip is not None or not _data(x):
         return None
     if torch.cuda.is_current_stream_capturing():
         if known:
@@ -185,8 +200,8 @@ class _Plans:
         self, shared: _Shared, x: torch.Tensor, residual: bool, training: bool, running: bool, factor: float,
         eps: float, deterministic: bool,
     ) -> None:  # fmt: skip
-        self.handle, self.lock, self.place, self.residual = shared.handle, shared.lock, x.device, residual
-        self.question = residual, running, factor, eps, False, True
+        self.handle, self.lock, self.place = shared.handle, shared.lock, x.device
+        self.residual, self.running = residual, running
         described = TensorDescriptor(shared.handle.backend, _DTYPES[x.dtype], tuple(x.shape), x.stride())
         options: dict[str, Any] = {"activation": "relu", "epsilon": eps, "deterministic": deterministic}
         if residual:
@@ -266,11 +281,11 @@ class _Fused(Function):
         variance: Optional,
         rest: tuple[Any, ...],
     ) -> torch.Tensor:
-        plans, direct = rest[0], kernels.get(x.device.type)
+        plans, direct, question = rest
         if direct is None:
             y, saved, inverse, reserve = plans.forward(x, weight, bias, residual, mean, variance)
         else:
-            y, saved, inverse, reserve = direct[0](x, weight, bias, mean, variance, residual, *plans.question[2:])
+            y, saved, inverse, reserve = direct[0](x, weight, bias, mean, variance, residual, *question)
         ctx.save_for_backward(x, weight, bias, y, saved, inverse, reserve)
         ctx.rest = rest
         return y
@@ -278,15 +293,18 @@ class _Fused(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Optional, ...]:
         x, weight, bias, y, saved, inverse, reserve = ctx.saved_tensors
-        plans, eps, deterministic = ctx.rest
+        plans, direct, question = ctx.rest
         if torch.is_grad_enabled():
             dz = dy * (y > 0)
-            found = (*DIRECT.back(x, dz, weight, saved, inverse, eps, True, (True,) * 3, False, deterministic), dz)
+            back = x, dz, weight, saved, inverse, question[1], True, (True,) * 3, *question[2:]
+            dx, dweight, dbias = DIRECT.back(*back)
+        elif direct is None:
+            dy = aligned(like(dy, x))
+            dx, dweight, dbias, dz = plans.backward(x, dy, weight, bias, y, saved, inverse, reserve)
         else:
-            dy, direct = aligned(like(dy, x)), kernels.get(x.device.type)
-            if direct is None:
-                found = plans.backward(x, dy, weight, bias, y, saved, inverse, reserve)
-            else:
-                found = direct[1](x, dy, weight, bias, y, saved, inverse, reserve, *plans.question)
-        given = [gradient if want else None for gradient, want in zip(found, ctx.needs_input_grad[:4], strict=True)]
-        return (*given, None, None, None)
+            given = x, dy, weight, bias, y, saved, inverse, reserve, plans.residual, plans.running
+            dx, dweight, dbias, dz = direct[1](*given, *question)
+        return dx, dweight, dbias, dz if plans.residual else None, None, None, None
+
+
+_fused = _Fused.apply

@@ -161,7 +161,8 @@ def kernels(key: str) -> tuple[Any, Any] | None:
     if training is None or not installation.join(key, _JOINED):
         return None
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    return functools.partial(training.redispatch, keys), functools.partial(backward.redispatch, keys)
+    forward, back = (functools.partial(operator._handle.redispatch_boxed, keys) for operator in (training, backward))
+    return forward, back
 
 
 fused.find_kernels = kernels

@@ -6,6 +6,8 @@ import pytest
 
 import pybnorm
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # PyTorch's own
+
 SHAPE = 4, 16, 5, 6
 QUESTION = 0.25, 1e-5, False, True  # factor, epsilon, fallback, deterministic
 
