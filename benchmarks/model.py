@@ -43,7 +43,8 @@ class Setting(NamedTuple):
     dtype: str
     layout: str
     training: bool
-    compiled: bool = False
+    compiled: str = ""
+    """The mode of ``torch.compile``; empty: eager."""
 
 
 SETTINGS = {
@@ -51,12 +52,14 @@ SETTINGS = {
     for s in (
         *(Setting(f"train-{d}-{y}", 128, 224, d, y, True) for y in ("nhwc", "nchw") for d in ("f32", "f16", "bf16")),
         *(Setting(f"eval-{d}-nhwc", 128, 224, d, "nhwc", False) for d in ("f32", "bf16")),
-        *(Setting(f"compiled-{d}-nhwc", 128, 224, d, "nhwc", True, True) for d in ("f32", "bf16")),
+        *(Setting(f"compiled-{d}-nhwc", 128, 224, d, "nhwc", True, "default") for d in ("f32", "bf16")),
+        Setting("graphed-bf16-nhwc", 128, 224, "bf16", "nhwc", True, "reduce-overhead"),
         Setting("small-f32-nchw", 2, 64, "f32", "nchw", True),
         Setting("small-bf16-nhwc", 2, 64, "bf16", "nhwc", True),
+        Setting("small-graphed-bf16-nhwc", 2, 64, "bf16", "nhwc", True, "reduce-overhead"),
     )
 }
-"""By name: large batches, evaluation, compiled, and a small step whose time is the host's."""
+"""By name: large batches, evaluation, compiled, compiled with CUDA graphs, and small steps whose time is the host's."""
 
 
 def run(
@@ -106,7 +109,7 @@ def run(
         text = "the model is PyTorch's, which is not installed: pip install torch"
         raise NotInitializedError(backend="torch", function="import", status=0, status_name="not installed", text=text)
     start, device = time.monotonic(), "cuda" if torch.cuda.is_available() else "cpu"
-    default = [n for n in SETTINGS if device == "cuda" or n.startswith("small")]
+    default = [n for n, s in SETTINGS.items() if device == "cuda" or (n.startswith("small") and not s.compiled)]
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -231,7 +234,7 @@ class _Left(logging.Handler):
 
 def _step(torch: Any, device: str, setting: Setting, model: Any, images: Any, labels: Any) -> Callable[[], Any]:
     model.train(setting.training)
-    called = torch.compile(model) if setting.compiled else model
+    called = torch.compile(model, mode=setting.compiled) if setting.compiled else model
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}.get(setting.dtype)
     criterion, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -241,6 +244,8 @@ def _step(torch: Any, device: str, setting: Setting, model: Any, images: Any, la
 
     def train() -> Any:
         optimizer.zero_grad(set_to_none=True)
+        if setting.compiled:
+            torch.compiler.cudagraph_mark_step_begin()
         found = loss()
         found.backward()
         optimizer.step()
@@ -319,6 +324,6 @@ def render(result: dict[str, Any]) -> str:
                 left = f", {found['left']} calls left to PyTorch" if found.get("left") else ""
                 shown.append(f"{name} {1e3 * found['seconds']:.2f}{ratio} x{found['spread']:.2f}{left}")
         shape = f"{setting['batch']}x{setting['size']}x{setting['size']}"
-        lines.append(f"{setting['name']:<20} {shape:<12} " + "   ".join(shown))
+        lines.append(f"{setting['name']:<24} {shape:<12} " + "   ".join(shown))
     lines += [f"left out: {one['case']}, {one['reason']}" for one in result["left_out"]]
     return "\n".join(lines)

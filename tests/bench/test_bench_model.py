@@ -95,7 +95,7 @@ def test_installed_is_of_its_own_steps_alone(model, need_device, monkeypatch):
 def test_what_is_not_measured_says_why(model, need_package):
     torch = need_package("torch")
     (compiled, *_) = [setting for setting in model.SETTINGS.values() if setting.compiled]
-    plain = compiled._replace(compiled=False)
+    plain = compiled._replace(compiled="")
     result = model._row(torch, "cpu", compiled._replace(batch=2, size=32), ("installed",), True)
     assert list(result["contenders"]["installed"]) == ["unsupported"]
     shown = model.render({"device": "cpu", "torch": "2", "model": "none", "rows": [result], "left_out": []})
