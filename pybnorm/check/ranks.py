@@ -89,9 +89,8 @@ class Shared:
 def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
     """The call of `problem` on `Problem.shares` of its batch, each by a rank of its own.
 
-    y and dx are of all ranks. Sums are added up by all_reduce, or gathered with ``bitwise=1``. Statistics are those of
-    the first rank; the others must have the same bits. dscale and dbias, which each rank sums over its own data, are
-    added up here.
+    y and dx are of all ranks. Statistics are those of the first rank; the others must have the same bits. dscale and
+    dbias, which each rank sums over its own data, are added up here.
 
     Raises
     ------

@@ -6,12 +6,16 @@ communicator that the caller has: mpi4py, ``torch.distributed``, or NCCL and RCC
 ========  ==========================================================  =======================================
 forward   `stats` of the local x                                      all_gather of [mean, variance, count]
           `gather_stats`, in the order of the ranks; inference
-backward  `backward_reduce` with the mean of all ranks                all_reduce of [sum_dy, sum_dy_xmu]
-          `backward_elemt`                                            (``deterministic``: all_gather and a sum)
+backward  `backward_reduce` with the mean of all ranks                all_gather of [sum_dy, sum_dy_xmu] and a sum,
+          `backward_elemt`                                            or all_reduce of more than 8 ranks
 ========  ==========================================================  =======================================
 
 Each call makes one collective. Forward always gathers, because the merge squares the differences of the ranks' means:
-with sums over ranks it would need a second collective.
+with sums over ranks it would need a second collective. Backward gathers where that is fast, with few ranks, and where
+results must repeat (``deterministic``).
+
+Backward does not wait for the headers before it computes: it expects the number of elements of the last forward, and
+computes dx again if the headers say another one.
 
 Agreement. The constructor is a collective. All ranks exchange a header and compare it. If ranks disagree on channels,
 dtype, backend, `deterministic` or `counts`, or if one got a bad argument, every rank raises an error. The agreement
@@ -26,7 +30,7 @@ from __future__ import annotations
 import inspect
 import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pybnorm import _arguments, _names, operations
@@ -37,7 +41,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankEr
 from pybnorm.operations.ways import slotted
 from pybnorm.sync.communicators import Communicator, _connect
 from pybnorm.sync.memory import _Memory
-from pybnorm.sync.messages import FAILED, FORWARD, _agree, _Agreed
+from pybnorm.sync.messages import FAILED, _agree, _Agreed
 from pybnorm.sync.plans import _MOST, _BackwardPlan, _ForwardPlan, _Terms
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
@@ -64,9 +68,9 @@ class SyncBatchNorm:
     axis : int or tuple of int
         The axes that parameters keep.
     deterministic : bool
-        True: backward gathers the sums of the ranks, and each rank adds them in the same order. Results are then equal
-        bit for bit between runs, wherever the ranks run. False: all_reduce, which adds in the communicator's order.
-        Forward always gathers.
+        True: each rank computes only in ways whose bits repeat, and backward gathers the sums of the ranks, however
+        many, to add them in the same order. Results are then equal bit for bit between runs, wherever the ranks run.
+        False: the fastest ways, and of more than 8 ranks all_reduce, which adds in the communicator's order.
     counts : sequence of int, optional
         Promised elements per statistic of each rank, for every call. Without it each message carries the count, and
         the host reads it, which for device memory waits for the stream once a call. With it nothing waits. Then a
@@ -87,6 +91,11 @@ class SyncBatchNorm:
     or adds the gradients of all parameters afterwards.
     The batches of ranks may differ in size, and may be empty.
     """
+
+    _few = 8
+    """Ranks up to which backward gathers also without `deterministic`: a gather and a sum are faster then."""
+    _room: Callable[[int], tuple[tuple[int, int], Any]] | None = None
+    """Where a call is given no workspace: makes one of so many bytes, and has what keeps it."""
 
     @_names.own()
     def __init__(
@@ -132,22 +141,23 @@ class SyncBatchNorm:
         kept = operations.kept_axes(axis, 8)  # only their number counts here: the rank of x is not known yet
         if len(kept) != len(sizes):
             raise ArgumentError("channels", sizes, f"a size for each of the {len(kept)} axes {axis}")
-        self._deterministic = _arguments.boolean(deterministic, "deterministic")
+        repeating = _arguments.boolean(deterministic, "deterministic")
         promised = None if counts is None else self._check_counts(counts)
         self._promised = promised
         self._reads = self._device == CPU  # also promised counts: they are in host memory already
-        # The next call is expected to have the counts of the last one; its programs are made before the collective.
+        # The next call is expected to have the counts of the last one; its programs are made before the collective, and
+        # backward's runs before they are known.
         self._counts = promised or (2,) * adapter.size
         self._total = sum(self._counts)
-        self._last: tuple[int, bool] | None = None
+        self._last: int | None = None
         self._plans = Cache()
         own = None if promised is None else promised[adapter.rank]
         self._terms = _Terms(sizes, kind, axis, own)
         width = _arguments.derived_data_type(kind)
-        self._memory = _Memory(handle, adapter, sizes, width, self._deterministic)
+        self._memory = _Memory(handle, adapter, sizes, width, repeating, repeating or adapter.size <= self._few)
         told = 0 if promised is None else 1 + zlib.crc32(repr(promised).encode())
         backend = backends().index(handle.backend)
-        return _Agreed(0, int(kind), backend, int(self._deterministic), told, sizes)
+        return _Agreed(0, int(kind), backend, int(repeating), told, sizes)
 
     def _check_counts(self, counts: Any) -> tuple[int, ...]:
         given = _arguments.items(counts, "counts", "a sequence of integers", 1 << 20)
@@ -230,7 +240,8 @@ class SyncBatchNorm:
         """
         arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
         values = *arrays, alpha, beta, epsilon, exponential_average_factor, unbiased
-        counts, plan, merge, addresses, _held = self._exchange(_ForwardPlan, values, self._counts, workspace)
+        plan, merge, addresses, room, told, _held = self._exchange(_ForwardPlan, values, self._counts, workspace)
+        counts = told()
         total = sum(counts)
         if counts != self._counts:
             if total == 1 and running_mean is not None:
@@ -238,8 +249,9 @@ class SyncBatchNorm:
             merge = plan.after(counts)
             # Never expect a total of 1, which the merge refuses where running statistics are updated.
             self._counts = counts if total > 1 else self._counts
+        self._total = total
         self._memory.run(merge, "forward", addresses)
-        plan.elementwise.execute(self._handle, "forward", addresses, workspace)
+        plan.elementwise.execute(self._handle, "forward", addresses, room)
         return total
 
     @_names.own()
@@ -290,8 +302,8 @@ class SyncBatchNorm:
         ArgumentError, UnsupportedError, VendorError
             This rank failed; or no rank has any element.
         RankError
-            Another rank failed; with `deterministic` also if it called `forward`. Without `deterministic` the two
-            calls make different collectives, and the communicator decides what happens.
+            Another rank failed, or called `forward`. Of more than 8 ranks, and without `deterministic`, the two calls
+            make different collectives, and the communicator decides what happens.
 
         Notes
         -----
@@ -299,13 +311,14 @@ class SyncBatchNorm:
         Workspace: the larger of the two.
         """
         values = x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, alpha, beta
-        counts, plan, elemt, addresses, _held = self._exchange(_BackwardPlan, values, self._total, workspace)
-        total = sum(counts)
-        if self._deterministic:
-            self._memory.add_rows()
-        if total != self._total:
-            elemt, self._total = plan.after(total), total
-        elemt.execute(self._handle, "backward", addresses, workspace)
+        plan, elemt, addresses, room, told, _held = self._exchange(_BackwardPlan, values, self._total, workspace)
+        self._memory.add_rows()
+        if plan.repeats:
+            elemt.execute(self._handle, "backward", addresses, room)
+        total = sum(told())
+        if total != self._total or not plan.repeats:
+            plan.after(total).execute(self._handle, "backward", addresses, room)
+            self._total = total
         return total
 
     def workspace_size(self, call: str, *arguments: Any, **options: Any) -> int:
@@ -346,7 +359,7 @@ class SyncBatchNorm:
         RankError
         """
         if self._last is not None:
-            self._memory.heads(*self._last)
+            self._memory.counts(self._last, self._handle.stream)()
 
     # -------- planning
 
@@ -370,29 +383,31 @@ class SyncBatchNorm:
 
     def _exchange(
         self, kind: type[Any], values: tuple[Any, ...], expected: Any, workspace: Any
-    ) -> tuple[tuple[int, ...], Any, Any, tuple[int, ...], list[Any]]:
-        """Plan a call, compute this rank's message and exchange it; raises on every rank if one failed.
+    ) -> tuple[Any, Any, tuple[int, ...], Any, Callable[[], tuple[int, ...]], list[Any]]:
+        """Plan a call, compute this rank's message and exchange it.
 
-        Returns the counts of the ranks, or only their sum; the plan; its program for what was expected; and what
-        `_plan` returns beside it.
+        Returns the plan; its program for what was expected; the addresses of its slots; the workspace; what waits for
+        the counts of the ranks, or only their sum, and raises if a rank failed; and what must live until the end.
         """
         memory, code, row, failure = self._memory, kind.code, FAILED, None
+        room: tuple[int, int] | None = None
         try:
             plan, addresses, held = self._plan(kind, values, expected)
             after = plan.after(expected)
-            plan.start(addresses, workspace)
+            if workspace is None and self._room is not None and plan.before.nbytes:
+                room, owner = self._room(plan.before.nbytes)
+                held.append(owner)
+            elif workspace is not None:
+                room = self._handle.memory(workspace)  # looked at once for both programs
+            plan.start(addresses, room)
             row = plan.row
         except Exception as error:  # any error: the other ranks wait in the collective
             failure = error
-        gathered = code == FORWARD or self._deterministic
-        if gathered:
-            self._communicator.all_gather(memory.vectors[row], memory.vectors["received"], self._handle.stream)
-        else:
-            self._communicator.all_reduce(memory.vectors[row], memory.vectors["sums"], self._handle.stream)
-        self._last = code, gathered
+        stream = self._handle.stream
+        memory.exchange(code, row, stream)
+        self._last = code
         if failure is not None:
             raise failure
-        counts = memory.heads(code, gathered) if self._promised is None or self._reads else self._promised
-        if not any(counts):
-            raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
-        return counts, plan, after, addresses, held
+        promised = None if self._reads else self._promised
+        told = memory.counts(code, stream) if promised is None else lambda: promised
+        return plan, after, addresses, room, told, held

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,11 +15,15 @@ from pybnorm._arrays import CPU, CUDA, ROCM
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 Array = npt.NDArray[Any]
+_NOTHING = contextlib.nullcontext()
 
 
 @runtime_checkable
 class Communicator(Protocol):
     """What `SyncBatchNorm` needs of a communicator. An object with these members is used directly.
+
+    One may also have ``begin_read``, with the arguments of `read`: it begins the copy and returns a function that waits
+    for it. Backward then computes meanwhile.
 
     `vector` makes all vectors: contiguous, one-dimensional, of float32 or float64. A stream is an address, 0 on the
     CPU.
@@ -71,7 +77,7 @@ class _Torch:
     """``torch.distributed``: all_gather of one tensor, and all_reduce, on any of its backends.
 
     Each call runs with the handle's stream as PyTorch's current one. That orders collectives and the vendor's kernels
-    without a wait on the host.
+    without a wait on the host. What is read from a device comes over pinned memory.
     """
 
     def __init__(self, communicator: Any) -> None:
@@ -88,38 +94,73 @@ class _Torch:
         self.devices = tuple(kind for name, kind in found.items() if name in named)
         if not self.devices:
             raise ArgumentError("communicator", f"a process group for {config}", "one whose backend is for cpu or cuda")
+        # Asked at each call: PyTorch's own objects for streams take ten times as long. PyTorch 1 does not have it.
+        self._current = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
+        self._kept: tuple[int, int, Any] = (-1, -1, None)
+        self._pinned: dict[tuple[int, Any], tuple[Any, Array]] = {}
+        self._copied: Any = None
 
     def vector(self, values: Array, device_type: int, stream: int) -> Any:
-        device = "cpu" if device_type == CPU else "cuda"
-        with self._on(stream, device):
-            tensor = self._torch.from_numpy(values.copy()).to(device)
-            if device == "cuda":
-                self._torch.cuda.current_stream().synchronize()
-        return tensor
+        tensor = self._torch.from_numpy(values.copy())
+        if device_type == CPU:
+            return tensor
+        place = self._torch.cuda.current_device()
+        with self._on(stream, place):
+            moved = tensor.to(f"cuda:{place}")
+            self._torch.cuda.current_stream().synchronize()
+        return moved
 
     def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        if send.device.type == "cpu":  # gloo has gathered into one tensor only since PyTorch 2
+        if send.is_cpu:  # gloo has gathered into one tensor only since PyTorch 2
             rows = list(received.view(self.size, -1).unbind())
             self._distributed.all_gather(rows, send, group=self._group)
             return
-        with self._on(stream, send.device.type):
+        with self._on(stream, send.get_device()):
             self._gather(received, send, group=self._group)
 
     def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        with self._on(stream, send.device.type):
+        with self._on(stream, send.get_device()):
             received.copy_(send)
             self._distributed.all_reduce(received, group=self._group)
 
     def read(self, vector: Any, out: Array, stream: int) -> None:
-        with self._on(stream, vector.device.type):
-            self._torch.from_numpy(out).copy_(vector)
+        self.begin_read(vector, out, stream)()
 
-    def _on(self, stream: int, device: str) -> Any:
-        if device == "cpu":
-            return contextlib.nullcontext()
-        cuda = self._torch.cuda
-        # ExternalStream(0) would be a new stream of PyTorch's pool, not the default stream.
-        return cuda.stream(cuda.ExternalStream(stream) if stream else cuda.default_stream())
+    def begin_read(self, vector: Any, out: Array, stream: int) -> Callable[[], None]:
+        """Begin what `read` does; the function that is returned ends it. One read at a time."""
+        place, torch = vector.get_device(), self._torch
+        if place < 0:
+            return functools.partial(torch.from_numpy(out).copy_, vector)
+        key = vector.numel(), vector.dtype
+        if key not in self._pinned:
+            made = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            self._pinned[key] = made, made.numpy()
+            self._copied = self._copied or torch.cuda.Event()
+        pinned, values = self._pinned[key]
+        with self._on(stream, place):
+            pinned.copy_(vector, non_blocking=True)
+            self._copied.record(self._stream(stream, place))
+
+        def end() -> None:
+            self._copied.synchronize()
+            out[:] = values
+
+        return end
+
+    def _on(self, stream: int, place: int) -> Any:
+        """Has a stream as PyTorch's current one of a device; -1 is the CPU."""
+        if place < 0 or (self._current is not None and self._current(place) == stream):
+            return _NOTHING
+        return self._torch.cuda.stream(self._stream(stream, place))
+
+    def _stream(self, stream: int, place: int) -> Any:
+        """PyTorch's object for a stream; the last one is kept."""
+        if self._kept[:2] != (stream, place):
+            cuda = self._torch.cuda
+            # ExternalStream(0) would be a new stream of PyTorch's pool, not the default stream.
+            made = cuda.ExternalStream(stream, device=place) if stream else cuda.default_stream(place)
+            self._kept = stream, place, made
+        return self._kept[2]
 
 
 class _Cupy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle
 from pybnorm.enums import DataType
-from pybnorm.errors import RankError
+from pybnorm.errors import ArgumentError, RankError
 from pybnorm.operations.program import Prepared, Program
 from pybnorm.sync.communicators import Array, Communicator
 from pybnorm.sync.messages import (
@@ -31,6 +32,14 @@ from pybnorm.sync.messages import (
     _ranks,
 )
 
+_WHOLE = 1 << 16
+"""Bytes: of what is no longer than this, a device's headers are read with the rest, which is faster than packing."""
+
+
+def _later(read: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    """A read that begins only when it is waited for."""
+    return functools.partial(read, *arguments)
+
 
 class _Memory:
     """The vectors that calls need beside the caller's arrays and workspace, allocated once.
@@ -47,6 +56,8 @@ class _Memory:
         Of parameters and messages.
     deterministic : bool
         Only ways whose bits repeat.
+    gathers : bool
+        Whether backward gathers the sums of the ranks, and each rank adds them in the same order.
     """
 
     def __init__(
@@ -56,8 +67,11 @@ class _Memory:
         channels: tuple[int, ...],
         dtype: DataType,
         deterministic: bool,
+        gathers: bool,
     ) -> None:
         self.deterministic = deterministic
+        self.gathered = {FORWARD: True, BACKWARD: gathers}
+        """Whether a call receives each rank's message, or their sum."""
         self.handle, self.communicator, self.channels, self.dtype = handle, communicator, channels, dtype
         self.device = handle.library.device_type
         self.width = math.prod(channels)
@@ -66,6 +80,7 @@ class _Memory:
         self.nbytes = 0
         self.carried = {FORWARD: 0, BACKWARD: 0}
         """The count that each message's header holds now."""
+        self._begin_read = getattr(communicator, "begin_read", None) or functools.partial(_later, communicator.read)
         number, rank, size = np.dtype(dtype.name.lower()), communicator.rank, communicator.size
 
         def message(code: int, fill: float = 0.0) -> Array:
@@ -90,29 +105,36 @@ class _Memory:
             "zeros": np.zeros(2 * section, number),
         }
         self.vectors = {name: self._new(values) for name, values in contents.items()}
-        # Host memory is read as it is, headers among the rest; what a device has is packed first.
-        shapes = {True: (size, length), False: (1, length)} if self.device == CPU else {True: (size, _HEADER)}
-        self._host = {gathered: np.zeros(shapes.get(gathered, shapes[True]), number) for gathered in (True, False)}
-        self._room, self._room_nbytes = None, 0
+        # Host memory is read as it is, headers among the rest; what a device has much of is packed first.
+        rows = {code: size if gathered else 1 for code, gathered in self.gathered.items()}
+        packed = [c for c, n in rows.items() if self.device != CPU and n * length * number.itemsize > _WHOLE]
+        shapes = {c: (size, _HEADER) if c in packed else (n, length) for c, n in rows.items()}
+        self._host = {code: np.zeros(shape, number) for code, shape in shapes.items()}
+        self._told: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        """The headers of the last good call, and the counts in them."""
+        self._room, self._room_nbytes = (0, 0), 0
         buffers = {n: handle.buffer(vector, "communicator", output=True) for n, vector in self.vectors.items()}
         self.addresses: tuple[int, ...] = (0, *[buffer.pointer for buffer in buffers.values()])
         self._slots = {
             name: buffer._replace(pointer=slot << SLOT_BITS, owner=None)
             for slot, (name, buffer) in enumerate(buffers.items(), 1)
         }
-        whole = (2 * section,)
-        self._known = {(value, dtype): self.part(name, 0, whole) for value, name in ((1.0, "ones"), (0.0, "zeros"))}
-        head = self.part("sums", 2 * section, (_HEADER,)), self.part("headers", 0, (_HEADER,))
-        heads = self.rows(2 * section, _HEADER), self.part("headers", 0, (size, _HEADER))
+        both = (2 * section,)
+        self._known = {(value, dtype): self.part(name, 0, both) for value, name in ((1.0, "ones"), (0.0, "zeros"))}
+        heads = {True: self.rows(2 * section, _HEADER), False: self.part("sums", 2 * section, (1, _HEADER))}
         self._pack = {
-            gathered: self.program("axpby", 1.0, source, 0.0, target)
-            for gathered, (source, target) in ((False, head), (True, heads))
+            c: self.program("axpby", 1.0, heads[self.gathered[c]], 0.0, self.part("headers", 0, (rows[c], _HEADER)))
+            for c in packed
         }
-        both, zeros, total = self.rows(0, 2 * section), *(self.part(n, 0, (2 * section,)) for n in ("empty", "sums"))
-        self._add = self.program("backward_reduce", x=both, dy=both, mean=zeros, sum_dy=total, axis=1)
+        self._add: Prepared | None = None
+        if gathers:
+            given, total, zeros = self.rows(0, 2 * section), self.part("sums", 0, both), self.part("zeros", 0, both)
+            adding = self.started(deterministic=True)  # which costs nothing here
+            adding.then("backward_reduce", x=given, dy=given, mean=zeros, sum_dy=total, axis=1)
+            self._add = adding.finish()
         flat = {n: self.statistic(i, flat=True) for i, n in enumerate(("mean", "variance"))}
         # A merge needs most where no rank is empty and no counts are equal.
-        self._reserve(self._add, *self._pack.values(), self.merge(range(1, size + 1), **flat))
+        self._reserve(*filter(None, (self._add, *self._pack.values())), self.merge(range(1, size + 1), **flat))
 
     def _new(self, values: Array) -> Any:
         self.nbytes += values.nbytes
@@ -133,9 +155,9 @@ class _Memory:
         """Part of each rank's message in what was received, as a matrix."""
         return self.part("received", start, (self.communicator.size, width))._replace(strides=(self.length, 1))
 
-    def started(self) -> Program:
+    def started(self, *, deterministic: bool = False) -> Program:
         """A program with vectors of ones and zeros at hand."""
-        made = Program(self.handle, deterministic=self.deterministic)
+        made = Program(self.handle, deterministic=deterministic or self.deterministic)
         made.known = self._known
         return made
 
@@ -150,9 +172,17 @@ class _Memory:
         means, variances = (self.rows(start, self.width) for start in (0, self.section))
         return self.program("gather_stats", means, None, counts, variances=variances, _sample=True, **options)
 
+    def exchange(self, code: int, row: int | str, stream: int) -> None:
+        """The collective of a call, with this vector as the message."""
+        if self.gathered[code]:
+            self.communicator.all_gather(self.vectors[row], self.vectors["received"], stream)
+        else:
+            self.communicator.all_reduce(self.vectors[row], self.vectors["sums"], stream)
+
     def add_rows(self) -> None:
-        """Add the sums that were received, in the order of the ranks."""
-        self.run(self._add, "backward_reduce")
+        """Add the sums that were received, in the order of the ranks, if backward gathers them."""
+        if self._add is not None:
+            self.run(self._add, "backward_reduce")
 
     def run(self, program: Prepared, name: str, addresses: tuple[int, ...] = ()) -> None:
         """Run a program in this object's workspace; on the CPU in the handle's.
@@ -170,30 +200,49 @@ class _Memory:
         nbytes = max(program.nbytes for program in programs)
         if self.device != CPU and self._room_nbytes < nbytes:
             self._room_nbytes = -(-nbytes // 4) * 4
-            self._room = self._new(np.zeros(self._room_nbytes // 4, np.float32))
+            self._room_vector = self._new(np.zeros(self._room_nbytes // 4, np.float32))
+            self._room = self.handle.memory(self._room_vector)
 
-    def heads(self, code: int, gathered: bool) -> tuple[int, ...]:
-        """The counts in the last messages: one for each rank, or only their sum; raises if a rank failed."""
-        source, host = "received" if gathered else "sums", self._host[gathered]
-        if self.device != CPU:
-            self.run(self._pack[gathered], "headers")
+    def counts(self, code: int, stream: int) -> Callable[[], tuple[int, ...]]:
+        """Begin to read the headers of the last call; the function that is returned waits for them.
+
+        It returns the counts of the ranks, or only their sum, and raises if a rank failed or none has any element.
+        """
+        source = "received" if self.gathered[code] else "sums"
+        if code in self._pack:
+            self.run(self._pack[code], "headers")
             source = "headers"
-        self.communicator.read(self.vectors[source], host.reshape(-1), self.handle.stream)
+        wait = self._begin_read(self.vectors[source], self._host[code].reshape(-1), stream)
+        return functools.partial(self._counts, code, wait)
+
+    def _counts(self, code: int, wait: Callable[[], None]) -> tuple[int, ...]:
+        wait()
+        heads = self._host[code][:, -_HEADER:]
+        heard, (known, counts) = heads.tobytes(), self._told.get(code, (b"", ()))
+        if heard != known:
+            counts = self._read_headers(code, heads)
+            self._told[code] = heard, counts
+        return counts
+
+    def _read_headers(self, code: int, heads: Array) -> tuple[int, ...]:
         size, me = self.communicator.size, self.communicator.rank
-        heads = host[:, -_HEADER:]
-        if not gathered:
+        if self.gathered[code]:
+            failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
+            if failed:
+                _raise_failed(failed, me)
+            others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
+            if others:
+                names = {FORWARD: "forward", BACKWARD: "backward"}
+                raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
+        else:
+            heads = heads[:1]
             head = heads[0]
             failures = round(float(head[_FAILURES]))
             if failures == 1:
                 _raise_failed((round(float(head[_FAILED_RANK])) - 1,), me)
             if head[_CODE] != code * size:
                 raise RankError(f"rank {me}: the call cannot be completed, because it failed on {failures} other ranks")
-            return (_number(head[_COUNT : _COUNT + _DIGITS]),)
-        failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
-        if failed:
-            _raise_failed(failed, me)
-        others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
-        if others:
-            names = {FORWARD: "forward", BACKWARD: "backward"}
-            raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
-        return tuple([_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads])
+        counts = tuple([_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads])
+        if not any(counts):
+            raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
+        return counts

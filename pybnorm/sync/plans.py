@@ -166,6 +166,8 @@ class _BackwardPlan(_Plan):
         arrays = self.arrays
         dtype = arrays["x"].dtype
         self._blend = {name: _arguments.scalar(self.scalars[name], name, dtype) for name in ("alpha", "beta")}
+        self.repeats = self._blend["beta"] == 0
+        """Whether the part after the collective may run twice: it reads nothing that it writes."""
         for name in ("saved_mean", "saved_inv_variance"):
             if arrays[name] is None:
                 raise ArgumentError(name, None, "what forward wrote")

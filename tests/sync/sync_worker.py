@@ -43,6 +43,20 @@ CASES = {
 }
 
 
+class AllReduced(SyncBatchNorm):
+    """Backward as of more ranks than there are here."""
+
+    _few = 1
+
+
+ORDERS = {
+    "any order": (SyncBatchNorm, False),
+    "fixed order": (SyncBatchNorm, True),
+    "all_reduce": (AllReduced, False),
+}
+REDUCED = ("even", "empty", "exact", "blend", "wide", "bf16", "f64")  # the cases of the last
+
+
 def parts(name, size):
     """The parts of N."""
     return CASES[name][1] if size == 4 else CASES[name][2]
@@ -144,12 +158,14 @@ class Context:
 # ---------------------------------------------------------------- scenarios that compute
 
 
-def layer_of(context, name, **options):
+def layer_of(context, name, order, **options):
+    kind, deterministic = ORDERS[order]
     problem = Problem.parse("train," + CASES[name][0])
     per_activation = problem.mode == Mode.PER_ACTIVATION
     axis = tuple(range(1, len(problem.dims))) if per_activation else 1
     channels = problem.dims[1:] if per_activation else problem.dims[1]
-    return SyncBatchNorm(context.handle, context.communicator, channels, problem.dtype, axis=axis, **options)
+    options |= {"axis": axis, "deterministic": deterministic}
+    return kind(context.handle, context.communicator, channels, problem.dtype, **options)
 
 
 def shard(context, name, problem, array):
@@ -161,10 +177,10 @@ def shard(context, name, problem, array):
     return context.put(part)
 
 
-def compute(context, name, **options):
+def compute(context, name, order, **options):
     """Forward and backward of one case, each on its own problem's data; with a workspace and without."""
     result = {}
-    layer = layer_of(context, name, **options)
+    layer = layer_of(context, name, order, **options)
     problem = Problem.parse("train," + CASES[name][0])
     inputs = generate(problem)
     x, y = shard(context, name, problem, inputs.x), shard(context, name, problem, inputs.prior)
@@ -216,7 +232,7 @@ def promised(context):
         problem = Problem.parse("train," + CASES[name][0])
         per_row = problem.m // problem.dims[0]
         counts = [n * per_row for n in parts(name, context.size)]
-        outputs[name] = compute(context, name, counts=counts, deterministic=True)
+        outputs[name] = compute(context, name, "fixed order", counts=counts)
     return outputs
 
 
@@ -318,15 +334,16 @@ def disagreements(context):
 def failing_calls(context):
     """Calls that fail on one rank; each is followed by one that must work."""
     return {
-        (name, deterministic, *rest): outcome
-        for deterministic in (False, True)
-        for (name, *rest), outcome in _failing_calls(context, deterministic).items()
+        (name, order, *rest): outcome
+        for order in ORDERS
+        for (name, *rest), outcome in _failing_calls(context, order).items()
     }
 
 
-def _failing_calls(context, deterministic):
+def _failing_calls(context, order):
     bad = context.rank == context.size - 1
-    layer = SyncBatchNorm(context.handle, context.communicator, 3, deterministic=deterministic)
+    kind, deterministic = ORDERS[order]
+    layer = kind(context.handle, context.communicator, 3, deterministic=deterministic)
     data = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 
     def forward(x=data, y=data, workspace=None, **options):
@@ -363,7 +380,7 @@ def _failing_calls(context, deterministic):
         "no saved mean": lambda: backward(**({"saved_mean": None} if bad else {})),
         "channels of backward's x": lambda: backward(x=wide if bad else data),
     }
-    if deterministic:
+    if order != "all_reduce":
         calls["another call"] = lambda: backward() if bad else forward()
     result = {}
     for name, call in calls.items():
@@ -448,13 +465,9 @@ SCENARIOS = {
     "broken promise": broken_promise,
     "alone": alone,
 }
-for _name in CASES:
-    for _deterministic in (False, True):
-        SCENARIOS[f"{_name}, {'fixed order' if _deterministic else 'any order'}"] = (
-            lambda context, name=_name, deterministic=_deterministic: compute(
-                context, name, deterministic=deterministic
-            )
-        )
+COMPUTED = [(n, o) for n in CASES for o in ORDERS if o != "all_reduce" or n in REDUCED]
+for _name, _order in COMPUTED:
+    SCENARIOS[f"{_name}, {_order}"] = lambda context, name=_name, order=_order: compute(context, name, order)
 
 
 for _name in GRAPHS:

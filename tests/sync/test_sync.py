@@ -4,16 +4,18 @@ The ranks' results come from one launch for each kind of communicator (see sync_
 """
 
 import collections
+import contextlib
 import gc
 import inspect
 import threading
+import types
 import weakref
 
 import numpy as np
 import pytest
 import sync_worker
 from sync_launch import absent, launch, ranks_of, required, scenarios_of
-from sync_worker import CASES, Threads, bounds_of
+from sync_worker import CASES, COMPUTED, ORDERS, AllReduced, Threads, bounds_of
 
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
@@ -23,7 +25,6 @@ from pybnorm.check.problem import Problem
 from pybnorm.enums import DataType
 from pybnorm.sync import SyncBatchNorm, messages
 
-ORDERS = ("any order", "fixed order")
 worst = collections.defaultdict(float)  # (kind, dtype, output) -> error / bound
 
 # ---------------------------------------------------------------- right
@@ -63,8 +64,7 @@ def shaped(problem, vector):
     return np.asarray(vector).reshape(problem.parameter_dims)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "order"), COMPUTED)
 def test_forward_is_batch_norm_of_the_concatenation(ranks, name, order):
     kind, _, results = ranks
     if f"{name}, {order}" not in results[0]:
@@ -78,8 +78,7 @@ def test_forward_is_batch_norm_of_the_concatenation(ranks, name, order):
         hold(kind, problem, inputs, output, shaped(problem, same_on_all(parts, output)))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "order"), COMPUTED)
 def test_backward_is_that_of_the_concatenation(ranks, name, order):
     kind, size, results = ranks
     if f"{name}, {order}" not in results[0]:
@@ -251,30 +250,31 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("case", FAILING)
-def test_a_call_that_fails_on_one_rank_fails_on_all_and_the_next_works(ranks, case, deterministic):
+def test_a_call_that_fails_on_one_rank_fails_on_all_and_the_next_works(ranks, case, order):
     _, size, results = ranks
     culprit = size - 1
     for rank, result in enumerate(results):
-        name, text, concerned = result["failing calls"][case, deterministic]
+        name, text, concerned = result["failing calls"][case, order]
         if rank == culprit:
             assert name.startswith(("ArgumentError", "ArgumentTypeError", "WorkspaceError"))
             assert text.startswith(FAILING[case])
         else:
             assert (name, concerned) == ("RankError", (culprit,))
             assert f"failed on rank {culprit}" in text
-        assert result["failing calls"][case, deterministic, "next"] == (None, None)
+        assert result["failing calls"][case, order, "next"] == (None, None)
 
 
-def test_forward_and_backward_at_once_are_noticed_in_fixed_order(ranks):
+@pytest.mark.parametrize("order", ["any order", "fixed order"])
+def test_forward_and_backward_at_once_are_noticed_where_both_gather(ranks, order):
     _, size, results = ranks
     for rank, result in enumerate(results):
-        name, text, concerned = result["failing calls"]["another call", True]
+        name, text, concerned = result["failing calls"]["another call", order]
         others = tuple(r for r in range(size) if (r == size - 1) != (rank == size - 1))
         assert (name, concerned) == ("RankError", others)
         assert f"rank {rank} called {'backward' if rank == size - 1 else 'forward'}" in text
-        assert result["failing calls"]["another call", True, "next"] == (None, None)
+        assert result["failing calls"]["another call", order, "next"] == (None, None)
 
 
 def test_nothing_to_normalize_is_an_error_on_every_rank(ranks):
@@ -363,10 +363,12 @@ def test_the_running_variance_may_take_the_biased_variance(over_threads):
             np.testing.assert_allclose(got, 0.75 * old + 0.25 * new, rtol=1e-6)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_one_collective_a_call_and_no_memory_after_the_constructor(over_threads, deterministic):
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_collective_a_call_and_no_memory_after_the_constructor(over_threads, order):
+    kind, deterministic = ORDERS[order]
+
     def work(communicator, handle):
-        layer = SyncBatchNorm(handle, communicator, 20, deterministic=deterministic)
+        layer = kind(handle, communicator, 20, deterministic=deterministic)
         built = communicator.vectors, layer.nbytes
         setup = list(communicator.collectives)
         communicator.collectives.clear()
@@ -381,13 +383,14 @@ def test_one_collective_a_call_and_no_memory_after_the_constructor(over_threads,
     for setup, calls, kept in over_threads(work):
         assert [name for name, _ in setup] == ["all_gather"]
         length = 2 * 32 + 16  # mean and M2, padded to 64 bytes, and the header
-        back = "all_gather" if deterministic else "all_reduce"
+        back = "all_reduce" if order == "all_reduce" else "all_gather"
         assert calls == [("all_gather", length), (back, length)] * 3
         assert kept
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, monkeypatch, deterministic):
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, monkeypatch, order, whole):
     """The caller's before the collective and for the last step; the object's own, made with it, for what merges."""
 
     class Aligned(Threads):  # as allocators of devices do
@@ -400,15 +403,19 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, 
             return vector
 
     monkeypatch.setattr(sync.memory, "CPU", -1)  # where the handle has no workspace to lend
-    whole, seen = sync.operations.program.Prepared.execute, []
+    if not whole:
+        monkeypatch.setattr(sync.memory, "_WHOLE", 0)  # as if messages were too long to be read for their headers
+    kind, deterministic = ORDERS[order]
+    run, seen, names = sync.operations.program.Prepared.execute, [], []
 
     def execute(prepared, handle, operation, addresses, workspace):
         seen.append((prepared.nbytes, workspace))
-        whole(prepared, handle, operation, addresses, workspace)
+        names.append(operation)
+        run(prepared, handle, operation, addresses, workspace)
 
     def work(communicator, handle):
         communicator = Aligned(communicator._shared, communicator.rank)
-        layer = SyncBatchNorm(handle, communicator, 64, deterministic=deterministic)
+        layer = kind(handle, communicator, 64, deterministic=deterministic)
         built = communicator.vectors
         workspace = communicator.vector(np.zeros(1 << 16, np.uint8), 1, 0)
         for rows in (2, 3, 0):
@@ -420,7 +427,8 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, 
 
     monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
     assert over_threads(work) == [1] * 4  # no vector but the caller's workspace
-    assert sum(nbytes > 0 for nbytes, _ in seen) >= 4 * 3 * (4 if deterministic else 3)
+    assert sum(nbytes > 0 for nbytes, _ in seen) >= 4 * 3 * (3 if order == "all_reduce" else 4)
+    assert sum(name == "headers" for name in names) == (0 if whole else 4 * 3 * 2)
     assert all(workspace is not None for nbytes, workspace in seen if nbytes)
 
 
@@ -457,6 +465,71 @@ def test_a_call_is_planned_once_and_works_wherever_arrays_are(over_threads, dims
             ones = np.ones(shape)
             assert np.abs(y - reference.forward_training(x, ones, 0 * ones).y).max() < 5e-6
             assert np.abs(dx - reference.backward(x, x[::-1] * 2, ones).dx).max() < 5e-6
+
+
+@pytest.mark.parametrize("kind", [SyncBatchNorm, AllReduced])
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+def test_backward_of_another_number_of_elements_than_forward_had(over_threads, kind, beta):
+    """It is computed before that number is known, unless dx is also read."""
+
+    def batch(rows):
+        return np.random.default_rng(rows).normal(2, 3, (3, 4 * rows, 5, 2)).astype(np.float32)
+
+    def work(communicator, handle):
+        layer, results = kind(handle, communicator, 5), []
+        for rows in (2, 3, 3, 1):
+            x, dy, dx = (np.ascontiguousarray(part[communicator.rank :: 4]) for part in batch(rows))
+            small = np.ascontiguousarray(batch(2)[0][communicator.rank :: 4])
+            layer.forward(small, None, None, np.empty_like(small))
+            whole = batch(rows)[0].astype(np.float64)
+            saved = {"saved_mean": whole.mean((0, 2)), "saved_inv_variance": (whole.var((0, 2)) + 1e-5) ** -0.5}
+            saved = {name: value.astype(np.float32) for name, value in saved.items()}
+            results.append((rows, layer.backward(x, dy, None, dx, beta=beta, **saved), dx))
+        return results
+
+    for rank, results in enumerate(over_threads(work)):
+        for rows, total, dx in results:
+            x, dy, old = (part.astype(np.float64) for part in batch(rows))
+            right = reference.backward(x, dy, np.ones((1, 5, 1)), epsilon=1e-5).dx + beta * old
+            assert total == 4 * rows * 2
+            assert np.abs(dx - right[rank::4]).max() < 5e-6
+
+
+def test_backward_computes_while_its_headers_are_read(over_threads, monkeypatch):
+    """Where a communicator has a read that can be begun; forward needs them first."""
+    run = sync.operations.program.Prepared.execute
+    here = threading.local()
+
+    class Begins(Threads):
+        def begin_read(self, vector, out, stream):
+            here.events.append("begin")
+
+            def end():
+                here.events.append("end")
+                self.read(vector, out, stream)
+
+            return end
+
+    def execute(prepared, handle, operation, addresses, workspace):
+        here.events.append(prepared.calls[-1].split(" ")[0])
+        run(prepared, handle, operation, addresses, workspace)
+
+    def work(communicator, handle):
+        here.events = []
+        layer = SyncBatchNorm(handle, Begins(communicator._shared, communicator.rank), 5)
+        x, saved = np.ones((3, 5, 4), np.float32), [np.ones(5, np.float32) for _ in range(2)]
+        saved = dict(zip(("saved_mean", "saved_inv_variance"), saved, strict=True))
+        for _ in range(2):
+            here.events.clear()
+            layer.forward(x, None, None, x.copy(), **saved)
+            forward, here.events = here.events, []
+            layer.backward(x, x, None, x.copy(), **saved)
+        return forward, here.events
+
+    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    for forward, backward in over_threads(work, 2):
+        assert forward[:3] == ["forward_training", "begin", "end"]
+        assert backward[-4:] == ["begin", "backward", "forward_inference", "end"]
 
 
 def test_an_output_over_what_is_read_after_it_is_refused_on_all_ranks(over_threads):
@@ -545,8 +618,9 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank(over_threads):
     assert all("refused on rank 0" in text for text in others)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monkeypatch, deterministic):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monkeypatch, order):
+    kind, deterministic = ORDERS[order]
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
     whole = sync.operations.program.Prepared.execute
     here = threading.local()
@@ -559,7 +633,7 @@ def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monk
     monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
 
     def work(communicator, handle):
-        layer = SyncBatchNorm(handle, communicator, 3, deterministic=deterministic)
+        layer = kind(handle, communicator, 3, deterministic=deterministic)
         x, mean, inv = np.ones((2, 3, 4), np.float32), np.zeros(3, np.float32), np.ones(3, np.float32)
         outcomes = []
         for operation in ("forward", "backward", None):
@@ -597,6 +671,96 @@ def test_nccl4py_has_the_calls_that_the_adapter_makes():
         assert isinstance(inspect.getattr_static(communicator, name), property)
     assert hasattr(nccl, "SUM")
     assert communicator.__module__.startswith("nccl.")
+
+
+class Streams:
+    """Of ``torch`` what the adapter asks of a GPU: its streams, and a memory whose copies end at an event."""
+
+    def __init__(self):
+        self.current, self.made, self.log = {0: 0, 1: 0}, [], []
+        self.cuda = self._C = self
+        self._cuda_getCurrentRawStream = self.current.__getitem__
+
+    def ExternalStream(self, address, device):
+        self.made.append((address, device))
+        return address, device
+
+    def default_stream(self, device):
+        return self.ExternalStream(0, device)
+
+    @contextlib.contextmanager
+    def stream(self, made):
+        address, device = made
+        before, self.current[device] = self.current[device], address
+        yield
+        self.current[device] = before
+
+    def Event(self):
+        return types.SimpleNamespace(
+            record=lambda stream: self.log.append(("record", stream)), synchronize=lambda: self.log.append(("wait",))
+        )
+
+    def empty(self, shape, dtype, pin_memory):
+        assert pin_memory
+        values = np.full(shape, np.nan, dtype)
+
+        def copy_(vector, non_blocking):
+            assert non_blocking
+            self.log.append(("copy", self.current[vector.get_device()]))
+            values[:] = vector.values
+
+        return types.SimpleNamespace(numpy=lambda: values, copy_=copy_)
+
+
+def adapter_over(torch):
+    made = object.__new__(sync.communicators._Torch)
+    made._torch, made._current, made._kept = torch, torch._cuda_getCurrentRawStream, (-1, -1, None)
+    made._pinned, made._copied = {}, None
+    return made
+
+
+def test_pytorchs_stream_is_changed_only_where_another_one_is_current():
+    torch = Streams()
+    adapter = adapter_over(torch)
+    for stream, place, current, made in (
+        (0, 0, 0, []),
+        (7, 1, 0, [(7, 1)]),
+        (7, 1, 0, []),
+        (7, 0, 0, [(7, 0)]),
+        (7, 1, 7, []),
+        (0, 1, 7, [(0, 1)]),
+    ):
+        torch.made.clear()
+        torch.current[place] = current
+        with adapter._on(stream, place):
+            assert torch.current[place] == stream
+        assert torch.current[place] == current
+        assert torch.made == made
+    assert adapter._on(5, -1) is sync.communicators._NOTHING  # the CPU
+    adapter._current = None  # a PyTorch that cannot be asked
+    with adapter._on(9, 0):
+        assert torch.current[0] == 9
+
+
+def test_a_read_from_a_gpu_goes_over_pinned_memory_and_waits_once():
+    torch, out = Streams(), np.zeros(3)
+    adapter = adapter_over(torch)
+
+    def vector(*values):
+        told = np.array(values)
+        return types.SimpleNamespace(
+            get_device=lambda: 0, numel=lambda: told.size, shape=told.shape, dtype=told.dtype, values=told
+        )
+
+    for values in ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)):
+        torch.log.clear()
+        end = adapter.begin_read(vector(*values), out, 7)
+        assert torch.log == [("copy", 7), ("record", (7, 0))]
+        assert tuple(out) != values
+        end()
+        assert torch.log[2:] == [("wait",)]
+        assert tuple(out) == values
+    assert len(adapter._pinned) == 1
 
 
 def test_scenarios_cover_every_case():
