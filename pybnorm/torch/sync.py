@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import Any, TypeVar
 
@@ -12,7 +13,9 @@ from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
 from pybnorm.torch import calls
-from pybnorm.torch.derivatives import second
+from pybnorm.torch.autograd import _transformed
+from pybnorm.torch.calls import Gradients, Optional
+from pybnorm.torch.derivatives import applied, second
 from pybnorm.torch.modules import _BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -28,30 +31,27 @@ class _Ranks:
     def __init__(self, group: Any, x: torch.Tensor, deterministic: bool) -> None:
         self.group = group
         buffer = as_buffer(x, "input")
-        self.on_cpu = buffer.device_type == CPU
+        on_cpu = buffer.device_type == CPU
         # No handle of `functional`: autograd runs backward in another thread, while that one may follow its stream.
         key = next(name for name in backends() if buffer.device_type in device_types(name)), buffer.device_id
-        if key not in _handles:
-            with contextlib.nullcontext() if self.on_cpu else torch.cuda.device(x.device):
+        with contextlib.nullcontext() if on_cpu else torch.cuda.device(x.device):
+            if key not in _handles:
                 _handles[key] = Handle(key[0])
-        self.handle = _handles[key]
-        self.handle.follow_stream(x)
-        self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype, deterministic=deterministic)
-        self._sizes: dict[Any, int] = {}
+            self.handle = _handles[key]
+            self.handle.follow_stream(x)
+            self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype, deterministic=deterministic)
+        if not on_cpu:
+            self.layer._room = functools.partial(_room, x.device)
 
     def call(self, name: str, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> None:
         """``forward`` or ``backward`` on PyTorch's current stream, with a workspace from its allocator."""
         self.handle.follow_stream(x)
-        call = getattr(self.layer, name)
-        if self.on_cpu:
-            call(x, *arrays, **options)
-            return
-        given = [(a.dtype, a.shape, a.stride()) if isinstance(a, torch.Tensor) else a for a in options.values()]
-        key = name, x.shape, x.stride(), *(None if a is None else (a.dtype, a.stride()) for a in arrays), *given
-        if key not in self._sizes:
-            self._sizes[key] = self.layer.workspace_size(name, x, *arrays, **options)
-        memory = torch.empty(self._sizes[key], dtype=torch.uint8, device=x.device)
-        call(x, *arrays, **options, workspace=memory)
+        getattr(self.layer, name)(x, *arrays, **options)
+
+
+def _room(device: torch.device, nbytes: int) -> tuple[tuple[int, int], torch.Tensor]:
+    memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return (memory.data_ptr(), nbytes), memory
 
 
 class _Synchronized(torch.autograd.Function):
@@ -59,16 +59,10 @@ class _Synchronized(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        mean: torch.Tensor | None,
-        variance: torch.Tensor | None,
-        factor: float,
-        eps: float,
-        ranks: _Ranks,
-    ) -> torch.Tensor:
+        ctx: Any, x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional,
+        rest: tuple[float, float, _Ranks],
+    ) -> torch.Tensor:  # fmt: skip
+        factor, eps, ranks = rest
         y, kind = torch.empty_like(x), torch.float64 if x.dtype == torch.float64 else torch.float32
         saved = [torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2)]
         ranks.call(
@@ -76,14 +70,34 @@ class _Synchronized(torch.autograd.Function):
             running_variance=variance, saved_mean=saved[0], saved_inv_variance=saved[1],
         )  # fmt: skip
         ctx.save_for_backward(x, weight, *saved)
-        ctx.eps, ctx.ranks = eps, ranks
+        ctx.rest = eps, ranks
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, *saved = ctx.saved_tensors
-        found = _Differentiate.apply(x, dy, weight, *saved, ctx.eps, ctx.needs_input_grad[:3], ctx.ranks)
-        return *(one if need else None for one, need in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 5
+    def backward(ctx: Any, dy: torch.Tensor) -> Gradients:
+        x, weight, mean, inverse = ctx.saved_tensors
+        eps, ranks = ctx.rest
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            found = applied(_Differentiate)(x, dy, weight, mean, inverse, (eps, wanted, ranks))
+        else:
+            found = _differentiate(x, dy, weight, mean, inverse, wanted, ranks)
+        dx, dweight, dbias = found
+        return dx if wanted[0] else None, dweight, dbias, None, None, None
+
+
+def _differentiate(
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, wanted: Any,
+    ranks: _Ranks,
+) -> Gradients:  # fmt: skip
+    """The first derivative; dx also where nobody wants it: the other ranks, which may, wait in the same collective."""
+    like = mean if weight is None else weight
+    dx = torch.empty_like(x)
+    dweight, dbias = [torch.empty_like(like) if need else None for need in wanted[1:]]
+    ranks.call(
+        "backward", x, calls.like(dy, x), weight, dx, dweight, dbias, saved_mean=mean, saved_inv_variance=inverse
+    )
+    return dx, dweight, dbias
 
 
 class _Differentiate(torch.autograd.Function):
@@ -91,27 +105,24 @@ class _Differentiate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, dy: torch.Tensor, weight: Any, mean: Any, inverse: Any, eps: float, wanted: Any,
-        ranks: _Ranks,
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        like = mean if weight is None else weight
-        # dx is computed also where nobody wants it: the other ranks, which may, wait in the same collective.
-        dx, *sums = torch.empty_like(x), *(torch.empty_like(like) if need else None for need in wanted[1:])
-        ranks.call("backward", x, calls.like(dy, x), weight, dx, *sums, saved_mean=mean, saved_inv_variance=inverse)
+        ctx: Any, x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor,
+        rest: tuple[float, Any, _Ranks],
+    ) -> Gradients:  # fmt: skip
+        eps, wanted, ranks = rest
         ctx.save_for_backward(x, dy, weight, mean, inverse)
-        ctx.eps, ctx.ranks = eps, ranks
-        return dx, *sums
+        ctx.rest = eps, ranks
+        return _differentiate(x, dy, weight, mean, inverse, wanted, ranks)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Any) -> Gradients:
         *leaves, mean, inverse = ctx.saved_tensors
+        eps, ranks = ctx.rest
 
         def total(values: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = _Total.apply(values, ctx.ranks.group)
+            found: torch.Tensor = _Total.apply(values, ranks.group)
             return found
 
-        found = second(leaves, gradients, mean, inverse, ctx.eps, True, total)
-        return *found, None, None, None, None, None
+        return *second(leaves, gradients, mean, inverse, eps, True, total), None, None, None
 
 
 class _Total(torch.autograd.Function):
@@ -139,8 +150,12 @@ def _synchronized(
     ranks = joined.get(key)
     if ranks is None:
         ranks = joined[key] = _Ranks(group, x, deterministic)
-    y: torch.Tensor = _Synchronized.apply(x, module.weight, module.bias, mean, variance, momentum, module.eps, ranks)
+    apply = _Synchronized.apply if _transformed() else _apply  # the first says what it is that it does not do
+    y: torch.Tensor = apply(x, module.weight, module.bias, mean, variance, (momentum, module.eps, ranks))
     return y
+
+
+_apply = applied(_Synchronized)
 
 
 if hasattr(getattr(torch, "compiler", None), "disable"):  # PyTorch 1 has no compiler; a collective is none of a graph
