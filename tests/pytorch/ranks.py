@@ -1,4 +1,6 @@
-"""One of three ranks over gloo: ``python ranks.py RANK FOLDER``; the tests read what it leaves there.
+"""One of 2 or 3 ranks: ``python ranks.py RANK SIZE BACKEND FOLDER``; the tests read what it leaves there.
+
+BACKEND is that of ``torch.distributed``: gloo on the CPU, or nccl with a GPU for each rank.
 
 Every rank makes the whole batch from a seed and computes its own rows of it, of all ranks and of the first two.
 """
@@ -27,7 +29,7 @@ CASES = {
     "volumes, far": {"space": (3, 2, 4), "offset": 1000.0},
     "one row each": {"rows": (1, 1, 1), "space": (2,)},
 }
-STEPS, SIZE = 2, 3
+STEPS = 2
 
 
 def randn(seed, *shape):
@@ -61,11 +63,11 @@ def part_of(case, size, rank):
     return slice(sum(rows[:rank]), sum(rows[: rank + 1]))
 
 
-def steps(module, case, size, part=slice(None), wide=False):
+def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
     """(y, dx, gradients of parameters, buffers) of each step, of some rows; `wide`: in float64."""
     found = []
     for step in range(STEPS):
-        x, dy = (t[part].double() if wide else t[part] for t in batch(case, size, step))
+        x, dy = ((t[part].double() if wide else t[part]).to(device) for t in batch(case, size, step))
         module.zero_grad()
         leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
         y = module(leaf)
@@ -75,13 +77,13 @@ def steps(module, case, size, part=slice(None), wide=False):
     return found
 
 
-def twice(module, case, size, part=slice(None), wide=False):
+def twice(module, case, size, part=slice(None), wide=False, device="cpu"):
     """Second derivatives by x and the parameters, of a sum over all rows: of dx squared, and of the parameters' own."""
     x = batch(case, size, 0)[0][part]
-    leaf = (x.double() if wide else x).clone().requires_grad_()
+    leaf = (x.double() if wide else x).to(device, copy=True).requires_grad_()
     leaves = [leaf, *module.parameters()]
     first = torch.autograd.grad((module(leaf) ** 3).sum(), leaves, create_graph=True)
-    weights = [randn(70 + number, *one.shape).to(one.dtype) for number, one in enumerate(first[1:])]
+    weights = [randn(70 + number, *one.shape).to(one) for number, one in enumerate(first[1:])]
     penalty = (first[0] ** 2).sum() + sum((one * w).sum() for one, w in zip(first[1:], weights, strict=True))
     found = torch.autograd.grad(penalty, leaves, allow_unused=True)
     return [torch.zeros_like(at) if one is None else one for one, at in zip(found, leaves, strict=True)]
@@ -90,12 +92,13 @@ def twice(module, case, size, part=slice(None), wide=False):
 TWICE = ("first", "last", "uneven, last", "an empty rank", "bare", "one axis")
 
 
-def compiled(rank, size, group):
+def compiled(rank, size, group, device):
     """Steps of a compiled network with two synchronized batch norms, and how often the compiler broke off."""
     torch._dynamo.utils.counters.clear()
-    model = ours.SyncBatchNorm.convert_sync_batchnorm(network(), group)
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network(), group).to(device)
     whole = torch.compile(torch.nn.parallel.DistributedDataParallel(model, process_group=group), backend="aot_eager")
-    return {"state": trained(whole, rank, size), "breaks": sum(torch._dynamo.utils.counters["graph_break"].values())}
+    state = trained(whole, rank, size, device)
+    return {"state": state, "breaks": sum(torch._dynamo.utils.counters["graph_break"].values())}
 
 
 def network():
@@ -107,14 +110,14 @@ def network():
     )  # fmt: skip
 
 
-def trained(model, rank=0, size=1):
+def trained(model, rank=0, size=1, device="cpu"):
     """Parameters and buffers after some steps on a share of the batch; gradients are averages over ranks."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(3):
         optimizer.zero_grad()
         x = randn(90 + step, 12, 3, 6, 6).contiguous(memory_format=torch.channels_last)
         share = 12 // size
-        model(x[rank * share : (rank + 1) * share]).square().mean().backward()
+        model(x[rank * share : (rank + 1) * share].to(device)).square().mean().backward()
         optimizer.step()
     return {
         name.removeprefix("_orig_mod.").removeprefix("module."): value.detach().clone()
@@ -122,33 +125,33 @@ def trained(model, rank=0, size=1):
     }
 
 
-def others(rank, size):
+def others(rank, size, device):
     """What is no comparison of steps."""
     found = {}
-    model = ours.SyncBatchNorm.convert_sync_batchnorm(network())
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network()).to(device)
     found["types"] = [type(m).__name__ for m in model if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-    found["ddp"] = trained(torch.nn.parallel.DistributedDataParallel(model), rank, size)
-    mine = module_of(ours.SyncBatchNorm, "first")
-    x = batch("first", size, 0)[0][part_of("first", size, rank)]
+    found["ddp"] = trained(torch.nn.parallel.DistributedDataParallel(model), rank, size, device)
+    mine = module_of(ours.SyncBatchNorm, "first").to(device)
+    x = batch("first", size, 0)[0][part_of("first", size, rank)].to(device)
     mine.eval()
     found["eval"] = mine(x).detach()
     mine.train()
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+    with torch.autocast(x.device.type, dtype=torch.bfloat16), torch.no_grad():
         found["autocast"] = mine(x.bfloat16())
     found["copy"] = copy.deepcopy(mine)(x).detach()
     mine.weight.requires_grad_(False)  # frozen in part
     mine(x).sum().backward()
     found["frozen in part"] = [p.grad is not None for p in mine.parameters()]
     alone = [dist.new_group([r]) for r in range(size)][rank]
-    single = module_of(lambda *a, **o: ours.SyncBatchNorm(*a, process_group=alone, **o), "first")
+    single = module_of(lambda *a, **o: ours.SyncBatchNorm(*a, process_group=alone, **o), "first").to(device)
     found["alone"] = single(x).detach()
-    wrong = module_of(ours.SyncBatchNorm, "first")
+    wrong = module_of(ours.SyncBatchNorm, "first").to(device)
     try:  # in the constructor's collective, and in that of a call
         wrong(x.bfloat16() if rank == 0 else x)
         found["disagreement"] = "nothing"
     except Exception as error:
         found["disagreement"] = type(error).__name__
-    again = module_of(ours.SyncBatchNorm, "first")
+    again = module_of(ours.SyncBatchNorm, "first").to(device)
     again(x)
     try:
         if rank == 0:
@@ -160,25 +163,31 @@ def others(rank, size):
     return found
 
 
-def main(rank, folder):
+def main(rank, whole, backend, folder):
     torch.set_num_threads(1)
+    device = "cpu"
+    if backend == "nccl":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+        torch.backends.cudnn.allow_tf32 = False  # of the convolutions, which are compared with those of one process
     limit = datetime.timedelta(seconds=240)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=SIZE, timeout=limit)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=whole, timeout=limit)
     found = {}
-    for size, group in ((2, dist.new_group([0, 1])), (SIZE, None)):
+    for size, group in ({2: dist.new_group([0, 1])} | {whole: None}).items():
         for case in CASES if rank < size else ():
-            module = module_of(torch.nn.SyncBatchNorm, case)
+            module = module_of(torch.nn.SyncBatchNorm, case).to(device)
             module.process_group = group
-            found[size, case] = steps(ours.convert(module), case, size, part_of(case, size, rank))
+            part = part_of(case, size, rank)
+            found[size, case] = steps(ours.convert(module), case, size, part, device=device)
             if case in TWICE:
-                found["twice", size, case] = twice(module, case, size, part_of(case, size, rank))
+                found["twice", size, case] = twice(module, case, size, part, device=device)
         if size == 2 and rank < size and hasattr(torch, "compile"):
-            found["compiled"] = compiled(rank, size, group)
-    found |= others(rank, SIZE)
+            found["compiled"] = compiled(rank, size, group, device)
+    found |= others(rank, whole, device)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,4 +1,7 @@
-"""``pybnorm.torch.SyncBatchNorm`` on some ranks is PyTorch's batch norm of the whole batch in one process."""
+"""``pybnorm.torch.SyncBatchNorm`` on some ranks is PyTorch's batch norm of the whole batch in one process.
+
+PYBNORM_REQUIRE_SECOND_DEVICE=1: on this runner fewer than 2 GPUs are a failure.
+"""
 
 import os
 import subprocess
@@ -13,21 +16,42 @@ SECONDS = 280
 @pytest.fixture(scope="module")
 def ranks(torch, ours):
     """The module that each rank runs."""
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("this PyTorch has no gloo")
     assert ours
     return pytest.importorskip("ranks")
 
 
-@pytest.fixture(scope="module")
-def results(torch, ranks, need_device, tmp_path_factory):
+def absent(reason):
+    """Skip, or fail where a second device is required."""
+    if os.environ.get("PYBNORM_REQUIRE_SECOND_DEVICE"):
+        pytest.fail(f"PYBNORM_REQUIRE_SECOND_DEVICE is set but: {reason}")
+    pytest.skip(reason)
+
+
+def size_of(torch, backend):
+    """The number of ranks over a backend of ``torch.distributed``, or a skip."""
+    there = torch.distributed.is_available()
+    if backend == "gloo":
+        if not (there and torch.distributed.is_gloo_available()):
+            pytest.skip("this PyTorch has no gloo")
+        return 3
+    if not (there and torch.distributed.is_nccl_available()):
+        absent("this PyTorch has no NCCL")
+    devices = torch.cuda.device_count()
+    if devices < 2:
+        absent(f"ranks over NCCL need 2 GPUs, and PyTorch finds {devices}")
+    return min(devices, 3)
+
+
+@pytest.fixture(scope="module", params=["gloo", "nccl"])
+def results(request, torch, ranks, need_device, tmp_path_factory):
     """What each rank found, of one launch for all tests."""
-    need_device("onednn")
-    size, folder = ranks.SIZE, tmp_path_factory.mktemp("ranks")
+    backend = request.param
+    size, folder = size_of(torch, backend), tmp_path_factory.mktemp(backend)
+    need_device("onednn" if backend == "gloo" else "cudnn")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started = []
     for rank in range(size):
-        command = [sys.executable, str(Path(ranks.__file__)), str(rank), str(folder)]
+        command = [sys.executable, str(Path(ranks.__file__)), str(rank), str(size), backend, str(folder)]
         with (folder / f"log{rank}.txt").open("wb") as log:
             started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
     try:
@@ -38,7 +62,15 @@ def results(torch, ranks, need_device, tmp_path_factory):
             process.wait()
     logs = "\n".join((folder / f"log{rank}.txt").read_text(errors="replace")[-2000:] for rank in range(size))
     assert codes == [0] * size, logs
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
+    files = [folder / f"rank{rank}.pt" for rank in range(size)]
+    return [torch.load(file, weights_only=False, map_location="cpu") for file in files]
+
+
+def of(results, size):
+    """Those of a group of some ranks."""
+    if len(results) < size:
+        pytest.skip(f"{len(results)} GPUs are no {size} ranks")
+    return results[:size]
 
 
 def near(torch, got, right, case=""):
@@ -57,7 +89,7 @@ def test_steps_are_those_of_the_whole_batch(torch, ranks, results, number, size)
     module = ranks.module_of(theirs, case)
     right = ranks.steps(module.double(), case, size, wide=True)
     for step, (y, dx, gradients, buffers) in enumerate(right):
-        mine = [result[size, case][step] for result in results[:size]]
+        mine = [result[size, case][step] for result in of(results, size)]
         assert near(torch, torch.cat([m[0] for m in mine]), y, case)
         assert near(torch, torch.cat([m[1] for m in mine]), dx, case)
         for at, wanted in enumerate(gradients):
@@ -110,7 +142,7 @@ def test_a_second_derivative_is_that_of_the_whole_batch(torch, ranks, results, s
     for case in ranks.TWICE:
         module = ranks.module_of(torch.nn.BatchNorm2d if case != "one axis" else torch.nn.BatchNorm1d, case)
         dx, *parameters = ranks.twice(module.double(), case, size, wide=True)
-        mine = [result["twice", size, case] for result in results[:size]]
+        mine = [result["twice", size, case] for result in of(results, size)]
         assert near(torch, torch.cat([m[0] for m in mine]), dx), case
         for at, wanted in enumerate(parameters):
             assert near(torch, sum(m[1 + at] for m in mine), wanted), case
