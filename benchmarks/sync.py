@@ -1,15 +1,18 @@
 """Throughput of `pybnorm.sync` against ``torch.nn.SyncBatchNorm``, and whether both are right, in one run.
 
 ``python -m benchmarks.sync --out DIR`` starts one process for each GPU; under ``torchrun`` it is one of them. Both
-sides use the same tensors, NCCL process group and stream, and take turns. Ours is measured in three settings:
+sides use the same tensors, NCCL process group and stream, and take turns. Ours is measured in four settings:
 
 reads
     The counts of the ranks are part of each message and read on the host, as PyTorch reads them.
 promised
     The counts are given to the constructor; nothing waits on the host.
 fixed
-    As ``promised``, and backward adds the ranks' sums in a fixed order.
+    As ``promised``, in ways whose bits repeat.
+module
+    ``pybnorm.torch.SyncBatchNorm`` with autograd, as PyTorch's own is measured; its layer is that of ``reads``.
 
+Rows are measured in an order in which every shape and dtype comes early, so that those left out for time are spread.
 With ``--backend onednn`` the ranks are CPU processes over gloo. PyTorch has no synchronized batch norm on the CPU, so
 this only shows that the script works.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import importlib
 import itertools
@@ -43,13 +47,13 @@ from pybnorm._arrays import CPU
 from pybnorm.errors import ArgumentError
 from pybnorm.sync import SyncBatchNorm
 
-__all__ = ["SHAPES", "SMALL_SHAPES", "main", "measure", "render", "verify"]
+__all__ = ["SHAPES", "SMALL_SHAPES", "main", "measure", "render", "rows_of", "verify"]
 
 SHAPES = ((32, 64, 112, 112), (32, 256, 56, 56), (32, 512, 28, 28), (32, 2048, 7, 7), (4, 256, 64, 64))
 """Of each rank: layers of an image network with an ordinary batch, and one of a detector with a small batch."""
 SMALL_SHAPES = ((4, 64, 14, 14), (2, 256, 7, 7))
 """For CPUs."""
-OURS = ("reads", "promised", "fixed")
+OURS = ("reads", "promised", "fixed", "module")
 TIMEOUT_SECONDS = 120
 _KINDS = {
     "sync-bench.json": _files.Kind("an earlier sync-bench.json", r'\{\s*"ranks": \d'),
@@ -77,6 +81,9 @@ class _Rank:
         )
         self.stream = self.torch.cuda.Stream() if self.gpu else None
         self.handle = pybnorm.Handle(backend, stream=self.stream.cuda_stream if self.stream is not None else None)
+        # One handle for the module too: each compiles what it calls, which takes longer than what is measured.
+        self.ours = importlib.import_module("pybnorm.torch.sync")
+        self.ours._handles[backend, rank if self.gpu else 0] = self.handle
 
     def close(self) -> None:
         self.handle.close()
@@ -183,24 +190,39 @@ def verify(rank: _Rank, dtype: str, layout: str) -> list[dict[str, Any]]:
         x, dy = (w[part].to(rank.device).contiguous(memory_format=memory) for w in (whole_x, whole_dy))
         theirs = errors(_pytorch(rank, x, dy, fresh(), whole_x, whole_dy, part))
         for kind in OURS:
-            counts = [(b - a) * 196 for a, b in itertools.pairwise(bounds)]
-            layer = rank.layer(channels, dtype, kind, counts)
-            weight, shift, running_mean, running_variance = fresh()
-            running = {"running_mean": running_mean, "running_variance": running_variance}
-            saved = {name: torch.empty_like(weight) for name in ("saved_mean", "saved_inv_variance")}
-            y, dx = torch.full_like(x, math.nan), torch.full_like(x, math.nan)
-            nbytes = layer.workspace_size("forward", x, weight, shift, y, **options, **running, **saved)
-            nbytes = max(nbytes, layer.workspace_size("backward", x, dy, weight, dx, **saved))
-            workspace = rank.workspace(nbytes)
-            layer.forward(x, weight, shift, y, **options, **running, **saved, workspace=workspace)
-            layer.backward(x, dy, weight, dx, **saved, workspace=workspace)
-            ours = errors({"y": y, "dx": dx} | running)
+            vectors_here = fresh()
+            if kind == "module":
+                got = _by_module(rank.ours.SyncBatchNorm, rank, x, dy, vectors_here)
+            else:
+                got = _by_layer(
+                    rank, dtype, kind, [(b - a) * 196 for a, b in itertools.pairwise(bounds)], x, dy, vectors_here
+                )
+            ours = errors(got)
             allowance = {"y": _ALLOWANCE[dtype], "dx": _ALLOWANCE[dtype]}
             good = all(e <= 4 * theirs[n] + allowance.get(n, _ALLOWANCE["f32"]) for n, e in ours.items())
             results.append(
                 {"dtype": dtype, "layout": layout, "kind": kind, "errors": ours, "torch": theirs, "good": good}
             )
     return results
+
+
+def _by_layer(
+    rank: _Rank, dtype: str, kind: str, counts: list[int], x: Any, dy: Any, vectors: list[Any]
+) -> dict[str, Any]:
+    """Results of `pybnorm.sync`, of memory that has NaN before."""
+    torch = rank.torch
+    weight, shift, running_mean, running_variance = vectors
+    layer = rank.layer(len(weight), dtype, kind, counts)
+    options: dict[str, Any] = {"epsilon": 1e-5, "exponential_average_factor": 0.25}
+    running = {"running_mean": running_mean, "running_variance": running_variance}
+    saved = {name: torch.empty_like(weight) for name in ("saved_mean", "saved_inv_variance")}
+    y, dx = torch.full_like(x, math.nan), torch.full_like(x, math.nan)
+    nbytes = layer.workspace_size("forward", x, weight, shift, y, **options, **running, **saved)
+    nbytes = max(nbytes, layer.workspace_size("backward", x, dy, weight, dx, **saved))
+    workspace = rank.workspace(nbytes)
+    layer.forward(x, weight, shift, y, **options, **running, **saved, workspace=workspace)
+    layer.backward(x, dy, weight, dx, **saved, workspace=workspace)
+    return {"y": y, "dx": dx} | running
 
 
 # 16 roundoffs of float32, in which statistics are kept and summed; one of a 16-bit result.
@@ -216,17 +238,23 @@ def _pytorch(rank: _Rank, x: Any, dy: Any, vectors: list[Any], whole_x: Any, who
     torch = rank.torch
     scale, bias, mean, variance = vectors
     if rank.gpu:
-        module = torch.nn.SyncBatchNorm(len(scale), eps=1e-5, momentum=0.25).to(rank.device)
-        module.weight.data, module.bias.data = scale, bias
-        module.running_mean, module.running_var = mean, variance
-        leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-        y = module(leaf)
-        (dx,) = torch.autograd.grad(y, leaf, dy)
-    else:
-        leaf = whole_x.clone().requires_grad_()
-        y = torch.nn.functional.batch_norm(leaf, mean, variance, scale, bias, True, 0.25, 1e-5)
-        (dx,) = torch.autograd.grad(y, leaf, whole_dy)
-        y, dx = y[part], dx[part]
+        return _by_module(torch.nn.SyncBatchNorm, rank, x, dy, vectors)
+    leaf = whole_x.clone().requires_grad_()
+    y = torch.nn.functional.batch_norm(leaf, mean, variance, scale, bias, True, 0.25, 1e-5)
+    (dx,) = torch.autograd.grad(y, leaf, whole_dy)
+    return {"y": y[part], "dx": dx[part], "running_mean": mean, "running_variance": variance}
+
+
+def _by_module(kind: Any, rank: _Rank, x: Any, dy: Any, vectors: list[Any]) -> dict[str, Any]:
+    """Results of a synchronized module, PyTorch's or ours."""
+    torch = rank.torch
+    scale, bias, mean, variance = vectors
+    module = kind(len(scale), eps=1e-5, momentum=0.25).to(rank.device)
+    module.weight.data, module.bias.data = scale, bias
+    module.running_mean, module.running_var = mean, variance
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = module(leaf)
+    (dx,) = torch.autograd.grad(y, leaf, dy)
     return {"y": y, "dx": dx, "running_mean": mean, "running_variance": variance}
 
 
@@ -266,7 +294,7 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
         running = {"running_mean": mean, "running_variance": variance}
         saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv}
         extra = {}
-        for kind in OURS:
+        for kind in OURS[:-1]:
             layer = rank.layer(channels, dtype, kind, [elements] * rank.size)
             nbytes = layer.workspace_size("forward", x, scale, bias, y, **running, **saved)
             nbytes = max(nbytes, layer.workspace_size("backward", x, dy, scale, dx, dscale, dbias, **saved))
@@ -280,14 +308,14 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
                     x, dy, scale, dx, dscale, dbias, **saved, workspace=w
                 ),
             }
-        if rank.gpu:
-            module = torch.nn.SyncBatchNorm(channels).to(rank.device)
+        modules = {"module": rank.ours.SyncBatchNorm} | ({"torch": torch.nn.SyncBatchNorm} if rank.gpu else {})
+        for name, kind in modules.items():
+            module = kind(channels).to(rank.device)
             leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-            output = module(leaf)
-            wanted = (leaf, module.weight, module.bias)
-            sides["torch"] = {
-                "forward": lambda: module(leaf),
-                "backward": lambda: torch.autograd.grad(output, wanted, dy, retain_graph=True),
+            output, wanted = module(leaf), (leaf, module.weight, module.bias)
+            sides[name] = {
+                "forward": functools.partial(module, leaf),
+                "backward": functools.partial(torch.autograd.grad, output, wanted, dy, retain_graph=True),
             }
         times: dict[tuple[str, str], list[float]] = {}
         for side in sides.values():
@@ -346,7 +374,38 @@ def render(result: dict[str, Any]) -> str:
         theirs = row["seconds"].get("torch")
         cells.append((f"{theirs['forward'] * 1e6:.0f}/{theirs['backward'] * 1e6:.0f}" if theirs else "-").rjust(18))
         lines.append(f"{'x'.join(map(str, row['shape'])):<18}{row['dtype'] + ' ' + row['layout']:<10}" + "".join(cells))
+    if result["left_out"]:
+        lines.append(f"left out for time: {', '.join(result['left_out'])}")
+    lines.append(_verdict(result))
     return "\n".join(lines)
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    """Whether it is right, and how its time compares, in one line."""
+    wrong = sum(not row["good"] for row in result["correctness"])
+    said = [f"{wrong} of {len(result['correctness'])} results WRONG" if wrong else "all results right"]
+    rows = [row for row in result["speed"] if "ratios" in row]
+    for kind in OURS if rows else ():
+        ratios = [row["ratios"][kind]["both"] for row in rows]
+        slower = sum(ratio > 1 for ratio in ratios)
+        said.append(f"{kind} {statistics.geometric_mean(ratios):.2f}, {slower} of {len(rows)} rows above 1")
+    if not rows:
+        said.append("no row has PyTorch's time" if result["device"] != "CPU" else "PyTorch has none on the CPU")
+    return f"time over PyTorch's (geometric mean): {'; '.join(said[1:])}; {said[0]}"
+
+
+def rows_of(shapes: Sequence[Any], kinds: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Every shape with every kind, in an order in which each of both comes early.
+
+    Parameters
+    ----------
+    shapes, kinds : sequence
+
+    Returns
+    -------
+    list of tuple
+    """
+    return [(shape, kinds[(i + turn) % len(kinds)]) for turn in range(len(kinds)) for i, shape in enumerate(shapes)]
 
 
 def _work(options: argparse.Namespace) -> int:
@@ -356,15 +415,15 @@ def _work(options: argparse.Namespace) -> int:
     kinds = [(d, y) for d in (("f32", "f16", "bf16") if rank.gpu else ("f32", "bf16")) for y in ("nchw", "nhwc")]
     correctness = [row for dtype, layout in kinds for row in verify(rank, dtype, layout)]
     speed, left_out = [], []
-    for shape in shapes:
-        for dtype, layout in kinds:
-            # One rank's clock decides, so that all ranks measure the same cases.
-            late = rank.torch.tensor([time.monotonic() - start], device=rank.device)
-            rank.group.broadcast(late, 0)
-            if late.item() > options.seconds:
-                left_out.append(f"{'x'.join(map(str, shape))} {dtype} {layout}")
-            else:
-                speed.append(measure(rank, shape, dtype, layout, options.repeats, options.calls))
+    for shape, (dtype, layout) in rows_of(shapes, kinds):
+        # One rank's clock decides, so that all ranks measure the same cases.
+        late = rank.torch.tensor([time.monotonic() - start], device=rank.device)
+        rank.group.broadcast(late, 0)
+        if late.item() > options.seconds:
+            left_out.append(f"{'x'.join(map(str, shape))} {dtype} {layout}")
+        else:
+            speed.append(measure(rank, shape, dtype, layout, options.repeats, options.calls))
+    speed.sort(key=lambda row: (shapes.index(tuple(row["shape"])), kinds.index((row["dtype"], row["layout"]))))
     library = rank.handle.library
     good = all(row["good"] for row in correctness)
     if rank.rank == 0:
@@ -386,8 +445,6 @@ def _work(options: argparse.Namespace) -> int:
             with _files.replaced("--out", pathlib.Path(options.out, name), _KINDS[name]) as file:
                 file.write(content.encode() + b"\n")
         print(text)
-        if left_out:
-            print(f"left out for time: {', '.join(left_out)}")
     rank.close()
     return 0 if good else 1
 
@@ -409,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder for sync-bench.json and sync-bench.txt")
     parser.add_argument("--backend", default="cudnn", choices=pybnorm.backends())
     parser.add_argument("--ranks", type=int, default=2, help="processes to start; torchrun's own number under it")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")
     parser.add_argument("--seconds", type=float, default=120, help="start no further measurement after this time")
     options = parser.parse_args(arguments)
