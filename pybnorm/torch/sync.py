@@ -38,15 +38,19 @@ class _Ranks:
             if key not in _handles:
                 _handles[key] = Handle(key[0])
             self.handle = _handles[key]
-            self.handle.follow_stream(x)
+            self._follow(x)
             self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype, deterministic=deterministic)
         if not on_cpu:
             self.layer._room = functools.partial(_room, x.device)
 
     def call(self, name: str, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> None:
         """``forward`` or ``backward`` on PyTorch's current stream, with a workspace from its allocator."""
-        self.handle.follow_stream(x)
+        self._follow(x)
         getattr(self.layer, name)(x, *arrays, **options)
+
+    def _follow(self, x: torch.Tensor) -> None:
+        if not self.handle.follow_stream(x) and x.is_cuda:  # PyTorch before 2.10 does not say it in C
+            self.handle.set_stream(torch.cuda.current_stream(x.device).cuda_stream)
 
 
 def _room(device: torch.device, nbytes: int) -> tuple[tuple[int, int], torch.Tensor]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,6 +136,21 @@ def test_without_a_group_it_is_batch_norm(torch, ours, ranks, device):
     x = ranks.batch(case, 2, 0)[0].to(device)
     right = ranks.module_of(torch.nn.BatchNorm2d, case).to(device)(x)
     assert near(torch, mine(x), right)
+
+
+def test_the_stream_is_followed_also_where_pytorch_does_not_say_it_in_c(torch, ours, monkeypatch):
+    """A double of a GPU: PyTorch before 2.10, and a tensor on another stream than the handle's."""
+    from pybnorm.torch import sync
+
+    log = []
+    made = object.__new__(sync._Ranks)
+    made.handle = SimpleNamespace(follow_stream=lambda x: x.said, set_stream=lambda stream: log.append(stream))
+    made.layer = SimpleNamespace(forward=lambda x: log.append("forward"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=device + 70))
+    for said, on_gpu, right in ((False, True, [71, "forward"]), (True, True, ["forward"]), (False, False, ["forward"])):
+        log.clear()
+        made.call("forward", SimpleNamespace(said=said, is_cuda=on_gpu, device=1))
+        assert log == right
 
 
 @pytest.mark.parametrize("size", [2, 3])
