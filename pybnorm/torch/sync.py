@@ -13,9 +13,8 @@ from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
 from pybnorm.torch import calls
-from pybnorm.torch.autograd import _transformed
 from pybnorm.torch.calls import Gradients, Optional
-from pybnorm.torch.derivatives import applied, second
+from pybnorm.torch.derivatives import Function, second
 from pybnorm.torch.modules import _BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -58,7 +57,7 @@ def _room(device: torch.device, nbytes: int) -> tuple[tuple[int, int], torch.Ten
     return (memory.data_ptr(), nbytes), memory
 
 
-class _Synchronized(torch.autograd.Function):
+class _Synchronized(torch.autograd.Function):  # which says under torch.func that it is not for that
     """Batch norm by the statistics of all ranks' batches."""
 
     @staticmethod
@@ -83,7 +82,7 @@ class _Synchronized(torch.autograd.Function):
         eps, ranks = ctx.rest
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            found = applied(_Differentiate)(x, dy, weight, mean, inverse, (eps, wanted, ranks))
+            found = _Differentiate.apply(x, dy, weight, mean, inverse, (eps, wanted, ranks))
         else:
             found = _differentiate(x, dy, weight, mean, inverse, wanted, ranks)
         dx, dweight, dbias = found
@@ -104,7 +103,7 @@ def _differentiate(
     return dx, dweight, dbias
 
 
-class _Differentiate(torch.autograd.Function):
+class _Differentiate(Function):
     """The first derivative by the library; its own is that of the formula, in which sums are those of all ranks."""
 
     @staticmethod
@@ -129,7 +128,7 @@ class _Differentiate(torch.autograd.Function):
         return *second(leaves, gradients, mean, inverse, eps, True, total), None, None, None
 
 
-class _Total(torch.autograd.Function):
+class _Total(Function):
     """The sum of all ranks' tensors, on which each rank's depends."""
 
     @staticmethod
@@ -154,12 +153,9 @@ def _synchronized(
     ranks = joined.get(key)
     if ranks is None:
         ranks = joined[key] = _Ranks(group, x, deterministic)
-    apply = _Synchronized.apply if _transformed() else _apply  # the first says what it is that it does not do
-    y: torch.Tensor = apply(x, module.weight, module.bias, mean, variance, (momentum, module.eps, ranks))
+    rest = momentum, module.eps, ranks
+    y: torch.Tensor = _Synchronized.apply(x, module.weight, module.bias, mean, variance, rest)
     return y
-
-
-_apply = applied(_Synchronized)
 
 
 if hasattr(getattr(torch, "compiler", None), "disable"):  # PyTorch 1 has no compiler; a collective is none of a graph
