@@ -61,7 +61,7 @@ def batch_norm_relu(
     direct = kernels.get("cuda") if training else None
     vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
     if direct is None:
-        if not _vectors(x, vectors, _ALIGNMENT):
+        if not fits(x, vectors) or any([v.data_ptr() % _ALIGNMENT for v in vectors]):  # type: ignore[union-attr]
             return None
     elif any([v is None or v.dtype is not torch.float32 for v in vectors]):  # what else they refuse Python copies
         return None
@@ -78,8 +78,12 @@ def batch_norm_relu(
 
 
 def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
-    """Whether dtypes, shapes and memory formats are those of fused plans; addresses are not looked at."""
-    return _data(x) and _vectors(x, vectors)
+    """Whether dtypes, shapes and memory formats are those of fused plans; addresses, which compilers have not, are not
+    looked at.
+    """
+    return _data(x) and all(
+        [v is not None and v.dtype is torch.float32 and v.is_contiguous() and v.device == x.device for v in vectors]
+    )
 
 
 def _data(x: torch.Tensor) -> bool:
@@ -89,19 +93,6 @@ def _data(x: torch.Tensor) -> bool:
         and x.dim() in _LAYOUTS
         and x.is_contiguous(memory_format=_LAYOUTS[x.dim()])
         and x.numel() > x.shape[1]  # of one value in a channel batch_norm says what is wrong
-    )
-
-
-def _vectors(x: torch.Tensor, vectors: Sequence[Optional], alignment: int = 1) -> bool:
-    return all(
-        [
-            v is not None
-            and v.dtype is torch.float32
-            and v.is_contiguous()
-            and v.device == x.device
-            and not v.data_ptr() % alignment
-            for v in vectors
-        ]
     )
 
 

@@ -395,3 +395,14 @@ def test_plans_that_must_be_known_while_a_graph_is_captured(torch, joined, devic
     assert joined.fused._plans_of(*question) is None
     with pytest.raises(pybnorm.ArgumentError, match="the first call of its kind while a graph is captured"):
         joined.fused._plans_of(*question, known=True)
+
+
+def test_compilers_see_whether_plans_fit(torch, joined, device, monkeypatch):
+    """They have no addresses: a question for one would end a graph that must be whole."""
+    monkeypatch.setattr(joined.fused, "_data", lambda x: True)
+    x, vector = drawn(torch, device, *SHAPE), drawn(torch, device, SHAPE[1])
+    call = torch.compile(
+        lambda x, vector: x + 1 if joined.fused.fits(x, (vector,)) else x, backend="eager", fullgraph=True
+    )
+    assert torch.equal(call(x, vector), x + 1)
+    assert torch.equal(call(x, vector.half()), x)
