@@ -1,8 +1,11 @@
 """The table that auto takes its ways from, made from sweeps; and where PyTorch's own kernels are faster.
 
     python -m benchmarks.rules store docs/results/h200-sweep.txt sweep.jsonl...  keeps what `benchmarks.sweep` wrote
-    python -m benchmarks.rules write docs/results/h200-sweep.txt                 makes files of the package
-    python -m benchmarks.rules report docs/results/h200-sweep.txt                says what they gain on shapes held out
+    python -m benchmarks.rules write                                             makes files of the package
+    python -m benchmarks.rules report                                            says what they gain on shapes held out
+
+One table is made from the sweeps of all devices (`STORED`): they are of one architecture, and on shapes held out it
+loses less on each than a table from that device's sweep alone.
 
 The model is a small tree for each operation, layout and kind of statistics: at each step the one bound of one size is
 taken that saves most, and a leaf has the way with the least loss over its shapes, measured ones and those between them
@@ -11,7 +14,7 @@ logarithm of its time over the fastest one's, and once more where it is slower t
 much a step must save is found by cross-validation: trees from some shapes are judged on others. A leaf is a rule; a way
 that cannot be built for a call leaves the call to the next rules, here as in the library.
 
-The files are rules_h200.h, which rules.h includes in front of its own rules, and faster.py of `pybnorm.torch`.
+The files are rules_swept.h, which rules.h includes in front of its own rules, and faster.py of `pybnorm.torch`.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ __all__ = [
     "faster_source",
     "header",
     "learn",
+    "left",
     "load",
     "made",
     "report",
@@ -51,7 +55,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[1]
-HEADER = ROOT / "pybnorm" / "backends" / "cudnn" / "rules_h200.h"
+HEADER = ROOT / "pybnorm" / "backends" / "cudnn" / "rules_swept.h"
 FASTER = ROOT / "pybnorm" / "torch" / "faster.py"
 OPERATIONS = {
     "train": "PBN_OP_FORWARD_TRAINING",
@@ -62,7 +66,7 @@ LEAST_ROWS = 6
 """In a leaf."""
 DEPTH = 6
 FOLDS = 5
-NEED = 0.3
+NEED = 0.8
 """What a split must save, in sums of logarithms: of `NEEDS` what loses least on shapes held out, as the report says."""
 NEEDS = (0.3, 0.8, 1.6)
 NAMED = 4.0
@@ -155,6 +159,7 @@ CLASSES = tuple(
 Training that saves no statistics is not measured, and goes as training that does, by the ways that are stable then."""
 Ints = npt.NDArray[np.intp]
 Box = tuple[frozenset[str], tuple[tuple[str, int, int], ...], tuple[tuple[str, int], ...]]
+"""Dtypes, spans, and divisors, of which a negative one does not divide."""
 ANY: Box = (frozenset(("f32", "f16", "bf16")), (), ())
 
 
@@ -243,21 +248,39 @@ class _Tree:
         saved = self._sums(index).min() - self._held(sums, numbers).min(1)
         saved -= self._held(losses.sum(0) - sums, known.sum(0) - numbers).min(1)
         saved[np.minimum(counts, len(index) - counts) < self.least] = -1
-        best = int(saved.argmax())
+        best = _first(saved)
         return float(saved[best]), best
 
     def _pair(self, index: Ints) -> tuple[float, int]:
         """As `_split`, of two splits in a row, where one alone saves nothing; half of what both save."""
-        found = (-1.0, 0)
-        for i, mask in enumerate(self.masks):
-            inside = mask[index]
-            if min(inside.sum(), len(index) - inside.sum()) < self.least:
-                continue
-            left, right = index[inside], index[~inside]
-            saved = self._sums(index).min() - self._sums(left).min() - self._sums(right).min()
-            saved += max(self._split(left)[0], self._split(right)[0], 0.0)
-            found = max(found, (float(saved) / 2, i), key=lambda one: one[0])
-        return found
+        counts = self.masks[:, index].sum(1)
+        tried = np.flatnonzero(np.minimum(counts, len(index) - counts) >= self.least)
+        if not len(tried):
+            return -1.0, 0
+        inside = self.masks[np.ix_(tried, index)] * 1.0
+        # By row, way and what is summed: losses, whether the way is there, rows. Then also by split, and by two splits.
+        rows = np.stack((self.losses[index], self.known[index], np.ones((len(index), len(self.ways)))), 2)
+        whole, one = rows.sum(0), np.einsum("in,nws->iws", inside, rows, optimize=True)
+        two = np.stack([(inside * rows[:, way, what]) @ inside.T for way, what in np.ndindex(*whole.shape[:2])], -1)
+        two = two.reshape(len(tried), len(tried), *whole.shape)
+        saved, more = self._least(whole) - self._least(one) - self._least(whole - one), np.zeros(len(tried))
+        for half, part in ((one, two), (whole - one, one[None] - two)):
+            rest = half[:, None] - part
+            gains = self._least(half)[:, None] - self._least(part) - self._least(rest)
+            gains[np.minimum(part[..., 0, 2], rest[..., 0, 2]) < self.least] = 0.0
+            more = np.maximum(more, gains.max(1))
+        best = _first(saved + more)
+        return float(saved[best] + more[best]) / 2, int(tried[best])
+
+    def _least(self, sums: Array64) -> Array64:
+        """The loss of the best way, by sums of losses and of rows that have the way."""
+        best: Array64 = self._held(sums[..., 0], sums[..., 1]).min(-1)
+        return best
+
+
+def _first(saved: Array64) -> int:
+    """Of the greatest, where sums in another order of the same numbers are equal."""
+    return int(saved.round(9).argmax())
 
 
 def _bounds(low: int, high: int) -> list[int]:
@@ -272,9 +295,10 @@ def _within(box: Box, what: tuple[Any, ...], *, inside: bool) -> Box:
     dtypes, spans, divisors = box
     if what[0] == "dtypes":
         return (dtypes & what[1] if inside else dtypes - what[1]), spans, divisors
-    if what[0] == "divisor":  # a box cannot say "not divisible": that side's rule comes after the other's
-        others = tuple(one for one in divisors if one[0] != what[1] or what[2] % one[1])
-        return dtypes, spans, ((*others, what[1:]) if inside else divisors)
+    if what[0] == "divisor":
+        _, name, number = what
+        others = tuple(one for one in divisors if one[0] != name or one[1] < 0 or number % one[1])
+        return dtypes, spans, ((*others, (name, number)) if inside else (*divisors, (name, -number)))
     _, name, bound = what
     low, below = next(((a, b) for n, a, b in spans if n == name), (0, 0))
     kept = tuple(span for span in spans if span[0] != name)
@@ -342,6 +366,7 @@ def _cost(row: Row, way: str, other: str, fast: bool) -> float:
 
 def _rule(kind: _Class, box: Box, way: str, why: str) -> Rule:
     dtypes, spans, divisors = box
+    divisors = tuple(one for one in divisors if one[1] > 0)  # the rules for what they divide come before
     saved = kind.saved
     ordered = tuple(sorted(spans, key=lambda span: SIZES.index(span[0])))
     return Rule(kind.operation, dtypes, kind.layout, way, saved, kind.fast, ordered, divisors, why)
@@ -363,22 +388,26 @@ def _why(rows: Sequence[Row], way: str, fast: bool) -> str:
 # ---------------------------------------------------------------- what it gains
 
 
-def folds(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Rows to learn from and others to judge by, of different shapes."""
-    shapes = list(dict.fromkeys(row.shape for row in rows if not row.named))
+def folds(sweeps: Sequence[Sweep]) -> Iterator[tuple[list[Sweep], list[Row]]]:
+    """Sweeps to learn from and rows to judge by, of different shapes."""
+    shapes = list(dict.fromkeys(row.shape for sweep in sweeps for row in sweep.rows if not row.named))
     for i in range(FOLDS):
         held = set(shapes[i::FOLDS])
-        yield [row for row in rows if row.shape not in held], [row for row in rows if row.shape in held]
+        some = [replace(sweep, rows=[row for row in sweep.rows if row.shape not in held]) for sweep in sweeps]
+        yield some, [row for sweep in sweeps for row in sweep.rows if row.shape in held]
 
 
-def held_out(rows: Sequence[Row], need: float) -> tuple[float, list[tuple[Row, str, str]]]:
-    """(mean loss, rows with the ways that auto and fast take) of shapes that the table was not made from."""
-    found: list[tuple[Row, str, str]] = []
-    for some, others in folds(rows):
-        rules = learn(some, need, list(times.between(some, times.fit(some))))
-        found += [(row, chosen(rules, row), chosen(rules, row, fast=True)) for row in others]
-    losses = [_cost(row, way, SPATIAL, False) for row, way, _ in found]
-    return sum(losses) / max(len(losses), 1), found
+def held_out(sweeps: Sequence[Sweep], need: float) -> Iterator[tuple[Row, str, str, bool]]:
+    """Rows of shapes that the table was not made from, the ways of auto and fast, and whether PyTorch takes it."""
+    for some, others in folds(sweeps):
+        rules = learn(_rows(some), need, [row for one in some for row in times.between(one.rows, times.fit(one.rows))])
+        boxes = faster(_rows(some), rules)
+        for row in others:
+            yield row, chosen(rules, row), chosen(rules, row, fast=True), left(boxes, row)
+
+
+def _rows(sweeps: Iterable[Sweep]) -> list[Row]:
+    return [row for sweep in sweeps for row in sweep.rows]
 
 
 @dataclass(frozen=True)
@@ -426,62 +455,80 @@ def _best(fast: bool) -> Callable[[Row], str]:
     return lambda row: min(row.ways(fast), key=lambda way: row.us[way], default=SPATIAL)
 
 
-def report(sweep: Sweep) -> str:
+def report(sweeps: Sequence[Sweep]) -> str:
     """Lines about the table: on the shapes that it was made from, and on shapes held out."""
-    rows = sweep.rows
-    rules = rules_of(sweep)
-    judged = {need: held_out(rows, need) for need in NEEDS}
-    out = judged[NEED][1]
-    autos = {id(row): way for row, way, _ in out}
-    fasts = {id(row): way for row, _, way in out}
-    drawn, named = [row for row in rows if not row.named], [row for row in rows if row.named]
-    torch = sweep.head["torch"]
+    rules = rules_of(sweeps)
+    judged = {need: list(held_out(sweeps, need)) for need in NEEDS}
+    losses = {
+        need: statistics.fmean(_cost(row, way, SPATIAL, False) for row, way, *_ in judged[need]) for need in NEEDS
+    }
     lines = [
+        f"{len(rules)} rules. Loss on shapes held out, by what a split must save: "
+        + ", ".join(f"{need:g}: {loss:.4f}" for need, loss in losses.items())
+    ]
+    boxes = faster(_rows(sweeps), rules)
+    lines.append(f'{len(boxes)} boxes of what is left to PyTorch by prefer="fastest"')
+    out = {id(row): (auto, fast, gone) for row, auto, fast, gone in judged[NEED]}
+    return "\n".join(itertools.chain(lines, *(["", *_of_device(sweep, rules, boxes, out)] for sweep in sweeps)))
+
+
+def _of_device(
+    sweep: Sweep, rules: Sequence[Rule], boxes: Sequence[Left], out: dict[int, tuple[str, str, bool]]
+) -> Iterator[str]:
+    """Lines of the report; `out` has what is taken by tables that were made without a row's shape."""
+    drawn, named = [row for row in sweep.rows if not row.named], [row for row in sweep.rows if row.named]
+    torch = sweep.head["torch"]
+    choices: list[tuple[str, Callable[[Row], str], bool]] = [
+        ("auto when swept", lambda row: row.auto.partition("+")[0], False),
+        ("auto of this table", lambda row: chosen(rules, row), False),
+        ("auto, shapes held out", lambda row: out[id(row)][0], False),
+        ("the fastest way auto may take", _best(False), False),
+        ("fast when swept", lambda row: row.fast.partition("+")[0], True),
+        ("fast of this table", lambda row: chosen(rules, row, True), True),
+        ("fast, shapes held out", lambda row: out[id(row)][1], True),
+        ("the fastest way of all", _best(True), True),
+    ]
+    yield (
         f"{sweep.head['device']}, {' '.join(map(str, sweep.head['library']))}, PyTorch {torch.get('version', 'none')}, "
         f"{sweep.head['date']}: {len(drawn)} rows of {len({row.shape for row in drawn})} random shapes "
-        f"({sweep.head['shapes']}), {len(named)} of layers of networks",
-        f"{len(rules)} rules. Loss on shapes held out, by what a split must save: "
-        + ", ".join(f"{need:g}: {loss:.4f}" for need, (loss, _) in judged.items()),
-        "Speed over PyTorch's, geometric mean:",
-        f"  auto when swept               {score(drawn, lambda row: row.auto.partition('+')[0])}",
-        f"  auto of this table            {score(drawn, lambda row: chosen(rules, row))}",
-        f"  auto, shapes held out         {score(drawn, lambda row: autos[id(row)])}",
-        f"  the fastest way auto may take {score(drawn, _best(False))}",
-        f"  fast when swept               {score(drawn, lambda row: row.fast.partition('+')[0], True)}",
-        f"  fast of this table            {score(drawn, lambda row: chosen(rules, row, True), True)}",
-        f"  fast, shapes held out         {score(drawn, lambda row: fasts[id(row)], True)}",
-        f"  the fastest way of all        {score(drawn, _best(True), True)}",
-    ]
-    if named:
-        lines += [
-            f"  networks: auto when swept     {score(named, lambda row: row.auto.partition('+')[0])}",
-            f"  networks: auto of this table  {score(named, lambda row: chosen(rules, row))}",
-        ]
-    lines.append("By operation, layout and dtype, shapes held out:")
+        f"({sweep.head['shapes']}), {len(named)} of layers of networks"
+    )
+    yield "Speed over PyTorch's, geometric mean:"
+    for name, choice, fast in choices:
+        yield f"  {name:29} {score(drawn, choice, fast)}"
+    for name, choice, fast in choices[:2] if named else ():
+        yield f"  {'networks: ' + name:29} {score(named, choice, fast)}"
+    yield 'With prefer="fastest", where PyTorch\'s kernel may take the call:'
+    some = [row for row in drawn if comparable(row)]
+    yield f"  {'without it':29} {score(some, lambda row: out[id(row)][0])}"
+    yield f"  {'shapes held out':29} {score(some, lambda row: 'torch' if out[id(row)][2] else out[id(row)][0])}"
+    for name, of in (("of this table", drawn), ("networks: of this table", named)):
+        some = [row for row in of if comparable(row)]
+        yield f"  {name:29} {score(some, lambda row: 'torch' if left(boxes, row) else chosen(rules, row))}"
+    yield "By operation, layout and dtype, shapes held out:"
     for operation, layout, dtype in itertools.product(OPERATIONS, ("nchw", "nhwc"), ("f32", "f16", "bf16")):
         some = [r for r in drawn if (r.operation, r.layout, r.dtype) == (operation, layout, dtype) and r.saved]
         if some:
-            lines.append(f"  {operation:8} {layout} {dtype:4} {score(some, lambda row: autos[id(row)])}")
+            yield f"  {operation:8} {layout} {dtype:4} {score(some, lambda row: out[id(row)][0])}"
     lost = [row for row in drawn if row.torch and row.torch / min(row.us[w] for w in row.ways(False)) < NEAR]
-    lines.append(f"Rows below {NEAR} whatever way auto takes: {len(lost)}")
+    yield f"Rows below {NEAR} whatever way auto takes: {len(lost)}"
     for row in sorted(lost, key=lambda row: (row.torch or 0) / min(row.us[w] for w in row.ways(False))):
         way = _best(False)(row)
         dims = "x".join(map(str, row.shape))
         ratio = (row.torch or 0) / row.us[way]
-        lines.append(f"  {ratio:.2f} {row.operation:8} {row.dtype:4} {row.layout} {dims:20} {way} {row.us[way]:g} us")
-    return "\n".join(lines)
+        yield f"  {ratio:.2f} {row.operation:8} {row.dtype:4} {row.layout} {dims:20} {way} {row.us[way]:g} us"
 
 
 # ---------------------------------------------------------------- files of the package
 
 
-def header(rules: Sequence[Rule], sweep: Sweep, source: str) -> str:
+def header(rules: Sequence[Rule], sweeps: Sequence[Sweep], sources: Sequence[str]) -> str:
     """C: rows of an array of ``rule``."""
-    label, *version = sweep.head["library"]
-    lines = [
-        "/* Made by `python -m benchmarks.rules write` from " + source + ", which has the times:",
-        f" * {sweep.head['device']}, {label} {'.'.join(map(str, version))}, {sweep.head['date']}. */",
-    ]
+    lines = ["/* Made by `python -m benchmarks.rules write` from times in"]
+    for sweep, source in zip(sweeps, sources, strict=True):
+        label, *version = sweep.head["library"]
+        what = f"{sweep.head['device']}, {label} {'.'.join(map(str, version))}, {sweep.head['date']}"
+        lines.append(f" * {source}: {what}{'. */' if sweep is sweeps[-1] else ','}")
     for rule in rules:
         names = {"f32": "SINGLE", "f16": "HALVES", "bf16": "HALVES"}
         dtypes = " | ".join(sorted({names[name] for name in rule.dtypes}))
@@ -519,7 +566,8 @@ def _wrapped(parts: Sequence[str], why: str) -> list[str]:
 
 TORCH_NAMES = {"train": "training", "infer": "inference", "backward": "backward"}
 DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-GAIN = math.log(1 / NEAR)
+LOST = 0.1
+"""What a row that is slower than PyTorch's costs besides."""
 
 
 def comparable(row: Row) -> bool:
@@ -539,55 +587,79 @@ def comparable(row: Row) -> bool:
     return not (row.operation == "infer" and not row.first and row.dtype == "f32")
 
 
-def faster(rows: Sequence[Row], rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
-    """Boxes where PyTorch takes less time than what auto takes by these rules, by `NEAR` at least."""
-    boxes: list[tuple[Any, ...]] = []
+Left = tuple[str, bool, tuple[str, ...], dict[str, tuple[int, int]], bool | None]
+"""A box: operation, whether memory is channels-first, dtypes, spans by size, and whether an image's channels at one
+position fill whole 16 bytes; None: either."""
+LEFT_SIZES, WHOLE = ("images", "channels", "size", "kilobytes"), ("channel_bytes", 16)
+
+
+def faster(rows: Sequence[Row], rules: Sequence[Rule]) -> list[Left]:
+    """Boxes where PyTorch takes less time than what auto takes by these rules.
+
+    What is left to PyTorch costs what ours would have saved; what is not costs `LOST` if it is slower.
+    """
+    boxes: list[Left] = []
     for operation, first in itertools.product(OPERATIONS, (True, False)):
         some = [row for row in rows if row.operation == operation and row.first == first and comparable(row)]
         some = [row for row in some if chosen(rules, row) in row.us]
         if len(some) < 2 * LEAST_ROWS:
             continue
-        # A box must save more than what PyTorch's being a little slower elsewhere costs.
-        losses = np.array(
-            [[0.0, math.log((row.torch or 0) / row.us[chosen(rules, row)]) + GAIN] for row in some], np.float64
-        )
+        ratios = np.array([math.log((row.torch or 0) / row.us[chosen(rules, row)]) for row in some])
+        losses = np.stack((LOST * (ratios < math.log(NEAR)), ratios), 1)
         splits = [frozenset((name,)) for name in ("f32", "bf16")]
-        known, sizes = np.ones(losses.shape, np.bool_), ("images", "channels", "size", "kilobytes")
-        tree = _Tree(some, ("ours", "torch"), losses, known, NEED, sizes, {}, splits)
-        for (dtypes, spans, _), way, index in tree.leaves:
-            gains = [-float(losses[i][1]) for i in index]
-            if way == "torch" and statistics.median(gains) > 0 and sum(gain > 0 for gain in gains) >= 0.8 * len(gains):
-                boxes.append(
-                    (
-                        operation,
-                        first,
-                        tuple(sorted({some[i].dtype for i in index} & dtypes)),
-                        dict((n, (a, b)) for n, a, b in spans),
-                    )
-                )
+        whole: dict[str, tuple[int, ...]] = {WHOLE[0]: WHOLE[1:]}
+        tree = _Tree(some, ("ours", "torch"), losses, np.ones(losses.shape, np.bool_), NEED, LEFT_SIZES, whole, splits)
+        for (dtypes, spans, divisors), way, index in tree.leaves:
+            if way == "torch":
+                names = tuple(sorted({some[i].dtype for i in index} & dtypes))
+                bounds = {name: (low, below) for name, low, below in spans}
+                boxes.append((operation, first, names, bounds, divisors[0][1] > 0 if divisors else None))
     return boxes
 
 
-def faster_source(boxes: Sequence[tuple[Any, ...]], sweep: Sweep) -> str:
-    """Python: the table of the boxes."""
+def left(boxes: Iterable[Left], row: Row) -> bool:
+    """Whether ``prefer="fastest"`` leaves a call to PyTorch."""
+    return comparable(row) and any(
+        (operation, first) == (row.operation, row.first)
+        and row.dtype in dtypes
+        and all(low <= row.value(name) < (below or math.inf) for name, (low, below) in spans.items())
+        and whole in (None, row.value(WHOLE[0]) % WHOLE[1] == 0)
+        for operation, first, dtypes, spans, whole in boxes
+    )
+
+
+def faster_source(boxes: Sequence[Left], sweeps: Sequence[Sweep]) -> str:
+    """Python: the table of the boxes.
+
+    Raises
+    ------
+    ValueError
+        The sweeps are of different versions.
+    """
     if not boxes:
         return "MEASURED: tuple[Any, ...] = ()\n"
-    version = ".".join(sweep.head["torch"]["version"].split(".")[:2])
-    library = ".".join(map(str, sweep.head["library"][1:3]))
+    versions = {
+        (".".join(sweep.head["torch"]["version"].split(".")[:2]), ".".join(map(str, sweep.head["library"][1:3])))
+        for sweep in sweeps
+    }
+    if len(versions) != 1:
+        raise ValueError(f"sweeps of different versions: {sorted(versions)}")
     lines = ["MEASURED: tuple[Any, ...] = (", "    ("]
-    lines += [f'        "{word}",' for word in (sweep.head["device"], version, library)]
+    devices = ", ".join(f'"{sweep.head["device"]}"' for sweep in sweeps)
+    lines += [f"        ({devices}{',' * (len(sweeps) == 1)}),"]
+    lines += [f'        "{word}",' for version in versions for word in version]
     found = []
-    for operation, first, dtypes, spans in boxes:
+    for operation, first, dtypes, spans, whole in boxes:
         names = ", ".join(f'"{DTYPE_NAMES[name]}"' for name in dtypes) + ("," if len(dtypes) == 1 else "")
         parts = [f'"{TORCH_NAMES[operation]}"', f"({names})", '"first"' if first else '"last"']
         for name in ("images", "channels", "size"):
             low, below = spans.get(name, (0, 0))
             parts.append(f"({max(low, 1)}, {below - 1 if below else '1 << 40'})")
         low, below = spans.get("kilobytes", (0, 0))
-        parts.append(f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else '1e9'})")
+        parts += [f"({low * 1024 / 1e6!r}, {below * 1024 / 1e6 if below else '1e9'})", str(whole)]
         line = f"            ({', '.join(parts)}),"
-        whole = ["            (", *(f"                {part}," for part in parts), "            ),"]
-        found += [line] if len(line) <= 120 else whole
+        lines_of = ["            (", *(f"                {part}," for part in parts), "            ),"]
+        found += [line] if len(line) <= 120 else lines_of
     alone = f"        ({found[0].strip()}),"
     lines += [alone] if len(found) == 1 and len(alone) <= 120 else ["        (", *found, "        ),"]
     return "\n".join([*lines, "    ),", ")"]) + "\n"
@@ -597,44 +669,49 @@ KNOWN = (Rule("train", frozenset(("f32",)), "FIRST", SPATIAL, spans=(("channels"
 """Too few shapes for a leaf of the tree, and they are common ones: float32 layers of image networks."""
 
 
-def rules_of(sweep: Sweep) -> list[Rule]:
+def rules_of(sweeps: Sequence[Sweep]) -> list[Rule]:
     """The rules of what was stored, those of `KNOWN` in front of auto's."""
-    found = learn(sweep.rows, between=list(times.between(sweep.rows, sweep.head["times"])))
+    rows = _rows(sweeps)
+    found = learn(rows, between=[row for one in sweeps for row in times.between(one.rows, one.head["times"])])
     front = next((i for i, rule in enumerate(found) if not rule.fast), len(found))
-    known = [
-        replace(one, why=_why([r for r in sweep.rows if one.fits(r, False)], one.algorithm, False)) for one in KNOWN
-    ]
+    known = [replace(one, why=_why([r for r in rows if one.fits(r, False)], one.algorithm, False)) for one in KNOWN]
     return [*found[:front], *known, *found[front:]]
 
 
-def made(path: Path | str) -> tuple[str, str]:
-    """The header and the module from stored rows."""
-    sweep = load([path])
-    rules = rules_of(sweep)
-    source = Path(path).resolve()
-    name = str(source.relative_to(ROOT)) if source.is_relative_to(ROOT) else source.name
+def made(paths: Sequence[Path]) -> tuple[str, str]:
+    """The header and the module from stored rows, of a file for each device."""
+    sweeps = [load([path]) for path in paths]
+    rules = rules_of(sweeps)
+    names = [
+        str(path.resolve().relative_to(ROOT)) if path.resolve().is_relative_to(ROOT) else path.name for path in paths
+    ]
     head = FASTER.read_text(encoding="utf-8").partition("\nMEASURED")[0]  # what it says of itself
-    return header(rules, sweep, name), f"{head}\n{faster_source(faster(sweep.rows, rules), sweep)}"
+    return header(rules, sweeps, names), f"{head}\n{faster_source(faster(_rows(sweeps), rules), sweeps)}"
 
 
-STORED = ROOT / "docs" / "results" / "h200-sweep.txt"
-"""What the files of the package are made from, where there are any."""
+STORED = tuple(ROOT / "docs" / "results" / f"{name}-sweep.txt" for name in ("h200", "h100"))
+"""What the files of the package are made from."""
 
 
 def _main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
-    parser.add_argument("command", choices=("store", "write", "report"))
-    parser.add_argument("file", help="stored rows")
-    parser.add_argument("sweeps", nargs="*", help=f"files of the schema {SCHEMA} to store")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rules", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    keep = commands.add_parser("store")
+    keep.add_argument("file", type=Path, help="takes the rows")
+    keep.add_argument("sweeps", nargs="+", type=Path, help=f"files of the schema {SCHEMA}, of one device")
+    for name in ("write", "report"):
+        commands.add_parser(name).add_argument("files", nargs="*", type=Path, default=STORED, help="of one device each")
     given = parser.parse_args()
     if given.command == "store":
         sweep = load(given.sweeps)
         store(replace(sweep, head=sweep.head | {"times": times.fit(sweep.rows)}), given.file)
     elif given.command == "write":
-        for target, text in zip((HEADER, FASTER), made(given.file), strict=True):
+        for target, text in zip((HEADER, FASTER), made(given.files), strict=True):
             target.write_text(text, encoding="utf-8")
     else:
-        print(report(load([given.file])))
+        print(report([load([path]) for path in given.files]))
     return 0
 
 

@@ -26,25 +26,41 @@ _log = logging.getLogger("pybnorm.torch")
 
 def chosen(operation: str, x: torch.Tensor) -> str | None:
     """Why a call is left to PyTorch, by the table for this device and these versions; None: it is not."""
-    for (name, dtypes, layout, *bounds), source in _boxes(x.device):
-        if name == operation and str(x.dtype)[6:] in dtypes and layout == ("first" if x.is_contiguous() else "last"):
-            size = x.shape[0], x.shape[1], math.prod(x.shape[2:]), x.numel() * x.element_size() / 1e6
-            if all(low <= value <= high for value, (low, high) in zip(size, bounds, strict=True)):
-                return f"PyTorch's own kernel: measured faster on {source}"
+    if x.is_contiguous():
+        layout = "first"
+    elif x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()]):
+        layout = "last"
+    else:
+        return None
+    size = x.shape[0], x.shape[1], math.prod(x.shape[2:]), x.numel() * x.element_size() / 1e6
+    for (*bounds, whole), source in _boxes(x.device, operation, str(x.dtype)[6:], layout):
+        if whole in (None, x.shape[1] * x.element_size() % 16 == 0) and all(
+            low <= value <= high for value, (low, high) in zip(size, bounds, strict=True)
+        ):
+            return f"PyTorch's own kernel: measured faster on {source}"
     return None
 
 
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 @functools.cache
-def _boxes(device: torch.device) -> list[tuple[Any, str]]:
-    """The boxes of a device, each with the place and the versions that it was measured with."""
+def _boxes(device: torch.device, operation: str, dtype: str, layout: str) -> list[tuple[Any, str]]:
+    """The bounds of boxes, each with the place and the versions that it was measured with."""
     version = torch.backends.cudnn.version() if device.type == "cuda" and not torch.version.hip else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         ".".join(torch.__version__.split(".")[:2]),
         "" if version is None else f"{version // 10000}.{version // 100 % 100}",
     )
-    source = f"{here[0]}, PyTorch {here[1]}" + (f", cuDNN {here[2]}" if here[2] else "")
-    return [(box, source) for *found, boxes in faster.MEASURED if tuple(found) == here for box in boxes]
+    source = f"{name}, PyTorch {here[0]}" + (f", cuDNN {here[1]}" if here[1] else "")
+    return [
+        (bounds, source)
+        for devices, *versions, boxes in faster.MEASURED
+        if name in devices and tuple(versions) == here
+        for what, dtypes, where, *bounds in boxes
+        if what == operation and dtype in dtypes and where == layout
+    ]
 
 
 def own(operation: str, data: dict[str, Any], vectors: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -106,15 +106,38 @@ def test_a_wrong_way_is_not_taken(rows):
 
 def test_where_pytorch_is_faster_is_found(rows, table):
     boxes = rules.faster(rows, table)
-    assert {(operation, first) for operation, first, _, _ in boxes} == {("backward", False)}
-    spans = [spans for _, _, _, spans in boxes]
+    assert {(operation, first) for operation, first, *_ in boxes} == {("backward", False)}
+    spans = [spans for _, _, _, spans, _ in boxes]
     assert all(spans["images"] == (0, 32) for spans in spans)
-    source = rules.faster_source(boxes, rules.Sweep(HEAD, rows))
+    assert all(
+        rules.left(boxes, row) == (row.operation == "backward" and not row.first and row.value("images") < 32)
+        for row in made(100, 2)
+        if rules.comparable(row)
+    )
+    sweeps = [rules.Sweep(HEAD | {"device": device}, rows) for device in ("one", "another")]
+    source = rules.faster_source(boxes, sweeps)
     names: dict[str, object] = {"Any": object}
     exec(compile(source, "faster.py", "exec"), names)
-    ((device, version, library, found),) = names["MEASURED"]
-    assert (device, version, library) == ("Nobody's", "2.11", "9.19")
+    ((devices, version, library, found),) = names["MEASURED"]
+    assert (devices, version, library) == (("one", "another"), "2.11", "9.19")
     assert all(box[0] == "backward" and box[2] == "last" and box[3] == (1, 31) for box in found)
+    sweeps[1].head["torch"] = {"version": "2.12.0"}
+    with pytest.raises(ValueError, match="different versions"):
+        rules.faster_source(boxes, sweeps)
+
+
+def test_a_row_that_pytorch_makes_a_little_faster_counts_by_its_number(rows, table):
+    """Ours is twice as fast on one shape in twelve and 5 % slower on the others: time alone would keep them all."""
+    some = [row for row in rows if row.operation == "train" and row.first and rules.comparable(row)]
+    few = [
+        replace(row, us=row.us | {"torch": row.us[rules.chosen(table, row)] * (0.95 if i % 12 else 2.0)})
+        for i, row in enumerate(some)
+    ]
+    boxes = rules.faster(few, table)
+    assert sum(rules.left(boxes, row) for row in few) >= 0.9 * len(few)
+    mild = [replace(row, us=row.us | {"torch": 0.98 * row.us[rules.chosen(table, row)]}) for row in few[:20]]
+    ours = [replace(row, us=row.us | {"torch": 1.5 * row.us[rules.chosen(table, row)]}) for row in few[20:]]
+    assert not rules.faster([*mild, *ours], table)
 
 
 def test_files_keep_rows(rows, tmp_path):
@@ -132,14 +155,20 @@ def test_files_keep_rows(rows, tmp_path):
 def test_the_report_says_what_shapes_held_out_say(rows, monkeypatch):
     monkeypatch.setattr(rules, "NEEDS", (rules.NEED,))
     monkeypatch.setattr(times, "SHAPES", 50)
-    lines = rules.report(rules.Sweep(HEAD | {"times": times.fit(rows[:240])}, rows[:240])).splitlines()
-    shown = {line.split("  ")[1]: line for line in lines if line.startswith("  auto")}
-    assert len(shown) == 3
-    assert all("of 240 rows below 0.97" in line for line in shown.values())
+    sweeps = [
+        rules.Sweep(HEAD | {"device": device, "times": times.fit(some)}, some)
+        for device, some in (("one", rows[:240]), ("another", rows[240:420]))
+    ]
+    lines = rules.report(sweeps).splitlines()
+    for device, count in (("one", 240), ("another", 180)):
+        first = next(i for i, line in enumerate(lines) if line.startswith(f"{device}, "))
+        shown = {line.split("  ")[1]: line for line in lines[first : first + 10] if line.startswith("  auto")}
+        assert len(shown) == 3
+        assert all(f"of {count} rows below 0.97" in line for line in shown.values())
 
 
 def test_lines_of_the_header_are_short(table, rows):
-    lines = rules.header(table, rules.Sweep(HEAD, rows), "docs/results/nobodys.txt").splitlines()
+    lines = rules.header(table, [rules.Sweep(HEAD, rows)], ["docs/results/nobodys.txt"]).splitlines()
     assert max(map(len, lines)) <= 120
     assert sum(line.startswith("    {PBN_OP_") for line in lines) == len(table)
 
@@ -211,12 +240,15 @@ int main(void) {
 
 
 def test_the_files_of_the_package_are_made_from_what_is_stored():
-    """All of them, or none while no sweep is stored; rules.h has the header then."""
+    """Of each device: its sweep, its line of rules.h, and its name in faster.py."""
     told = (rules.HEADER.parent / "rules.h").read_text()
-    assert rules.STORED.exists() == rules.HEADER.exists() == (rules.HEADER.name in told)
-    if rules.STORED.exists():
-        assert rules.STORED.stat().st_size <= 300_000
-        assert (rules.HEADER.read_text(), rules.FASTER.read_text()) == rules.made(rules.STORED)
+    assert f'#include "{rules.HEADER.name}"' in told
+    for path in rules.STORED:
+        assert path.stat().st_size <= 300_000
+        head = rules.load([path]).head
+        library = ".".join(map(str, head["library"][1:3]))
+        assert f'{{"{head["device"]}", "{library}", "{head["date"]}", ' in told
+    assert (rules.HEADER.read_text(), rules.FASTER.read_text()) == rules.made(rules.STORED)
 
 
 def of_each_field() -> list[rules.Rule]:
@@ -235,7 +267,7 @@ def of_each_field() -> list[rules.Rule]:
 def test_the_library_reads_the_header_as_it_is_meant(rows, table, tmp_path, fields):
     """fits() of plans.c, compiled with the header, against `rules.chosen`, where every way can be built."""
     table = of_each_field() if fields else table
-    (tmp_path / "made.h").write_text(rules.header(table, rules.Sweep(HEAD, rows), "docs/results/nobodys.txt"))
+    (tmp_path / "made.h").write_text(rules.header(table, [rules.Sweep(HEAD, rows)], ["docs/results/nobodys.txt"]))
     (tmp_path / "made.c").write_text(PROGRAM)
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-std=c11", "-w", f"-I{rules.ROOT / 'include'}", f"-I{rules.ROOT}", f"-I{tmp_path}"]

@@ -19,8 +19,8 @@ def table(torch, ours, device, monkeypatch):
     here = torch.cuda.get_device_name() if device == "cuda" else "cpu", torch.__version__.rpartition(".")[0], cudnn
 
     def put(*boxes, **other):
-        found = tuple(other.get(name, value) for name, value in zip(("device", "torch", "cudnn"), here, strict=True))
-        monkeypatch.setattr(faster, "MEASURED", ((*found, boxes),))
+        name, *found = (other.get(name, value) for name, value in zip(("device", "torch", "cudnn"), here, strict=True))
+        monkeypatch.setattr(faster, "MEASURED", ((("a device", name), *found, boxes),))
         preference._boxes.cache_clear()
         functional._local.ready.clear()
 
@@ -29,8 +29,10 @@ def table(torch, ours, device, monkeypatch):
     functional._local.ready.clear()
 
 
-def box(operation, layout="first", dtypes=("float32",), n=(4, 4), c=(8, 8), s=(36, 36), megabytes=(0.0, 1.0)):
-    return operation, dtypes, layout, n, c, s, megabytes
+def box(
+    operation, layout="first", dtypes=("float32",), n=(4, 4), c=(8, 8), s=(36, 36), megabytes=(0.0, 1.0), whole=None
+):
+    return operation, dtypes, layout, n, c, s, megabytes, whole
 
 
 ALL = [box(operation) for operation in ("training", "inference", "backward")]
@@ -99,7 +101,7 @@ def test_each_operation_has_its_own_boxes(torch, ours, device, table, kinds):
 @pytest.mark.parametrize(
     "changed",
     [{"n": (5, 9)}, {"n": (1, 3)}, {"c": (1, 7)}, {"s": (37, 99)}, {"megabytes": (1.0, 9.0)}, {"layout": "last"},
-     {"dtypes": ("float16", "bfloat16")}],
+     {"dtypes": ("float16", "bfloat16")}, {"whole": False}],
 )  # fmt: skip
 def test_what_a_box_does_not_hold_is_ours(torch, ours, device, table, kinds, changed):
     table(box("training", **changed))
@@ -117,11 +119,21 @@ def test_another_device_or_version_has_no_table(torch, ours, device, table, kind
 def test_channels_last(torch, ours, device, table, kinds):
     x, dy, weight, bias = made(torch, device, 4, 8, 6, 6)
     given = x.contiguous(memory_format=torch.channels_last), dy.contiguous(memory_format=torch.channels_last)
-    table(*(box(operation, "last") for operation in ("training", "inference", "backward")))
+    table(*(box(operation, "last", whole=True) for operation in ("training", "inference", "backward")))
     found = run(ours.batch_norm, *given, weight, bias, prefer="fastest")
     assert kinds == ["training", "backward", "inference"]
     right = run(torch.nn.functional.batch_norm, *given, weight, bias)
     assert all(torch.equal(own, mine) for own, mine in zip(right, found, strict=True))
+
+
+def test_memory_with_gaps_is_no_channels_last(torch, ours, device, table, kinds):
+    x, _, weight, bias = made(torch, device, 4, 8, 6, 6)
+    wide = torch.cat((x, x), 3)[..., ::2]
+    flat = x.reshape(4, 8, 36).transpose(1, 2).contiguous().transpose(1, 2)  # of rank 3 PyTorch knows none
+    table(box("training", "last"), box("training", "first", s=(1, 1)))
+    functional.batch_norm_training(flat, weight, bias, prefer="fastest")
+    functional.batch_norm_training(wide, weight, bias, prefer="fastest")
+    assert kinds == []
 
 
 def test_modules_and_convert(torch, ours, device, table, kinds):
@@ -183,9 +195,11 @@ def test_the_reason(torch, ours, device, table):
 def test_the_table_that_is_shipped_has_its_form(ours):
     from pybnorm.torch import faster
 
-    for device, version, cudnn, boxes in faster.MEASURED:
-        assert all(isinstance(word, str) for word in (device, version, cudnn))
-        for operation, dtypes, layout, *bounds in boxes:
+    for devices, version, cudnn, boxes in faster.MEASURED:
+        assert all(isinstance(word, str) for word in (*devices, version, cudnn))
+        assert isinstance(devices, tuple)
+        for operation, dtypes, layout, *bounds, whole in boxes:
+            assert whole in (None, True, False)
             assert operation in {"training", "inference", "backward"}
             assert set(dtypes) <= {"float32", "float16", "bfloat16"}
             assert layout in {"first", "last"}

@@ -663,14 +663,14 @@ static int is_stable(int kind, const pbn_call *call) {
 }
 
 /* With a residual one direction reads what the other left: the rule alone decides, also where it cannot be built, and
- * on the device of the table alone. */
+ * on the device alone that it was measured on. */
 static int try_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
     const struct rule_table *table = handle->rules;
     const rule *found = &ex_rule;
     int status;
     for (size_t i = 0; found == &ex_rule && i < table->count; i++)
         if (fits(&table->rules[i], call, 0) && unavailable(GRAPH, call) == NULL && graph_ready() == PBN_OK &&
-            (residual(call) == NULL || strcmp(handle->device_name, table->device) == 0))
+            (residual(call) == NULL || strcmp(handle->device_name, rule_tables[0].device) == 0))
             found = &table->rules[i];
     status = try_algorithm(p, handle, call, found->algorithm, found->why);
     return status != PBN_OK && found != &ex_rule && residual(call) == NULL

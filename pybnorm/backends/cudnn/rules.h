@@ -9,7 +9,7 @@
  * one block of threads, so that few channels, or large maps, leave most of the device idle: columns and rows cut a channel
  * into parts. Tensors that fit in the cache (the bounds in kilobytes) have other winners, since there the launch counts and
  * not the memory. The bounds are where measured times cross, on the device and versions that the table names; a rule's
- * `why` has what it gains and is what `Plan.reason` shows. rules_h200.h is made from a sweep of random shapes.
+ * `why` has what it gains and is what `Plan.reason` shows. rules_swept.h is made from sweeps of random shapes.
  *
  * The results of every rule but those for "fast" stay within the stable class of the error bound. Which ways give the
  * same bits at every call is said in plans.c (`repeats`): sums of the others differ in their last digits on large maps.
@@ -62,7 +62,7 @@ static const char half_backward_why[] =
 static const char fused_graph_why[] =
     "the norm graph with ReLU: up to 1.9 times as fast as Ex forward, 1.2 times backward; Ex is slow over small maps";
 
-static const rule h200_rules[] = {
+static const rule rules[] = {
     /* training and backward with an activation */
     {PBN_OP_FORWARD_TRAINING, HALVES, LAST, .fused = RELU, .algorithm = "graph", .why = fused_graph_why},
     {PBN_OP_FORWARD_TRAINING, SINGLE, LAST, .fused = RELU, .kilobytes = {0, 256 << 10}, .algorithm = "graph",
@@ -87,7 +87,7 @@ static const rule h200_rules[] = {
     {PBN_OP_BACKWARD, HALVES | SINGLE, FIRST, .half = GIVEN, .images = {16, 0}, .size = {2, 0},
      .kilobytes = {4 << 10, 0}, .why = half_backward_why},
     /* whole calls */
-#include "rules_h200.h"
+#include "rules_swept.h"
     {PBN_OP_FORWARD_TRAINING, HALVES | SINGLE, LAST, .algorithm = "graph",
      .why = "without saved statistics Ex falls to a slow kernel; the graph writes them to the workspace"},
     /* strided views, channels-last float64 */
@@ -97,7 +97,8 @@ static const rule h200_rules[] = {
     {PBN_OP_BACKWARD, ANY_DTYPE, SLOW_VIEW, .kilobytes = {4 << 10, 0}, .algorithm = "dense", .why = packed_why},
 };
 
-/* The first is also that of devices without one of their own. */
+/* One table for all devices that were swept: they are of one architecture. The first is also that of the others; halves
+ * and fused activations were measured on it alone. */
 static const struct rule_table {
     const char *device;    /* the driver's name of it */
     const char *libraries; /* cuDNN's versions that the table was measured with */
@@ -105,7 +106,8 @@ static const struct rule_table {
     const rule *rules;
     size_t count;
 } rule_tables[] = {
-    {"NVIDIA H200", "9.19", "2026-11-23", h200_rules, sizeof h200_rules / sizeof h200_rules[0]},
+    {"NVIDIA H200", "9.19", "2026-11-23", rules, sizeof rules / sizeof rules[0]},
+    {"NVIDIA H100 80GB HBM3", "9.19", "2026-11-25", rules, sizeof rules / sizeof rules[0]},
 };
 
 #endif
