@@ -477,8 +477,9 @@ def test_what_is_chosen(child: Any, computing: str) -> None:
             assert name == "spatial" or "shapes of the sweep" in reason, (name, reason)
 
 
-def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, driver: str) -> None:
-    told = child(
+def test_a_choice_by_another_devices_table_says_so(child: Any, computing_without: Any, driver: str) -> None:
+    """And the ways of a residual, which cannot fall back on each other, go by the device that was measured: else Ex."""
+    told, residual = child(
         """
         import ctypes, pybnorm
         pybnorm.load("cudnn", values["file"])
@@ -491,20 +492,31 @@ def test_a_choice_by_another_devices_table_says_so(child: Any, computing: str, d
                     handle.plan_backward(x, algorithm="spatial"),
                 )]
 
-        told = [reasons()]
+        def residual():
+            last = "f16", (2, 64, 8, 8), (4096, 1, 512, 64)
+            with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", *last) as x:
+                try:
+                    handle.plan_forward_training(x, activation="relu", z=True)
+                except pybnorm.UnsupportedError as error:  # the double has neither way to it
+                    return "graph" if "engine for this graph" in str(error) else str(error)
+
+        told, ways = [reasons()], [residual()]
         driver = ctypes.CDLL(values["driver"])
         driver.driver_go(1)
         for name in (b"NVIDIA H200", b"NVIDIA H100 80GB HBM3", b"NVIDIA H200 NVL"):
             ctypes.c_char_p.in_dll(driver, "driver_name").value = name
             told.append(reasons())
-        report(told)
+            ways.append(residual())
+        report([told, ways])
         """,
-        file=computing,
+        file=computing_without("cudnnCreateActivationDescriptor"),
         driver=driver,
     )
     table = " (by the table of NVIDIA H200, cuDNN 9.19, 2026-11-23: there is none of this device"
     unknown, measured, too, other = told
     assert measured == too
+    assert residual.pop(1) == "graph"
+    assert ["lacks the activation descriptors" in error for error in residual] == [True] * 3
     assert all("table" not in reason for reason in measured)
     assert unknown == [reason + table + ")" for reason in measured[:2]] + measured[2:]
     assert other == [reason + table + ", NVIDIA H200 NVL)" for reason in measured[:2]] + measured[2:]
