@@ -3,6 +3,7 @@
     python -m benchmarks.rules store docs/results/h200-sweep.txt sweep.jsonl...  keeps what `benchmarks.sweep` wrote
     python -m benchmarks.rules write                                             makes files of the package
     python -m benchmarks.rules report                                            says what they gain on shapes held out
+    python -m benchmarks.rules plot docs/results/rules.svg                       draws that
 
 One table is made from the sweeps of all devices (`STORED`): they are of one architecture, and on shapes held out it
 loses less on each than a table from that device's sweep alone.
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import times
+from benchmarks import plot, times
 from benchmarks.sweep import SCHEMA
 from benchmarks.swept import DIVISORS, SIZES, SPATIAL, Row, Sweep, load, store
 from pybnorm.devices.timing import Array64
@@ -519,6 +520,28 @@ def _of_device(
         yield f"  {ratio:.2f} {row.operation:8} {row.dtype:4} {row.layout} {dims:20} {way} {row.us[way]:g} us"
 
 
+def plotted(sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    """What `benchmarks.plot` draws: auto beside PyTorch on random shapes held out, as a contender for each device."""
+    names = {id(row): f"auto, {sweep.head['device'].removeprefix('NVIDIA ')}" for sweep in sweeps for row in sweep.rows}
+    judged = [
+        {
+            "operation": row.operation,
+            "contenders": {names[id(row)]: {"seconds": row.us[way]}, "torch": {"seconds": row.torch}},
+        }
+        for row, way, *_ in held_out(sweeps, NEED)
+        if row.torch is not None and way in row.us and not row.named
+    ]
+    devices = list(dict.fromkeys(names.values()))
+    label, *version = sweeps[0].head["library"]
+    return {
+        "rows": judged,
+        "algorithms": devices,
+        "summary": {name: {"base": "torch"} for name in devices},
+        "library": {"label": label, "version": version},
+        "device": "random shapes that the table was not made from",
+    }
+
+
 # ---------------------------------------------------------------- files of the package
 
 
@@ -703,6 +726,7 @@ def _main() -> int:
     keep.add_argument("sweeps", nargs="+", type=Path, help=f"files of the schema {SCHEMA}, of one device")
     for name in ("write", "report"):
         commands.add_parser(name).add_argument("files", nargs="*", type=Path, default=STORED, help="of one device each")
+    commands.add_parser("plot").add_argument("target", help="SVG, PNG or PDF")
     given = parser.parse_args()
     if given.command == "store":
         sweep = load(given.sweeps)
@@ -710,6 +734,9 @@ def _main() -> int:
     elif given.command == "write":
         for target, text in zip((HEADER, FASTER), made(given.files), strict=True):
             target.write_text(text, encoding="utf-8")
+    elif given.command == "plot":
+        plot.check(given.target)
+        plot.draw(plotted([load([path]) for path in STORED]), given.target)
     else:
         print(report([load([path]) for path in given.files]))
     return 0

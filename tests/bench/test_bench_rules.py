@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import statistics
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import rules, times
+from benchmarks import plot, rules, times
 from benchmarks.shapes import random_shapes
 from pybnorm import _arguments
 from pybnorm.check.problem import OPERATIONS
@@ -165,6 +166,10 @@ def test_the_report_says_what_shapes_held_out_say(rows, monkeypatch):
         shown = {line.split("  ")[1]: line for line in lines[first : first + 10] if line.startswith("  auto")}
         assert len(shown) == 3
         assert all(f"of {count} rows below 0.97" in line for line in shown.values())
+        held = next(line for line in shown.values() if "held out" in line)
+        ratios = [ratio for ratio, _ in plot.ratios(rules.plotted(sweeps), f"auto, {device}", "torch")]
+        assert len(ratios) == count
+        assert f" {statistics.geometric_mean(ratios):.3f} (lowest {ratios[0]:.2f})" in held
 
 
 def test_lines_of_the_header_are_short(table, rows):
