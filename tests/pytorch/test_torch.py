@@ -129,6 +129,7 @@ def test_only_what_is_asked_for_has_a_gradient(torch, ours, device):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # PyTorch's own, on its way to it
 def test_a_forward_derivative_is_an_error(torch, ours, device):
     forward = torch.autograd.forward_ad
     x = randn(torch, SHAPES[2], device)
