@@ -51,6 +51,7 @@ def one_thread():
         "nchw,4x19x29x31,algorithm=rows",
         "nchw,3x19x9x11,algorithm=rows",  # rows that are no whole number of eight vectors, by layer normalization
         "nchw,37x19x3x5,algorithm=rows",  # short rows, several of them in each step
+        "nchw,2x5x1x1031,algorithm=rows",  # of a prime number of elements, which have no segments
         "nchw,37x19x3x5,algorithm=folded",
         "nhwc,4x19x29x31,algorithm=folded",  # 3,596 rows: 112 times 32, and 12
     ],
@@ -72,6 +73,7 @@ def test_a_call_is_within_the_bound(session, where, operation, dtype, fill):
         "nchw,2x3x260x260,algorithm=rows",  # rows longer than a piece, cut
         "nchw,2x3x257x263,algorithm=rows",  # of a prime number of elements in both directions, whole
         "nchw,7x53x38x41,algorithm=rows",
+        "nchw,7x251x10x19,algorithm=rows",  # segments of rows
         "nchw,61x211x9x5,algorithm=rows",  # short rows, whole images a piece
         "nchw,61x211x9x5,algorithm=folded",
         "nhwc,13x19x51x47,algorithm=folded",
@@ -98,8 +100,8 @@ def test_what_is_written_for_sums_alone_is_of_one_piece(handle, algorithm, last)
 
 @pytest.mark.parametrize("operation", PLANS, ids=lambda o: o.name.lower())
 def test_auto_takes_what_has_vector_kernels(handle, operation):
-    def chosen(*dims, mode="spatial", last=False, algorithm="auto"):
-        x = np.zeros(dims, np.float32)
+    def chosen(*dims, mode="spatial", last=False, algorithm="auto", dtype=np.float32):
+        x = np.zeros(dims, dtype)
         x = np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1) if last else x
         plan = getattr(handle, PLANS[operation])(x, mode=mode, algorithm=algorithm)
         assert plan.reason
@@ -114,6 +116,14 @@ def test_auto_takes_what_has_vector_kernels(handle, operation):
     few = "rows" if operation == Operation.FORWARD_INFERENCE else "plain"
     assert chosen(2, 8, 4, 4) == chosen(16, 3, 2, 2) == few
     assert chosen(2, 8, 8, 8) == "rows"
+    backward = operation == Operation.BACKWARD
+    assert chosen(20, 19, 14, 14) == chosen(300, 19, 14, 14) == ("folded" if backward else "rows")
+    assert chosen(20, 190, 14, 14) == "rows"
+    assert chosen(20, 64, 14, 14, dtype=ml_dtypes.bfloat16) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
+    assert chosen(300, 19, 9, 32, dtype=ml_dtypes.bfloat16) == ("folded" if backward else "rows")
+    assert chosen(20, 19, 40, 40, dtype=ml_dtypes.bfloat16) == chosen(100, 21, 11, 11, dtype=ml_dtypes.bfloat16) == "rows"
+    assert chosen(300, 8, 14, 14, last=True) == ("plain" if operation == Operation.FORWARD_INFERENCE else "folded")
+    assert chosen(70, 24) == ("plain" if backward else "folded")
     for dims, algorithm in (((2, 3), "rows"), ((1, 3, 5, 7), "folded")):
         with pytest.raises(pybnorm.UnsupportedError, match=r"channels-first|several images"):
             chosen(*dims, algorithm=algorithm)
@@ -179,13 +189,15 @@ def test_rows_of_one_element_are_none(session, operation):
     assert runner.run_case(two, session).status == Status.PASS
 
 
+@pytest.mark.parametrize("dims", [(3, 5, 9, 11), (7, 250, 10, 19)], ids=["whole", "pieces"])
 @pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, 1e-25, 1e25])
 @pytest.mark.parametrize("operation", PLANS, ids=lambda o: o.name.lower())
-def test_any_scale_is_right(handle, operation, factor):
+@pytest.mark.usefixtures("one_thread")
+def test_any_scale_is_right(handle, operation, factor, dims):
     """Layer normalization multiplies by positive numbers of a middle size alone."""
     random = np.random.default_rng(3)
-    x, dy = random.standard_normal((2, 3, 5, 9, 11)).astype(np.float32)
-    scale = np.float32([factor, 0.5, 1, 2, 3]).reshape(1, 5, 1, 1)
+    x, dy = random.standard_normal((2, *dims)).astype(np.float32)
+    scale = np.resize(np.float32([factor, 0.5, 1, 2, 3]), dims[1]).reshape(1, -1, 1, 1)
     bias, mean, ones = np.zeros_like(scale), x.mean((0, 2, 3), keepdims=True), np.ones_like(scale)
     if operation == Operation.BACKWARD:
         given = {"dy": dy, "dscale": bias.copy(), "dbias": bias.copy()}

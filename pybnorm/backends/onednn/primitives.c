@@ -15,6 +15,7 @@ typedef enum kind {
     COLUMN_SUMS,
     ROW_SUMS_OF_DY,
     COLUMN_SUMS_OF_DY,
+    GRADIENT_SUMS,
     WIDENED,
     CENTRED,
     TIMES,
@@ -43,6 +44,10 @@ typedef struct recipe {
     unsigned other;                 /* the tensors that are not the memory itself: float32, or the ones of a sum */
 } recipe;
 
+#define BACKWARD_RECIPE                                                                                   \
+    {BATCH_NORMALIZATION, dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,                           \
+     {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,               \
+      DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}, 0}
 #define SUM INT_MAX /* as an algorithm: the destination as it was is added */
 #define ROW_SUMS_RECIPE {REDUCTION, dnnl_reduction_sum, 0, 1, 2, {DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, 0}
 #define COLUMN_SUMS_RECIPE {MATMUL, 0, 0, 2, 3, {DNNL_ARG_WEIGHTS, DNNL_ARG_SRC, DNNL_ARG_DST}, {0}, BIT(1)}
@@ -57,9 +62,8 @@ static const recipe recipes[] = {
                    dnnl_use_global_stats | dnnl_use_scale | dnnl_use_shift, 2, 6,
                    {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE, DNNL_ARG_SCALE, DNNL_ARG_SHIFT},
                    {0}, 0},
-    [BACKWARD] = {BATCH_NORMALIZATION, dnnl_backward, dnnl_use_scale | dnnl_use_shift, 3, 8,
-                  {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_SRC, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE,
-                   DNNL_ARG_SCALE, DNNL_ARG_DIFF_SCALE, DNNL_ARG_DIFF_SHIFT}, {0}, 0},
+    [BACKWARD] = BACKWARD_RECIPE,
+    [GRADIENT_SUMS] = BACKWARD_RECIPE, /* of columns; their dx is not wanted */
     /* Mean and biased variance of each row; the data normalized, too. */
     [ROW_STATISTICS] = {LAYER_NORMALIZATION, dnnl_forward_training, dnnl_normalization_flags_none, 2, 4,
                         {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}, {0}, 0},
@@ -93,6 +97,7 @@ static const recipe recipes[] = {
     /* d + w */
     [SHIFTED] = {BINARY, dnnl_binary_add, 0, 2, 3, {DNNL_ARG_SRC, DNNL_ARG_DST, DNNL_ARG_SRC_1}, {0}, 0},
 };
+#undef BACKWARD_RECIPE
 #undef ROW_SUMS_RECIPE
 #undef COLUMN_SUMS_RECIPE
 
@@ -192,7 +197,8 @@ static int post_ops_fill(const int *algorithms, temporaries *t) {
 
 static int primitive_fill(pbn_handle *h, primitive *p, int64_t params, temporaries *t) {
     const view *m = &p->key.memory;
-    const int k = p->key.kind, backward = k == BACKWARD, what = recipes[k].prop;
+    const int k = p->key.kind, what = recipes[k].prop;
+    const int backward = recipes[k].family == BATCH_NORMALIZATION && what == dnnl_backward;
     const float epsilon = p->key.epsilon;
     int code = PBN_OK;
     TRY(dnnl_memory_desc_create_with_strides, (&t->tensor, m->rank, m->dims, dtypes[m->dtype], m->strides));

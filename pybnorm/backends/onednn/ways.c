@@ -3,11 +3,13 @@
  * oneDNN's batch normalization has vector kernels for channels that lie side by side, a multiple of 8 or 16 of them, and
  * plain ones for everything else. Its other primitives have vector kernels for more:
  *
- * ROWS: of packed channels-first memory each row, a channel of an image, is summed by layer normalization or reduction.
+ * ROWS: of packed channels-first memory each row, a channel of an image, is summed by layer normalization, by reduction
+ * or, cut into segments, by a product with ones: the segments are the columns of the matrix turned.
  * FOLDED: packed memory is a matrix. Several of its rows side by side are one row of a matrix of a good width, whose
- * columns are summed by a product with ones. What is left over is a second, smaller matrix. Where channels are whole
- * vectors, or the statistics are of single activations, batch normalization itself has good kernels: it takes the
- * statistics of such a matrix, whose columns are short chains of sums, and then does the rest with the merged ones.
+ * columns are summed by a product with ones. What is left over is a second, smaller matrix. Where rows are whole vectors
+ * batch normalization itself has good kernels: it takes the statistics and the gradients of such a matrix, whose columns
+ * are short chains of sums. Where channels are, or the statistics are of single activations, it then does the rest with
+ * the merged ones, too.
  *
  * Memory that is not packed is copied, channels first.
  *
@@ -16,6 +18,8 @@
 
 #define NOWHERE SIZE_MAX
 #define ALIGNMENT 64
+
+#define OF_DY(k) ((kind)((k) + ROW_SUMS_OF_DY - ROW_SUMS))
 
 typedef enum way { PLAIN, ROWS, FOLDED } way;
 
@@ -48,6 +52,9 @@ typedef struct part {
     fold flat;                   /* of elementwise steps: narrow, so that the first cache holds their vectors */
     int wide;                    /* elementwise steps are folded, their vectors repeated */
     int centred;                 /* elementwise steps are by layer normalization, around given means */
+    int products;                /* gradients of columns are summed by products, not by batch normalization */
+    kind sums_by;                /* what sums rows or columns of a gradient */
+    int64_t segments;            /* of a row, each with a sum of its own */
     int whole;                   /* folding is for the statistics, and batch normalization does the rest */
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
     size_t means, variances, sums, factor, offset, repeated[4], ones, around, centre, each[2];
@@ -138,8 +145,8 @@ static int is_chained(const pbn_call *call) {
     return recomputes(call) && images * (call->mode == PBN_PER_ACTIVATION ? 1 : plane_of(call)) > SHORT_CHAIN;
 }
 
-/* Measured on an EPYC with AVX-512 and oneDNN 3.2 against PyTorch 2.13: `pybnorm bench device --backend onednn`. What
- * is chained is left alone, however fast it is. */
+/* Measured with oneDNN 3.2 on an EPYC against PyTorch 2.13, and what folds of channels-first memory on a Xeon against 2.14:
+ * `pybnorm bench device --backend onednn`. What is chained is left alone, however fast it is. */
 static way fastest(const pbn_call *call, const char **why) {
     const pbn_tensor *x = call->x_desc;
     const int64_t images = x->dims[0], channels = x->dims[1], plane = plane_of(call);
@@ -147,7 +154,8 @@ static way fastest(const pbn_call *call, const char **why) {
     const int per_activation = call->mode == PBN_PER_ACTIVATION, is_float = x->dtype == PBN_FLOAT32;
     const int small = images * channels * plane <= 1 << 13;
     const int beside = is_side_by_side(call), chained = is_chained(call);
-    const int vectors = channels % 16 == 0 || (is_float && channels % 8 == 0 && (channels == 8 || small));
+    const int half = is_float && channels % 8 == 0, eight = channels == 8;
+    const int vectors = channels % 16 == 0 || (half && (training ? eight || small : backward ? small : eight));
     const int is_packed = x->layout == PBN_CHANNELS_FIRST || x->layout == PBN_CHANNELS_LAST;
     if ((*why = no_way(call, beside ? FOLDED : ROWS)) != NULL)
         return PLAIN;
@@ -174,7 +182,18 @@ static way fastest(const pbn_call *call, const char **why) {
         *why = "few and short rows"; /* one step is the fastest then */
         return PLAIN;
     }
-    if (images > 1 && ((backward && plane < (images < 8 ? 32 : 64)) || (training && plane < 8 && images >= 16))) {
+    const int many = images >= 16;
+    const int64_t columns = channels * plane;
+    const int little = columns <= 1 << 12 || (plane < 512 && images * columns < 1 << 18);
+    const int fills = images * (columns % 16 == 0 ? 16 : columns & -columns) >= 8 * 16; /* whole vectors, of eight rows */
+    int folds = plane < 8 && (backward || (training && many));
+    if (!folds && is_float)
+        folds = backward && images >= 8 && little;
+    else if (!folds && backward)
+        folds = fills && ((images >= 8 && columns <= 1 << 14) || (many && plane < 128));
+    else if (!folds)
+        folds = training && many && fills && (plane < 128 || (plane < 256 && little));
+    if (images > 1 && folds) {
         *why = "several short rows side by side fill vectors";
         return FOLDED;
     }
@@ -188,8 +207,10 @@ static way fastest(const pbn_call *call, const char **why) {
 #define BATCH (8 * WIDTH)
 #define MOST_FLAT 1536       /* elements of a row for elementwise steps: four vectors of it fit into the first cache */
 #define LEAST_COLUMNS 512    /* of a matrix that is summed by products: shorter rows cost more than they hold */
-#define LEAST_CHANNELS 64    /* of one whose statistics batch normalization takes */
+#define LEAST_CHANNELS 64    /* of a matrix whose statistics or gradients batch normalization takes */
+#define MOST_REPEATED (3 << 12) /* elements of a vector for all of an image */
 #define LONG_ROW 4096
+#define LONG_SUM 2048        /* of a row that reduction sums as fast as a product does */
 #define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
 #define MANY_ROWS 32         /* the same, where batch normalization takes them */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
@@ -233,15 +254,14 @@ static int64_t flat_group(int64_t rows, int64_t columns) {
 static fold fold_of(const pbn_call *call, const part *p, int sums) {
     const int64_t inner = is_side_by_side(call) ? 1 : plane_of(call);
     const int64_t columns = p->params * inner, rows = p->count / columns;
-    const int by_products = call->operation == PBN_OP_BACKWARD && !p->whole;
-    const int64_t narrowest = by_products ? LEAST_COLUMNS : LEAST_CHANNELS;
-    const int64_t least = by_products ? LEAST_ROWS : MANY_ROWS;
-    const int64_t piece = by_products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
+    const int64_t narrowest = p->products ? LEAST_COLUMNS : LEAST_CHANNELS;
+    const int64_t piece = p->products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
     int64_t group = 1;
     while (sums && rows / (group * 2) >= 8 && (columns * group < narrowest || columns * group % WIDTH != 0))
         group *= 2;
     if (!sums)
         group = flat_group(rows, columns);
+    const int64_t least = p->products || columns * group % WIDTH != 0 ? LEAST_ROWS : MANY_ROWS;
     const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, least, piece) : 1;
     while (sums && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
         group *= 2;
@@ -299,12 +319,12 @@ static int64_t sums_of(const part *p, int which) {
 
 /* Whether batch normalization has a good kernel for the matrix. */
 static int is_vectors(const part *p, int which) {
-    return p->way == FOLDED && width_of(p, which) % WIDTH == 0;
+    return p->way == FOLDED && !p->products && width_of(p, which) % WIDTH == 0;
 }
 
 /* Elements of one that a sum has. */
 static int64_t rows_of(const part *p, int which) {
-    return p->lengths[which] / sums_of(p, which);
+    return p->way == ROWS ? p->fold.inner / p->segments : p->lengths[which] / sums_of(p, which);
 }
 
 static int64_t most_rows(const part *p) {
@@ -312,24 +332,46 @@ static int64_t most_rows(const part *p) {
     return rest > piece ? rest : piece;
 }
 
-/* A step over a piece, and over what is left over. */
+/* Those of float32 that are wanted at once: for the sums of columns, or one for each column. */
+static int64_t most_ones(const part *p) {
+    const int64_t rows = most_rows(p), width = is_vectors(p, 0) ? width_of(p, 0) : 0;
+    return rows > width ? rows : width;
+}
+
+/* A step over a piece, and over what is left over: of what is folded one is for whole vectors or for the rest. */
 static int piece_step(pbn_handle *h, part *p, kind k, int dtype) {
     const fold *f = &p->flat;
-    const int by_row = recipes[k].family == BINARY && p->way == ROWS;
+    const int by_rows = p->way == ROWS, by_row = by_rows && recipes[k].family == BINARY;
+    const int normalizes = recipes[k].family == BATCH_NORMALIZATION, sums = recipes[k].family == MATMUL;
     int code = PBN_OK;
     for (int which = 0; which < 2 && code == PBN_OK && p->lengths[which] > 0; which++) {
         const int64_t length = p->lengths[which], width = width_of(p, which);
         const int64_t flat = which ? f->columns : f->group * f->columns;
         const view rows = {dtype, 3, {1, length / width, width}, {length, width, 1}};
-        const view memory = k == STATISTICS ? side_by_side(dtype, length, width)
-                            : !by_row       ? matrix(dtype, length, width)
-                            : p->wide       ? matrix(dtype, length, flat)
-                                            : rows;
-        if (k == STATISTICS && !is_vectors(p, which))
+        const int64_t segment = width / (by_rows ? p->segments : 1);
+        const view turned = {dtype, 2, {segment, length / segment}, {1, segment}};
+        const view memory = normalizes        ? side_by_side(dtype, length, width)
+                            : by_rows && sums ? turned
+                            : !by_row         ? matrix(dtype, length, width)
+                            : p->wide         ? matrix(dtype, length, flat)
+                                              : rows;
+        if (p->way == FOLDED && normalizes != is_vectors(p, which))
             continue;
-        code = step(h, p, k, which, 0, &memory, by_row && p->wide ? flat : sums_of(p, which));
+        code = step(h, p, k, which, 0, &memory,
+                    by_row && p->wide ? flat : sums ? memory.dims[1] : sums_of(p, which));
     }
     return code;
+}
+
+/* Reduction takes as long to begin a row as to sum thousands of elements. Shorter ones are cut, if they have segments of
+ * one length that are short enough for a chain of sums each. */
+static void choose_segments(part *p) {
+    const int64_t inner = p->fold.inner;
+    for (int64_t n = 1; inner < LONG_SUM && n * LEAST_ROWS <= inner && p->sums_by != COLUMN_SUMS; n++)
+        if (inner % n == 0 && (double)(inner / n) <= LONGEST_CHAIN(p->count / p->params)) {
+            p->segments = n;
+            p->sums_by = COLUMN_SUMS;
+        }
 }
 
 /* How a tensor is cut for sums by rows. Of short ones a piece has whole images, as the elementwise steps want them;
@@ -355,12 +397,12 @@ static void cut_rows(const pbn_call *call, part *p) {
  * left over. Layer normalization has nothing to find, and then a binary primitive without such vectors does the rest: two
  * passes for one. Whether they are faster, by what was measured of rows in the cache: a vector left over takes the time
  * of so many elements in the second pass. */
-static int leaves_over(const pbn_call *call, int64_t row) {
-    return row < (call->operation == PBN_OP_BACKWARD ? 118 : 58) * ((row % BATCH + WIDTH - 1) / WIDTH);
+static int leaves_over(int64_t row) {
+    return row < 58 * ((row % BATCH + WIDTH - 1) / WIDTH);
 }
 
 static void reserve_steps(const pbn_call *call, part *p) {
-    const int backward = call->operation == PBN_OP_BACKWARD;
+    const int backward = call->operation == PBN_OP_BACKWARD, is_float = p->memory.dtype == PBN_FLOAT32;
     const fold *f = &p->fold;
     const size_t vector = (size_t)p->params * sizeof(float);
     const int64_t longest = p->lengths[p->lengths[1] > p->lengths[0]];
@@ -369,32 +411,35 @@ static void reserve_steps(const pbn_call *call, part *p) {
         p->offset = reserve(p, vector);
     }
     if (call->operation != PBN_OP_FORWARD_INFERENCE) {
-        const size_t sums = (size_t)(f->pieces * sums_of(p, 0) + sums_of(p, 1)) * sizeof(float);
+        const size_t sums = (size_t)((f->pieces * sums_of(p, 0) + sums_of(p, 1)) * p->segments) * sizeof(float);
         p->means = reserve(p, sums);
         p->variances = reserve(p, sums);
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
     }
     for (int i = 0; p->wide && !p->whole && i < (backward ? 4 : 3); i++)
         p->repeated[i] = reserve(p, (size_t)(p->flat.group * f->columns) * sizeof(float));
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && p->way == FOLDED)
-        p->ones = reserve(p, 2 * (size_t)most_rows(p) * sizeof(float)); /* of float32, and of dy's type */
+    if (call->operation != PBN_OP_FORWARD_INFERENCE && p->sums_by == COLUMN_SUMS)
+        p->ones = reserve(p, (size_t)(most_ones(p) + most_rows(p)) * sizeof(float)); /* of float32, and of dy's type */
     if (backward && !p->whole)
         p->around = reserve(p, (size_t)(p->way == ROWS && !p->wide ? p->count / f->inner
                                         : p->way == ROWS           ? p->flat.group * f->columns
                                                                    : width_of(p, 0)) * sizeof(float));
-    const int widen = p->memory.dtype != PBN_FLOAT32 && (backward || p->way == FOLDED);
+    const int widen = !is_float && (backward || p->way == FOLDED);
     p->past = is_vectors(p, 0) ? ALIGNMENT / 2 : 0;
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole))
+    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole || p->past > 0))
         p->product = reserve(p, p->past + (size_t)longest * sizeof(float));
     if (p->centred && backward) /* kept for the gradient, or where the product will be */
-        p->centre = p->product == NOWHERE ? reserve(p, (size_t)p->count * sizeof(float)) : p->product;
+        p->centre = p->product == NOWHERE || (is_float && f->pieces > 1) ? reserve(p, (size_t)longest * sizeof(float))
+                                                                         : p->product;
     for (int i = 0; p->centred && i < 2; i++)
-        p->each[i] = reserve(p, (size_t)sums_of(p, 0) * sizeof(float));
+        p->each[i] = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
 }
 
-/* Elements of rows that elementwise steps take several of: the more images, the less it costs to repeat vectors. */
-static int64_t short_row(int64_t images) {
-    return images < 4 ? 64 : images < 16 ? 128 : 512;
+/* Whether elementwise steps take several rows: the more images, the less it costs to repeat vectors, as long as the cache
+ * holds them. */
+static int is_short(int64_t row, int64_t images, int64_t columns) {
+    const int repeats = images >= 16 && (columns <= MOST_REPEATED || leaves_over(row));
+    return row < (images < 4 ? 64 : repeats ? 512 : 128);
 }
 
 /* The primitives of a call by rows or folded, and the memory that they need. */
@@ -402,42 +447,44 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     const int dtype = p->memory.dtype, by_rows = p->way == ROWS, is_float = dtype == PBN_FLOAT32;
     const int backward = call->operation == PBN_OP_BACKWARD;
     int code = PBN_OK;
+    p->products = backward && !p->whole && is_float && p->count > PIECE; /* batch normalization writes dx, too */
     p->fold = fold_of(call, p, 1);
     p->flat = fold_of(call, p, 0);
-    p->wide = !by_rows || (p->flat.rows > 1 && p->fold.inner < short_row(call->x_desc->dims[0]));
+    p->wide = !by_rows || (p->flat.rows > 1 && is_short(p->fold.inner, call->x_desc->dims[0], p->fold.columns));
     p->lengths[0] = p->fold.rows * width_of(p, 0);
     if (by_rows)
         cut_rows(call, p);
     p->lengths[1] = p->count - p->fold.pieces * p->lengths[0];
-    p->centred = by_rows && !p->wide && p->fold.pieces == 1 && (backward || is_float) &&
-                 leaves_over(call, p->fold.inner);
+    p->centred = by_rows && !p->wide && (backward || (is_float && p->fold.pieces == 1)) &&
+                 leaves_over(p->fold.inner);
+    p->sums_by = by_rows ? ROW_SUMS : COLUMN_SUMS;
+    p->segments = 1;
+    if (by_rows && backward)
+        choose_segments(p);
     reserve_steps(call, p);
-    if (recomputes(call) && !by_rows)
-        code = piece_step(h, p, STATISTICS, dtype);
-    if (code != PBN_OK || (p->whole && is_vectors(p, 0) && (p->lengths[1] == 0 || is_vectors(p, 1))))
-        return code;
-    if (recomputes(call))
-        code = piece_step(h, p, by_rows ? ROW_STATISTICS : COLUMN_SUMS, by_rows ? dtype : PBN_FLOAT32);
-    if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL)
-        code = piece_step(h, p, SQUARES, PBN_FLOAT32);
-    if (code == PBN_OK && p->steps[COLUMN_SUMS][0] != NULL && !is_float)
-        code = piece_step(h, p, WIDENED, dtype);
+    if (recomputes(call) && by_rows)
+        code = piece_step(h, p, ROW_STATISTICS, dtype);
+    const kind of_columns[] = {STATISTICS, COLUMN_SUMS, SQUARES, WIDENED};
+    for (int i = 0; recomputes(call) && !by_rows && i < (is_float ? 3 : 4) && code == PBN_OK; i++)
+        code = piece_step(h, p, of_columns[i], i == 0 || i == 3 ? dtype : PBN_FLOAT32);
     if (code != PBN_OK || p->whole)
         return code;
     if (p->centred)
         code = piece_step(h, p, CENTRED, dtype);
     if (code == PBN_OK && p->centred && is_float)
-        code = elementwise_step(h, p, backward ? ADDED : SHIFTED);
+        code = backward ? piece_step(h, p, ADDED, dtype) : elementwise_step(h, p, SHIFTED);
     if (code != PBN_OK || !backward)
         return code == PBN_OK ? elementwise_step(h, p, APPLY) : code;
-    if (!p->centred && !is_float)
+    if (!by_rows)
+        code = piece_step(h, p, GRADIENT_SUMS, dtype);
+    if (code == PBN_OK && !p->centred && !is_float)
         code = piece_step(h, p, WIDENED, dtype);
     if (code == PBN_OK)
         code = piece_step(h, p, p->centred ? TIMES : PRODUCT, dtype);
     if (code == PBN_OK)
-        code = piece_step(h, p, by_rows ? ROW_SUMS : COLUMN_SUMS, PBN_FLOAT32);
+        code = piece_step(h, p, p->sums_by, PBN_FLOAT32);
     if (code == PBN_OK)
-        code = piece_step(h, p, by_rows ? ROW_SUMS_OF_DY : COLUMN_SUMS_OF_DY, dtype);
+        code = piece_step(h, p, OF_DY(p->sums_by), dtype);
     return code == PBN_OK ? elementwise_step(h, p, GRADIENT) : code;
 }
 
@@ -448,6 +495,10 @@ static const float *repeat(const part *p, const float *channels, int64_t inner, 
     const int64_t columns = p->params * inner;
     if (inner == 1)
         memcpy(to, channels, (size_t)columns * sizeof *to);
+    else if (inner < WIDTH) /* loops of a few turns take longer than to begin again */
+        for (int64_t i = 0; i < inner; i++)
+            for (int64_t c = 0; c < p->params; c++)
+                to[c * inner + i] = channels[c];
     else
         for (int64_t c = 0; c < p->params; c++)
             for (int64_t i = 0; i < inner; i++)
@@ -455,6 +506,12 @@ static const float *repeat(const part *p, const float *channels, int64_t inner, 
     for (int64_t g = 1; g < group; g++)
         memcpy(to + g * columns, to, (size_t)columns * sizeof *to);
     return to;
+}
+
+/* Each channel's value for each of its rows. */
+static const float *each_row(const part *p, const float *channels, float *to) {
+    const fold *f = &p->fold;
+    return repeat(p, channels, f->columns / p->params / f->inner, p->count / f->columns, to);
 }
 
 /* A step over everything; vectors have an element for each channel. */
@@ -514,7 +571,8 @@ static void add_all(const part *p, int weighted, const float *values, const floa
     const fold *f = &p->fold;
     memset(sums, 0, (size_t)p->params * sizeof *sums);
     if (p->way == ROWS) {
-        add_up(p, p->count / f->columns, f->columns / p->params / f->inner, weighted ? (double)f->inner : 1, values,
+        const int64_t rows = f->columns / p->params / f->inner;
+        add_up(p, p->count / f->columns, weighted ? rows : rows * p->segments, weighted ? (double)f->inner : 1, values,
                squares, mean, sums);
         return;
     }
@@ -527,12 +585,12 @@ static void add_all(const part *p, int weighted, const float *values, const floa
 
 /* The row of ones that sums columns, of a data type; a row's sum needs none. */
 static const void *ones(const part *p, char *base, int dtype) {
-    if (p->way == ROWS)
+    if (p->sums_by != COLUMN_SUMS)
         return NULL;
-    const int64_t rows = most_rows(p);
+    const int64_t floats = most_ones(p), count = dtype == PBN_FLOAT32 ? floats : most_rows(p);
     float *to = place(base, p->ones);
-    uint16_t *narrow = (uint16_t *)(to + rows);
-    for (int64_t i = 0; i < rows; i++)
+    uint16_t *narrow = (uint16_t *)(to + floats);
+    for (int64_t i = 0; i < count; i++)
         if (dtype == PBN_FLOAT32)
             to[i] = 1;
         else
@@ -541,11 +599,10 @@ static const void *ones(const part *p, char *base, int dtype) {
 }
 
 /* The sums of a piece's rows or columns. */
-static int piece_sums(pbn_handle *h, const part *p, int of_dy, int which, char *base, const void *tensor,
+static int piece_sums(pbn_handle *h, const part *p, kind k, int which, char *base, const void *tensor,
                       const void *row_of_ones, float *sums) {
-    return p->way == ROWS
-               ? run_piece(h, p, of_dy ? ROW_SUMS_OF_DY : ROW_SUMS, which, base, tensor, sums, NULL, NULL)
-               : run_piece(h, p, of_dy ? COLUMN_SUMS_OF_DY : COLUMN_SUMS, which, base, tensor, row_of_ones, sums, NULL);
+    return recipes[k].family == REDUCTION ? run_piece(h, p, k, which, base, tensor, sums, NULL, NULL)
+                                          : run_piece(h, p, k, which, base, tensor, row_of_ones, sums, NULL);
 }
 
 /* Mean and biased variance of each column of a piece that fills no vectors. `x` may be `squares`. */
@@ -553,13 +610,13 @@ static int column_statistics(pbn_handle *h, const part *p, int which, char *base
                              const void *row_of_ones, float *means, float *variances) {
     const float rows = (float)rows_of(p, which);
     const int64_t columns = sums_of(p, which);
-    int code = piece_sums(h, p, 0, which, base, x, row_of_ones, means);
+    int code = piece_sums(h, p, COLUMN_SUMS, which, base, x, row_of_ones, means);
     for (int64_t i = 0; i < columns; i++)
         means[i] /= rows;
     if (code == PBN_OK)
         code = run_piece(h, p, SQUARES, which, base, x, squares, means, NULL);
     if (code == PBN_OK)
-        code = piece_sums(h, p, 0, which, base, squares, row_of_ones, variances);
+        code = piece_sums(h, p, COLUMN_SUMS, which, base, squares, row_of_ones, variances);
     for (int64_t i = 0; i < columns; i++)
         variances[i] /= rows;
     return code;
@@ -613,24 +670,31 @@ static int gradient_sums(pbn_handle *h, const part *p, char *base, const void *x
     const int by_rows = p->way == ROWS, by_row = by_rows && !p->wide, is_float = p->memory.dtype == PBN_FLOAT32;
     const size_t item = pbn_item_size(p->memory.dtype);
     const void *float_ones = ones(p, base, PBN_FLOAT32), *dy_ones = ones(p, base, p->memory.dtype);
-    void *product = p->product != NOWHERE ? place(base, p->product) : dx;
+    void *product = p->product != NOWHERE ? (char *)place(base, p->product) + p->past : dx;
     float *of_product = place(base, p->means), *of_dy = place(base, p->variances);
     float *centre = place(base, p->centre), *one_each = place(base, p->each[0]);
-    const float *around = repeat(p, mean, by_row ? f->columns / p->params / f->inner : f->inner,
-                                 by_row    ? p->count / f->columns
-                                 : by_rows ? p->flat.group
-                                           : f->group, place(base, p->around));
+    float *around_each = place(base, p->around);
+    const float *around = by_row ? each_row(p, mean, around_each)
+                                 : repeat(p, mean, f->inner, by_rows ? p->flat.group : f->group, around_each);
     int code = PBN_OK;
-    for (int64_t i = 0; p->centred && i < sums_of(p, 0); i++)
+    for (int64_t i = 0; p->centred && i < p->count / f->inner; i++)
         one_each[i] = 1;
     for (int64_t i = 0, at = 0, done = 0; i <= f->pieces && code == PBN_OK; i++) {
         const int which = i == f->pieces;
         const void *from = (const char *)x + (size_t)done * item, *dy_from = (const char *)dy + (size_t)done * item;
         if (p->lengths[which] == 0)
             break;
-        code = piece_sums(h, p, 1, which, base, dy_from, dy_ones, of_dy + at); /* brings dy to the cache fastest */
+        done += p->lengths[which];
+        if (is_vectors(p, which)) {
+            const void *pointers[] = {from,       dy_from,    product,         around,
+                                      float_ones, float_ones, of_product + at, of_dy + at};
+            code = primitive_run(h, p->steps[GRADIENT_SUMS][which], pointers, place(base, p->scratchpad));
+            at += sums_of(p, which);
+            continue;
+        }
+        code = piece_sums(h, p, OF_DY(p->sums_by), which, base, dy_from, dy_ones, of_dy + at * p->segments);
         if (code == PBN_OK && p->centred) {
-            code = run_piece(h, p, CENTRED, which, base, from, centre, around, one_each);
+            code = run_piece(h, p, CENTRED, which, base, from, centre, around + at, one_each);
         } else if (code == PBN_OK && !is_float) {
             code = run_piece(h, p, WIDENED, which, base, from, product, NULL, NULL);
             from = product;
@@ -640,8 +704,7 @@ static int gradient_sums(pbn_handle *h, const part *p, char *base, const void *x
         else if (code == PBN_OK)
             code = run_piece(h, p, PRODUCT, which, base, from, dy_from, product, by_row ? around + at : around);
         if (code == PBN_OK)
-            code = piece_sums(h, p, 0, which, base, product, float_ones, of_product + at);
-        done += p->lengths[which];
+            code = piece_sums(h, p, p->sums_by, which, base, product, float_ones, of_product + at * p->segments);
         at += sums_of(p, which);
     }
     if (code != PBN_OK)
@@ -661,14 +724,34 @@ static int are_usual(const float *factors, int64_t count) {
     return usual;
 }
 
-/* to = (from - mean)*factor, which becomes a variance. */
-static int centred(pbn_handle *h, const part *p, char *base, const void *from, void *to, const float *mean,
-                   float *factor) {
-    const int64_t images = p->count / p->fold.columns;
+/* Of factors the variances that layer normalization multiplies so by. */
+static void as_variances(const part *p, float *factor) {
     for (int64_t c = 0; c < p->params; c++)
         factor[c] = 1 / (factor[c] * factor[c]);
-    return run_piece(h, p, CENTRED, 0, base, from, to, repeat(p, mean, 1, images, place(base, p->each[0])),
-                     repeat(p, factor, 1, images, place(base, p->each[1])));
+}
+
+/* dx = (dy - offset)*factor + (x - mean)*slope; a piece's x - mean is made again where there are several. */
+static int centred_gradient(pbn_handle *h, const part *p, char *base, const char *x, const char *dy, char *dx,
+                            const float *offset, const float *variance, const float *slope) {
+    const float *around = place(base, p->around), *one_each = place(base, p->each[0]);
+    const float *u = each_row(p, offset, place(base, p->means)), *v = each_row(p, variance, place(base, p->variances));
+    const float *t = each_row(p, slope, place(base, p->each[1]));
+    void *centre = place(base, p->centre);
+    int code = PBN_OK;
+    for (int64_t i = 0, at = 0; i <= p->fold.pieces && code == PBN_OK; i++) {
+        const int which = i == p->fold.pieces;
+        const size_t from = (size_t)(at * p->fold.inner) * sizeof(float);
+        if (p->lengths[which] == 0)
+            break;
+        if (p->fold.pieces > 1)
+            code = run_piece(h, p, CENTRED, which, base, x + from, centre, around + at, one_each);
+        if (code == PBN_OK)
+            code = run_piece(h, p, CENTRED, which, base, dy + from, dx + from, u + at, v + at);
+        if (code == PBN_OK)
+            code = run_piece(h, p, ADDED, which, base, centre, dx + from, t + at, NULL);
+        at += sums_of(p, which);
+    }
+    return code;
 }
 
 /* y = (x - mean)*scale/sqrt(variance + epsilon) + bias. */
@@ -680,7 +763,9 @@ static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *
     const void *tensors[] = {x, y}, *vectors[] = {mean, factor, bias};
     if (!p->centred || !are_usual(factor, p->params))
         return elementwise(h, p, APPLY, base, tensors, vectors);
-    int code = centred(h, p, base, x, y, mean, factor);
+    as_variances(p, factor);
+    int code = run_piece(h, p, CENTRED, 0, base, x, y, each_row(p, mean, place(base, p->each[0])),
+                         each_row(p, factor, place(base, p->each[1])));
     tensors[0] = y;
     return code == PBN_OK ? elementwise(h, p, SHIFTED, base, tensors, vectors + 2) : code;
 }
@@ -722,7 +807,6 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
         slope[c] *= factor[c];
         offset[c] = -offset[c];
     }
-    const void *all[] = {place(base, p->centre), dx}, *vectors[] = {slope};
-    code = centred(h, p, base, dy, dx, offset, factor);
-    return code == PBN_OK ? elementwise(h, p, ADDED, base, all, vectors) : code;
+    as_variances(p, factor);
+    return centred_gradient(h, p, base, x, dy, dx, offset, factor, slope);
 }
