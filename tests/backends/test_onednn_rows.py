@@ -116,12 +116,12 @@ def test_auto_takes_what_has_vector_kernels(handle, operation):
     few = "rows" if operation == Operation.FORWARD_INFERENCE else "plain"
     assert chosen(2, 8, 4, 4) == chosen(16, 3, 2, 2) == few
     assert chosen(2, 8, 8, 8) == "rows"
-    backward = operation == Operation.BACKWARD
+    backward, half = operation == Operation.BACKWARD, ml_dtypes.bfloat16
     assert chosen(20, 19, 14, 14) == chosen(300, 19, 14, 14) == ("folded" if backward else "rows")
     assert chosen(20, 190, 14, 14) == "rows"
-    assert chosen(20, 64, 14, 14, dtype=ml_dtypes.bfloat16) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
-    assert chosen(300, 19, 9, 32, dtype=ml_dtypes.bfloat16) == ("folded" if backward else "rows")
-    assert chosen(20, 19, 40, 40, dtype=ml_dtypes.bfloat16) == chosen(100, 21, 11, 11, dtype=ml_dtypes.bfloat16) == "rows"
+    assert chosen(20, 64, 14, 14, dtype=half) == ("rows" if operation == Operation.FORWARD_INFERENCE else "folded")
+    assert chosen(300, 19, 9, 32, dtype=half) == ("folded" if backward else "rows")
+    assert chosen(20, 19, 40, 40, dtype=half) == chosen(100, 21, 11, 11, dtype=half) == "rows"
     assert chosen(300, 8, 14, 14, last=True) == ("plain" if operation == Operation.FORWARD_INFERENCE else "folded")
     assert chosen(70, 24) == ("plain" if backward else "folded")
     for dims, algorithm in (((2, 3), "rows"), ((1, 3, 5, 7), "folded")):
