@@ -426,7 +426,7 @@ static void reserve_steps(const pbn_call *call, part *p) {
                                                                    : width_of(p, 0)) * sizeof(float));
     const int widen = !is_float && (backward || p->way == FOLDED);
     p->past = is_vectors(p, 0) ? ALIGNMENT / 2 : 0;
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole || p->past > 0))
+    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole || (backward && p->past > 0)))
         p->product = reserve(p, p->past + (size_t)longest * sizeof(float));
     if (p->centred && backward) /* kept for the gradient, or where the product will be */
         p->centre = p->product == NOWHERE || (is_float && f->pieces > 1) ? reserve(p, (size_t)longest * sizeof(float))
