@@ -337,9 +337,10 @@ def test_a_choice_of_cudnn_from_call_to_file(borrowed, cache, monkeypatch):
     monkeypatch.setattr(trials, "run", measured)
     monkeypatch.setattr(choice, "_device", lambda kind, ordinal: ("a GPU", ""))
     monkeypatch.setattr(choice, "_capturing", lambda handle: False)
-    with pybnorm.TensorDescriptor("cudnn", "f32", (8, 64, 28, 28)) as x:
+    tensors = [pybnorm.TensorDescriptor("cudnn", "f32", dims) for dims in ((256, 64, 112, 112), (8, 64, 28, 28))]
+    with tensors[0] as large, tensors[1] as x:
         for end in ("", "; remembered"):
-            plan = borrowed.plan_forward_training(x, algorithm="fast", tune=True)
+            plan = borrowed.plan_forward_training(large, algorithm="fast", tune=True)
             assert plan.algorithm == "spatial"
             assert plan.reason == "measured: 20.0 us against 30.0 us of ex (the rule's choice)" + end
         plan = borrowed.plan_forward_training(x, tune=True)

@@ -517,7 +517,8 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
     assert {c["status"] for c in data["cases"]} == {"PASS"}
     assert f"onednn: {len(data['cases'])} cases, {len(data['cases'])} PASS\n" in rest
     assert f"incomplete: {len(data['cases'])} of 5000 cases\n" in rest
-    *_, told, again, last = rest.splitlines()
+    # A processor of which no run is recorded has a line for that.
+    *_, told, again, last = [line for line in rest.splitlines() if "no record of a run" not in line]
     assert told == "interrupted"
     given = f"check --backend onednn --suite {suite} --json {target} --save {tmp_path / 'run'}"
     assert again == f"go on with it: pybnorm {given} --resume"

@@ -60,9 +60,9 @@ def test_auto_and_fast_take_only_ways_whose_bits_repeat(play: Any) -> None:
     assert changed["forward large nchw auto"] == ("columns", "spatial")
     assert changed["backward large nchw auto"] == ("columns", "spatial")
     assert changed["unsaved large nchw auto"] == ("columns", "spatial")
-    assert changed["unsaved large nhwc auto"] == ("graph", "spatial")
-    assert changed["unsaved large gap auto"] == ("dense+graph", "dense+spatial")
-    assert changed["backward large nchw fast"] == ("rows:1", "ex")
+    assert changed["unsaved large nhwc auto"] == ("graph:1", "spatial")
+    assert changed["unsaved large gap auto"] == ("dense+graph:1", "dense+spatial")
+    assert changed["unsaved large nchw fast"] == ("columns", "spatial")
     assert not [key for key in changed if key.startswith("inference") or key.endswith("None")]
 
 
