@@ -28,6 +28,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "cache",
+    "call_overridable",
     "candidates",
     "capability",
     "current_stream",
@@ -42,6 +43,7 @@ __all__ = [
     "loaded",
     "look",
     "numbered_algorithms",
+    "packed_parts",
     "refuse_addresses",
     "relu",
     "relu_backward",
@@ -624,6 +626,36 @@ def install_torch_kernels(
     threads: object, host: object, operators: Sequence[tuple[str, str]], files: tuple[str, str | None]
 ) -> None:
     """Have PyTorch's dispatcher call the kernels, in this process."""
+
+def call_overridable(
+    operator: object,
+    x: object,
+    weight: object,
+    bias: object,
+    mean: object,
+    variance: object,
+    residual: object,
+    factor: float,
+    epsilon: float,
+    fallback: bool,
+    deterministic: bool,
+) -> Any:
+    """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows.
+
+    Parameters
+    ----------
+    operator : callable
+        The operator.
+    x, weight, bias : Tensor
+    mean, variance : Tensor or None
+        Running statistics.
+    residual : Tensor or None
+    factor, epsilon, fallback, deterministic
+        As ``batch_norm_relu_training`` has them.
+    """
+
+def packed_parts(channels: int) -> tuple[int, int]:
+    """Where the inverse standard deviation and the reserve begin in what forward packed."""
 
 def remove_torch_kernels() -> None:
     """PyTorch's own kernels are in their place again."""

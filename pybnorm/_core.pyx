@@ -132,6 +132,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "cache",
+    "call_overridable",
     "candidates",
     "capability",
     "current_stream",
@@ -146,6 +147,7 @@ __all__ = [
     "loaded",
     "look",
     "numbered_algorithms",
+    "packed_parts",
     "refuse_addresses",
     "relu",
     "relu_backward",
@@ -191,3 +193,4 @@ include "_core/plan_kinds.pxi"
 include "_core/inner.pxi"
 include "_core/torch_kernels.pxi"
 include "_core/torch_joined.pxi"
+include "_core/torch_overridable.pxi"

@@ -42,7 +42,7 @@ cdef int64_t _torch_reserve_size(const _TorchTensor *x) noexcept nogil:
     return count // 8 + 4096
 
 
-cdef int _torch_relu(uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
+cdef int _torch_relu(uint64_t *stack, void **handles, uint64_t *made, char *text, bint packed) noexcept nogil:
     cdef _TorchTensor x
     cdef _TorchTensor z
     cdef _TorchKey key
@@ -60,11 +60,15 @@ cdef int _torch_relu(uint64_t *stack, void **handles, uint64_t *made, char *text
     if residual and (not _torch_data(handles[5], &z) or not _torch_alike(&z, &x)):
         return _REFUSED
     join.size = _torch_reserve_size(&x) if residual else 0
-    if not _torch_results(&x, x.dims[1], 4, join.size, made, results):
+    if packed:
+        if not _torch_packed(&x, join.size, made, results):
+            return _REFUSED
+    elif not _torch_results(&x, x.dims[1], 4, join.size, made, results):
         return _REFUSED
     for i in range(3):
         join.handles[i] = handles[i]
     join.backward, join.reserve = False, results[3]
+    join.space = results[2] + _packed_length(x.dims[1]) if packed else 0
     _torch_key(
         &key, PBN_OP_FORWARD_TRAINING, &x, _joined_flags(residual, vectors[2] != 0), _torch_float(stack[7]),
         _torch_float(stack[6]),
@@ -82,7 +86,9 @@ cdef int _joined_flags(bint residual, bint running) noexcept nogil:
     return _TRAINS | _JOINED | (_RESIDUAL if residual else 0) | (_UPDATES if running else 0)
 
 
-cdef int _torch_relu_backward(uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
+cdef int _torch_relu_backward(
+    uint64_t *stack, void **handles, uint64_t *made, char *text, bint packed
+) noexcept nogil:
     cdef _TorchTensor x
     cdef _TorchTensor dy
     cdef _TorchTensor y
@@ -100,18 +106,25 @@ cdef int _torch_relu_backward(uint64_t *stack, void **handles, uint64_t *made, c
         return _REFUSED
     if not _torch_joined_vectors(&handles[2], 2, &x, vectors):
         return _REFUSED
-    if not _torch_joined_vectors(&handles[5], 2, &x, &vectors[2]):
+    join.reserve = join.size = join.space = 0
+    if packed:
+        if not _torch_unpacked(handles[5], &x, residual, &vectors[2], &join):
+            return _REFUSED
+    elif not _torch_joined_vectors(&handles[5], 2, &x, &vectors[2]):
         return _REFUSED
     if vectors[0] == 0 or vectors[1] == 0 or vectors[2] == 0 or vectors[3] == 0:
         return _REFUSED
-    join.reserve = join.size = 0
-    if residual:
+    if residual and not packed:
         if handles[7] == NULL or not _torch_read(handles[7], &reserve) or reserve.dtype != _TORCH_UINT8:
             return _REFUSED
         if reserve.rank != 1 or reserve.strides[0] != 1 or reserve.device != x.device or reserve.index != x.index:
             return _REFUSED
         join.reserve, join.size = reserve.address, reserve.dims[0]
-    if not _torch_results(&x, x.dims[1], 4, -2 if residual else -1, made, results):
+    results[3] = 0
+    if not _torch_results(&x, x.dims[1], 3 if packed and not residual else 4, -2 if residual else -1, made, results):
+        return _REFUSED
+    if packed and not residual and not _torch_nothing(made, 3, 4):
+        _torch_free(made, 3)
         return _REFUSED
     join.handles[0], join.handles[1], join.handles[2], join.backward = handles[0], handles[2], handles[3], True
     _torch_key(

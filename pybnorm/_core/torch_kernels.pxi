@@ -29,6 +29,7 @@ cdef struct _TorchShim:
         void **made
     ) noexcept nogil
     int (*aoti_torch_is_defined)(void *tensor, uint8_t *defined) noexcept nogil
+    uint8_t (*aoti_torch_grad_mode_is_enabled)() noexcept nogil
     int (*torch_list_size)(void *list, size_t *size) noexcept nogil
     int (*torch_list_get_item)(void *list, size_t index, uint64_t *value) noexcept nogil
     int (*torch_delete_list)(void *list) noexcept nogil
@@ -44,8 +45,8 @@ cdef tuple _TORCH_SYMBOLS = (
     b"aoti_torch_new_tensor_handle", b"aoti_torch_new_uninitialized_tensor", b"aoti_torch_delete_tensor_object",
     b"aoti_torch_get_data_ptr", b"aoti_torch_get_dim", b"aoti_torch_get_sizes", b"aoti_torch_get_strides",
     b"aoti_torch_get_dtype", b"aoti_torch_get_device_type", b"aoti_torch_get_device_index",
-    b"aoti_torch_empty_strided", b"aoti_torch_is_defined", b"torch_list_size", b"torch_list_get_item",
-    b"torch_delete_list",
+    b"aoti_torch_empty_strided", b"aoti_torch_is_defined", b"aoti_torch_grad_mode_is_enabled", b"torch_list_size",
+    b"torch_list_get_item", b"torch_delete_list",
 )
 # Of the C++ runtime: what optional values were made for, and the one way to give PyTorch an error.
 cdef tuple _CXX_SYMBOLS = (b"_ZdlPv", b"_ZSt21__throw_runtime_errorPKc")
@@ -64,7 +65,8 @@ cdef object _torch_cudnn_enabled = None
 
 cdef enum:
     _TORCH_TEXT = 2048
-    _TORCH_MOST = 14  # arguments of an operator
+    _TORCH_MOST = 17  # arguments of an operator
+    _TORCH_MOST_RESULTS = 9
     # Numbers of PyTorch's, which its interface keeps.
     _TORCH_UINT8 = 0
     _TORCH_FLOAT16 = 5
@@ -88,15 +90,18 @@ cdef enum:
     _CUDNN_BACKWARD = 3
     _RELU = 4
     _RELU_BACKWARD = 5
-    _TORCH_OPERATORS = 6
+    _OVERRIDABLE = 6
+    _OVERRIDABLE_BACKWARD = 7
+    _TORCH_OPERATORS = 8
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
 cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
     "batch_norm_relu_training", "batch_norm_relu_backward",
+    "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward",
 )
-# Of each argument: a tensor, an optional one, a bool, a float or a list of bools.
+# Of each argument: a tensor, an optional one, a bool, an integer, a float, an optional float or a list of bools.
 cdef const char *_torch_kinds[_TORCH_OPERATORS]
 _torch_kinds[_NATIVE] = b"toooobff"
 _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
@@ -104,6 +109,8 @@ _torch_kinds[_CUDNN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
 _torch_kinds[_RELU] = b"tttoooffbb"
 _torch_kinds[_RELU_BACKWARD] = b"ttttttttbbffbb"
+_torch_kinds[_OVERRIDABLE] = b"tttofbbF"
+_torch_kinds[_OVERRIDABLE_BACKWARD] = b"tttttlttttiifbttF"
 
 
 cdef struct _TorchKey:
@@ -135,6 +142,7 @@ cdef struct _TorchJoin:  # what a call with ReLU has beside its addresses
     bint backward
     uintptr_t reserve
     int64_t size  # of the reserve
+    uintptr_t space  # a small workspace, or 0
 
 
 cdef double _torch_float(uint64_t value) noexcept nogil:
@@ -286,7 +294,9 @@ cdef int _torch_run(
             if plan is None:
                 return _REFUSED
         handle = plan._owner()
-        if key.device == _TORCH_CUDA and plan.workspace_size:
+        if join != NULL and join.space != 0 and plan.workspace_size <= _ROOM:
+            workspace = join.space, _ROOM
+        elif key.device == _TORCH_CUDA and plan.workspace_size:
             size = plan.workspace_size
             if _torch.aoti_torch_empty_strided(
                 1, &size, &one, _TORCH_UINT8, key.device, key.index, &memory
@@ -339,6 +349,8 @@ cdef void _torch_drop(int which, uint64_t *stack) noexcept nogil:
         elif kind[i] == c"o" and stack[i] != 0:
             _torch_free(<uint64_t *>stack[i], 1)
             _torch.operator_delete(<void *>stack[i])
+        elif kind[i] == c"F" and stack[i] != 0:
+            _torch.operator_delete(<void *>stack[i])
         elif kind[i] == c"l":
             _torch.torch_delete_list(<void *>stack[i])
 
@@ -360,7 +372,7 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 
 
 cdef bint _torch_results(
-    _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
+    const _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
     """Make results: one like x, two vectors of float32 as long as `length`, and a last; whether there is memory.
 
@@ -488,8 +500,11 @@ cdef object _torch_python(int kind, uint64_t value, void *handle):
     return _torch_host.tensor(PyCapsule_New(handle, NULL, NULL))
 
 
-cdef int _torch_elsewhere(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept with gil:
-    """PyTorch's own kernel, as it was before ours."""
+cdef int _torch_elsewhere(
+    int which, uint64_t *stack, void **handles, uint64_t *made, char *text, bint tracked
+) noexcept with gil:
+    """PyTorch's own kernel, as it was before ours, or that in Python; `tracked`: that whose results have derivatives.
+    """
     cdef const char *kind = _torch_kinds[which]
     cdef int32_t device
     cdef void *handle = NULL
@@ -502,7 +517,11 @@ cdef int _torch_elsewhere(int which, uint64_t *stack, void **handles, uint64_t *
             arguments.append(_torch_python(kind[i], stack[i], handles[i]))
             if handles[i] != NULL and _torch.aoti_torch_get_device_type(handles[i], &device) == 0:
                 cuda = cuda or device == _TORCH_CUDA
-        for tensor in _torch_host.own(_TORCH_NAMES[which], cuda, arguments):
+        if tracked:
+            results = _torch_host.tracked(*arguments)
+        else:
+            results = _torch_host.own(_TORCH_NAMES[which], cuda, arguments)
+        for tensor in results:
             if tensor is not None:
                 handle = PyCapsule_GetPointer(_torch_host.handle(tensor), NULL)
             elif _torch.aoti_torch_new_uninitialized_tensor(&handle) != 0:
@@ -519,20 +538,24 @@ cdef int _torch_elsewhere(int which, uint64_t *stack, void **handles, uint64_t *
 cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nogil:
     """A call of an operator: arguments are on the stack, and results in their place afterwards."""
     cdef void *handles[_TORCH_MOST]
-    cdef uint64_t made[4]
+    cdef uint64_t made[_TORCH_MOST_RESULTS]
     cdef char text[_TORCH_TEXT]
     cdef int status
     _torch_handles(which, stack, handles)
-    if which == _RELU:
-        status = _torch_relu(stack, handles, made, text)
+    if which == _OVERRIDABLE:
+        status = _torch_overridable(stack, handles, made, text)
+    elif which == _OVERRIDABLE_BACKWARD:
+        status = _torch_overridable_backward(stack, handles, made, text)
+    elif which == _RELU:
+        status = _torch_relu(stack, handles, made, text, False)
     elif which == _RELU_BACKWARD:
-        status = _torch_relu_backward(stack, handles, made, text)
+        status = _torch_relu_backward(stack, handles, made, text, False)
     elif which == _NATIVE or which == _CUDNN:
         status = _torch_forward(which, stack, handles, made, text)
     else:
         status = _torch_backward(which, stack, handles, made, text)
     if status == _REFUSED:
-        status = _torch_elsewhere(which, stack, handles, made, text)
+        status = _torch_elsewhere(which, stack, handles, made, text, False)
     _torch_drop(which, stack)
     if status == _FAILED:
         _torch.throw_runtime_error(text)
@@ -563,6 +586,14 @@ cdef void _torch_joined_backward(uint64_t *stack, uint64_t inputs, uint64_t outp
     _torch_call(_RELU_BACKWARD, stack, outputs)
 
 
+cdef void _torch_overridable_training(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_OVERRIDABLE, stack, outputs)
+
+
+cdef void _torch_overridable_gradient(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_OVERRIDABLE_BACKWARD, stack, outputs)
+
+
 cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
@@ -570,6 +601,8 @@ _torch_kernels[_CUDNN] = _torch_cudnn
 _torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
 _torch_kernels[_RELU] = _torch_joined_training
 _torch_kernels[_RELU_BACKWARD] = _torch_joined_backward
+_torch_kernels[_OVERRIDABLE] = _torch_overridable_training
+_torch_kernels[_OVERRIDABLE_BACKWARD] = _torch_overridable_gradient
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -599,10 +632,11 @@ def install_torch_kernels(threads, host, operators, files):
         What a kernel asks in Python. ``deterministic()``, ``cudnn()``: PyTorch's switches; ``plan(...)``: makes
         (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``join(...)``: the plans with ReLU of
         a key, or None, and keeps them in the dictionary ``joined``; ``own(name, cuda, arguments)``: the results of the
-        kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's
+        kernel that would be called without this one; ``tracked(*arguments)``: those of backward with ReLU, with
+        derivatives; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's
         handles and its tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
-        Dispatch keys, CPU or CUDA, and names: of PyTorch's operators, and of ours with ReLU.
+        Dispatch keys, and names: of PyTorch's operators, and of ours with ReLU.
     files : (str, str or None)
         PyTorch's libraries, the second for tensors on CUDA.
     """
@@ -619,7 +653,7 @@ def install_torch_kernels(threads, host, operators, files):
     _torch = found
     _torch_threads, _torch_host, _torch_joined = threads, host, host.joined
     _torch_deterministic, _torch_cudnn_enabled = host.deterministic, host.cudnn
-    ours = _TORCH_NAMES[_RELU:]
+    ours = _TORCH_NAMES[_RELU:_OVERRIDABLE]
     for key, space in sorted({(key, "pybnorm" if name in ours else "aten") for key, name in operators}):
         word = (<str>key).encode()
         place = (<str>space).encode()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pybnorm import functional
-from pybnorm._core import Cache, Handle, TensorDescriptor
+from pybnorm._core import Cache, Handle, TensorDescriptor, call_overridable
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, NotSupportedError
 from pybnorm.torch.autograd import _transformed
@@ -56,25 +56,44 @@ def batch_norm_relu(
         return None
     # The bits of all fused plans repeat: as the operators ask for them, so that both have the same ones.
     plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, True)
-    if plans is None or x.data_ptr() % _ALIGNMENT or (residual is not None and not _alike(x, residual)):
+    if plans is None:
         return None
     direct = kernels.get("cuda") if training else None
-    vectors = (weight, bias) if mean is None else (weight, bias, mean, variance)
+    rest = factor, eps, False, deterministic
+    if direct is None or direct[2] is None or not torch.is_grad_enabled():
+        return _called(plans, direct, x, mean, variance, weight, bias, residual, training, rest)
+    # What else the kernels in C refuse, those in Python copy.
+    if weight is None or bias is None or weight.dtype is not torch.float32 or not _fits(residual, x):
+        return None
+    tracked: torch.Tensor = call_overridable(direct[2], x, weight, bias, mean, variance, residual, *rest)
+    return tracked
+
+
+def _called(
+    plans: _Plans, direct: Any, x: torch.Tensor, mean: Optional, variance: Optional, weight: Any, bias: Any,
+    residual: Any, training: bool, rest: tuple[Any, ...],
+) -> torch.Tensor | None:  # fmt: skip
+    """The call where the derivative is Python's, or there is none."""
+    if x.data_ptr() % _ALIGNMENT or (residual is not None and not _alike(x, residual)):
+        return None
+    vectors: tuple[Any, ...] = (weight, bias) if mean is None else (weight, bias, mean, variance)
     if direct is None:
-        if not fits(x, vectors) or any([v.data_ptr() % _ALIGNMENT for v in vectors]):  # type: ignore[union-attr]
+        if not fits(x, vectors) or any([v.data_ptr() % _ALIGNMENT for v in vectors]):
             return None
-    elif any([v is None or v.dtype is not torch.float32 for v in vectors]):  # what else they refuse Python copies
+    elif any([v is None or v.dtype is not torch.float32 for v in vectors]):
         return None
-    if training and torch.is_grad_enabled():
-        rest = plans, direct, (factor, eps, False, deterministic)
-        found: torch.Tensor = _fused(x, weight, bias, residual, mean, variance, rest)
-        return found
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
-        return None
+    y: torch.Tensor
+    if torch.is_grad_enabled():
+        if not training and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
+            return None
+        if training:
+            y = _fused(x, weight, bias, residual, mean, variance, (plans, direct, rest))
+            return y
     if direct is not None:
-        y: torch.Tensor = direct[0](x, weight, bias, mean, variance, residual, factor, eps, False, deterministic)[0]
-        return y
-    return plans.forward(x, weight, bias, residual, mean, variance)[0]
+        y = direct[0](x, weight, bias, mean, variance, residual, *rest)[0]
+    else:
+        y = plans.forward(x, weight, bias, residual, mean, variance)[0]
+    return y
 
 
 def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
@@ -102,11 +121,16 @@ def aligned(tensor: torch.Tensor, alignment: int = _ALIGNMENT) -> torch.Tensor:
 
 
 def _alike(x: torch.Tensor, other: Any) -> bool:
-    return (
-        type(other) is torch.Tensor
-        and (other.shape, other.dtype, other.device) == (x.shape, x.dtype, x.device)
-        and other.stride() == x.stride()
-        and not other.data_ptr() % _ALIGNMENT
+    return _fits(other, x) and other.stride() == x.stride() and not other.data_ptr() % _ALIGNMENT
+
+
+def _fits(residual: Any, x: torch.Tensor) -> bool:
+    """Whether a residual is none, or is like x but for its strides."""
+    return residual is None or (
+        type(residual) is torch.Tensor
+        and residual.shape == x.shape
+        and residual.dtype is x.dtype
+        and residual.device == x.device
     )
 
 
@@ -126,7 +150,7 @@ _devices: dict[int, _Shared] = {}
 ready = Cache()
 """What kernels in C have asked for, by their keys."""
 kernels: dict[str, Any] = {}
-"""By kind of device, once plans were made: the operators' kernels in C, forward's and backward's, or None."""
+"""By kind of device, once plans were made: what `fused_operators.kernels` returned."""
 find_kernels: Callable[[str], Any] | None = None
 """Has the kernels of a dispatch key; from `fused_operators`, which is above this module."""
 _making = [threading.Lock()]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pybnorm import _core
 from pybnorm.errors import ArgumentError
 from pybnorm.torch import calls, fused, installation, operators
 from pybnorm.torch.autograd import _check
@@ -149,20 +150,39 @@ def _differentiate(
     return (*found, dz if residual else x.new_empty(0))
 
 
+def _unpacked(function: Any, x: Any, *call: Any) -> Any:
+    """A function's result for what autograd in C++ keeps: mean, inverse and reserve may be parts of one tensor."""
+    dy, weight, bias, y, mean, inverse, reserve, *rest = call
+    if inverse is None:
+        second, third = _core.packed_parts(x.shape[1])
+        packed = mean
+        mean, inverse = (packed[n : n + 4 * x.shape[1]].view(torch.float32) for n in (0, second))
+        reserve = packed[third:]
+    return function(x, dy, weight, bias, y, mean, inverse, reserve, *rest)
+
+
 _JOINED = installation.Joined(
-    {"batch_norm_relu_training": _train, "batch_norm_relu_backward": _differentiate},
+    {
+        "batch_norm_relu_training": _train,
+        "batch_norm_relu_backward": lambda *call: _unpacked(_differentiate, *call),
+    },
+    lambda *call: _unpacked(_differentiate_apart, *call),
     lambda *call: found if isinstance(found := _plans_of(*call), fused._Plans) else None,
     fused.ready,
 )
 
 
-def kernels(key: str) -> tuple[Any, Any] | None:
-    """The operators' kernels under a dispatch key, from now on in C, as functions; None where PyTorch has no such."""
+def kernels(key: str) -> tuple[Any, Any, Any] | None:
+    """The operators' kernels under a dispatch key, from now on in C, as functions; None where PyTorch has no such.
+
+    The third is PyTorch's overridable operator, by which `_core.call_overridable` calls forward with autograd in C++;
+    None where this PyTorch's is another one.
+    """
     if training is None or not installation.join(key, _JOINED):
         return None
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     forward, back = (functools.partial(operator._handle.redispatch_boxed, keys) for operator in (training, backward))
-    return forward, back
+    return forward, back, installation.overridable(key)
 
 
 fused.find_kernels = kernels
@@ -229,7 +249,7 @@ def _differentiate_apart(
 ) -> Gradients:  # fmt: skip
     """`backward` by operators that are there already, each of which has a derivative; the reserve is not read."""
     eps, *asked = rest
-    dz = _mask(dy, y, 0)
+    dz = _mask(dy, y.detach(), 0)
     found = operators.backward(x, dz, weight, mean, inverse, eps, True, _ALL, *asked)
     return (*found, dz if residual else x.new_empty(0))
 

@@ -39,6 +39,8 @@ class Joined(NamedTuple):
     ----------
     kernels : dict
         Python's, by operator.
+    tracked : callable
+        Backward whose results have derivatives, in Python.
     plans : callable
         Both directions' of x, weight, bias, whether there is a residual, running statistics, factor, epsilon; or None.
     ready : Cache
@@ -46,6 +48,7 @@ class Joined(NamedTuple):
     """
 
     kernels: dict[str, Callable[..., Any]]
+    tracked: Callable[..., Any]
     plans: Callable[..., Any]
     ready: _core.Cache
 
@@ -169,6 +172,36 @@ def join(key: str, joined: Joined) -> bool:
     return True
 
 
+_SCHEMAS = (
+    "aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, "
+    "Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, "
+    "float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
+    "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward(Tensor grad_out, Tensor query, Tensor key, "
+    "Tensor value, Tensor attn_bias, bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, "
+    "Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
+    "Tensor philox_offset, *, float? scale=None) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_attn_bias)",
+)
+"""Of PyTorch's overridable operator and its backward, as the kernels have them (torch_overridable.pxi)."""
+
+
+def _places(key: str) -> list[tuple[str, str]]:
+    forward, back = (schema[len("aten::") :].partition("(")[0] for schema in _SCHEMAS)
+    return [(key, forward), (key, back), (f"Autograd{key}", back)]
+
+
+@functools.cache
+def overridable(key: str) -> Any:
+    """PyTorch's operator whose autograd in C++ is for kernels from elsewhere; None where it is another, or taken."""
+    found: list[Any] = [getattr(torch.ops.aten, name, None) for _, name in _places(key)[:2]]
+    if any(one is None or str(one.default._schema) != schema for one, schema in zip(found, _SCHEMAS, strict=True)):
+        return None
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", place) for place, name in _places(key)):
+        return None
+    return found[0].default._op
+
+
 def _spoken() -> bool:
     """Whether PyTorch has the interface that the kernels speak."""
     return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
@@ -179,6 +212,7 @@ def _register() -> None:
     keys = sorted({device.upper() for made in _installed for device in made.devices})
     operators = [(key, name) for key in keys for name in _OPERATORS[key]]
     operators += [(key, name) for key in sorted(_joined) for name in _joined[key].kernels]
+    operators += [place for key in sorted(_joined) if overridable(key) for place in _places(key)]
     if operators == _registered:
         return
     _core.remove_torch_kernels()
@@ -206,10 +240,11 @@ class _Host:
         self.joined = _core.Cache()
         self.ours = {name for one in _joined.values() for name in one.kernels}
         for one in _joined.values():
-            self.joined, self.plans = one.ready, one.plans
+            self.joined, self.plans, self.tracked = one.ready, one.plans, one.tracked
             self.kernels |= {(name, cuda): kernel for name, kernel in one.kernels.items() for cuda in (False, True)}
         for key, name in operators:
-            if name not in self.ours and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+            theirs = name in _OPERATORS.get(key, ())
+            if theirs and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 kernel = torch.library.get_kernel(f"aten::{name}", key)
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 self.kernels[name, key == "CUDA"] = functools.partial(kernel.call_boxed, keys)

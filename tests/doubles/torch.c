@@ -37,6 +37,11 @@ FORWARD(torch_list_size, (void *l, size_t *s), (l, s))
 FORWARD(torch_list_get_item, (void *l, size_t i, uint64_t *v), (l, i, v))
 FORWARD(torch_delete_list, (void *l), (l))
 
+_Bool aoti_torch_grad_mode_is_enabled(void) {
+    _Bool (*function)(void);
+    *(void **)&function = real("aoti_torch_grad_mode_is_enabled");
+    return function();
+}
 int aoti_torch_get_device_type(void *tensor, int32_t *type) {
     (void)tensor;
     *type = 1;

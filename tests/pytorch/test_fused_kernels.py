@@ -43,6 +43,8 @@ def joined(torch, operators, device, monkeypatch):
 
 
 def plans_of(fused, handle, x, residual, training, running, factor, eps, deterministic):
+    if residual:
+        return None
     found = fused._Plans.__new__(fused._Plans)
     found.handle, found.lock, found.place, found.residual = handle, threading.RLock(), x.device, residual
     found.reserve_size = found.workspace = 0
@@ -50,7 +52,14 @@ def plans_of(fused, handle, x, residual, training, running, factor, eps, determi
     found.plan = found.handle.plan_forward_training(
         like, running=running, exponential_average_factor=factor, epsilon=eps
     )
-    found.back = found.handle.plan_backward(like, epsilon=eps)
+    found.back = found.handle.plan_backward(like, epsilon=eps)  # refuses y: Python's kernel has what is next
+
+    def backward(x, dy, weight, bias, y, saved, inverse, reserve):
+        results = [t.detach().clone() for t in (x, weight, bias)]
+        found.back(x.detach(), dy, weight.detach(), *results, saved, inverse, None)
+        return *results, None
+
+    found.backward = backward
     return found
 
 
@@ -154,3 +163,120 @@ def test_both_directions_are_those_of_python(torch, joined, python, device, resi
     for one, other in zip(*results, strict=True):
         assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
         assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------- with autograd in C++
+
+
+@pytest.fixture
+def tracked(torch, joined, device):
+    """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator; on the CPU without ReLU, as above."""
+    operator = joined.kernels(device.upper())[2]
+    if operator is None:
+        pytest.skip("this PyTorch's overridable operator is another one")
+    return lambda x, weight, bias, mean, variance, residual: pybnorm._core.call_overridable(
+        operator, x, weight, bias, mean, variance, residual, *QUESTION
+    )
+
+
+def wanted_of(torch, device, x, weight, bias, running, residual=None):
+    y = torch.nn.functional.batch_norm(x, *running, weight, bias, True, *QUESTION[:2])
+    y = y if residual is None else y + residual
+    return y if device == "cpu" else y.relu()
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("needed", ["x", "weight bias", "x weight bias"])
+def test_autograd_around_them_is_in_cpp(torch, tracked, python, device, running, needed):
+    x, weight, bias, *statistics = given(torch, device)
+    leaves = [t for t, name in ((x, "x"), (weight, "weight"), (bias, "bias")) if name in needed]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    statistics = statistics if running else [None, None]
+    kept = [None if v is None else v.clone() for v in statistics]
+    y = tracked(x, weight, bias, *statistics, None)
+    wanted = wanted_of(torch, device, x, weight, bias, kept)
+    dy = drawn(torch, device, *SHAPE, seed=8)
+    found = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(wanted, leaves, dy)
+    assert python == ([] if device == "cuda" else ["batch_norm_relu_backward"])  # oneDNN's plan refuses y
+    assert "Overrideable" in y.grad_fn.name()
+    for one, other in zip((y, *statistics, *found[0]), (wanted, *kept, *found[1]), strict=True):
+        assert one is other is None or torch.allclose(one, other, atol=2e-5, rtol=2e-5)
+
+
+def test_autograd_around_them_with_a_residual(torch, tracked, python, device):
+    x, weight, bias, mean, variance = given(torch, device)
+    z = drawn(torch, device, *SHAPE, seed=5)
+    leaves = [t.requires_grad_() for t in (x, weight, bias, z)]
+    kept = [mean.clone(), variance.clone()]
+    y = tracked(x, weight, bias, mean, variance, z)
+    wanted = wanted_of(torch, "cuda", x, weight, bias, kept, z) if device == "cuda" else None
+    if wanted is None:  # a plan of oneDNN has no residual: Python's kernels, which do have ReLU, take the call
+        assert python == ["batch_norm_relu_training"]
+        wanted = wanted_of(torch, "cuda", x, weight, bias, kept, z)
+    dy = drawn(torch, device, *SHAPE, seed=8)
+    found = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(wanted, leaves, dy)
+    for one, other in zip((y, mean, variance, *found[0]), (wanted, *kept, *found[1]), strict=True):
+        assert torch.allclose(one, other, atol=2e-5, rtol=2e-5)
+
+
+def test_a_changed_result_is_seen_by_autograd(torch, tracked, device):
+    x, weight, bias, *statistics = given(torch, device)
+    y = tracked(x.requires_grad_(), weight, bias, *statistics, None)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_second_derivative_of_them(torch, tracked, device):
+    x, weight, bias, *statistics = given(torch, device)
+    bias = bias + 9  # oneDNN's plans have no ReLU, the derivative in Python does: no result is negative
+    dy, direction = (drawn(torch, device, *SHAPE, seed=n) for n in (8, 9))
+    both = []
+    for kind, call in ((torch.float32, tracked), (torch.float64, None)):
+        leaves = [t.to(kind).requires_grad_() for t in (x, weight, bias)]
+        y = call(*leaves, *statistics, None) if call else wanted_of(torch, device, *leaves, [None, None])
+        first = torch.autograd.grad(y, leaves[0], dy.to(kind), create_graph=True)[0]
+        both.append(torch.autograd.grad(first, leaves[:2], direction.to(kind)))
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one.double(), other, atol=2e-4, rtol=2e-4)
+
+
+def test_what_holds_saved_tensors_holds_theirs(torch, tracked, device):
+    x, weight, bias, *statistics = given(torch, device)
+    x.requires_grad_()
+    dy = drawn(torch, device, *SHAPE, seed=8)
+    wanted = torch.autograd.grad(tracked(x, weight, bias, *statistics, None), x, dy)[0]
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
+        y = tracked(x, weight, bias, *statistics, None)
+    assert packed
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], wanted)
+
+
+def test_what_autograd_kept_is_freed(torch, tracked, device):
+    x, weight, bias, *statistics = given(torch, device)
+    x.requires_grad_()
+    for _ in range(3):
+        tracked(x, weight, bias, *statistics, None).backward(x.detach())
+        tracked(x, weight, bias, *statistics, None)
+    x.grad = None
+    assert [t._use_count() for t in (x, weight, bias, *statistics)] == [1] * 5
+
+
+def test_the_overridable_operator_is_nobody_elses(torch, tracked, device):
+    x, weight, bias, *statistics = given(torch, device)
+    operator = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    with pytest.raises(RuntimeError, match="not implemented for this device"):
+        operator(x, weight, bias, None, 0.5, False, False, scale=1e-5)
+    tracked(x, weight, bias, *statistics, None)
+    with pytest.raises(RuntimeError, match="not implemented for this device"):
+        operator(x, weight, bias, None, 0.5, False, False, scale=1e-5)
+
+
+def test_another_overridable_operator_is_left_alone(torch, joined, device, monkeypatch):
+    from pybnorm.torch import installation
+
+    monkeypatch.setattr(installation, "_SCHEMAS", (installation._SCHEMAS[0] + " ", installation._SCHEMAS[1]))
+    monkeypatch.setattr(installation, "overridable", installation.overridable.__wrapped__)
+    assert joined.kernels(device.upper())[2] is None
