@@ -35,11 +35,11 @@ cdef bint _torch_joined_vectors(
 
 cdef int64_t _torch_reserve_size(const _TorchTensor *x) noexcept nogil:
     """Bytes with a residual, as the operator's shapes have it."""
-    cdef int64_t count = 1
+    cdef int64_t places = 1
     cdef int64_t i
     for i in range(x.rank):
-        count *= x.dims[i]
-    return count // 8 + 4096
+        places *= 1 if i == 1 else x.dims[i]
+    return (x.dims[1] + 63) // 64 * 64 * ((places + 31) // 32 * 4) + 4096
 
 
 cdef int _torch_relu(uint64_t *stack, void **handles, uint64_t *made, char *text, bint packed) noexcept nogil:

@@ -10,6 +10,7 @@ With a residual backward reads the reserve that forward wrote, and nothing in it
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -93,8 +94,11 @@ def _plans_of(
 
 
 def _reserve_size(x: torch.Tensor, residual: bool) -> int:
-    """Bytes, which shapes alone say: a bit for each element, and what libraries round up."""
-    return x.numel() // 8 + 4096 if residual else 0
+    """Bytes, which shapes alone say: a bit for each element, of which cuDNN 9.19's Ex has 64 channels and 32 places at
+    once, and what libraries round up.
+    """
+    places = math.prod((x.shape[0], *x.shape[2:]))
+    return (x.shape[1] + 63) // 64 * 64 * ((places + 31) // 32 * 4) + 4096 if residual else 0
 
 
 def _taken(statistic: Optional) -> Optional:
