@@ -28,6 +28,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "cache",
+    "call_miopen",
     "call_overridable",
     "candidates",
     "capability",
@@ -625,7 +626,30 @@ def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None:
 def install_torch_kernels(
     threads: object, host: object, operators: Sequence[tuple[str, str]], files: tuple[str, str | None]
 ) -> None:
-    """Have PyTorch's dispatcher call the kernels, in this process."""
+    """Have PyTorch's dispatcher call these kernels and no others, in this process; what is there already stays."""
+
+def call_miopen(
+    operator: object,
+    x: object,
+    weight: object,
+    bias: object,
+    mean: object,
+    variance: object,
+    factor: float,
+    epsilon: float,
+) -> Any:
+    """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows.
+
+    Parameters
+    ----------
+    operator : callable
+        The operator.
+    x, weight, bias : Tensor
+    mean, variance : Tensor or None
+        Running statistics.
+    factor, epsilon
+        As ``batch_norm_training`` has them.
+    """
 
 def call_overridable(
     operator: object,

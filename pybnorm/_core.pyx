@@ -132,6 +132,7 @@ __all__ = [
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
     "cache",
+    "call_miopen",
     "call_overridable",
     "candidates",
     "capability",

@@ -55,7 +55,7 @@ cdef tuple _CUDA_SYMBOLS = (
 )
 
 cdef _TorchShim _torch
-cdef list _torch_libraries = []  # addresses of what stands for our kernels in the dispatcher
+cdef dict _torch_libraries = {}  # by dispatch key and operator: address of what stands for a kernel in the dispatcher
 cdef object _torch_threads = None
 cdef object _torch_host = None
 # Asked in each call: without the host's attributes between.
@@ -79,6 +79,7 @@ cdef enum:
     _REPEATS = 4
     _JOINED = 8
     _RESIDUAL = 16
+    _OURS_ALONE = 32  # whatever PyTorch's switches say of its own batch norm
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -92,7 +93,9 @@ cdef enum:
     _RELU_BACKWARD = 5
     _OVERRIDABLE = 6
     _OVERRIDABLE_BACKWARD = 7
-    _TORCH_OPERATORS = 8
+    _MIOPEN = 8
+    _MIOPEN_BACKWARD = 9
+    _TORCH_OPERATORS = 10
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
@@ -100,6 +103,7 @@ cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
     "batch_norm_relu_training", "batch_norm_relu_backward",
     "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward",
+    "miopen_batch_norm", "miopen_batch_norm_backward",
 )
 # Of each argument: a tensor, an optional one, a bool, an integer, a float, an optional float or a list of bools.
 cdef const char *_torch_kinds[_TORCH_OPERATORS]
@@ -111,6 +115,8 @@ _torch_kinds[_RELU] = b"tttoooffbb"
 _torch_kinds[_RELU_BACKWARD] = b"ttttttttbbffbb"
 _torch_kinds[_OVERRIDABLE] = b"tttofbbF"
 _torch_kinds[_OVERRIDABLE_BACKWARD] = b"tttttlttttiifbttF"
+_torch_kinds[_MIOPEN] = b"ttooobff"
+_torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
 
 
 cdef struct _TorchKey:
@@ -266,7 +272,7 @@ cdef int _torch_run(
     try:
         if join == NULL and _torch_deterministic():
             key.flags |= _REPEATS
-        if join == NULL and key.device == _TORCH_CUDA and not _torch_cudnn_enabled():
+        if key.device == _TORCH_CUDA and not key.flags & (_JOINED | _OURS_ALONE) and not _torch_cudnn_enabled():
             return _REFUSED
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
@@ -288,7 +294,8 @@ cdef int _torch_run(
                 found = _torch_host.plan(
                     name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
                     [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
-                    (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
+                    (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, (key.flags & _OURS_ALONE) != 0,
+                    key.epsilon, key.factor,
                 )
             plan, ones, zeros = found
             if plan is None:
@@ -429,8 +436,9 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
         return _REFUSED
     if training:
         _torch_key(
-            &key, PBN_OP_FORWARD_TRAINING, &x, _TRAINS | (_UPDATES if vectors[2] != 0 else 0), _torch_float(stack[7]),
-            _torch_float(stack[6]) if vectors[2] != 0 else 0,
+            &key, PBN_OP_FORWARD_TRAINING, &x,
+            _TRAINS | (_UPDATES if vectors[2] != 0 else 0) | (_OURS_ALONE if which == _MIOPEN else 0),
+            _torch_float(stack[7]), _torch_float(stack[6]) if vectors[2] != 0 else 0,
         )
         addresses[0], addresses[1], addresses[2], addresses[3] = x.address, vectors[0], vectors[1], results[0]
         addresses[4], addresses[5], addresses[6], addresses[7] = vectors[2], vectors[3], results[1], results[2]
@@ -452,7 +460,7 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef uintptr_t vectors[3]
     cdef uintptr_t results[3]
     cdef uintptr_t addresses[8]
-    cdef bint cudnn = which == _CUDNN_BACKWARD  # which is of training, and takes x first
+    cdef bint cudnn = which != _NATIVE_BACKWARD  # and MIOpen's, which are of training, and take x first
     cdef int64_t i
     cdef int status
     if (not cudnn and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
@@ -466,7 +474,10 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
             return _REFUSED
     if not _torch_results(&x, x.dims[1], 3, 0, made, results):
         return _REFUSED
-    _torch_key(&key, PBN_OP_BACKWARD, &x, _TRAINS, _torch_float(stack[7 if cudnn else 8]), 0)
+    _torch_key(
+        &key, PBN_OP_BACKWARD, &x, _TRAINS | (_OURS_ALONE if which == _MIOPEN_BACKWARD else 0),
+        _torch_float(stack[7 if cudnn else 8]), 0,
+    )
     addresses[0], addresses[1], addresses[2], addresses[3] = x.address, dy.address, vectors[0], results[0]
     addresses[4], addresses[5], addresses[6], addresses[7] = results[1], results[2], vectors[1], vectors[2]
     status = _torch_run(&key, addresses, 8, 2, -1, NULL, text)
@@ -531,6 +542,7 @@ cdef int _torch_elsewhere(
     except BaseException as error:
         _torch_free(made, done)
         _torch_fail(error, text)
+        _torch_keep(error)
         return _FAILED
     return _DONE
 
@@ -550,7 +562,9 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
         status = _torch_relu(stack, handles, made, text, False)
     elif which == _RELU_BACKWARD:
         status = _torch_relu_backward(stack, handles, made, text, False)
-    elif which == _NATIVE or which == _CUDNN:
+    elif which == _MIOPEN and not _torch_is_ours(text):
+        status = _FAILED
+    elif which == _NATIVE or which == _CUDNN or which == _MIOPEN:
         status = _torch_forward(which, stack, handles, made, text)
     else:
         status = _torch_backward(which, stack, handles, made, text)
@@ -594,6 +608,14 @@ cdef void _torch_overridable_gradient(uint64_t *stack, uint64_t inputs, uint64_t
     _torch_call(_OVERRIDABLE_BACKWARD, stack, outputs)
 
 
+cdef void _torch_miopen(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_MIOPEN, stack, outputs)
+
+
+cdef void _torch_miopen_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_MIOPEN_BACKWARD, stack, outputs)
+
+
 cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
@@ -603,6 +625,8 @@ _torch_kernels[_RELU] = _torch_joined_training
 _torch_kernels[_RELU_BACKWARD] = _torch_joined_backward
 _torch_kernels[_OVERRIDABLE] = _torch_overridable_training
 _torch_kernels[_OVERRIDABLE_BACKWARD] = _torch_overridable_gradient
+_torch_kernels[_MIOPEN] = _torch_miopen
+_torch_kernels[_MIOPEN_BACKWARD] = _torch_miopen_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -622,7 +646,7 @@ cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
 
 
 def install_torch_kernels(threads, host, operators, files):
-    """Have PyTorch's dispatcher call the kernels, in this process.
+    """Have PyTorch's dispatcher call these kernels and no others, in this process; what is there already stays.
 
     Parameters
     ----------
@@ -654,27 +678,31 @@ def install_torch_kernels(threads, host, operators, files):
     _torch_threads, _torch_host, _torch_joined = threads, host, host.joined
     _torch_deterministic, _torch_cudnn_enabled = host.deterministic, host.cudnn
     ours = _TORCH_NAMES[_RELU:_OVERRIDABLE]
-    for key, space in sorted({(key, "pybnorm" if name in ours else "aten") for key, name in operators}):
-        word = (<str>key).encode()
-        place = (<str>space).encode()
-        status |= _torch.aoti_torch_library_init_impl(
-            <const char *>place, <const char *>word, b"pybnorm", 0, &library
+    for pair in [pair for pair in _torch_libraries if pair not in operators]:
+        _torch_remove(pair)
+    for pair in [pair for pair in operators if pair not in _torch_libraries]:
+        key, name = (<str>pair[0]).encode(), (<str>pair[1]).encode()
+        i = _TORCH_NAMES.index(pair[1])
+        space = b"pybnorm" if pair[1] in ours else b"aten"
+        status = _torch.aoti_torch_library_init_impl(
+            <const char *><bytes>space, <const char *><bytes>key, b"pybnorm", 0, &library
         )
+        if status == 0:
+            _torch_libraries[pair] = <uintptr_t>library
+            status = _torch.torch_library_impl(library, <const char *><bytes>name, _torch_kernels[i], _TORCH_VERSION)
         if status != 0:
-            break
-        _torch_libraries.append(<uintptr_t>library)
-        for i, name in enumerate(_TORCH_NAMES):
-            if (key, name) in operators and (name in ours) == (space == "pybnorm"):
-                word = (<str>name).encode()
-                status |= _torch.torch_library_impl(library, <const char *>word, _torch_kernels[i], _TORCH_VERSION)
-    if status != 0:
-        remove_torch_kernels()
-        raise errors.LibraryLoadError(
-            "PyTorch did not take the kernels; what it wrote to standard error says why", backend="torch"
-        )
+            remove_torch_kernels()
+            raise errors.LibraryLoadError(
+                "PyTorch did not take the kernels; what it wrote to standard error says why", backend="torch"
+            )
+
+
+cdef int _torch_remove(tuple pair) except -1:
+    _torch.aoti_torch_delete_library_object(<void *><uintptr_t>_torch_libraries.pop(pair))
+    return 0
 
 
 def remove_torch_kernels():
     """PyTorch's own kernels are in their place again."""
-    while _torch_libraries:
-        _torch.aoti_torch_delete_library_object(<void *><uintptr_t>_torch_libraries.pop())
+    for pair in list(_torch_libraries):
+        _torch_remove(pair)

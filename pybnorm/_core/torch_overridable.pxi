@@ -14,18 +14,25 @@
 #
 # It has no place for running statistics, which have no derivative: they are left in the thread for the kernel. Where
 # there are none left the call is somebody else's, and gets the error that it would get without these kernels.
+#
+# Batch norm alone must not keep its result, which ReLU may write over: it goes through aten::miopen_batch_norm, which
+# PyTorch without ROCm has with its node of autograd, and without a kernel that computes.
 
 cdef extern from *:
     """
-    struct pbn_statistics { void *mean, *variance; int here, fallback; };
+    struct pbn_statistics { void *mean, *variance; int here, calling, fallback; };
     static __thread struct pbn_statistics pbn_left;
     """
     struct pbn_statistics:
         void *mean
         void *variance
-        int here
+        int here  # a call of ours that has not reached its kernel
+        int calling
         int fallback
     pbn_statistics pbn_left  # for this thread's next call
+
+cdef dict _NOTHING_NAMED = {}
+cdef dict _torch_errors = {}  # by thread: raised in Python within a call of ours
 
 cdef enum:
     _UPDATES_RUNNING = 1  # in max_q
@@ -36,9 +43,54 @@ cdef enum:
     _ROOM = 32768  # bytes of workspace: what plans of small tensors need, whose memory takes longer than their work
 
 cdef const char *_NOT_OURS = (
-    b"aten::_scaled_dot_product_fused_attention_overrideable is not implemented for this device; pybnorm's kernel "
-    b"under this name is for its own calls"
+    b"this operator is not implemented for this device; pybnorm's kernel under its name is for pybnorm's own calls"
 )
+
+
+cdef bint _torch_is_ours(char *text) noexcept nogil:
+    """Whether this thread has begun a call of ours, which this is then; `text`: what to say if not."""
+    if not pbn_left.here:
+        memcpy(text, _NOT_OURS, strlen(_NOT_OURS) + 1)
+        return False
+    pbn_left.here = False  # what Python calls on the way may be somebody else's
+    return True
+
+
+cdef int _torch_keep(object error) except -1:
+    """Keep an exception for the call of ours within which it was raised: PyTorch has its text alone."""
+    if pbn_left.calling:
+        _torch_errors[PyThread_get_thread_ident()] = error
+    return 0
+
+
+cdef object _torch_through(object operator, tuple given, dict named):
+    """The results of an operator whose kernel is ours, or the error that was raised in it."""
+    pbn_left.here = pbn_left.calling = True
+    try:
+        return operator(*given, **named)
+    except RuntimeError:
+        error = _torch_errors.pop(PyThread_get_thread_ident(), None)
+        if error is None:
+            raise
+        raise error from None
+    finally:
+        pbn_left.here = pbn_left.calling = False
+
+
+def call_miopen(operator, x, weight, bias, mean, variance, double factor, double epsilon):
+    """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows.
+
+    Parameters
+    ----------
+    operator : callable
+        The operator.
+    x, weight, bias : Tensor
+    mean, variance : Tensor or None
+        Running statistics.
+    factor, epsilon
+        As ``batch_norm_training`` has them.
+    """
+    return _torch_through(operator, (x, weight, bias, mean, variance, True, factor, epsilon), _NOTHING_NAMED)[0]
 
 
 def call_overridable(
@@ -66,10 +118,11 @@ def call_overridable(
             kept[0] = PyCapsule_GetPointer(_torch_host.handle(mean), NULL)
             kept[1] = PyCapsule_GetPointer(_torch_host.handle(variance), NULL)
         pbn_left.mean, pbn_left.variance = kept[0], kept[1]
-        pbn_left.fallback, pbn_left.here = fallback, True
-        return operator(x, weight, bias, residual, factor, deterministic, False, scale=epsilon)[0]
+        pbn_left.fallback = fallback
+        return _torch_through(
+            operator, (x, weight, bias, residual, factor, deterministic, False), {"scale": epsilon}
+        )[0]
     finally:
-        pbn_left.here = False
         for i in range(2):
             if kept[i] != NULL:
                 _torch.aoti_torch_delete_tensor_object(kept[i])
@@ -142,10 +195,8 @@ cdef int _torch_overridable(uint64_t *stack, void **handles, uint64_t *made, cha
     cdef void *given[_RELU_ARGUMENTS]
     cdef pbn_statistics running = pbn_left
     cdef int status
-    if not running.here or stack[7] == 0:
-        memcpy(text, _NOT_OURS, strlen(_NOT_OURS) + 1)
+    if not _torch_is_ours(text):
         return _FAILED
-    pbn_left.here = False  # what Python calls on the way may be somebody else's
     memset(given, 0, sizeof(given))
     given[0], given[1], given[2], given[5] = handles[0], handles[1], handles[2], handles[3]
     given[3], given[4] = running.mean, running.variance

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 
 from pybnorm import _arguments, functional
+from pybnorm._core import call_miopen
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-from pybnorm.torch import calls, operators
-from pybnorm.torch.calls import REFUSALS, Optional, dense
+from pybnorm.torch import calls, installation, operators
+from pybnorm.torch.calls import REFUSALS, Gradients, Optional, dense
 from pybnorm.torch.derivatives import DIRECT, FASTEST, Inference, Training, forward_mode
 
 __all__ = ["batch_norm"]
@@ -104,13 +105,9 @@ def batch_norm(
             or (bias is not None and bias.requires_grad)
             or forward_mode()
         ):
-            way = DIRECT if prefer is None else FASTEST
-            if training:
-                rest: tuple[Any, ...] = way, momentum, eps, fallback, deterministic
-            else:
-                rest = way, eps, fallback, deterministic
-            result: torch.Tensor = (_train if training else _infer)(x, weight, bias, running_mean, running_var, rest)
-            return result
+            return _with_derivative(
+                x, running_mean, running_var, weight, bias, training, momentum, eps, fallback, deterministic, prefer
+            )
         if training:
             return calls.train(
                 x, weight, bias, running_mean, running_var, momentum, eps, fallback, deterministic, False, prefer
@@ -146,6 +143,60 @@ _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 _opaque: Any = None
 if operators.training is None and _compiling is not bool:
     _opaque = torch.compiler.disable(batch_norm)
+
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
+_tracked: list[Any] = []
+"""PyTorch's operator for MIOpen, by which autograd in C++ is around the kernels; None: it cannot be had."""
+
+
+def _lent() -> Any:
+    _tracked[:] = [installation.lend({"miopen_batch_norm": _refuse, "miopen_batch_norm_backward": _differentiated})]
+    return _tracked[0]
+
+
+def _with_derivative(
+    x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, training: bool,
+    factor: float, eps: float, fallback: bool, deterministic: bool, prefer: str | None,
+) -> torch.Tensor:  # fmt: skip
+    """The call with autograd around it: in C++ where kernels in C take a training."""
+    if (
+        training
+        and prefer is None
+        and not (fallback or deterministic or forward_mode())
+        and weight is not None
+        and weight.dtype is torch.float32
+        and x.dtype in _DTYPES
+    ):
+        operator = _tracked[0] if _tracked else _lent()
+        if operator is not None:
+            try:
+                y: torch.Tensor = call_miopen(operator, x, weight, bias, mean, variance, factor, eps)
+                return y
+            except _RefusedError:
+                pass
+    way = DIRECT if prefer is None else FASTEST
+    if training:
+        rest: tuple[Any, ...] = way, factor, eps, fallback, deterministic
+    else:
+        rest = way, eps, fallback, deterministic
+    result: torch.Tensor = (_train if training else _infer)(x, weight, bias, mean, variance, rest)
+    return result
+
+
+class _RefusedError(Exception):
+    """The kernels in C do not take a call; nothing was written."""
+
+
+def _refuse(*call: Any) -> Any:
+    raise _RefusedError
+
+
+def _differentiated(
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, running_mean: Optional, running_var: Optional,
+    mean: torch.Tensor, inverse: torch.Tensor, eps: float,
+) -> Gradients:  # fmt: skip
+    return calls.differentiate(x, dy, weight, mean, inverse, eps, True, (True,) * 3, False)
+
 
 _train = Training.apply
 _infer = Inference.apply

@@ -30,6 +30,8 @@ _lock = threading.Lock()
 _installed: set[Installation] = set()
 _registered: list[tuple[str, str]] = []  # dispatch keys, and operators whose kernels are registered under them
 _joined: dict[str, Joined] = {}  # by dispatch key
+_theirs: dict[tuple[str, bool], Callable[..., Any]] = {}  # PyTorch's own kernels, which ours are registered over
+_lent: dict[str, Callable[..., Any]] = {}  # Python's kernels of PyTorch's operators for MIOpen
 
 
 class Joined(NamedTuple):
@@ -172,6 +174,44 @@ def join(key: str, joined: Joined) -> bool:
     return True
 
 
+_MIOPEN = "miopen_batch_norm", "miopen_batch_norm_backward"
+
+
+def lend(kernels: dict[str, Callable[..., Any]]) -> Any:
+    """PyTorch's operator for MIOpen with kernels in C, which has them where PyTorch is not for ROCm; else None.
+
+    They are under the dispatch key that comes before those of devices, where PyTorch has none of its own.
+
+    Parameters
+    ----------
+    kernels : dict
+        Python's, by operator: forward's and backward's.
+    """
+    found: list[Any] = [getattr(torch.ops.aten, name, None) for name in _MIOPEN]
+    if not _spoken() or torch.version.hip or [one and str(one.default._schema) for one in found] != [*_MIOPEN_SCHEMAS]:
+        return None
+    with _lock:
+        if not _lent and any(
+            torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _BEFORE) for name in kernels
+        ):
+            return None
+        _lent.update(kernels)
+        try:
+            _register()
+        except LibraryLoadError as error:
+            _lent.clear()
+            _log.info("the derivative of batch norm stays in Python: %s", error)
+            return None
+    return found[0].default._op
+
+
+_BEFORE = "BackendSelect"
+_MIOPEN_SCHEMAS = (
+    "aten::miopen_batch_norm(Tensor input, Tensor weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+    "bool training, float exponential_average_factor, float epsilon) -> (Tensor, Tensor, Tensor)",
+    "aten::miopen_batch_norm_backward(Tensor input, Tensor grad_output, Tensor weight, Tensor? running_mean, "
+    "Tensor? running_var, Tensor? save_mean, Tensor? save_var, float epsilon) -> (Tensor, Tensor, Tensor)",
+)
 _SCHEMAS = (
     "aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, "
     "Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, "
@@ -213,13 +253,18 @@ def _register() -> None:
     operators = [(key, name) for key in keys for name in _OPERATORS[key]]
     operators += [(key, name) for key in sorted(_joined) for name in _joined[key].kernels]
     operators += [place for key in sorted(_joined) if overridable(key) for place in _places(key)]
+    operators += [(_BEFORE, name) for name in _lent]
     if operators == _registered:
         return
-    _core.remove_torch_kernels()
-    _registered[:] = []
     if operators:
-        files = "libtorch_cpu.so", "libtorch_cuda.so" if any(key == "CUDA" for key, _ in operators) else None
-        _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
+        files = "libtorch_cpu.so", "libtorch_cuda.so" if torch.version.cuda is not None else None
+        try:
+            _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
+        except BaseException:
+            _registered[:] = []
+            raise
+    else:
+        _core.remove_torch_kernels()
     _registered[:] = operators
 
 
@@ -238,16 +283,21 @@ class _Host:
         self.steals = probe._use_count() == 1
         self.kernels: dict[tuple[str, bool], Callable[..., Any]] = {}
         self.joined = _core.Cache()
-        self.ours = {name for one in _joined.values() for name in one.kernels}
+        self.ours = {name for one in _joined.values() for name in one.kernels} | _lent.keys()
         for one in _joined.values():
             self.joined, self.plans, self.tracked = one.ready, one.plans, one.tracked
-            self.kernels |= {(name, cuda): kernel for name, kernel in one.kernels.items() for cuda in (False, True)}
+        for kernels in (_lent, *(one.kernels for one in _joined.values())):
+            self.kernels |= {(name, cuda): kernel for name, kernel in kernels.items() for cuda in (False, True)}
         for key, name in operators:
-            theirs = name in _OPERATORS.get(key, ())
-            if theirs and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+            if name in self.ours:
+                continue
+            place = name, key == "CUDA"
+            if (key, name) not in _registered and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 kernel = torch.library.get_kernel(f"aten::{name}", key)
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-                self.kernels[name, key == "CUDA"] = functools.partial(kernel.call_boxed, keys)
+                _theirs[place] = functools.partial(kernel.call_boxed, keys)
+            if place in _theirs:
+                self.kernels[place] = _theirs[place]
 
     def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
         """Results of the kernel that would be called without ours: PyTorch's own, or that in Python."""
@@ -271,10 +321,14 @@ class _Host:
         index: int | None,
         running: bool,
         repeats: bool,
+        both: bool,
         epsilon: float,
         factor: float,
     ) -> tuple[Any, Any, Any]:
-        """The plan of a key in this thread, and constants for parameters that are not there; None: there is none."""
+        """The plan of a key in this thread, and constants for parameters that are not there; None: there is none.
+
+        `both`: a training whose backward has no plan has none either.
+        """
         found: tuple[Any, Any, Any] = None, None, None
         if index is not None and torch.cuda.is_current_stream_capturing():
             return found  # none can be made now, but later
@@ -287,6 +341,8 @@ class _Host:
             if operation == Operation.FORWARD_TRAINING:
                 options |= {"exponential_average_factor": factor, "running": running}
                 plan: Any = handle.plan_forward_training(like, **options)
+                if both:
+                    handle.plan_backward(like, epsilon=epsilon, deterministic=repeats)
             elif operation == Operation.FORWARD_INFERENCE:
                 plan = handle.plan_forward_inference(like, **options)
             else:
@@ -310,4 +366,5 @@ def _remove() -> None:
     with _lock:
         _installed.clear()
         _joined.clear()
+        _lent.clear()
         _register()

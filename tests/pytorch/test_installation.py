@@ -328,7 +328,7 @@ def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
     assert own == ([] if device == "cpu" else ["native_batch_norm", "native_batch_norm_backward"])
 
 
-def test_which_devices(torch, ours, device, monkeypatch):
+def test_which_devices(torch, ours, device, anew, monkeypatch):
     """CUDA's kernels only where they are asked for, the CPU's with them where oneDNN is here."""
     from pybnorm.torch import installation
 
@@ -346,6 +346,7 @@ def test_which_devices(torch, ours, device, monkeypatch):
     )
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(installation, "_joined", {})
+    monkeypatch.setattr(installation, "_lent", {})
     native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
     cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
     with ours.install() as first:

@@ -468,7 +468,7 @@ def test_lazily_negated_tensors_are_refused_also_where_plain_ones_were_taken(tor
 
 @pytest.mark.parametrize("operation", ["FORWARD_TRAINING", "BACKWARD", "BACKWARD of running statistics"])
 def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
-    operation, torch, monkeypatch, load_library
+    operation, torch, anew, monkeypatch, load_library
 ):
     load_library("onednn")
     from pybnorm import functional
@@ -481,6 +481,7 @@ def test_a_defect_with_no_right_way_goes_to_pytorch_where_that_is_asked_for(
     monkeypatch.setattr(pybnorm.defects, "DEFECTS", (dataclasses.replace(known, **wrong),))
     monkeypatch.setattr(functional, "_local", functional._Local())
     functional._local.own(kept := functional._Kept())  # handles that know that table, and not what a test's thread left
+    anew()
     functional._local.release.detach()  # nor does a thread of a later test take them over
     x, dy = (randn(torch, (4, 5, 6, 7), "cpu", seed=i) for i in (1, 2))
     weight, bias = torch.full((5,), 1.5), torch.full((5,), -0.5)
