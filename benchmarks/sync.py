@@ -127,7 +127,7 @@ class _Rank:
 # ---------------------------------------------------------------- right
 
 
-def verify(rank: _Rank, dtype: str, layout: str) -> list[dict[str, Any]]:
+def verify(rank: _Rank, dtype: str, layout: str, kinds: Sequence[str] = OURS) -> list[dict[str, Any]]:
     """Forward and backward of uneven parts of one batch, both sides against the float64 reference of the whole.
 
     An error is the largest difference over the largest right value, over all ranks. Ours is good up to 4 times
@@ -139,6 +139,8 @@ def verify(rank: _Rank, dtype: str, layout: str) -> list[dict[str, Any]]:
     rank : _Rank
     dtype, layout : str
         ``"f32"``, ``"f16"`` or ``"bf16"``; ``"nchw"`` or ``"nhwc"``.
+    kinds : sequence of str
+        Of `OURS`, those to verify.
 
     Returns
     -------
@@ -189,7 +191,7 @@ def verify(rank: _Rank, dtype: str, layout: str) -> list[dict[str, Any]]:
     with rank.on_stream():
         x, dy = (w[part].to(rank.device).contiguous(memory_format=memory) for w in (whole_x, whole_dy))
         theirs = errors(_pytorch(rank, x, dy, fresh(), whole_x, whole_dy, part))
-        for kind in OURS:
+        for kind in kinds:
             vectors_here = fresh()
             if kind == "module":
                 got = _by_module(rank.ours.SyncBatchNorm, rank, x, dy, vectors_here)
@@ -261,7 +263,9 @@ def _by_module(kind: Any, rank: _Rank, x: Any, dy: Any, vectors: list[Any]) -> d
 # ---------------------------------------------------------------- fast
 
 
-def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats: int, calls: int) -> dict[str, Any]:
+def measure(
+    rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats: int, calls: int, kinds: Sequence[str] = OURS
+) -> dict[str, Any]:
     """Times of forward and backward of each side; the slowest rank counts.
 
     Parameters
@@ -273,6 +277,8 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
         ``"f32"``, ``"f16"`` or ``"bf16"``; ``"nchw"`` or ``"nhwc"``.
     repeats, calls : int
         Measurements, and calls in each; the median counts.
+    kinds : sequence of str
+        Of `OURS`, those to measure.
 
     Returns
     -------
@@ -294,7 +300,7 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
         running = {"running_mean": mean, "running_variance": variance}
         saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv}
         extra = {}
-        for kind in OURS[:-1]:
+        for kind in (k for k in kinds if k != "module"):
             layer = rank.layer(channels, dtype, kind, [elements] * rank.size)
             nbytes = layer.workspace_size("forward", x, scale, bias, y, **running, **saved)
             nbytes = max(nbytes, layer.workspace_size("backward", x, dy, scale, dx, dscale, dbias, **saved))
@@ -308,7 +314,8 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
                     x, dy, scale, dx, dscale, dbias, **saved, workspace=w
                 ),
             }
-        modules = {"module": rank.ours.SyncBatchNorm} | ({"torch": torch.nn.SyncBatchNorm} if rank.gpu else {})
+        modules = {"module": rank.ours.SyncBatchNorm} if "module" in kinds else {}
+        modules |= {"torch": torch.nn.SyncBatchNorm} if rank.gpu else {}
         for name, kind in modules.items():
             module = kind(channels).to(rank.device)
             leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
@@ -335,9 +342,9 @@ def measure(rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats:
     row["extra_bytes"] = extra
     if "torch" in seconds:
         theirs = seconds["torch"]
-        row["ratios"] = {kind: {w: seconds[kind][w] / theirs[w] for w in theirs} for kind in OURS}
+        row["ratios"] = {kind: {w: seconds[kind][w] / theirs[w] for w in theirs} for kind in kinds}
         both = sum(theirs.values())
-        for kind in OURS:
+        for kind in kinds:
             row["ratios"][kind]["both"] = sum(seconds[kind].values()) / both
     return row
 
@@ -364,10 +371,11 @@ def render(result: dict[str, Any]) -> str:
         mark = "" if row["good"] else "  WRONG"
         lines.append(f"{row['dtype']:<5}{row['layout']:<5}{row['kind']:<9}{listed}{mark}")
     lines.append("microseconds of forward/backward; in brackets ours : PyTorch of both together")
-    lines.append(f"{'shape of a rank':<18}{'':<10}" + "".join(f"{kind:>26}" for kind in OURS) + f"{'PyTorch':>18}")
+    kinds = _kinds(result)
+    lines.append(f"{'shape of a rank':<18}{'':<10}" + "".join(f"{kind:>26}" for kind in kinds) + f"{'PyTorch':>18}")
     for row in result["speed"]:
         cells = []
-        for kind in OURS:
+        for kind in kinds:
             ours = row["seconds"][kind]
             ratio = f" ({row['ratios'][kind]['both']:.2f})" if "ratios" in row else ""
             cells.append(f"{ours['forward'] * 1e6:.0f}/{ours['backward'] * 1e6:.0f}{ratio}".rjust(26))
@@ -380,15 +388,21 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _kinds(result: dict[str, Any]) -> list[str]:
+    """The settings that were measured."""
+    return [kind for kind in OURS if all(kind in row["seconds"] for row in result["speed"])]
+
+
 def _verdict(result: dict[str, Any]) -> str:
     """Whether it is right, and how its time compares, in one line."""
     wrong = sum(not row["good"] for row in result["correctness"])
     said = [f"{wrong} of {len(result['correctness'])} results WRONG" if wrong else "all results right"]
     rows = [row for row in result["speed"] if "ratios" in row]
-    for kind in OURS if rows else ():
+    for kind in _kinds(result) if rows else ():
         ratios = [row["ratios"][kind]["both"] for row in rows]
         slower = sum(ratio > 1 for ratio in ratios)
-        said.append(f"{kind} {statistics.geometric_mean(ratios):.2f}, {slower} of {len(rows)} rows above 1")
+        mean = statistics.geometric_mean(ratios)
+        said.append(f"{kind} {mean:.2f}, highest {max(ratios):.2f}, {slower} of {len(rows)} rows above 1")
     if not rows:
         said.append("no row has PyTorch's time" if result["device"] != "CPU" else "PyTorch has none on the CPU")
     return f"time over PyTorch's (geometric mean): {'; '.join(said[1:])}; {said[0]}"
@@ -413,7 +427,7 @@ def _work(options: argparse.Namespace) -> int:
     shapes = SHAPES if rank.gpu else SMALL_SHAPES
     start = time.monotonic()
     kinds = [(d, y) for d in (("f32", "f16", "bf16") if rank.gpu else ("f32", "bf16")) for y in ("nchw", "nhwc")]
-    correctness = [row for dtype, layout in kinds for row in verify(rank, dtype, layout)]
+    correctness = [row for dtype, layout in kinds for row in verify(rank, dtype, layout, options.settings)]
     speed, left_out = [], []
     for shape, (dtype, layout) in rows_of(shapes, kinds):
         # One rank's clock decides, so that all ranks measure the same cases.
@@ -422,7 +436,7 @@ def _work(options: argparse.Namespace) -> int:
         if late.item() > options.seconds:
             left_out.append(f"{'x'.join(map(str, shape))} {dtype} {layout}")
         else:
-            speed.append(measure(rank, shape, dtype, layout, options.repeats, options.calls))
+            speed.append(measure(rank, shape, dtype, layout, options.repeats, options.calls, options.settings))
     speed.sort(key=lambda row: (shapes.index(tuple(row["shape"])), kinds.index((row["dtype"], row["layout"]))))
     library = rank.handle.library
     good = all(row["good"] for row in correctness)
@@ -466,6 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder for sync-bench.json and sync-bench.txt")
     parser.add_argument("--backend", default="cudnn", choices=pybnorm.backends())
     parser.add_argument("--ranks", type=int, default=2, help="processes to start; torchrun's own number under it")
+    parser.add_argument("--settings", nargs="+", default=OURS, choices=OURS, help="ours to measure")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20, help="calls per measurement")
     parser.add_argument("--seconds", type=float, default=120, help="start no further measurement after this time")

@@ -15,9 +15,9 @@ def test_every_shape_and_kind_comes_early_and_every_row_once(shapes):
     assert {kind for _, kind in half} == set(kinds) or len(shapes) < 4
 
 
-def row(ratios):
-    seconds = {kind: {"forward": 1e-4, "backward": 2e-4} for kind in (*sync.OURS, "torch")}
-    both = {kind: {"both": ratio} for kind, ratio in zip(sync.OURS, ratios, strict=True)}
+def row(ratios, kinds=sync.OURS):
+    seconds = {kind: {"forward": 1e-4, "backward": 2e-4} for kind in (*kinds, "torch")}
+    both = {kind: {"both": ratio} for kind, ratio in zip(kinds, ratios, strict=True)}
     return {"shape": [2, 3], "dtype": "f32", "layout": "nchw", "seconds": seconds, "ratios": both}
 
 
@@ -29,8 +29,13 @@ def test_the_last_line_is_the_verdict():
     *_, left, last = sync.render(result).splitlines()
     assert left == "left out for time: 4x5 f16 nhwc"
     assert last == (
-        "time over PyTorch's (geometric mean): reads 0.50, 0 of 2 rows above 1; promised 0.50, 0 of 2 rows above 1; "
-        "fixed 1.00, 0 of 2 rows above 1; module 1.00, 1 of 2 rows above 1; 1 of 2 results WRONG"
+        "time over PyTorch's (geometric mean): reads 0.50, highest 0.50, 0 of 2 rows above 1; promised 0.50, "
+        "highest 1.00, 0 of 2 rows above 1; fixed 1.00, highest 1.00, 0 of 2 rows above 1; module 1.00, highest 2.00, "
+        "1 of 2 rows above 1; 1 of 2 results WRONG"
     )
     result["correctness"][1]["good"] = True
     assert sync.render(result).endswith("; all results right")
+    result["speed"] = [row((0.5,), ["module"]), row((2.0,), ["module"])]
+    text = sync.render(result)
+    assert "module 1.00, highest 2.00, 1 of 2 rows above 1" in text
+    assert "promised" not in text
