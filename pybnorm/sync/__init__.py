@@ -31,7 +31,7 @@ import inspect
 import operator
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pybnorm import _arguments, _names, operations
 from pybnorm._arrays import CPU
@@ -41,7 +41,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankEr
 from pybnorm.operations.ways import slotted
 from pybnorm.sync.communicators import Communicator, _connect
 from pybnorm.sync.memory import _Memory
-from pybnorm.sync.messages import FAILED, _agree, _Agreed
+from pybnorm.sync.messages import FAILED, FORWARD, _agree, _Agreed
 from pybnorm.sync.plans import _MOST, _BackwardPlan, _ForwardPlan, _Terms
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
@@ -150,6 +150,8 @@ class SyncBatchNorm:
         self._counts = promised or (2,) * adapter.size
         self._total = sum(self._counts)
         self._last: int | None = None
+        self._owed: Exception | None = None
+        """This rank's failure in a call whose headers no rank reads: the next forward raises it on all."""
         self._plans = Cache()
         own = None if promised is None else promised[adapter.rank]
         self._terms = _Terms(sizes, kind, axis, own)
@@ -240,7 +242,8 @@ class SyncBatchNorm:
         """
         arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
         values = *arrays, alpha, beta, epsilon, exponential_average_factor, unbiased
-        plan, merge, addresses, room, told, _held = self._exchange(_ForwardPlan, values, self._counts, workspace)
+        given = self._exchange(_ForwardPlan, values, self._counts, workspace, self._promised)
+        plan, merge, addresses, room, told, _held = given
         counts = told()
         total = sum(counts)
         if counts != self._counts:
@@ -311,14 +314,22 @@ class SyncBatchNorm:
         Workspace: the larger of the two.
         """
         values = x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, alpha, beta
-        plan, elemt, addresses, room, told, _held = self._exchange(_BackwardPlan, values, self._total, workspace)
+        self._total = self._differentiate(values, self._total, workspace, self._promised)
+        return self._total
+
+    def _differentiate(self, values: tuple[Any, ...], expected: int, workspace: Any, known: Any) -> int:
+        """`backward` of all its arguments, which expects so many elements.
+
+        Where `known` counts are given a device waits for nothing. Of a rank that fails the others then get NaN.
+        """
+        given = self._exchange(_BackwardPlan, values, expected, workspace, known)
+        plan, elemt, addresses, room, told, _held = given
         self._memory.add_rows()
         if plan.repeats:
             elemt.execute(self._handle, "backward", addresses, room)
         total = sum(told())
-        if total != self._total or not plan.repeats:
+        if total != expected or not plan.repeats:
             plan.after(total).execute(self._handle, "backward", addresses, room)
-            self._total = total
         return total
 
     def workspace_size(self, call: str, *arguments: Any, **options: Any) -> int:
@@ -382,16 +393,19 @@ class SyncBatchNorm:
         return plan, (*self._memory.addresses, *addresses[1:]), held
 
     def _exchange(
-        self, kind: type[Any], values: tuple[Any, ...], expected: Any, workspace: Any
+        self, kind: type[Any], values: tuple[Any, ...], expected: Any, workspace: Any, known: tuple[int, ...] | None
     ) -> tuple[Any, Any, tuple[int, ...], Any, Callable[[], tuple[int, ...]], list[Any]]:
         """Plan a call, compute this rank's message and exchange it.
 
         Returns the plan; its program for what was expected; the addresses of its slots; the workspace; what waits for
         the counts of the ranks, or only their sum, and raises if a rank failed; and what must live until the end.
         """
-        memory, code, row, failure = self._memory, kind.code, FAILED, None
+        memory, code = self._memory, kind.code
+        known = None if self._reads else known
         room: tuple[int, int] | None = None
         try:
+            if self._owed is not None and code == FORWARD:
+                raise self._owed
             plan, addresses, held = self._plan(kind, values, expected)
             after = plan.after(expected)
             if workspace is None and self._room is not None and plan.before.nbytes:
@@ -400,14 +414,16 @@ class SyncBatchNorm:
             elif workspace is not None:
                 room = self._handle.memory(workspace)  # looked at once for both programs
             plan.start(addresses, room)
-            row = plan.row
         except Exception as error:  # any error: the other ranks wait in the collective
-            failure = error
+            self._fail(code, error, known is None or known is self._promised)
         stream = self._handle.stream
-        memory.exchange(code, row, stream)
+        memory.exchange(code, plan.row, stream)
         self._last = code
-        if failure is not None:
-            raise failure
-        promised = None if self._reads else self._promised
-        told = memory.counts(code, stream) if promised is None else lambda: promised
+        told = memory.counts(code, stream) if known is None else lambda: known
         return plan, after, addresses, room, told, held
+
+    def _fail(self, code: int, error: Exception, told: bool) -> NoReturn:
+        """Join a call's collective as a rank that failed; unless the others are told, they are in the next forward."""
+        self._memory.exchange(code, FAILED, self._handle.stream)
+        self._last, self._owed = code, None if told else error
+        raise error

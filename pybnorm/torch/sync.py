@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
+from pybnorm.sync.messages import BACKWARD, FORWARD
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional
 from pybnorm.torch.derivatives import Function, second
@@ -42,10 +43,20 @@ class _Ranks:
         if not on_cpu:
             self.layer._room = functools.partial(_room, x.device)
 
-    def call(self, name: str, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> None:
-        """``forward`` or ``backward`` on PyTorch's current stream, with a workspace from its allocator."""
+    def forward(self, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> int:
+        """That of the layer on PyTorch's current stream, with a workspace from its allocator."""
         self._follow(x)
-        getattr(self.layer, name)(x, *arrays, **options)
+        return self.layer.forward(x, *arrays, **options)
+
+    def backward(self, total: int, x: torch.Tensor, *arrays: torch.Tensor | None) -> None:
+        """That of the layer, of so many elements on all ranks, as forward had: a device waits for nothing."""
+        self._follow(x)
+        self.layer._differentiate((x, *arrays, 1.0, 0.0), total, None, (total,))
+
+    def refuse(self, code: int, x: torch.Tensor, error: Exception) -> NoReturn:
+        """Join the collective of a call as a rank that failed."""
+        self._follow(x)
+        self.layer._fail(code, error, code == FORWARD or self.layer._reads)
 
     def _follow(self, x: torch.Tensor) -> None:
         if not self.handle.follow_stream(x) and x.is_cuda:  # PyTorch before 2.10 does not say it in C
@@ -66,40 +77,46 @@ class _Synchronized(torch.autograd.Function):  # which says under torch.func tha
         rest: tuple[float, float, _Ranks],
     ) -> torch.Tensor:  # fmt: skip
         factor, eps, ranks = rest
-        y, kind = torch.empty_like(x), torch.float64 if x.dtype == torch.float64 else torch.float32
-        saved = [torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2)]
-        ranks.call(
-            "forward", x, weight, bias, y, epsilon=eps, exponential_average_factor=factor, running_mean=mean,
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        try:
+            y = torch.empty_like(x)
+            saved = [torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2)]
+        except Exception as error:  # most likely no memory: the other ranks wait in the collective
+            ranks.refuse(FORWARD, x, error)
+        total = ranks.forward(
+            x, weight, bias, y, epsilon=eps, exponential_average_factor=factor, running_mean=mean,
             running_variance=variance, saved_mean=saved[0], saved_inv_variance=saved[1],
         )  # fmt: skip
         ctx.save_for_backward(x, weight, *saved)
-        ctx.rest = eps, ranks
+        ctx.rest = eps, ranks, total
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Gradients:
         x, weight, mean, inverse = ctx.saved_tensors
-        eps, ranks = ctx.rest
+        eps, ranks, total = ctx.rest
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            found = _Differentiate.apply(x, dy, weight, mean, inverse, (eps, wanted, ranks))
+            found = _Differentiate.apply(x, dy, weight, mean, inverse, (eps, ranks, total, wanted))
         else:
-            found = _differentiate(x, dy, weight, mean, inverse, wanted, ranks)
+            found = _differentiate(x, dy, weight, mean, inverse, ranks, total, wanted)
         dx, dweight, dbias = found
         return dx if wanted[0] else None, dweight, dbias, None, None, None
 
 
 def _differentiate(
-    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, wanted: Any,
-    ranks: _Ranks,
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, ranks: _Ranks,
+    total: int, wanted: Any,
 ) -> Gradients:  # fmt: skip
     """The first derivative; dx also where nobody wants it: the other ranks, which may, wait in the same collective."""
     like = mean if weight is None else weight
-    dx = torch.empty_like(x)
-    dweight, dbias = [torch.empty_like(like) if need else None for need in wanted[1:]]
-    ranks.call(
-        "backward", x, calls.like(dy, x), weight, dx, dweight, dbias, saved_mean=mean, saved_inv_variance=inverse
-    )
+    try:
+        dx = torch.empty_like(x)
+        dweight, dbias = [torch.empty_like(like) if need else None for need in wanted[1:]]
+        dy = calls.like(dy, x)
+    except Exception as error:  # most likely no memory: the other ranks wait in the collective
+        ranks.refuse(BACKWARD, x, error)
+    ranks.backward(total, x, dy, weight, dx, dweight, dbias, mean, inverse)
     return dx, dweight, dbias
 
 
@@ -109,12 +126,11 @@ class _Differentiate(Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor,
-        rest: tuple[float, Any, _Ranks],
+        rest: tuple[float, _Ranks, int, Any],
     ) -> Gradients:  # fmt: skip
-        eps, wanted, ranks = rest
         ctx.save_for_backward(x, dy, weight, mean, inverse)
-        ctx.rest = eps, ranks
-        return _differentiate(x, dy, weight, mean, inverse, wanted, ranks)
+        ctx.rest = rest[:2]
+        return _differentiate(x, dy, weight, mean, inverse, *rest[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Gradients:
@@ -181,9 +197,10 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     -----
     A second derivative, where it is taken, must be taken on all ranks: its sums are theirs. Compilers leave
     synchronized calls out of their graphs. The first call in training for each dtype is one collective more, in which
-    the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`;
-    `fallback` is for what is not synchronized, because a rank cannot leave its call to PyTorch alone. It is no subclass
-    of ``torch.nn.SyncBatchNorm``, because DistributedDataParallel refuses that on CPUs.
+    the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`. On
+    a device backward does not wait for the others: if it fails on one rank, their gradients are NaN, and the next call
+    in training raises on all. `fallback` is for what is not synchronized, because a rank cannot leave its call to
+    PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``: DistributedDataParallel refuses that on CPUs.
     """
 
     joins = False

@@ -163,6 +163,60 @@ def others(rank, size, device):
     return found
 
 
+LATER = ("first", "an empty rank", "uneven, last")
+
+
+def unread(module):
+    """Have its layers wait for no headers in backward, as those of devices; the number of reads from now on."""
+    reads = []
+    for joined in module._joined.values():
+        joined.layer._reads = False
+        begin = joined.layer._memory._begin_read
+        joined.layer._memory._begin_read = lambda *given, begin=begin: reads.append(1) or begin(*given)
+    return reads
+
+
+def later(rank, size, device):
+    """dx of forwards of several sizes by backwards in another order; again; and how often headers are read."""
+    module, made = module_of(ours.SyncBatchNorm, "first").to(device), []
+    for case in LATER:
+        x, dy = (t[part_of(case, size, rank)].to(device) for t in batch(case, size, 0))
+        leaf = x.requires_grad_()
+        made.append((module(leaf), leaf, dy))
+    reads = unread(module)
+    found = [[torch.autograd.grad(*one, retain_graph=True)[0] for one in made[::-1]][::-1] for _ in range(2)]
+    return *found, len(reads)
+
+
+def failing_backward(rank, size, device):
+    """What a backward for which one rank has no memory is, the next forward, and the step after it."""
+    module = module_of(ours.SyncBatchNorm, "first").to(device)
+    x, dy = (t[part_of("first", size, rank)].to(device) for t in batch("first", size, 0))
+    leaf = x.requires_grad_()
+
+    def step():
+        return torch.autograd.grad(module(leaf), leaf, dy)[0]
+
+    right, y = step(), module(leaf)
+    unread(module)
+    found, empty = [], torch.empty_like
+
+    def full(*given):
+        raise torch.cuda.OutOfMemoryError
+
+    for failing in (rank == 0, False, False):
+        try:
+            if failing:
+                torch.empty_like = full
+            dx = torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] if not found else step()
+            found.append("nan" if dx.isnan().all() else "right" if torch.allclose(dx, right) else "wrong")
+        except Exception as error:
+            found.append(type(error).__name__)
+        finally:
+            torch.empty_like = empty
+    return found
+
+
 def main(rank, whole, backend, folder):
     torch.set_num_threads(1)
     device = "cpu"
@@ -184,6 +238,7 @@ def main(rank, whole, backend, folder):
         if size == 2 and rank < size and hasattr(torch, "compile"):
             found["compiled"] = compiled(rank, size, group, device)
     found |= others(rank, whole, device)
+    found["later"], found["failing backward"] = later(rank, whole, device), failing_backward(rank, whole, device)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

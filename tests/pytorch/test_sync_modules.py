@@ -149,8 +149,31 @@ def test_the_stream_is_followed_also_where_pytorch_does_not_say_it_in_c(torch, o
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=device + 70))
     for said, on_gpu, right in ((False, True, [71, "forward"]), (True, True, ["forward"]), (False, False, ["forward"])):
         log.clear()
-        made.call("forward", SimpleNamespace(said=said, is_cuda=on_gpu, device=1))
+        made.forward(SimpleNamespace(said=said, is_cuda=on_gpu, device=1))
         assert log == right
+
+
+def test_each_backward_is_of_the_elements_of_its_own_forward(torch, ranks, results):
+    """Forwards of several numbers of elements, then backwards in another order and again; none reads a header."""
+    size = len(results)
+    for at, case in enumerate(ranks.LATER):
+        x, dy = (t.double() for t in ranks.batch(case, size, 0))
+        leaf = x.requires_grad_()
+        y = ranks.module_of(torch.nn.BatchNorm2d, "first").double()(leaf)
+        (right,) = torch.autograd.grad(y, leaf, dy)
+        for turn in range(2):
+            assert near(torch, torch.cat([r["later"][turn][at] for r in results]), right), (case, turn)
+    reads = {r["later"][2] for r in results}
+    assert reads == {0}
+
+
+def test_a_backward_that_fails_on_one_rank_is_told_in_the_next_forward(torch, ranks, results):
+    """As on a device, where backward waits for nothing: the gradients of the others are NaN until then."""
+    for rank, result in enumerate(results):
+        first, after, last = result["failing backward"]
+        assert first == ("OutOfMemoryError" if rank == 0 else "nan")
+        assert after == ("OutOfMemoryError" if rank == 0 else "RankError")
+        assert last == "right"
 
 
 @pytest.mark.parametrize("size", [2, 3])
