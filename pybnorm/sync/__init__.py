@@ -42,9 +42,32 @@ from pybnorm.operations.ways import slotted
 from pybnorm.sync.communicators import Communicator, _connect
 from pybnorm.sync.memory import _Memory
 from pybnorm.sync.messages import FAILED, FORWARD, _agree, _Agreed
-from pybnorm.sync.plans import _MOST, _BackwardPlan, _ForwardPlan, _Terms
+from pybnorm.sync.plans import _MOST, _BackwardPlan, _ForwardPlan, _OutsidePlan, _Terms
 
 __all__ = ["Communicator", "RankError", "SyncBatchNorm"]
+
+
+class _Later:
+    """The counts of a forward that did not wait for them. `told` waits, and raises if a rank failed."""
+
+    def __init__(self, told: Callable[[], tuple[int, ...]], running: bool) -> None:
+        self.told: Callable[[], tuple[int, ...]] | None = told
+        self._running = running
+        self._outcome: int | Exception = 0
+
+    def total(self) -> int:
+        """Their sum. They are read once, by the call's backward or the next forward."""
+        told, self.told = self.told, None
+        if told is not None:
+            try:
+                self._outcome = sum(told())
+                if self._outcome == 1 and self._running:
+                    raise ArgumentError("x", "1 element on all ranks", "more where running statistics are updated")
+            except Exception as error:  # the other one asks for it too
+                self._outcome = error
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
 
 class SyncBatchNorm:
@@ -152,6 +175,8 @@ class SyncBatchNorm:
         self._last: int | None = None
         self._owed: Exception | None = None
         """This rank's failure in a call whose headers no rank reads: the next forward raises it on all."""
+        self._late: _Later | None = None
+        """The counts of the last forward of which nobody has asked for them."""
         self._plans = Cache()
         own = None if promised is None else promised[adapter.rank]
         self._terms = _Terms(sizes, kind, axis, own)
@@ -256,6 +281,21 @@ class SyncBatchNorm:
         self._memory.run(merge, "forward", addresses)
         plan.elementwise.execute(self._handle, "forward", addresses, room)
         return total
+
+    def _begin(self, values: tuple[Any, ...]) -> tuple[_Later, Callable[[int, int], None]]:
+        """`forward` of all its arguments to where ranks have sent their means and inverse standard deviations.
+
+        The caller merges them on the device, so that nothing waits for the counts; it calls what is returned with the
+        addresses of the results, in place of those of the saved statistics.
+        """
+        _, elementwise, addresses, room, told, held = self._exchange(_OutsidePlan, values, None, None, None)
+        self._late = counts = _Later(told, values[4] is not None)
+
+        def finish(mean: int, inverse: int) -> None:
+            elementwise.execute(self._handle, "forward", (*addresses[:-2], mean, inverse), room)
+            held.clear()
+
+        return counts, finish
 
     @_names.own()
     def backward(
@@ -406,6 +446,9 @@ class SyncBatchNorm:
         try:
             if self._owed is not None and code == FORWARD:
                 raise self._owed
+            late = self._late
+            if code == FORWARD and late is not None and late.told is not None:  # before another read into its memory
+                late.total()
             plan, addresses, held = self._plan(kind, values, expected)
             after = plan.after(expected)
             if workspace is None and self._room is not None and plan.before.nbytes:

@@ -24,6 +24,8 @@ from pybnorm.sync.messages import (
     _FAILED_RANK,
     _FAILURES,
     _HEADER,
+    _NO_WEIGHT,
+    _WEIGHT,
     BACKWARD,
     FAILED,
     FORWARD,
@@ -87,6 +89,7 @@ class _Memory:
             values = np.zeros(length, number)
             values[: 2 * section] = fill
             values[2 * section + _CODE] = code
+            values[2 * section + _WEIGHT] = _NO_WEIGHT
             if code == FAILED:
                 values[2 * section + _FAILURES], values[2 * section + _FAILED_RANK] = 1, rank + 1
             return values
@@ -96,7 +99,7 @@ class _Memory:
             FAILED: message(FAILED, math.nan),
             FORWARD: message(FORWARD),
             BACKWARD: message(BACKWARD),
-            "empty": message(FORWARD),
+            "empty": message(FORWARD, 1.0),  # finite as variances and as their inverse roots
             "received": np.zeros(size * length, number),
             "sums": np.zeros(length, number),
             "statistics": np.zeros(2 * section, number),  # mean, variance

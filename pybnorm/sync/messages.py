@@ -23,6 +23,8 @@ _HEADER = 16
 _CODE, _COUNT, _FAILURES, _FAILED_RANK = 0, 1, 4, 5  # fields of a header; the count takes _DIGITS
 _BASE = 4096  # of the digits of a count: sums over 4096 ranks are exact in float32
 _DIGITS = 3
+_WEIGHT = 6  # the count again, as one number that a device can compute with: forward's alone
+_NO_WEIGHT = 2.0**-100  # of an empty rank: nothing beside a count, and 1 over it is finite
 
 
 def _digits(number: int) -> list[float]:

@@ -12,7 +12,7 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.operations.program import Prepared, kept_axes
 from pybnorm.sync.memory import _Memory
-from pybnorm.sync.messages import _BASE, _COUNT, _DIGITS, BACKWARD, FORWARD, _digits
+from pybnorm.sync.messages import _BASE, _COUNT, _DIGITS, _WEIGHT, BACKWARD, FORWARD, _digits
 
 _MOST = 64
 """Plans that an object keeps, and programs that a plan keeps."""
@@ -76,6 +76,8 @@ class _Plan:
         header = memory.started()
         for place, digit in enumerate(_digits(self.elements), 2 * memory.section + _COUNT):
             header.then("fill", digit, memory.part(self.code, place, (1,)))
+        if self.code == FORWARD:
+            header.then("fill", float(self.elements), memory.part(FORWARD, 2 * memory.section + _WEIGHT, (1,)))
         self._header = header.finish()
         self._prepare()
 
@@ -152,6 +154,27 @@ class _ForwardPlan(_Plan):
 
     def _after(self, outcome: Any) -> Prepared:
         return self.memory.merge(outcome, **self._merged)
+
+
+class _OutsidePlan(_ForwardPlan):
+    """Forward without the merge: ranks send inverse standard deviations, and read the saved statistics afterwards."""
+
+    def _prepare(self) -> None:
+        memory, arrays, epsilon = self.memory, self.arrays, self.scalars["epsilon"]
+        x = self._data("x")
+        y = self._data("y", x, output=True)
+        self._vectors("scale", "bias", "saved_mean", "saved_inv_variance")
+        self._vectors("running_mean", "running_variance", output=True)
+        if self.elements:
+            parts = {"mean": memory.part(FORWARD), "inv_variance": memory.part(FORWARD, memory.section)}
+            unread = y if y.strides == x.strides else None
+            self._first.then("stats", x, **parts, epsilon=epsilon, axis=self.axis, _y=unread)
+        given = [arrays[name] for name in ("scale", "bias", "saved_mean", "saved_inv_variance")]
+        self.elementwise = memory.program("forward_inference_inv_variance", x, *given, y, axis=self.axis)
+        self.before = self._first.finish(self.elementwise.nbytes)
+
+    def _after(self, outcome: Any) -> Prepared:
+        return self.elementwise
 
 
 class _BackwardPlan(_Plan):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from pybnorm import sync
 from pybnorm._arrays import CPU, as_buffer
 from pybnorm._core import Handle, backends, device_types
-from pybnorm.sync.messages import BACKWARD, FORWARD
+from pybnorm.sync.messages import _WEIGHT, BACKWARD, FORWARD
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional
 from pybnorm.torch.derivatives import Function, second
@@ -42,11 +43,36 @@ class _Ranks:
             self.layer = sync.SyncBatchNorm(self.handle, group, x.shape[1], buffer.dtype, deterministic=deterministic)
         if not on_cpu:
             self.layer._room = functools.partial(_room, x.device)
+        self.merges = not on_cpu
+        """Whether the ranks' statistics are merged by PyTorch, which reads their counts on the device."""
+        memory, channels = self.layer._memory, x.shape[1]
+        rows, section = memory.vectors["received"].view(-1, memory.length), memory.section
+        self.received = rows[:, :channels], rows[:, section : section + channels], rows[:, 2 * section + _WEIGHT]
+        self.places = rows.new_zeros(channels), rows.new_zeros(channels)
 
-    def forward(self, x: torch.Tensor, *arrays: torch.Tensor | None, **options: Any) -> int:
-        """That of the layer on PyTorch's current stream, with a workspace from its allocator."""
+    def forward(
+        self, x: torch.Tensor, weight: Optional, bias: Optional, y: torch.Tensor, mean: Optional, variance: Optional,
+        factor: float, eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, Callable[[], int]]:  # fmt: skip
+        """That of the layer on PyTorch's current stream, with a workspace from its allocator.
+
+        Returns the saved statistics, and what knows the number of elements of all ranks.
+        """
         self._follow(x)
-        return self.layer.forward(x, *arrays, **options)
+        means, inverses, weights = self.received
+        if self.merges and (mean is None or mean.dtype == means.dtype):
+            given = x, weight, bias, y, mean, variance, *self.places, 1.0, 0.0, eps, factor, True
+            counts, finish = self.layer._begin(given)
+            merge = torch.batch_norm_gather_stats_with_counts
+            saved = merge(means, means, inverses, mean, variance, factor, eps, weights)
+            finish(saved[0].data_ptr(), saved[1].data_ptr())
+            return *saved, counts.total
+        saved = torch.empty_like(self.places[0]), torch.empty_like(self.places[0])
+        total = self.layer.forward(
+            x, weight, bias, y, epsilon=eps, exponential_average_factor=factor, running_mean=mean,
+            running_variance=variance, saved_mean=saved[0], saved_inv_variance=saved[1],
+        )  # fmt: skip
+        return *saved, lambda: total
 
     def backward(self, total: int, x: torch.Tensor, *arrays: torch.Tensor | None) -> None:
         """That of the layer, of so many elements on all ranks, as forward had: a device waits for nothing."""
@@ -77,16 +103,11 @@ class _Synchronized(torch.autograd.Function):  # which says under torch.func tha
         rest: tuple[float, float, _Ranks],
     ) -> torch.Tensor:  # fmt: skip
         factor, eps, ranks = rest
-        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
         try:
             y = torch.empty_like(x)
-            saved = [torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2)]
         except Exception as error:  # most likely no memory: the other ranks wait in the collective
             ranks.refuse(FORWARD, x, error)
-        total = ranks.forward(
-            x, weight, bias, y, epsilon=eps, exponential_average_factor=factor, running_mean=mean,
-            running_variance=variance, saved_mean=saved[0], saved_inv_variance=saved[1],
-        )  # fmt: skip
+        *saved, total = ranks.forward(x, weight, bias, y, mean, variance, factor, eps)
         ctx.save_for_backward(x, weight, *saved)
         ctx.rest = eps, ranks, total
         return y
@@ -94,7 +115,8 @@ class _Synchronized(torch.autograd.Function):  # which says under torch.func tha
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Gradients:
         x, weight, mean, inverse = ctx.saved_tensors
-        eps, ranks, total = ctx.rest
+        eps, ranks, counts = ctx.rest
+        total = counts()
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             found = _Differentiate.apply(x, dy, weight, mean, inverse, (eps, ranks, total, wanted))
@@ -197,10 +219,12 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     -----
     A second derivative, where it is taken, must be taken on all ranks: its sums are theirs. Compilers leave
     synchronized calls out of their graphs. The first call in training for each dtype is one collective more, in which
-    the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`. On
-    a device backward does not wait for the others: if it fails on one rank, their gradients are NaN, and the next call
-    in training raises on all. `fallback` is for what is not synchronized, because a rank cannot leave its call to
-    PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``: DistributedDataParallel refuses that on CPUs.
+    the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`: on
+    CPUs in the same call. On a device no call waits for the others. Their results are NaN then, running statistics
+    included; after a forward their backward or next forward raises, after a backward the next forward, on all ranks.
+    Devices merge the ranks' statistics by PyTorch's own kernel. `fallback` is for what is not synchronized, because a
+    rank cannot leave its call to PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``, because
+    DistributedDataParallel refuses that on CPUs.
     """
 
     joins = False

@@ -5,6 +5,7 @@ BACKEND is that of ``torch.distributed``: gloo on the CPU, or nccl with a GPU fo
 Every rank makes the whole batch from a seed and computes its own rows of it, of all ranks and of the first two.
 """
 
+import contextlib
 import copy
 import datetime
 import sys
@@ -16,6 +17,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import pybnorm.torch as ours  # noqa: E402
+from pybnorm.torch import sync  # noqa: E402
 
 CASES = {
     "first": {},
@@ -153,13 +155,14 @@ def others(rank, size, device):
         found["disagreement"] = type(error).__name__
     again = module_of(ours.SyncBatchNorm, "first").to(device)
     again(x)
-    try:
-        if rank == 0:
-            again.weight.data = again.weight.data.double()
-        again(x)
-        found["one refused"] = "nothing"
-    except Exception as error:
-        found["one refused"] = type(error).__name__
+    if rank == 0:
+        again.weight.data = again.weight.data.double()
+    for _ in range(2):  # a device says it of the others in the next call
+        try:
+            again(x)
+            found["one refused"] = "nothing"
+        except Exception as error:
+            found["one refused"] = type(error).__name__
     return found
 
 
@@ -174,6 +177,64 @@ def unread(module):
         begin = joined.layer._memory._begin_read
         joined.layer._memory._begin_read = lambda *given, begin=begin: reads.append(1) or begin(*given)
     return reads
+
+
+def merged(x, means, inverses, mean, variance, factor, eps, counts):
+    """PyTorch's merge of statistics, which it has on GPUs alone."""
+    n, avg, spread = torch.zeros(()), torch.zeros_like(means[0]), torch.zeros_like(means[0])
+    for m, inverse, count in zip(means, inverses, counts, strict=True):
+        share = 1.0 / (n + count)
+        spread = spread + (inverse**-2 - eps) * count + (avg - m) ** 2 * n * count * share
+        avg = n * share * avg + count * share * m
+        n = n + count
+    if mean is not None:
+        mean.mul_(1 - factor).add_(avg, alpha=factor)
+        variance.mul_(1 - factor).add_(spread / (n - 1), alpha=factor)
+    return avg, (spread / n + eps).rsqrt()
+
+
+@contextlib.contextmanager
+def as_on_a_device(device):
+    """Layers that are made wait for no header; on the CPU with a double of PyTorch's merge."""
+    init, made = sync._Ranks.__init__, torch.batch_norm_gather_stats_with_counts
+
+    def device_like(self, *given):
+        init(self, *given)
+        self.merges, self.layer._reads = True, False
+
+    sync._Ranks.__init__ = device_like
+    torch.batch_norm_gather_stats_with_counts = merged if device == "cpu" else made
+    try:
+        yield
+    finally:
+        sync._Ranks.__init__, torch.batch_norm_gather_stats_with_counts = init, made
+
+
+def failing_forward(rank, size, device, last):
+    """A forward that rank 0 refuses; what each rank's backward or next forward is, and the step after it."""
+    module, found = module_of(ours.SyncBatchNorm, "first").to(device), []
+    module.track_running_stats = False  # the others' would be NaN
+    x, dy = (t[part_of("first", size, rank)].to(device) for t in batch("first", size, 0))
+    leaf = x.requires_grad_()
+    right, weight = torch.autograd.grad(module(leaf), leaf, dy)[0], module.weight.data
+    for turn in range(3):
+        module.weight.data = weight.double() if rank == turn == 0 else weight
+        try:
+            if turn == 0:
+                y = found  # what a refused call leaves
+                y = module(leaf)
+                found.append("nan" if y.isnan().all() else "wrong")
+            elif turn == 1 and last == "backward":
+                if y is found:
+                    found.append("")
+                else:
+                    torch.autograd.grad(y, leaf, dy)
+            else:
+                dx = torch.autograd.grad(module(leaf), leaf, dy)[0]
+                found.append("right" if torch.allclose(dx, right) else "wrong")
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
 
 
 def later(rank, size, device):
@@ -235,9 +296,16 @@ def main(rank, whole, backend, folder):
             found[size, case] = steps(ours.convert(module), case, size, part, device=device)
             if case in TWICE:
                 found["twice", size, case] = twice(module, case, size, part, device=device)
+            module = module_of(torch.nn.SyncBatchNorm, case).to(device)
+            module.process_group = group
+            with as_on_a_device(device):
+                found["merged", size, case] = steps(ours.convert(module), case, size, part, device=device)
         if size == 2 and rank < size and hasattr(torch, "compile"):
             found["compiled"] = compiled(rank, size, group, device)
     found |= others(rank, whole, device)
+    with as_on_a_device(device):
+        for last in ("backward", "forward"):
+            found["failing forward", last] = failing_forward(rank, whole, device, last)
     found["later"], found["failing backward"] = later(rank, whole, device), failing_backward(rank, whole, device)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.barrier()

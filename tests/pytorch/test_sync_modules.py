@@ -80,9 +80,10 @@ def near(torch, got, right, case=""):
     return float((got.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
 
 
+@pytest.mark.parametrize("way", [(), ("merged",)], ids=["waits", "merged"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("number", range(10))
-def test_steps_are_those_of_the_whole_batch(torch, ranks, results, number, size):
+def test_steps_are_those_of_the_whole_batch(torch, ranks, results, number, size, way):
     case = list(ranks.CASES)[number]
     assert len(ranks.CASES) == 10
     theirs = torch.nn.BatchNorm1d if len(ranks.CASES[case].get("space", (6, 7))) < 2 else torch.nn.BatchNorm2d
@@ -90,7 +91,7 @@ def test_steps_are_those_of_the_whole_batch(torch, ranks, results, number, size)
     module = ranks.module_of(theirs, case)
     right = ranks.steps(module.double(), case, size, wide=True)
     for step, (y, dx, gradients, buffers) in enumerate(right):
-        mine = [result[size, case][step] for result in of(results, size)]
+        mine = [result[(*way, size, case)][step] for result in of(results, size)]
         assert near(torch, torch.cat([m[0] for m in mine]), y, case)
         assert near(torch, torch.cat([m[1] for m in mine]), dx, case)
         for at, wanted in enumerate(gradients):
@@ -145,11 +146,11 @@ def test_the_stream_is_followed_also_where_pytorch_does_not_say_it_in_c(torch, o
     log = []
     made = object.__new__(sync._Ranks)
     made.handle = SimpleNamespace(follow_stream=lambda x: x.said, set_stream=lambda stream: log.append(stream))
-    made.layer = SimpleNamespace(forward=lambda x: log.append("forward"))
+    made.layer = SimpleNamespace(_reads=True, _fail=lambda *given: log.append("forward"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=device + 70))
     for said, on_gpu, right in ((False, True, [71, "forward"]), (True, True, ["forward"]), (False, False, ["forward"])):
         log.clear()
-        made.forward(SimpleNamespace(said=said, is_cuda=on_gpu, device=1))
+        made.refuse(2, SimpleNamespace(said=said, is_cuda=on_gpu, device=1), None)
         assert log == right
 
 
@@ -174,6 +175,15 @@ def test_a_backward_that_fails_on_one_rank_is_told_in_the_next_forward(torch, ra
         assert first == ("OutOfMemoryError" if rank == 0 else "nan")
         assert after == ("OutOfMemoryError" if rank == 0 else "RankError")
         assert last == "right"
+
+
+def test_a_forward_that_fails_on_one_rank_is_told_when_its_counts_are_read(torch, ranks, results):
+    """As on a device: by the others' backward, or by their next forward; later steps are right."""
+    for rank, result in enumerate(results):
+        for last in ("backward", "forward"):
+            first = "ArgumentTypeError" if rank == 0 else "nan"
+            second = "" if rank == 0 and last == "backward" else "RankError"
+            assert result["failing forward", last] == [first, second, "right"]
 
 
 @pytest.mark.parametrize("size", [2, 3])
