@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import gc
 import math
 import os
@@ -22,7 +23,7 @@ from pybnorm.devices.cpu import allocation_of, rebuilt
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import NotInitializedError
 
-__all__ = ["Call", "Plain", "Timing", "buffer_sets"]
+__all__ = ["Call", "Plain", "Timing", "best_in_turn", "buffer_sets"]
 
 MEAN, DEVIATION = 0.5, 2.0
 """Mean and standard deviation of the random values."""
@@ -158,17 +159,8 @@ class Plain:
         return timing_of([s / total for s in found], total, "graph replay")
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
-        """On the CPU, the best time per call of each work, measured in short pieces that take turns."""
-        rounds = [_piece(calls) for calls in works]
-        best: list[list[float]] = [[] for _ in works]
-        for _ in range(replays):
-            for calls, (count, pieces), found in zip(works, rounds, best, strict=True):
-                in_turn(calls, 1)  # the data in the cache, the threads awake
-                found.append(min(_wall(calls, count) for _ in range(pieces)))
-        return [
-            timing_of(seconds, count * len(calls), "wall clock")
-            for seconds, (count, _), calls in zip(best, rounds, works, strict=True)
-        ]
+        """On the CPU, as `best_in_turn`."""
+        return best_in_turn(works, replays)
 
     def copy_speed(self) -> tuple[float, str]:
         """Of a device-to-device copy by the driver; on the CPU of a copy by as many threads as there are processors."""
@@ -276,18 +268,46 @@ def rounds_of(once: float, sets: int, replays: int, seconds: float = MEASUREMENT
     return max(-(-calls // sets), 1), replays
 
 
-def _wall(calls: Sequence[Call], rounds: int) -> float:
-    """Seconds per call."""
+def best_in_turn(
+    works: Sequence[Sequence[Call]], replays: int, elapsed: Callable[[Call], float] | None = None, piece: float = _PIECE
+) -> list[Timing]:
+    """The best time per call of each work, measured in short pieces that take turns.
+
+    Parameters
+    ----------
+    works : sequence of sequence of callable
+    replays : int
+        Turns.
+    elapsed : callable, optional
+        Seconds that a call takes, by the wall clock unless given.
+    piece : float
+        Seconds of calls that are measured together.
+    """
+    elapsed = elapsed or _wall
+    rounds = [_piece(calls, elapsed, piece) for calls in works]
+    best: list[list[float]] = [[] for _ in works]
+    for _ in range(replays):
+        for calls, (count, pieces), found in zip(works, rounds, best, strict=True):
+            in_turn(calls, 1)  # the data in the cache, the threads awake
+            work = functools.partial(in_turn, calls, count)
+            found.append(min(elapsed(work) for _ in range(pieces)) / (count * len(calls)))
+    return [
+        timing_of(seconds, count * len(calls), "wall clock")
+        for seconds, (count, _), calls in zip(best, rounds, works, strict=True)
+    ]
+
+
+def _wall(work: Call) -> float:
     start = time.perf_counter()
-    in_turn(calls, rounds)
-    return (time.perf_counter() - start) / (rounds * len(calls))
+    work()
+    return time.perf_counter() - start
 
 
-def _piece(calls: Sequence[Call]) -> tuple[int, int]:
+def _piece(calls: Sequence[Call], elapsed: Callable[[Call], float], seconds: float) -> tuple[int, int]:
     """(rounds over the calls in a piece, pieces in a turn): what other work interrupts is a piece, not the turn."""
     in_turn(calls, 1)
-    once = min(_wall(calls, 1) for _ in range(3)) * len(calls)
-    rounds = math.ceil(_PIECE / once)
+    once = min(elapsed(lambda: in_turn(calls, 1)) for _ in range(3))
+    rounds = math.ceil(seconds / max(once, 1e-9))
     return rounds, max(min(int(MEASUREMENT / (rounds * once)), _MOST_CALLS), 1)
 
 
