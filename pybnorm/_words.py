@@ -15,6 +15,7 @@ __all__ = [
     "LayoutWord",
     "ModeWord",
     "OperationWord",
+    "PreferWord",
     "meant",
 ]
 
@@ -23,6 +24,7 @@ ModeWord: TypeAlias = Literal["per_activation", "spatial", "spatial_persistent",
 LayoutWord: TypeAlias = Literal["channels_first", "channels_last", "strided", "nchw", "nhwc", "strides"]
 DataTypeWord: TypeAlias = Literal["float32", "float64", "float16", "bfloat16", "f32", "f64", "f16", "bf16"]
 ActivationWord: TypeAlias = Literal["none", "relu", "clipped_relu", "clamp"]
+PreferWord: TypeAlias = Literal["fastest", "measured"]
 OperationWord: TypeAlias = Literal[
     "derive", "forward_training", "forward_inference", "backward", "axpby", "fill", "relu", "relu_backward",
     "train", "training", "infer", "inference",

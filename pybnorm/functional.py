@@ -17,6 +17,8 @@ prefer
     "fastest": PyTorch's own kernel computes PyTorch's arrays where a table for the device and the versions knows it as
     faster (`pybnorm.torch.reason` says where, and so does the logger ``pybnorm.torch``), with the defaults of `mode`,
     `algorithm`, `deterministic`, `unbiased`, `handle` and `out`. Errors of such calls are PyTorch's.
+    "measured": so does the first call of its kind by measuring, and later ones take the faster way; see
+    `pybnorm.torch.batch_norm`.
 handle
     None: a handle per thread and device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm. It
     works on the framework's current stream. A `Handle`: calls and allocations go to its stream, and the caller orders
@@ -42,7 +44,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -50,7 +52,7 @@ import numpy as np
 from pybnorm import _arguments, _names
 from pybnorm._arrays import CPU, Buffer, as_buffer
 from pybnorm._core import Cache, Handle, backends, cache, current_stream, describe, device_types, refuse_addresses
-from pybnorm._words import AlgorithmWord, ModeWord
+from pybnorm._words import AlgorithmWord, ModeWord, PreferWord
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -78,7 +80,7 @@ def batch_norm_training(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -173,7 +175,7 @@ def batch_norm_inference(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Any = None,
     mean: Any = None,
@@ -249,7 +251,7 @@ def batch_norm_backward(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
     **unknown: NoReturn,
@@ -407,8 +409,8 @@ class _Home:
     def address(self, memory: Any) -> int:
         raise NotImplementedError
 
-    def own(self, *given: Any) -> Call | None:
-        """The framework's own way to make a call that is faster, where there is one."""
+    def own(self, *given: Any) -> tuple[Call, bool] | None:
+        """The framework's own way to make a call that is faster, where there is one, and whether it may be kept."""
         return None
 
     def constant(self, values: Any, like: Any) -> Any:
@@ -450,8 +452,8 @@ class _Torch(_Home):
     def address(self, memory: Any) -> int:
         return int(memory.data_ptr())
 
-    def own(self, *given: Any) -> Call | None:
-        found: Call | None = importlib.import_module("pybnorm.torch.preference").own(*given)
+    def own(self, *given: Any) -> tuple[Call, bool] | None:
+        found: tuple[Call, bool] | None = importlib.import_module("pybnorm.torch.preference").own(*given)
         return found
 
     def constant(self, values: Any, like: Any) -> Any:
@@ -513,8 +515,8 @@ _DEFAULTS = {"mode": Mode.SPATIAL, "algorithm": "auto", "deterministic": False, 
 
 def _preferring(prefer: object) -> bool:
     """Whether a framework's own way may be taken."""
-    if prefer is not None and not (isinstance(prefer, str) and prefer == "fastest"):
-        raise ArgumentError("prefer", prefer, "None or 'fastest'")
+    if prefer is not None and not (isinstance(prefer, str) and prefer in ("fastest", "measured")):
+        raise ArgumentError("prefer", prefer, "None, 'fastest' or 'measured'")
     return prefer is not None
 
 
@@ -528,11 +530,12 @@ def _prepare_either(
     out: Sequence[Any] | None,
 ) -> tuple[Call, bool]:
     """As `_prepare`, or the framework's own call."""
+    ours = functools.cache(functools.partial(_prepare, operation, handle, data, vectors, options, out))
     if _preferring(prefer) and handle is None and out is None and (_DEFAULTS | options).items() >= _DEFAULTS.items():
-        own = _home_of(data["x"]).own(operation, data, vectors, options)
+        own = _home_of(data["x"]).own(operation, data, vectors, options, prefer, ours)
         if own is not None:
-            return own, True
-    return _prepare(operation, handle, data, vectors, options, out)
+            return own
+    return ours()
 
 
 def _prepare(

@@ -12,7 +12,7 @@ If no vendor library here computes a call correctly, that is an error (`Unsuppor
 and for parameters that are neither float32 nor, with float64 and 16-bit data, of its dtype.
 
 This package alone imports PyTorch, 1.13 or newer, and no other module imports it, but for a tensor in a call of
-`pybnorm.functional` with ``prefer="fastest"``.
+`pybnorm.functional` with ``prefer``.
 """
 
 from __future__ import annotations

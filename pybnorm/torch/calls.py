@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from pybnorm import _arguments, functional
+from pybnorm._words import PreferWord
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
 __all__ = ["REFUSALS", "dense", "differentiate", "infer", "train"]
@@ -35,7 +36,7 @@ def train(
     fallback: bool,
     deterministic: bool = False,
     saved: bool = True,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalize by the batch; y, its mean and its inverse standard deviation, running statistics in place.
 
@@ -49,7 +50,7 @@ def train(
     fallback, deterministic : bool
     saved : bool
         False: nobody reads the last two results, which may be None.
-    prefer : None or "fastest"
+    prefer : None, "fastest" or "measured"
         As `functional` has it.
     """
     try:
@@ -102,7 +103,7 @@ def infer(
     eps: float,
     fallback: bool,
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
 ) -> torch.Tensor:
     """Normalize by given statistics; arguments as those of `train`."""
     try:
@@ -134,7 +135,7 @@ def differentiate(
     wanted: Sequence[bool],
     fallback: bool,
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
 ) -> Gradients:
     """dx, dweight and dbias; None for what is not `wanted`.
 
@@ -147,7 +148,7 @@ def differentiate(
     training : bool
     wanted : sequence of bool
     fallback, deterministic : bool
-    prefer : None or "fastest"
+    prefer : None, "fastest" or "measured"
 
     Notes
     -----
@@ -179,7 +180,7 @@ def _back(
     eps: float,
     fallback: bool,
     deterministic: bool,
-    prefer: Literal["fastest"] | None,
+    prefer: PreferWord | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward

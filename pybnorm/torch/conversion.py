@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
 from pybnorm import _arguments, functional
+from pybnorm._words import PreferWord
 from pybnorm.torch import fusion
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
 from pybnorm.torch.sync import SyncBatchNorm
@@ -28,7 +29,7 @@ def convert(
     *,
     fallback: bool = False,
     deterministic: bool = False,
-    prefer: Literal["fastest"] | None = None,
+    prefer: PreferWord | None = None,
     fuse: bool | Sequence[tuple[str, str]] = False,
 ) -> _Module:
     """Make the batch norms of a model those of this module, in place.
@@ -44,8 +45,8 @@ def convert(
         Let PyTorch compute calls that are refused here.
     deterministic : bool
         Only ways whose bits repeat; see `batch_norm`.
-    prefer : None or "fastest"
-        Leave to PyTorch's own kernels what they are known to compute faster; see `batch_norm`.
+    prefer : None, "fastest" or "measured"
+        Leave to PyTorch's own kernels what they compute faster, as known or measured; see `batch_norm`.
     fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is

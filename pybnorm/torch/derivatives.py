@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from pybnorm._words import PreferWord
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional
 
 Rest: TypeAlias = "tuple[Any, ...]"
 
 __all__ = [
-    "DIRECT", "FASTEST", "Differentiate", "Function", "Inference", "Training", "Way", "WholeTraining", "forward_mode",
+    "DIRECT", "WAYS", "Differentiate", "Function", "Inference", "Training", "Way", "WholeTraining", "forward_mode",
     "second",
 ]  # fmt: skip
 
@@ -41,15 +42,18 @@ class Way:
         return found
 
 
-class _Fastest(Way):
-    """PyTorch's own kernels where they are known to be faster."""
+class _Preferring(Way):
+    """PyTorch's own kernels where they are faster."""
 
-    train: Any = functools.partial(calls.train, prefer="fastest")
-    infer: Any = functools.partial(calls.infer, prefer="fastest")
-    differentiate: Any = functools.partial(calls.differentiate, prefer="fastest")
+    def __init__(self, prefer: PreferWord) -> None:
+        self.train, self.infer, self.differentiate = (
+            functools.partial(call, prefer=prefer) for call in (calls.train, calls.infer, calls.differentiate)
+        )
 
 
-DIRECT, FASTEST = Way(), _Fastest()
+DIRECT = Way()
+WAYS = {None: DIRECT, "fastest": _Preferring("fastest"), "measured": _Preferring("measured")}
+"""By `prefer`."""
 
 
 def forward_mode() -> bool:

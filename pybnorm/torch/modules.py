@@ -21,7 +21,7 @@ class _BatchNorm:
     deterministic = False
     """Only ways whose bits repeat, as `batch_norm` has it."""
     prefer = None
-    """"fastest": PyTorch's own kernels where they are known to be faster, as `batch_norm` has it."""
+    """"fastest" or "measured": PyTorch's own kernels where they are faster, as `batch_norm` has it."""
     joins = True
     """Whether an activation may be part of the call."""
 
