@@ -40,6 +40,7 @@ BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)
 DTYPES = ("f32", "f16", "bf16")
 OPERATIONS = tuple(cases.TOUCHED)
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
+PREFER, PREFERRING = ("fastest", "measured"), "prefer "
 REPLAYS, QUICK_REPLAYS = 9, 3
 
 Row = dict[str, Any]
@@ -74,6 +75,8 @@ def run(
     quick: bool = False,
     host: bool = True,
     tune: bool = False,
+    prefer: Sequence[str] = (),
+    eager: bool = False,
     seconds: float = math.inf,
     progress: Callable[[str, int], object] = lambda text, total: None,
 ) -> dict[str, Any]:
@@ -99,6 +102,11 @@ def run(
     tune : bool
         ``"auto"`` and ``"fast"`` also as plans of ``tune=True``, by the names ``"auto tuned"`` and ``"fast tuned"``;
         what `pybnorm.tuning` remembers of them is used and added to.
+    prefer : sequence of str
+        ``"fastest"``, ``"measured"``: also the calls of `pybnorm.functional` on PyTorch's tensors with it, by the names
+        ``"prefer fastest"`` and ``"prefer measured"``.
+    eager : bool
+        On a GPU with PyTorch, times of calls queued one by one, which the host may slow, in place of a graph's.
     seconds : float
         After this time no other shape, dtype and layout is begun; what is left out is listed. With a limit each shape
         comes in one dtype and layout, in turn, before any comes in a second.
@@ -139,8 +147,14 @@ def run(
         _known(argument, given, known)
     if tune:
         names += tuple(name + cases.TUNED for name in names if name in ("auto", "fast"))
+    _known("prefer", prefer, PREFER)
+    names += tuple(PREFERRING + word for word in dict.fromkeys(prefer))
     library = pybnorm.load(backend)
     machine = open_machine(library.device_type)
+    if prefer and "absent" in (torch := others.presence("torch", machine)):
+        raise ArgumentError("prefer", prefer[0], f"where there is PyTorch: {torch['absent']}")
+    if eager and not isinstance(machine, TorchCuda):
+        raise ArgumentError("eager", eager, "False but on a GPU with PyTorch; on the CPU all calls are timed so")
     result: dict[str, Any] = {
         "backend": backend,
         "device": machine.name,
@@ -159,7 +173,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(machine.current())
         handle = stack.enter_context(pybnorm.Handle(backend, stream=machine.stream or None))
-        bench = _Bench(machine, handle, names, wanted, operations, quick, result, stack)
+        bench = _Bench(machine, handle, names, wanted, operations, quick, eager, result, stack)
         speed, how = machine.copy_speed()
         machine.release()
         result["ceiling"] = {"bytes_per_second": speed, "how": how}
@@ -219,12 +233,13 @@ class _Bench:
         rivals: Sequence[str],
         operations: Sequence[str],
         quick: bool,
+        eager: bool,
         result: dict[str, Any],
         stack: contextlib.ExitStack,
     ) -> None:
         self.machine, self.handle, self.algorithms, self.result = machine, handle, algorithms, result
         self.operations = tuple(dict.fromkeys(operations))
-        self.replays = QUICK_REPLAYS if quick else REPLAYS
+        self.replays, self.eager = QUICK_REPLAYS if quick else REPLAYS, eager
         self.raw: others.Raw | None = None
         self.frontend: others.Frontend | None = None
         found: dict[str, dict[str, str]] = result["rivals"]
@@ -331,11 +346,18 @@ class _Bench:
             wrong_by = cases.error(case, contender.outputs(), dict(right))
             if not wrong_by <= TOLERANCE:
                 return {"failure": f"wrong: error {wrong_by:.2g}"}
-            timing = self.machine.time(contender.calls, self.replays)._asdict() if self.machine.gpu else {}
-            return timing | {"error": wrong_by}
+            if not self.machine.gpu:
+                return {"error": wrong_by}
+            if self.eager:
+                (timing,) = self.machine.time_in_turn([contender.calls], self.replays)
+            else:
+                timing = self.machine.time(contender.calls, self.replays)
+            return timing._asdict() | {"error": wrong_by}
 
     def contender(self, case: Case, operation: str, name: str) -> Contender:
         """The algorithm or rival `name`; raises what it raises if it cannot do the operation."""
+        if name.startswith(PREFERRING):
+            return others.preferred(case, operation, name.removeprefix(PREFERRING))
         if name in self.algorithms:
             return cases.ours(case, self.handle, operation, name)
         if name == "numpy":

@@ -24,6 +24,7 @@ from pybnorm.devices.timing import (
     Call,
     Plain,
     Timing,
+    best_in_turn,
     in_turn,
     no_device,
     no_garbage_collection,
@@ -34,6 +35,7 @@ from pybnorm.enums import DataType, Layout
 
 __all__ = ["Machine", "TorchCuda", "open_machine"]
 
+_QUEUED = 2e-3  # seconds of calls between two events; what the host takes to start them is little of it
 _PAUSE = 400_000
 """Cycles of a device's clock, about 0.2 ms."""
 
@@ -218,8 +220,16 @@ class TorchCuda:
         return timing_of([s / total for s in found], total, method)
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
-        """One after the other: nobody else computes on the device."""
-        return [self.time(calls, replays) for calls in works]
+        """The best time per call of each work queued call by call, as a caller without a graph sees it."""
+        return best_in_turn(works, replays, self._queued, _QUEUED)
+
+    def _queued(self, work: Call) -> float:
+        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        self.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
 
     def _elapsed(self, works: Sequence[Call]) -> list[float]:
         """Seconds of each, all queued while the device pauses, so that short ones do not wait for the host."""

@@ -12,7 +12,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from benchmarks.machine import Machine, TorchCuda, optional
 from pybnorm.devices.timing import Call
 from pybnorm.enums import DataType, Layout
 
-__all__ = ["CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula", "torch_calls"]
+__all__ = [
+    "CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula", "preferred",
+    "torch_calls",
+]  # fmt: skip
 
 GPU_RIVALS = ("torch", "torch-native", "cudnn-frontend", "raw")
 """PyTorch's default path and its own kernels; cudnn-frontend's graphs; the plain entry point from C."""
@@ -56,8 +60,6 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
     sets = [(here(s.x), here(s.dy)) for s in case.sets]
     scale, bias, mean, variance = map(here, (case.scale, case.bias, case.running_mean, case.running_variance))
     saved_mean, saved_inv = here(case.saved_mean), here(case.saved_inv_variance)
-    # As many results stay as there are buffer sets, or all calls would write into the same memory.
-    results: collections.deque[Any] = collections.deque(maxlen=len(sets))
     running = [mean.clone(), variance.clone()]
 
     aten = torch.ops.aten
@@ -77,22 +79,65 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
         tail = (scale, mean, variance, saved_mean, saved_inv, True, EPSILON, [True, True, True])
         bare = [functools.partial(aten.native_batch_norm_backward, dy, x, *tail) for x, dy in sets]
 
+    off = functools.partial(torch.backends.cudnn.flags, enabled=False)
+    return replace(_returning(machine, operation, bare, running), context=off if native else contextlib.nullcontext)
+
+
+def _returning(machine: Machine, operation: str, bare: Sequence[Call], running: Sequence[Any]) -> Contender:
+    """Calls that return PyTorch's tensors, one for each buffer set."""
+    # As many results stay as there are buffer sets, or all calls would write into the same memory.
+    results: collections.deque[Any] = collections.deque(maxlen=len(bare))
+
     def outputs() -> dict[str, Any]:
         result = results[-1]
         if operation == "backward":
             found = dict(zip(("dx", "dscale", "dbias"), result, strict=True))
-        elif operation == "train":
-            found = {"y": result, "running_mean": running[0], "running_variance": running[1]}
         else:
-            found = {"y": result}
+            found = {"y": result[0] if isinstance(result, tuple) else result}
+        if operation == "train":
+            found |= {"running_mean": running[0], "running_variance": running[1]}
         return found if machine.gpu else {name: tensor.float().numpy() for name, tensor in found.items()}
 
     def keep(call: Call) -> None:
         results.append(call())
 
-    calls = tuple(functools.partial(keep, call) for call in bare)
-    off = functools.partial(torch.backends.cudnn.flags, enabled=False)
-    return Contender(calls, outputs, context=off if native else contextlib.nullcontext, bare=bare[0])
+    return Contender(tuple(functools.partial(keep, call) for call in bare), outputs, bare=bare[0])
+
+
+def preferred(case: Case, operation: str, prefer: Any) -> Contender:
+    """The function of `pybnorm.functional` on PyTorch's tensors with ``prefer``; its first call measures, if it does.
+
+    Parameters
+    ----------
+    case : Case
+    operation : str
+    prefer : "fastest" or "measured"
+    """
+    from pybnorm import functional
+    from pybnorm.torch import reason
+
+    here = functools.partial(torch_tensor, optional("torch"), case.machine)
+    sets = [(here(s.x), here(s.dy)) for s in case.sets]
+    scale, bias, *saved = map(here, (case.scale, case.bias, case.saved_mean, case.saved_inv_variance))
+    statistics = [here(vector).clone() for vector in (case.running_mean, case.running_variance)]
+    options: dict[str, Any] = {"epsilon": EPSILON, "prefer": prefer}
+    bare: list[Call]
+    if operation == "backward":
+        call = functools.partial(functional.batch_norm_backward, **options)
+        bare = [functools.partial(call, x, dy, scale, *saved) for x, dy in sets]
+    else:
+        call = functools.partial(functional.batch_norm_inference, **options)
+        if operation == "train":
+            call = functools.partial(functional.batch_norm_training, exponential_average_factor=FACTOR, **options)
+        bare = [functools.partial(call, x, scale, bias, *statistics) for x, _ in sets]
+    found = _returning(case.machine, operation, bare, statistics)
+    kept = [vector.clone() for vector in statistics]
+    bare[0]()
+    for vector, values in zip(statistics, kept, strict=True):
+        vector.copy_(values)
+    name = {"train": "training", "infer": "inference"}.get(operation, operation)
+    way, _, why = reason(name, sets[0][0], prefer=prefer).partition(": ")
+    return replace(found, algorithm=way, reason=why)
 
 
 def _backward_of_copy(aten: Any, x: Any, dy: Any, tail: tuple[Any, ...]) -> Any:

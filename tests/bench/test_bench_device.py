@@ -133,6 +133,19 @@ def test_pytorch_on_the_cpu():
     assert result["rivals"]["torch"]["threads"]
 
 
+def test_what_pytorch_may_take_has_a_column():
+    pytest.importorskip("torch")
+    given = TINY | {"rivals": ["torch"], "prefer": ["measured", "fastest"], "layouts": ["nchw"]}
+    result = device.run("onednn", **given)
+    assert result["good"]
+    assert result["algorithms"][-2:] == ["prefer measured", "prefer fastest"]
+    for row in result["rows"]:
+        found = row["contenders"]
+        assert found["prefer measured"]["seconds"] > 0
+        assert "measured" in found["prefer measured"]["algorithm"] + found["prefer measured"]["reason"]
+        assert "measured" not in found["prefer fastest"]["reason"]
+
+
 def test_random_shapes_are_those_of_their_seed():
     one, again, other = (shapes.shapes_of(["random:50:" + seed], gpu=False) for seed in ("1", "1", "2"))
     assert one == again != other
@@ -343,6 +356,8 @@ def test_an_absent_rival_is_named(monkeypatch):
         ("layouts", ["nchwc"]),
         ("operations", ["relu"]),
         ("rivals", ["raw"]),  # not on the CPU
+        ("prefer", ["best"]),
+        ("eager", True),  # not on the CPU
     ],
 )
 def test_bad_arguments(argument, value):
