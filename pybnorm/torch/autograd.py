@@ -161,7 +161,7 @@ def _lent() -> Any:
 
 def _with_derivative(
     x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, training: bool,
-    factor: float, eps: float, fallback: bool, deterministic: bool, prefer: PreferWord,
+    factor: float, eps: float, fallback: bool, deterministic: bool, prefer: PreferWord | None,
 ) -> torch.Tensor:  # fmt: skip
     """The call with autograd around it: in C++ where kernels in C take a training."""
     if (

@@ -94,11 +94,11 @@ def test_a_call_in_the_table_is_pytorchs(torch, ours, device, table, kinds, capl
 
 def test_each_operation_has_its_own_boxes(torch, ours, device, table, kinds):
     given = made(torch, device, 4, 8, 6, 6)
-    right = run(torch.nn.functional.batch_norm, *given)
-    for operation in ("training", "backward"):
+    for operation, eps in (("training", 2e-5), ("backward", 3e-5)):  # autograd's thread remembers what it called
         table(box(operation))
         del kinds[:]
-        found = run(ours.batch_norm, *given, prefer="fastest")
+        right = run(torch.nn.functional.batch_norm, *given, eps=eps)
+        found = run(ours.batch_norm, *given, eps=eps, prefer="fastest")
         assert kinds == [operation]
         assert all(torch.allclose(own, mine, atol=1e-4) for own, mine in zip(right, found, strict=True))
 
@@ -170,6 +170,10 @@ def test_functional(torch, ours, device, table, kinds):
     functional.batch_norm_training(x, weight, bias, prefer="fastest", out=(torch.empty_like(x), None, None))
     functional.batch_norm_backward(x, dy, weight, prefer="fastest")
     assert kinds == []
+
+
+def test_arrays_that_are_not_pytorchs_have_no_preference(load_library):
+    load_library("onednn")
     ones = np.ones(3, np.float32)
     assert functional.batch_norm_training(np.ones((2, 3), np.float32), ones, ones, prefer="fastest")[0].shape == (2, 3)
 
