@@ -563,6 +563,7 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
 }
 
 #include "blend.c"
+#include "sums.c"
 #include "ways.c"
 #include "calls.c"
 #include "elementwise.c"

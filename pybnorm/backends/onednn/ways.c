@@ -55,8 +55,10 @@ typedef struct part {
     int products;                /* gradients of columns are summed by products, not by batch normalization */
     kind sums_by;                /* what sums rows or columns of a gradient */
     int64_t segments;            /* of a row, each with a sum of its own */
+    int own;                     /* sums are this adapter's, on the calling thread */
     int whole;                   /* folding is for the statistics, and batch normalization does the rest */
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
+    size_t wide_sums;            /* of columns: two in double, and each channel's mean repeated */
     size_t means, variances, sums, factor, offset, repeated[4], ones, around, centre, each[2];
     size_t product;              /* of one piece */
     size_t past;                 /* bytes into it: what is aligned oneDNN writes past the cache */
@@ -410,7 +412,15 @@ static void reserve_steps(const pbn_call *call, part *p) {
         p->factor = reserve(p, vector);
         p->offset = reserve(p, vector);
     }
-    if (call->operation != PBN_OP_FORWARD_INFERENCE) {
+    if (p->own) {
+        p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
+        if (p->fold.inner < LANES)
+            p->wide_sums = reserve(p, (size_t)(f->group * f->columns) * (2 * sizeof(double) + sizeof(float)));
+        if (p->centred && backward) {
+            p->means = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
+            p->variances = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
+        }
+    } else if (call->operation != PBN_OP_FORWARD_INFERENCE) {
         const size_t sums = (size_t)((f->pieces * sums_of(p, 0) + sums_of(p, 1)) * p->segments) * sizeof(float);
         p->means = reserve(p, sums);
         p->variances = reserve(p, sums);
@@ -418,15 +428,15 @@ static void reserve_steps(const pbn_call *call, part *p) {
     }
     for (int i = 0; p->wide && !p->whole && i < (backward ? 4 : 3); i++)
         p->repeated[i] = reserve(p, (size_t)(p->flat.group * f->columns) * sizeof(float));
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && p->sums_by == COLUMN_SUMS)
+    if (!p->own && call->operation != PBN_OP_FORWARD_INFERENCE && p->sums_by == COLUMN_SUMS)
         p->ones = reserve(p, (size_t)(most_ones(p) + most_rows(p)) * sizeof(float)); /* of float32, and of dy's type */
-    if (backward && !p->whole)
+    if (backward && !p->whole && (!p->own || p->centred))
         p->around = reserve(p, (size_t)(p->way == ROWS && !p->wide ? p->count / f->inner
                                         : p->way == ROWS           ? p->flat.group * f->columns
                                                                    : width_of(p, 0)) * sizeof(float));
     const int widen = !is_float && (backward || p->way == FOLDED);
     p->past = is_vectors(p, 0) ? ALIGNMENT / 2 : 0;
-    if (call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole || (backward && p->past > 0)))
+    if (!p->own && call->operation != PBN_OP_FORWARD_INFERENCE && (f->pieces > 1 || widen || p->whole || (backward && p->past > 0)))
         p->product = reserve(p, p->past + (size_t)longest * sizeof(float));
     if (p->centred && backward) /* kept for the gradient, or where the product will be */
         p->centre = p->product == NOWHERE || (is_float && f->pieces > 1) ? reserve(p, (size_t)longest * sizeof(float))
@@ -447,6 +457,7 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     const int dtype = p->memory.dtype, by_rows = p->way == ROWS, is_float = dtype == PBN_FLOAT32;
     const int backward = call->operation == PBN_OP_BACKWARD;
     int code = PBN_OK;
+    p->own = call->operation != PBN_OP_FORWARD_INFERENCE && is_alone();
     p->products = backward && !p->whole && is_float && p->count > PIECE; /* batch normalization writes dx, too */
     p->fold = fold_of(call, p, 1);
     p->flat = fold_of(call, p, 0);
@@ -459,13 +470,13 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
                  leaves_over(p->fold.inner);
     p->sums_by = by_rows ? ROW_SUMS : COLUMN_SUMS;
     p->segments = 1;
-    if (by_rows && backward)
+    if (by_rows && backward && !p->own)
         choose_segments(p);
     reserve_steps(call, p);
-    if (recomputes(call) && by_rows)
+    if (recomputes(call) && by_rows && !p->own)
         code = piece_step(h, p, ROW_STATISTICS, dtype);
     const kind of_columns[] = {STATISTICS, COLUMN_SUMS, SQUARES, WIDENED};
-    for (int i = 0; recomputes(call) && !by_rows && i < (is_float ? 3 : 4) && code == PBN_OK; i++)
+    for (int i = 0; recomputes(call) && !by_rows && !p->own && i < (is_float ? 3 : 4) && code == PBN_OK; i++)
         code = piece_step(h, p, of_columns[i], i == 0 || i == 3 ? dtype : PBN_FLOAT32);
     if (code != PBN_OK || p->whole)
         return code;
@@ -475,6 +486,8 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
         code = backward ? piece_step(h, p, ADDED, dtype) : elementwise_step(h, p, SHIFTED);
     if (code != PBN_OK || !backward)
         return code == PBN_OK ? elementwise_step(h, p, APPLY) : code;
+    if (p->own)
+        return elementwise_step(h, p, GRADIENT);
     if (!by_rows)
         code = piece_step(h, p, GRADIENT_SUMS, dtype);
     if (code == PBN_OK && !p->centred && !is_float)
@@ -622,15 +635,55 @@ static int column_statistics(pbn_handle *h, const part *p, int which, char *base
     return code;
 }
 
+/* The same in C. Rows go image by image, all channels of one in turn; columns are merged to channels. */
+static void own_statistics(const part *p, char *base, const void *x, float *mean, float *variance) {
+    const fold *f = &p->fold;
+    const int64_t plane = f->columns / p->params, images = p->count / f->columns, width = f->group * f->columns;
+    const double m = (double)(p->count / p->params);
+    double *middle = place(base, p->sums), *squares = middle + p->params;
+    memset(middle, 0, 2 * (size_t)p->params * sizeof *middle);
+    if (plane >= LANES) {
+        for (int64_t i = 0; i < images; i++)
+            if (p->memory.dtype == PBN_FLOAT32)
+                kernels_here()->row_moments_f32((const float *)x + i * f->columns, p->params, plane, i * plane, middle, squares);
+            else
+                kernels_here()->row_moments_bf16((const uint16_t *)x + i * f->columns, p->params, plane, i * plane, middle, squares);
+    } else {
+        double *means = place(base, p->wide_sums), *around = means + width;
+        const int64_t rows = p->count / width, longer = p->count % width;
+        column_moments(p->memory.dtype, x, p->count, width, means, around);
+        for (int64_t i = 0; i < width;)
+            for (int64_t c = 0; c < p->params; c++)
+                for (int64_t s = 0; s < plane; s++, i++)
+                    middle[c] += (double)(rows + (i < longer)) * means[i];
+        for (int64_t c = 0; c < p->params; c++)
+            middle[c] /= m;
+        for (int64_t i = 0; i < width;)
+            for (int64_t c = 0; c < p->params; c++)
+                for (int64_t s = 0; s < plane; s++, i++) {
+                    const double off = means[i] - middle[c];
+                    squares[c] += around[i] + (double)(rows + (i < longer)) * off * off;
+                }
+    }
+    for (int64_t c = 0; c < p->params; c++) {
+        mean[c] = (float)middle[c];
+        variance[c] = (float)(squares[c] / m);
+    }
+}
+
 /* Mean and biased variance of each channel, from those of its rows or columns; `y` may be overwritten. */
 static int statistics(pbn_handle *h, const part *p, char *base, const void *x, void *y, float *mean, float *variance) {
     const double m = (double)(p->count / p->params);
     const size_t item = pbn_item_size(p->memory.dtype);
     float *means = place(base, p->means), *variances = place(base, p->variances);
     double *middle = place(base, p->sums), *squares = middle + p->params;
-    const void *row_of_ones = ones(p, base, PBN_FLOAT32);
+    const void *row_of_ones = p->own ? NULL : ones(p, base, PBN_FLOAT32);
     const char *from = x;
     int code = PBN_OK;
+    if (p->own) {
+        own_statistics(p, base, x, mean, variance);
+        return PBN_OK;
+    }
     if (p->product != NOWHERE)
         y = (char *)place(base, p->product) + p->past;
     for (int64_t i = 0, at = 0; i <= p->fold.pieces && code == PBN_OK; i++) {
@@ -661,6 +714,32 @@ static int statistics(pbn_handle *h, const part *p, char *base, const void *x, v
         variance[c] = (float)(squares[c] / m);
     }
     return PBN_OK;
+}
+
+static void own_gradient_sums(const part *p, char *base, const void *x, const void *dy, const float *mean,
+                              double *dots, double *sums) {
+    const fold *f = &p->fold;
+    const int64_t plane = f->columns / p->params, images = p->count / f->columns, width = f->group * f->columns;
+    memset(dots, 0, (size_t)p->params * sizeof *dots);
+    memset(sums, 0, (size_t)p->params * sizeof *sums);
+    if (plane >= LANES) {
+        for (int64_t i = 0, at = 0; i < images; i++, at += f->columns)
+            if (p->memory.dtype == PBN_FLOAT32)
+                kernels_here()->row_gradients_f32((const float *)x + at, (const float *)dy + at, p->params, plane, mean, dots, sums);
+            else
+                kernels_here()->row_gradients_bf16((const uint16_t *)x + at, (const uint16_t *)dy + at, p->params, plane, mean, dots,
+                                   sums);
+        return;
+    }
+    double *wide_dots = place(base, p->wide_sums), *wide = wide_dots + width;
+    const float *around = repeat(p, mean, plane, f->group, (float *)(wide + width));
+    column_gradients(p->memory.dtype, x, dy, p->count, width, around, wide_dots, wide);
+    for (int64_t i = 0; i < width;)
+        for (int64_t c = 0; c < p->params; c++)
+            for (int64_t s = 0; s < plane; s++, i++) {
+                dots[c] += wide_dots[i];
+                sums[c] += wide[i];
+            }
 }
 
 /* Of each channel the sums of (x - mean)*dy and of dy; `dx` may be overwritten. */
@@ -732,8 +811,11 @@ static void as_variances(const part *p, float *factor) {
 
 /* dx = (dy - offset)*factor + (x - mean)*slope; a piece's x - mean is made again where there are several. */
 static int centred_gradient(pbn_handle *h, const part *p, char *base, const char *x, const char *dy, char *dx,
-                            const float *offset, const float *variance, const float *slope) {
-    const float *around = place(base, p->around), *one_each = place(base, p->each[0]);
+                            const float *mean, const float *offset, const float *variance, const float *slope) {
+    float *one_each = place(base, p->each[0]);
+    const float *around = p->own ? each_row(p, mean, place(base, p->around)) : place(base, p->around);
+    for (int64_t i = 0; p->own && i < p->count / p->fold.inner; i++)
+        one_each[i] = 1;
     const float *u = each_row(p, offset, place(base, p->means)), *v = each_row(p, variance, place(base, p->variances));
     const float *t = each_row(p, slope, place(base, p->each[1]));
     void *centre = place(base, p->centre);
@@ -743,7 +825,7 @@ static int centred_gradient(pbn_handle *h, const part *p, char *base, const char
         const size_t from = (size_t)(at * p->fold.inner) * sizeof(float);
         if (p->lengths[which] == 0)
             break;
-        if (p->fold.pieces > 1)
+        if (p->fold.pieces > 1 || p->own)
             code = run_piece(h, p, CENTRED, which, base, x + from, centre, around + at, one_each);
         if (code == PBN_OK)
             code = run_piece(h, p, CENTRED, which, base, dy + from, dx + from, u + at, v + at);
@@ -787,7 +869,11 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
     const double each = (double)p->params / (double)p->count;
     float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
     double *sums = place(base, p->sums), *dots = sums + p->params;
-    int code = gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
+    int code = PBN_OK;
+    if (p->own)
+        own_gradient_sums(p, base, x, dy, mean, dots, sums);
+    else
+        code = gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
     if (code != PBN_OK)
         return code;
     for (int64_t c = 0; c < p->params; c++) {
@@ -808,5 +894,5 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
         offset[c] = -offset[c];
     }
     as_variances(p, factor);
-    return centred_gradient(h, p, base, x, dy, dx, offset, factor, slope);
+    return centred_gradient(h, p, base, x, dy, dx, mean, offset, factor, slope);
 }
