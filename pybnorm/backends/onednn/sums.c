@@ -219,6 +219,22 @@ static const uint32_t last_lanes[2 * LANES] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
             MERGE(before, rows, centre[i], (double)off[i], (double)square[i], mean[i], squares[i]);             \
     }
 
+/* Each value `times` times. A vector's end is written over by the next value, and the last by one of their own. */
+#define REPEAT(name, target)                                                                                  \
+    target static void repeat##name(const float *values, int64_t count, int64_t times, float *to) {           \
+        for (int64_t c = 0; c < count; c++, to += times) {                                                    \
+            const lanes v = values[c] - (lanes){0};                                                           \
+            if (times < LANES && (count - c) * times < LANES) {                                               \
+                for (int64_t i = 0; i < times; i++)                                                           \
+                    to[i] = values[c];                                                                        \
+                continue;                                                                                     \
+            }                                                                                                 \
+            *(loose_f32 *)to = v;                                                                             \
+            for (int64_t i = LANES; i < times; i += LANES)                                                    \
+                *(loose_f32 *)(to + (i + LANES <= times ? i : times - LANES)) = v;                            \
+        }                                                                                                     \
+    }
+
 /* The functions for one kind of processor, and their table. */
 #define KERNELS(name, target)                           \
     ROW_GRADIENTS(f32, float, name, target)             \
@@ -229,11 +245,13 @@ static const uint32_t last_lanes[2 * LANES] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
     COLUMN_GRADIENTS(bf16, uint16_t, name, target)      \
     COLUMN_MOMENTS(f32, float, name, target)            \
     COLUMN_MOMENTS(bf16, uint16_t, name, target)        \
-    static const kernels kernels##name = {row_gradients_f32##name,    row_gradients_bf16##name,    row_moments_f32##name,    \
+    REPEAT(name, target)                                \
+    static const kernels kernels##name = {repeat##name,               row_gradients_f32##name,    row_gradients_bf16##name,    row_moments_f32##name,    \
                                           row_moments_bf16##name,     column_gradients_f32##name,  column_gradients_bf16##name, \
                                           column_moments_f32##name,   column_moments_bf16##name};
 
 typedef struct kernels {
+    void (*repeat)(const float *, int64_t, int64_t, float *);
     void (*row_gradients_f32)(const float *, const float *, int64_t, int64_t, const float *, double *, double *);
     void (*row_gradients_bf16)(const uint16_t *, const uint16_t *, int64_t, int64_t, const float *, double *, double *);
     void (*row_moments_f32)(const float *, int64_t, int64_t, int64_t, double *, double *);
@@ -269,9 +287,9 @@ static const kernels *kernels_here(void) {
 #define EACH_TILE(count, width, CALL)                                                                          \
     do {                                                                                                       \
         const int64_t whole_ = (count) / (width);                                                              \
-        for (int64_t row = 0; row < whole_; row += CHAIN)                                                      \
+        for (int64_t row = 0; row < whole_; row += 2 * CHAIN)                                                  \
             for (int64_t at = 0; at < (width); at += TILE)                                                     \
-                CALL(row, row + CHAIN < whole_ ? CHAIN : whole_ - row, at,                                     \
+                CALL(row, row + 2 * CHAIN < whole_ ? 2 * CHAIN : whole_ - row, at,                             \
                      at + TILE < (width) ? TILE : (width)-at);                                                 \
         for (int64_t row = whole_, left_ = (count) % (width), at = 0; at < left_; at += TILE)                  \
             CALL(row, 1, at, at + TILE < left_ ? TILE : left_ - at);                                           \

@@ -56,6 +56,8 @@ typedef struct part {
     kind sums_by;                /* what sums rows or columns of a gradient */
     int64_t segments;            /* of a row, each with a sum of its own */
     int own;                     /* sums are this adapter's, on the calling thread */
+    int64_t block;               /* channels that an elementwise step takes of one image; 0: all of all images */
+    int in_turn;                 /* a block is summed, then computed, while it is in the cache */
     int whole;                   /* folding is for the statistics, and batch normalization does the rest */
     int64_t lengths[2];          /* elements of a piece, and of what is left over */
     size_t wide_sums;            /* of columns: two in double, and each channel's mean repeated */
@@ -256,16 +258,17 @@ static int64_t flat_group(int64_t rows, int64_t columns) {
 static fold fold_of(const pbn_call *call, const part *p, int sums) {
     const int64_t inner = is_side_by_side(call) ? 1 : plane_of(call);
     const int64_t columns = p->params * inner, rows = p->count / columns;
-    const int64_t narrowest = p->products ? LEAST_COLUMNS : LEAST_CHANNELS;
+    const int64_t narrowest = p->products || p->own ? LEAST_COLUMNS : LEAST_CHANNELS;
     const int64_t piece = p->products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
     int64_t group = 1;
-    while (sums && rows / (group * 2) >= 8 && (columns * group < narrowest || columns * group % WIDTH != 0))
+    while (sums && rows / (group * 2) >= 8 &&
+           (columns * group < narrowest || (!p->own && columns * group % WIDTH != 0)))
         group *= 2;
     if (!sums)
         group = flat_group(rows, columns);
     const int64_t least = p->products || columns * group % WIDTH != 0 ? LEAST_ROWS : MANY_ROWS;
     const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, least, piece) : 1;
-    while (sums && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
+    while (sums && !p->own && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
         group *= 2;
     const int64_t each = rows / group / pieces;
     return (fold){columns, inner, group, each, rows - each * group * pieces, pieces};
@@ -303,9 +306,18 @@ static int elementwise_step(pbn_handle *h, part *p, kind k) {
     const int64_t images = p->count / f->columns, plane = f->inner, rest = f->tail * f->columns;
     const view image = {dtype, 3, {images, p->params, plane}, {f->columns, plane, 1}};
     const view main = matrix(dtype, p->count - rest, f->group * f->columns), tail = matrix(dtype, rest, f->columns);
+    int code = PBN_OK;
+    for (int which = 0; p->block > 0 && which < 2 && code == PBN_OK; which++) {
+        const int64_t channels = which ? p->params % p->block : p->block, length = channels * plane;
+        const view flat = matrix(dtype, length, length), rows = {dtype, 3, {1, channels, plane}, {length, plane, 1}};
+        if (channels > 0)
+            code = p->wide ? step(h, p, k, which, 0, &flat, length) : step(h, p, k, which, 0, &rows, channels);
+    }
+    if (p->block > 0)
+        return code;
     if (!p->wide)
         return step(h, p, k, 0, 0, &image, p->params);
-    int code = step(h, p, k, 0, 0, &main, f->group * f->columns);
+    code = step(h, p, k, 0, 0, &main, f->group * f->columns);
     return code == PBN_OK && rest > 0 ? step(h, p, k, 1, 0, &tail, f->columns) : code;
 }
 
@@ -338,6 +350,12 @@ static int64_t most_rows(const part *p) {
 static int64_t most_ones(const part *p) {
     const int64_t rows = most_rows(p), width = is_vectors(p, 0) ? width_of(p, 0) : 0;
     return rows > width ? rows : width;
+}
+
+/* Whether the sums in C are of columns: of rows too short to fill vectors, or to be worth their beginning. */
+static int takes_columns(const part *p) {
+    const int64_t plane = p->fold.columns / p->params, images = p->count / p->fold.columns;
+    return plane < (images >= 16 ? 4 : 1) * LANES;
 }
 
 /* A step over a piece, and over what is left over: of what is folded one is for whole vectors or for the rest. */
@@ -399,8 +417,8 @@ static void cut_rows(const pbn_call *call, part *p) {
  * left over. Layer normalization has nothing to find, and then a binary primitive without such vectors does the rest: two
  * passes for one. Whether they are faster, by what was measured of rows in the cache: a vector left over takes the time
  * of so many elements in the second pass. */
-static int leaves_over(int64_t row) {
-    return row < 58 * ((row % BATCH + WIDTH - 1) / WIDTH);
+static int leaves_over(int64_t row, int is_float) {
+    return row < (is_float ? 58 : 116) * ((row % BATCH + WIDTH - 1) / WIDTH);
 }
 
 static void reserve_steps(const pbn_call *call, part *p) {
@@ -414,7 +432,7 @@ static void reserve_steps(const pbn_call *call, part *p) {
     }
     if (p->own) {
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
-        if (p->fold.inner < LANES)
+        if (takes_columns(p))
             p->wide_sums = reserve(p, (size_t)(f->group * f->columns) * (2 * sizeof(double) + sizeof(float)));
         if (p->centred && backward) {
             p->means = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
@@ -427,7 +445,8 @@ static void reserve_steps(const pbn_call *call, part *p) {
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
     }
     for (int i = 0; p->wide && !p->whole && i < (backward ? 4 : 3); i++)
-        p->repeated[i] = reserve(p, (size_t)(p->flat.group * f->columns) * sizeof(float));
+        p->repeated[i] = reserve(p, (size_t)(p->block > 0 ? p->block * p->flat.inner : p->flat.group * f->columns) *
+                                        sizeof(float));
     if (!p->own && call->operation != PBN_OP_FORWARD_INFERENCE && p->sums_by == COLUMN_SUMS)
         p->ones = reserve(p, (size_t)(most_ones(p) + most_rows(p)) * sizeof(float)); /* of float32, and of dy's type */
     if (backward && !p->whole && (!p->own || p->centred))
@@ -445,11 +464,37 @@ static void reserve_steps(const pbn_call *call, part *p) {
         p->each[i] = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
 }
 
+#define MOST_VECTOR ((int64_t)1 << 16) /* elements of a vector for all of an image, of which a step reads up to four */
+
 /* Whether elementwise steps take several rows: the more images, the less it costs to repeat vectors, as long as the cache
  * holds them. */
-static int is_short(int64_t row, int64_t images, int64_t columns) {
-    const int repeats = images >= 16 && (columns <= MOST_REPEATED || leaves_over(row));
+static int is_short(int64_t row, int64_t images, int64_t columns, int is_float) {
+    if (!is_float && row < (images < 4 ? 128 : 512) && columns < MOST_VECTOR && leaves_over(row, 0))
+        return 1;
+    const int repeats = images >= 16 && (columns <= MOST_REPEATED || leaves_over(row, 1));
     return row < (images < 4 ? 64 : repeats ? 512 : 128);
+}
+
+#define BLOCK_BYTES ((int64_t)1 << 16) /* of a tensor: a primitive's call takes the time of a quarter of them */
+#define MOST_BLOCK ((int64_t)1 << 16)  /* elements */
+#define CACHED ((int64_t)1 << 20)      /* bytes of tensors that the cache holds until they are read again */
+
+/* Cuts channels-first memory into blocks of channels, where the vectors of a whole image would not stay in the cache, or
+ * the tensors themselves not from their sums to what is made of them. */
+static void choose_block(const pbn_call *call, part *p) {
+    const int64_t images = call->x_desc->dims[0], plane = p->flat.inner, item = (int64_t)pbn_item_size(p->memory.dtype);
+    const int64_t bytes = item * (call->operation == PBN_OP_BACKWARD ? 2 : 1), least = BLOCK_BYTES / item;
+    const int wide = p->wide && p->flat.columns >= MOST_VECTOR;
+    int64_t length = CACHED / images / bytes;
+    if (is_side_by_side(call) || p->whole || !is_alone())
+        return;
+    length = length < least || p->wide ? least : length > MOST_BLOCK ? MOST_BLOCK : length;
+    const int64_t channels = length / plane > 0 ? length / plane : 1;
+    p->in_turn = p->own && !takes_columns(p) && channels * plane >= least / 2 &&
+                 channels * plane * images * bytes <= CACHED && p->count * bytes > CACHED;
+    if (channels < p->params && (p->in_turn || wide))
+        p->block = channels;
+    p->in_turn &= p->block > 0;
 }
 
 /* The primitives of a call by rows or folded, and the memory that they need. */
@@ -461,13 +506,16 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
     p->products = backward && !p->whole && is_float && p->count > PIECE; /* batch normalization writes dx, too */
     p->fold = fold_of(call, p, 1);
     p->flat = fold_of(call, p, 0);
-    p->wide = !by_rows || (p->flat.rows > 1 && is_short(p->fold.inner, call->x_desc->dims[0], p->fold.columns));
+    p->wide = !by_rows || ((p->flat.rows > 1 || !is_float) && is_short(p->fold.inner, call->x_desc->dims[0], p->fold.columns, is_float)) ||
+              (p->own && backward && call->x_desc->dims[0] >= 4 && p->fold.inner < 512 && leaves_over(p->fold.inner, 1));
     p->lengths[0] = p->fold.rows * width_of(p, 0);
     if (by_rows)
         cut_rows(call, p);
     p->lengths[1] = p->count - p->fold.pieces * p->lengths[0];
-    p->centred = by_rows && !p->wide && (backward || (is_float && p->fold.pieces == 1)) &&
-                 leaves_over(p->fold.inner);
+    p->centred = by_rows && !p->wide && ((backward && (is_float || !p->own)) || (is_float && p->fold.pieces == 1)) &&
+                 leaves_over(p->fold.inner, 1);
+    if (!p->centred)
+        choose_block(call, p);
     p->sums_by = by_rows ? ROW_SUMS : COLUMN_SUMS;
     p->segments = 1;
     if (by_rows && backward && !p->own)
@@ -504,27 +552,45 @@ static int plan_steps(pbn_handle *h, const pbn_call *call, part *p) {
 /* ------------------------------------------------------------------ running */
 
 /* Each channel's value `inner` times, all that `group` times. */
-static const float *repeat(const part *p, const float *channels, int64_t inner, int64_t group, float *to) {
-    const int64_t columns = p->params * inner;
+static const float *repeat_of(int64_t params, const float *channels, int64_t inner, int64_t group, float *to) {
+    const int64_t columns = params * inner;
     if (inner == 1)
         memcpy(to, channels, (size_t)columns * sizeof *to);
-    else if (inner < WIDTH) /* loops of a few turns take longer than to begin again */
-        for (int64_t i = 0; i < inner; i++)
-            for (int64_t c = 0; c < p->params; c++)
-                to[c * inner + i] = channels[c];
     else
-        for (int64_t c = 0; c < p->params; c++)
-            for (int64_t i = 0; i < inner; i++)
-                to[c * inner + i] = channels[c];
+        kernels_here()->repeat(channels, params, inner, to);
     for (int64_t g = 1; g < group; g++)
         memcpy(to + g * columns, to, (size_t)columns * sizeof *to);
     return to;
+}
+
+static const float *repeat(const part *p, const float *channels, int64_t inner, int64_t group, float *to) {
+    return repeat_of(p->params, channels, inner, group, to);
 }
 
 /* Each channel's value for each of its rows. */
 static const float *each_row(const part *p, const float *channels, float *to) {
     const fold *f = &p->fold;
     return repeat(p, channels, f->columns / p->params / f->inner, p->count / f->columns, to);
+}
+
+/* A step over so many channels from `first` on. */
+static int elementwise_block(pbn_handle *h, const part *p, kind k, char *base, const void *const *tensors,
+                             const void *const *channels, int64_t first) {
+    const recipe *r = &recipes[k];
+    const int64_t plane = p->flat.inner, left = p->params - first, count = left < p->block ? left : p->block;
+    const size_t item = pbn_item_size(p->memory.dtype);
+    const void *pointers[MAX_ARGS];
+    int code = PBN_OK;
+    for (int i = r->tensors; i < r->count; i++) {
+        const float *vector = (const float *)channels[i - r->tensors] + first;
+        pointers[i] = p->wide ? repeat_of(count, vector, plane, 1, place(base, p->repeated[i - r->tensors])) : vector;
+    }
+    for (int64_t at = first * plane; at < p->count && code == PBN_OK; at += p->flat.columns) {
+        for (int i = 0; i < r->tensors; i++)
+            pointers[i] = (const char *)tensors[i] + (size_t)at * item;
+        code = primitive_run(h, p->steps[k][count < p->block], pointers, place(base, p->scratchpad));
+    }
+    return code;
 }
 
 /* A step over everything; vectors have an element for each channel. */
@@ -534,6 +600,10 @@ static int elementwise(pbn_handle *h, const part *p, kind k, char *base, const v
     const fold *f = &p->flat;
     const void *pointers[MAX_ARGS];
     int code = PBN_OK;
+    for (int64_t first = 0; p->block > 0 && first < p->params && code == PBN_OK; first += p->block)
+        code = elementwise_block(h, p, k, base, tensors, channels, first);
+    if (p->block > 0)
+        return code;
     for (int i = r->tensors; i < r->count; i++) {
         const void *vector = channels[i - r->tensors];
         pointers[i] = vector;
@@ -635,37 +705,50 @@ static int column_statistics(pbn_handle *h, const part *p, int which, char *base
     return code;
 }
 
-/* The same in C. Rows go image by image, all channels of one in turn; columns are merged to channels. */
-static void own_statistics(const part *p, char *base, const void *x, float *mean, float *variance) {
+/* Of n columns of `rows` elements, and of the first `longer` one more, the sum: of means times their elements, or of the
+ * squares around `middle`, given those around the means. Four chains: one would take four times as long. */
+static double weighted(int64_t n, const double *means, const double *squares, double middle, double rows,
+                       int64_t longer) {
+    double sum[4] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        const double off = means[i] - middle, each = rows + (i < longer);
+        sum[i % 4] += squares == NULL ? each * off : squares[i] + each * off * off;
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* The same in C, of `count` channels from `first` on. Rows go image by image, all channels of one in turn; columns, which
+ * are of all channels, are merged to them. */
+static void own_statistics(const part *p, char *base, const void *x, int64_t first, int64_t count, float *mean,
+                           float *variance) {
     const fold *f = &p->fold;
     const int64_t plane = f->columns / p->params, images = p->count / f->columns, width = f->group * f->columns;
     const double m = (double)(p->count / p->params);
     double *middle = place(base, p->sums), *squares = middle + p->params;
-    memset(middle, 0, 2 * (size_t)p->params * sizeof *middle);
-    if (plane >= LANES) {
-        for (int64_t i = 0; i < images; i++)
+    memset(middle + first, 0, (size_t)count * sizeof *middle);
+    memset(squares + first, 0, (size_t)count * sizeof *squares);
+    if (!takes_columns(p)) {
+        const kernels *own = kernels_here();
+        for (int64_t i = 0, at = first * plane; i < images; i++, at += f->columns)
             if (p->memory.dtype == PBN_FLOAT32)
-                kernels_here()->row_moments_f32((const float *)x + i * f->columns, p->params, plane, i * plane, middle, squares);
+                own->row_moments_f32((const float *)x + at, count, plane, i * plane, middle + first, squares + first);
             else
-                kernels_here()->row_moments_bf16((const uint16_t *)x + i * f->columns, p->params, plane, i * plane, middle, squares);
+                own->row_moments_bf16((const uint16_t *)x + at, count, plane, i * plane, middle + first,
+                                      squares + first);
     } else {
         double *means = place(base, p->wide_sums), *around = means + width;
         const int64_t rows = p->count / width, longer = p->count % width;
         column_moments(p->memory.dtype, x, p->count, width, means, around);
         for (int64_t i = 0; i < width;)
-            for (int64_t c = 0; c < p->params; c++)
-                for (int64_t s = 0; s < plane; s++, i++)
-                    middle[c] += (double)(rows + (i < longer)) * means[i];
+            for (int64_t c = 0; c < p->params; c++, i += plane)
+                middle[c] += weighted(plane, means + i, NULL, 0, (double)rows, longer - i);
         for (int64_t c = 0; c < p->params; c++)
             middle[c] /= m;
         for (int64_t i = 0; i < width;)
-            for (int64_t c = 0; c < p->params; c++)
-                for (int64_t s = 0; s < plane; s++, i++) {
-                    const double off = means[i] - middle[c];
-                    squares[c] += around[i] + (double)(rows + (i < longer)) * off * off;
-                }
+            for (int64_t c = 0; c < p->params; c++, i += plane)
+                squares[c] += weighted(plane, means + i, around + i, middle[c], (double)rows, longer - i);
     }
-    for (int64_t c = 0; c < p->params; c++) {
+    for (int64_t c = first; c < first + count; c++) {
         mean[c] = (float)middle[c];
         variance[c] = (float)(squares[c] / m);
     }
@@ -681,7 +764,7 @@ static int statistics(pbn_handle *h, const part *p, char *base, const void *x, v
     const char *from = x;
     int code = PBN_OK;
     if (p->own) {
-        own_statistics(p, base, x, mean, variance);
+        own_statistics(p, base, x, 0, p->params, mean, variance);
         return PBN_OK;
     }
     if (p->product != NOWHERE)
@@ -716,19 +799,21 @@ static int statistics(pbn_handle *h, const part *p, char *base, const void *x, v
     return PBN_OK;
 }
 
-static void own_gradient_sums(const part *p, char *base, const void *x, const void *dy, const float *mean,
-                              double *dots, double *sums) {
+static void own_gradient_sums(const part *p, char *base, const void *x, const void *dy, int64_t first, int64_t count,
+                              const float *mean, double *dots, double *sums) {
     const fold *f = &p->fold;
     const int64_t plane = f->columns / p->params, images = p->count / f->columns, width = f->group * f->columns;
-    memset(dots, 0, (size_t)p->params * sizeof *dots);
-    memset(sums, 0, (size_t)p->params * sizeof *sums);
-    if (plane >= LANES) {
-        for (int64_t i = 0, at = 0; i < images; i++, at += f->columns)
+    memset(dots + first, 0, (size_t)count * sizeof *dots);
+    memset(sums + first, 0, (size_t)count * sizeof *sums);
+    if (!takes_columns(p)) {
+        const kernels *own = kernels_here();
+        for (int64_t i = 0, at = first * plane; i < images; i++, at += f->columns)
             if (p->memory.dtype == PBN_FLOAT32)
-                kernels_here()->row_gradients_f32((const float *)x + at, (const float *)dy + at, p->params, plane, mean, dots, sums);
+                own->row_gradients_f32((const float *)x + at, (const float *)dy + at, count, plane, mean + first,
+                                       dots + first, sums + first);
             else
-                kernels_here()->row_gradients_bf16((const uint16_t *)x + at, (const uint16_t *)dy + at, p->params, plane, mean, dots,
-                                   sums);
+                own->row_gradients_bf16((const uint16_t *)x + at, (const uint16_t *)dy + at, count, plane,
+                                        mean + first, dots + first, sums + first);
         return;
     }
     double *wide_dots = place(base, p->wide_sums), *wide = wide_dots + width;
@@ -855,7 +940,19 @@ static int apply(pbn_handle *h, const part *p, char *base, const void *x, void *
 static int train_by_steps(pbn_handle *h, const part *p, const pbn_call *call, char *base, const void *const *given) {
     void *y = (void *)(uintptr_t)given[1];
     float *mean = (float *)(uintptr_t)given[2], *variance = (float *)(uintptr_t)given[3];
-    int code = statistics(h, p, base, given[0], y, mean, variance);
+    int code = PBN_OK;
+    for (int64_t first = 0; p->in_turn && first < p->params && code == PBN_OK; first += p->block) {
+        float *factor = place(base, p->factor);
+        const int64_t last = first + p->block < p->params ? first + p->block : p->params;
+        const void *vectors[] = {mean, factor, given[5]};
+        own_statistics(p, base, given[0], first, last - first, mean, variance);
+        for (int64_t c = first; c < last; c++)
+            factor[c] = (float)(((const float *)given[4])[c] / sqrt(variance[c] + call->epsilon));
+        code = elementwise_block(h, p, APPLY, base, given, vectors, first);
+    }
+    if (p->in_turn)
+        return code;
+    code = statistics(h, p, base, given[0], y, mean, variance);
     if (code == PBN_OK && p->whole)
         return primitive_run(h, p->steps[INFERENCE][0], given, place(base, p->scratchpad));
     return code == PBN_OK ? apply(h, p, base, given[0], y, mean, variance, given[4], given[5], call->epsilon) : code;
@@ -869,26 +966,29 @@ static int backward_by_steps(pbn_handle *h, const part *p, const pbn_call *call,
     const double each = (double)p->params / (double)p->count;
     float *slope = place(base, p->variance), *offset = place(base, p->offset), *factor = place(base, p->factor);
     double *sums = place(base, p->sums), *dots = sums + p->params;
-    int code = PBN_OK;
-    if (p->own)
-        own_gradient_sums(p, base, x, dy, mean, dots, sums);
-    else
-        code = gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
-    if (code != PBN_OK)
+    const void *all[] = {x, dy, dx}, *vectors[] = {mean, slope, offset, factor};
+    const int64_t together = p->in_turn ? p->block : p->params;
+    int code = p->own ? PBN_OK : gradient_sums(h, p, base, x, dy, dx, mean, dots, sums);
+    for (int64_t first = 0; first < p->params && code == PBN_OK; first += together) {
+        const int64_t last = first + together < p->params ? first + together : p->params;
+        if (p->own)
+            own_gradient_sums(p, base, x, dy, first, last - first, mean, dots, sums);
+        for (int64_t c = first; c < last; c++) {
+            const double r = call->saved_mean != NULL ? ((const float *)call->saved_inv_variance)[c]
+                                                      : 1 / sqrt(variance[c] + call->epsilon);
+            dbias[c] = (float)sums[c];
+            dscale[c] = (float)(r * dots[c]);
+            factor[c] = (float)(((const float *)call->scale)[c] * r);
+            offset[c] = (float)(-sums[c] * each);
+            slope[c] = (float)(-r * r * dots[c] * each); /* over the variance, which is not needed any more */
+        }
+        if (p->in_turn)
+            code = elementwise_block(h, p, GRADIENT, base, all, vectors, first);
+    }
+    if (code != PBN_OK || p->in_turn)
         return code;
-    for (int64_t c = 0; c < p->params; c++) {
-        const double r = call->saved_mean != NULL ? ((const float *)call->saved_inv_variance)[c]
-                                                  : 1 / sqrt(variance[c] + call->epsilon);
-        dbias[c] = (float)sums[c];
-        dscale[c] = (float)(r * dots[c]);
-        factor[c] = (float)(((const float *)call->scale)[c] * r);
-        offset[c] = (float)(-sums[c] * each);
-        slope[c] = (float)(-r * r * dots[c] * each); /* over the variance, which is not needed any more */
-    }
-    if (p->steps[ADDED][0] == NULL || !are_usual(factor, p->params)) {
-        const void *all[] = {x, dy, dx}, *vectors[] = {mean, slope, offset, factor};
+    if (p->steps[ADDED][0] == NULL || !are_usual(factor, p->params))
         return elementwise(h, p, GRADIENT, base, all, vectors);
-    }
     for (int64_t c = 0; c < p->params; c++) {
         slope[c] *= factor[c];
         offset[c] = -offset[c];
