@@ -464,6 +464,7 @@ static int run_once(pbn_handle *h, const pbn_call *call) {
 
 struct pbn_plan {
     plan p;
+    int threads; /* that it was planned for: planned anew for others it might need more workspace */
     const char *why;
 };
 
@@ -493,6 +494,7 @@ static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorith
     if (made == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
     made->why = why;
+    made->threads = api.omp_get_max_threads != NULL ? api.omp_get_max_threads() : 0;
     int code = plan_call(h, call, way, &made->p);
     if (code > 0 && way != PLAIN && chosen) {
         made->why = "this oneDNN lacks a primitive of the faster way";
@@ -547,7 +549,13 @@ static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
     plan *p = &made->p;
     if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
         plan again;
+        const int threads = api.omp_get_max_threads != NULL ? api.omp_get_max_threads() : 0;
+        const int others = threads != made->threads && api.omp_set_num_threads != NULL;
+        if (others)
+            api.omp_set_num_threads(made->threads);
         int code = plan_call(h, call, p->way, &again);
+        if (others)
+            api.omp_set_num_threads(threads);
         if (code != PBN_OK)
             return code;
         *p = again;
