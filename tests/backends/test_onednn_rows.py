@@ -1,4 +1,4 @@
-"""oneDNN's algorithms "rows" and "folded": statistics, sums and elementwise passes by its other primitives."""
+"""oneDNN's algorithms "rows" and "folded": elementwise passes, and sums but of one thread, by its other primitives."""
 
 import ctypes
 
@@ -32,16 +32,17 @@ def handle(session):
     return session.handle
 
 
-@pytest.fixture
-def one_thread():
-    """A piece is of a size for each thread: with many, only a large tensor has several."""
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """One sums in C; a piece is of a size for each: with many, only a large tensor has several."""
     openmp = ctypes.CDLL("libgomp.so.1")
-    threads = openmp.omp_get_max_threads()
-    openmp.omp_set_num_threads(1)
-    yield
-    openmp.omp_set_num_threads(threads)
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(request.param)
+    yield request.param
+    openmp.omp_set_num_threads(before)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("fill", ["randn", "exact", "sqrteps", "special", "randn,kappa=10"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("operation", ["train", "infer", "backward", "backward,saved=0", "train,alpha=2,beta=0.5"])
@@ -70,17 +71,19 @@ def test_a_call_is_within_the_bound(session, where, operation, dtype, fill):
 @pytest.mark.parametrize(
     "where",
     [
-        "nchw,2x3x260x260,algorithm=rows",  # rows longer than a piece, cut
-        "nchw,2x3x257x263,algorithm=rows",  # of a prime number of elements in both directions, whole
+        "nchw,3x3x260x260,algorithm=rows",  # rows longer than a piece, cut
+        "nchw,2x5x257x263,algorithm=rows",  # of a prime number of elements in both directions, whole
         "nchw,7x53x38x41,algorithm=rows",
-        "nchw,7x251x10x19,algorithm=rows",  # segments of rows
+        "nchw,13x251x10x19,algorithm=rows",  # segments of rows
         "nchw,61x211x9x5,algorithm=rows",  # short rows, whole images a piece
         "nchw,61x211x9x5,algorithm=folded",
         "nhwc,13x19x51x47,algorithm=folded",
         "nhwc,2x1501x15x13,algorithm=folded",
+        "nchw,5x1301x6x9,algorithm=rows",  # vectors of an image that would leave the cache: in blocks
+        "nchw,2x70x61x63,algorithm=rows",  # blocks that are summed and computed in turn, the last of fewer channels
     ],
 )
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("threads")
 def test_a_large_call_in_pieces_is_within_the_bound(session, where, operation, dtype, fill):
     layout, dims, algorithm = where.split(",")
     word, _, options = operation.partition(",")
@@ -90,7 +93,7 @@ def test_a_large_call_in_pieces_is_within_the_bound(session, where, operation, d
 
 
 @pytest.mark.parametrize(("algorithm", "last"), [("rows", False), ("folded", True)])
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("threads")
 def test_what_is_written_for_sums_alone_is_of_one_piece(handle, algorithm, last):
     """A product of all elements in float32 would be twice dx."""
     x = np.zeros((3, 19, 120, 120), ml_dtypes.bfloat16)
@@ -192,7 +195,7 @@ def test_rows_of_one_element_are_none(session, operation):
 @pytest.mark.parametrize("dims", [(3, 5, 9, 11), (7, 250, 10, 19)], ids=["whole", "pieces"])
 @pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, 1e-25, 1e25])
 @pytest.mark.parametrize("operation", PLANS, ids=lambda o: o.name.lower())
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("threads")
 def test_any_scale_is_right(handle, operation, factor, dims):
     """Layer normalization multiplies by positive numbers of a middle size alone."""
     random = np.random.default_rng(3)
