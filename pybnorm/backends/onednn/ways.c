@@ -309,7 +309,7 @@ static int elementwise_step(pbn_handle *h, part *p, kind k) {
     int code = PBN_OK;
     for (int which = 0; p->block > 0 && which < 2 && code == PBN_OK; which++) {
         const int64_t channels = which ? p->params % p->block : p->block, length = channels * plane;
-        const view flat = matrix(dtype, length, length), rows = {dtype, 3, {1, channels, plane}, {length, plane, 1}};
+        const view flat = {dtype, 2, {1, length}, {length, 1}}, rows = {dtype, 3, {1, channels, plane}, {length, plane, 1}};
         if (channels > 0)
             code = p->wide ? step(h, p, k, which, 0, &flat, length) : step(h, p, k, which, 0, &rows, channels);
     }
