@@ -638,18 +638,7 @@ def call_miopen(
     factor: float,
     epsilon: float,
 ) -> Any:
-    """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows.
-
-    Parameters
-    ----------
-    operator : callable
-        The operator.
-    x, weight, bias : Tensor
-    mean, variance : Tensor or None
-        Running statistics.
-    factor, epsilon
-        As ``batch_norm_training`` has them.
-    """
+    """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows."""
 
 def call_overridable(
     operator: object,
@@ -664,19 +653,7 @@ def call_overridable(
     fallback: bool,
     deterministic: bool,
 ) -> Any:
-    """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows.
-
-    Parameters
-    ----------
-    operator : callable
-        The operator.
-    x, weight, bias : Tensor
-    mean, variance : Tensor or None
-        Running statistics.
-    residual : Tensor or None
-    factor, epsilon, fallback, deterministic
-        As ``batch_norm_relu_training`` has them.
-    """
+    """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows."""
 
 def packed_parts(channels: int) -> tuple[int, int]:
     """Where the inverse standard deviation and the reserve begin in what forward packed."""

@@ -70,7 +70,18 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             f"pybnorm._core.{name}"
-            for name in ("allow_in_place", "cache", "candidates", "defects_of", "look", "refuse_addresses", "way_of")
+            for name in (
+                "allow_in_place",
+                "cache",
+                "call_miopen",
+                "call_overridable",
+                "candidates",
+                "defects_of",
+                "look",
+                "packed_parts",
+                "refuse_addresses",
+                "way_of",
+            )
         ),
         "of the package's own modules, which give what they have made",
     ),
