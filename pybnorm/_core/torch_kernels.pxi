@@ -72,6 +72,7 @@ cdef enum:
     _TORCH_FLOAT16 = 5
     _TORCH_FLOAT32 = 6
     _TORCH_BFLOAT16 = 15
+    _TORCH_CPU = 0
     _TORCH_CUDA = 1
     # What a plan is for, beside dims and the like.
     _TRAINS = 1
@@ -199,6 +200,8 @@ cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
     cdef bint channels_last = True
     cdef int64_t i
     if handle == NULL or not _torch_read(handle, x) or x.rank < 2 or x.rank > PBN_MAX_RANK or x.address % 16 != 0:
+        return False
+    if x.device != _TORCH_CPU and x.device != _TORCH_CUDA:
         return False
     if x.dtype != _TORCH_FLOAT32 and x.dtype != _TORCH_FLOAT16 and x.dtype != _TORCH_BFLOAT16:
         return False
@@ -329,6 +332,7 @@ cdef int _torch_run(
         return _REFUSED
     except BaseException as error:
         _torch_fail(error, text)
+        _torch_keep(error)
         return _FAILED
     finally:
         if locked:
@@ -529,7 +533,7 @@ cdef int _torch_elsewhere(
             if handles[i] != NULL and _torch.aoti_torch_get_device_type(handles[i], &device) == 0:
                 cuda = cuda or device == _TORCH_CUDA
         if tracked:
-            results = _torch_host.tracked(*arguments)
+            results = _torch_host.tracked[_TORCH_NAMES[which]](*arguments)
         else:
             results = _torch_host.own(_TORCH_NAMES[which], cuda, arguments)
         for tensor in results:
@@ -542,7 +546,8 @@ cdef int _torch_elsewhere(
     except BaseException as error:
         _torch_free(made, done)
         _torch_fail(error, text)
-        _torch_keep(error)
+        if not _torch_keep(error) and isinstance(error, KeyboardInterrupt):
+            PyErr_SetInterrupt()  # within autograd: a RuntimeError alone would be taken for one
         return _FAILED
     return _DONE
 
@@ -552,7 +557,9 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
     cdef void *handles[_TORCH_MOST]
     cdef uint64_t made[_TORCH_MOST_RESULTS]
     cdef char text[_TORCH_TEXT]
+    cdef bint tracked = False
     cdef int status
+    text[0] = 0
     _torch_handles(which, stack, handles)
     if which == _OVERRIDABLE:
         status = _torch_overridable(stack, handles, made, text)
@@ -565,11 +572,14 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
     elif which == _MIOPEN and not _torch_is_ours(text):
         status = _FAILED
     elif which == _NATIVE or which == _CUDNN or which == _MIOPEN:
+        if which == _MIOPEN:
+            handles[3], handles[4] = pbn_left.mean, pbn_left.variance
         status = _torch_forward(which, stack, handles, made, text)
     else:
-        status = _torch_backward(which, stack, handles, made, text)
+        tracked = which == _MIOPEN_BACKWARD and _torch.aoti_torch_grad_mode_is_enabled()
+        status = _REFUSED if tracked else _torch_backward(which, stack, handles, made, text)
     if status == _REFUSED:
-        status = _torch_elsewhere(which, stack, handles, made, text, False)
+        status = _torch_elsewhere(which, stack, handles, made, text, tracked)
     _torch_drop(which, stack)
     if status == _FAILED:
         _torch.throw_runtime_error(text)
@@ -656,9 +666,9 @@ def install_torch_kernels(threads, host, operators, files):
         What a kernel asks in Python. ``deterministic()``, ``cudnn()``: PyTorch's switches; ``plan(...)``: makes
         (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``join(...)``: the plans with ReLU of
         a key, or None, and keeps them in the dictionary ``joined``; ``own(name, cuda, arguments)``: the results of the
-        kernel that would be called without this one; ``tracked(*arguments)``: those of backward with ReLU, with
-        derivatives; ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's
-        handles and its tensors; ``steals``: whether the first takes the handle.
+        kernel that would be called without this one; ``tracked``: functions whose results have derivatives, by name;
+        ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's handles and its tensors; ``steals``: whether the
+        first takes the handle.
     operators : sequence of (str, str)
         Dispatch keys, and names: of PyTorch's operators, and of ours with ReLU.
     files : (str, str or None)

@@ -56,28 +56,42 @@ cdef bint _torch_is_ours(char *text) noexcept nogil:
     return True
 
 
-cdef int _torch_keep(object error) except -1:
-    """Keep an exception for the call of ours within which it was raised: PyTorch has its text alone."""
+cdef bint _torch_keep(object error) except -1:
+    """Keep an exception for the call of ours within which it was raised: PyTorch has its text alone. Whether one is."""
     if pbn_left.calling:
         _torch_errors[PyThread_get_thread_ident()] = error
-    return 0
+    return pbn_left.calling
 
 
-cdef object _torch_through(object operator, tuple given, dict named):
-    """The results of an operator whose kernel is ours, or the error that was raised in it."""
-    pbn_left.here = pbn_left.calling = True
+cdef object _torch_through(object operator, tuple given, dict named, object mean, object variance, bint fallback):
+    """The first result of an operator whose kernel is ours, with running statistics, or the error raised in it."""
+    global pbn_left
+    cdef pbn_statistics before = pbn_left  # of a call within which Python, a hook of autograd say, made this one
+    cdef void *kept[2]
+    cdef int i
+    kept[0] = kept[1] = NULL
     try:
-        return operator(*given, **named)
+        if mean is not None:
+            kept[0] = PyCapsule_GetPointer(_torch_host.handle(mean), NULL)
+        if variance is not None:
+            kept[1] = PyCapsule_GetPointer(_torch_host.handle(variance), NULL)
+        pbn_left.mean, pbn_left.variance, pbn_left.fallback = kept[0], kept[1], fallback
+        pbn_left.here = pbn_left.calling = True
+        return operator(*given, **named)[0]
     except RuntimeError:
-        error = _torch_errors.pop(PyThread_get_thread_ident(), None)
+        error = _torch_errors.get(PyThread_get_thread_ident())
         if error is None:
             raise
         raise error from None
     finally:
-        pbn_left.here = pbn_left.calling = False
+        _torch_errors.pop(PyThread_get_thread_ident(), None)
+        pbn_left = before
+        for i in range(2):
+            if kept[i] != NULL:
+                _torch.aoti_torch_delete_tensor_object(kept[i])
 
 
-def call_miopen(operator, x, weight, bias, mean, variance, double factor, double epsilon):
+def call_miopen(operator, x, weight, bias, mean, variance, factor, epsilon):
     """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows.
 
     Parameters
@@ -86,11 +100,12 @@ def call_miopen(operator, x, weight, bias, mean, variance, double factor, double
         The operator.
     x, weight, bias : Tensor
     mean, variance : Tensor or None
-        Running statistics.
+        Running statistics, of which autograd keeps nothing.
     factor, epsilon
         As ``batch_norm_training`` has them.
     """
-    return _torch_through(operator, (x, weight, bias, mean, variance, True, factor, epsilon), _NOTHING_NAMED)[0]
+    given = x, weight, bias, None, None, True, factor, epsilon
+    return _torch_through(operator, given, _NOTHING_NAMED, mean, variance, False)
 
 
 def call_overridable(
@@ -110,22 +125,8 @@ def call_overridable(
     factor, epsilon, fallback, deterministic
         As ``batch_norm_relu_training`` has them.
     """
-    cdef void *kept[2]
-    cdef int i
-    kept[0] = kept[1] = NULL
-    try:
-        if mean is not None:
-            kept[0] = PyCapsule_GetPointer(_torch_host.handle(mean), NULL)
-            kept[1] = PyCapsule_GetPointer(_torch_host.handle(variance), NULL)
-        pbn_left.mean, pbn_left.variance = kept[0], kept[1]
-        pbn_left.fallback = fallback
-        return _torch_through(
-            operator, (x, weight, bias, residual, factor, deterministic, False), {"scale": epsilon}
-        )[0]
-    finally:
-        for i in range(2):
-            if kept[i] != NULL:
-                _torch.aoti_torch_delete_tensor_object(kept[i])
+    given = x, weight, bias, residual, factor, deterministic, False
+    return _torch_through(operator, given, {"scale": epsilon}, mean, variance, fallback)
 
 
 cdef bint _torch_nothing(uint64_t *made, int first, int end) noexcept nogil:

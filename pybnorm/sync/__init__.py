@@ -57,7 +57,7 @@ class _Later:
 
     def total(self) -> int:
         """Their sum. They are read once, by the call's backward or the next forward."""
-        told, self.told = self.told, None
+        told = self.told
         if told is not None:
             try:
                 self._outcome = sum(told())
@@ -65,6 +65,7 @@ class _Later:
                     raise ArgumentError("x", "1 element on all ranks", "more where running statistics are updated")
             except Exception as error:  # the other one asks for it too
                 self._outcome = error
+            self.told = None  # only now: another thread that sees it takes the outcome
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome

@@ -18,7 +18,7 @@ from pybnorm import functional
 from pybnorm._core import Cache, Handle, TensorDescriptor, call_overridable
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, NotSupportedError
-from pybnorm.torch.autograd import _transformed
+from pybnorm.torch.autograd import _tracing, _transformed
 from pybnorm.torch.calls import REFUSALS, Optional, like
 from pybnorm.torch.derivatives import DIRECT, Function, forward_mode
 
@@ -52,7 +52,7 @@ def batch_norm_relu(
     deterministic : bool
         Only ways whose bits repeat.
     """
-    if not x.is_cuda or type(x) is not torch.Tensor or _transformed() or forward_mode():
+    if not x.is_cuda or type(x) is not torch.Tensor or _transformed() or forward_mode() or _tracing():
         return None
     # The bits of all fused plans repeat: as the operators ask for them, so that both have the same ones.
     plans = _plans_of(x, residual is not None, training, mean is not None, factor, eps, True)
@@ -121,16 +121,17 @@ def aligned(tensor: torch.Tensor, alignment: int = _ALIGNMENT) -> torch.Tensor:
 
 
 def _alike(x: torch.Tensor, other: Any) -> bool:
-    return _fits(other, x) and other.stride() == x.stride() and not other.data_ptr() % _ALIGNMENT
+    return _fits(other, x) and not other.data_ptr() % _ALIGNMENT
 
 
 def _fits(residual: Any, x: torch.Tensor) -> bool:
-    """Whether a residual is none, or is like x but for its strides."""
+    """Whether a residual is none, or is like x."""
     return residual is None or (
         type(residual) is torch.Tensor
         and residual.shape == x.shape
         and residual.dtype is x.dtype
         and residual.device == x.device
+        and residual.stride() == x.stride()
     )
 
 

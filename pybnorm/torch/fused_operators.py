@@ -170,7 +170,7 @@ _JOINED = installation.Joined(
         "batch_norm_relu_training": _train,
         "batch_norm_relu_backward": lambda *call: _unpacked(_differentiate, *call),
     },
-    lambda *call: _unpacked(_differentiate_apart, *call),
+    {"batch_norm_relu_backward": lambda *call: _unpacked(_differentiate_apart, *call)},
     lambda *call: found if isinstance(found := _plans_of(*call), fused._Plans) else None,
     fused.ready,
 )
@@ -190,6 +190,7 @@ def kernels(key: str) -> tuple[Any, Any, Any] | None:
 
 
 fused.find_kernels = kernels
+installation.at_end(fused.kernels.clear)
 
 
 # ---------------------------------------------------------------- on shapes

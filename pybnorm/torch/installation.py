@@ -18,18 +18,40 @@ from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError, LibraryLoadError, LibraryNotFoundError, LibraryVersionError
 from pybnorm.torch.calls import REFUSALS
 
-__all__ = ["Installation", "Joined", "install", "join"]
+__all__ = ["Installation", "Joined", "at_end", "install", "join", "lend", "overridable"]
 
 _DTYPES = {5: DataType.FLOAT16, 6: DataType.FLOAT32, 15: DataType.BFLOAT16}  # by PyTorch's numbers
 _CUDA = 2  # as DLPack has it
 _NATIVE = ("native_batch_norm", "native_batch_norm_backward")
 _OPERATORS = {"CPU": _NATIVE, "CUDA": (*_NATIVE, "cudnn_batch_norm", "cudnn_batch_norm_backward")}
 _BACKENDS = {"CPU": "onednn", "CUDA": "cudnn"}
+_BEFORE = "BackendSelect"  # a dispatch key that comes before those of devices
+_MIOPEN_SCHEMAS = (
+    "aten::miopen_batch_norm(Tensor input, Tensor weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+    "bool training, float exponential_average_factor, float epsilon) -> (Tensor, Tensor, Tensor)",
+    "aten::miopen_batch_norm_backward(Tensor input, Tensor grad_output, Tensor weight, Tensor? running_mean, "
+    "Tensor? running_var, Tensor? save_mean, Tensor? save_var, float epsilon) -> (Tensor, Tensor, Tensor)",
+)
+"""Of PyTorch's operator for MIOpen and its backward, as the kernels have them (torch_overridable.pxi)."""
+_SCHEMAS = (
+    "aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, "
+    "Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, "
+    "float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
+    "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward(Tensor grad_out, Tensor query, Tensor key, "
+    "Tensor value, Tensor attn_bias, bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, "
+    "Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
+    "Tensor philox_offset, *, float? scale=None) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_attn_bias)",
+)
+"""Of its overridable operator and its backward, likewise."""
 _log = logging.getLogger("pybnorm.torch")
 _lock = threading.Lock()
 _installed: set[Installation] = set()
 _registered: list[tuple[str, str]] = []  # dispatch keys, and operators whose kernels are registered under them
 _joined: dict[str, Joined] = {}  # by dispatch key
+_tracked: dict[str, Callable[..., Any]] = {}  # of those, backward whose results have derivatives
+_forget: list[Callable[[], None]] = []  # what to do when the kernels are gone
 _theirs: dict[tuple[str, bool], Callable[..., Any]] = {}  # PyTorch's own kernels, which ours are registered over
 _lent: dict[str, Callable[..., Any]] = {}  # Python's kernels of PyTorch's operators for MIOpen
 
@@ -41,8 +63,8 @@ class Joined(NamedTuple):
     ----------
     kernels : dict
         Python's, by operator.
-    tracked : callable
-        Backward whose results have derivatives, in Python.
+    tracked : dict
+        Of those, in Python, whose results have derivatives.
     plans : callable
         Both directions' of x, weight, bias, whether there is a residual, running statistics, factor, epsilon; or None.
     ready : Cache
@@ -50,7 +72,7 @@ class Joined(NamedTuple):
     """
 
     kernels: dict[str, Callable[..., Any]]
-    tracked: Callable[..., Any]
+    tracked: dict[str, Callable[..., Any]]
     plans: Callable[..., Any]
     ready: _core.Cache
 
@@ -174,20 +196,17 @@ def join(key: str, joined: Joined) -> bool:
     return True
 
 
-_MIOPEN = "miopen_batch_norm", "miopen_batch_norm_backward"
-
-
-def lend(kernels: dict[str, Callable[..., Any]]) -> Any:
+def lend(kernels: dict[str, Callable[..., Any]], tracked: dict[str, Callable[..., Any]]) -> Any:
     """PyTorch's operator for MIOpen with kernels in C, which has them where PyTorch is not for ROCm; else None.
 
     They are under the dispatch key that comes before those of devices, where PyTorch has none of its own.
 
     Parameters
     ----------
-    kernels : dict
-        Python's, by operator: forward's and backward's.
+    kernels, tracked : dict
+        Python's, by operator: forward's and backward's; and of backward that whose results have derivatives.
     """
-    found: list[Any] = [getattr(torch.ops.aten, name, None) for name in _MIOPEN]
+    found: list[Any] = [getattr(torch.ops.aten, name, None) for name in kernels]
     if not _spoken() or torch.version.hip or [one and str(one.default._schema) for one in found] != [*_MIOPEN_SCHEMAS]:
         return None
     with _lock:
@@ -196,6 +215,7 @@ def lend(kernels: dict[str, Callable[..., Any]]) -> Any:
         ):
             return None
         _lent.update(kernels)
+        _tracked.update(tracked)
         try:
             _register()
         except LibraryLoadError as error:
@@ -203,27 +223,6 @@ def lend(kernels: dict[str, Callable[..., Any]]) -> Any:
             _log.info("the derivative of batch norm stays in Python: %s", error)
             return None
     return found[0].default._op
-
-
-_BEFORE = "BackendSelect"
-_MIOPEN_SCHEMAS = (
-    "aten::miopen_batch_norm(Tensor input, Tensor weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
-    "bool training, float exponential_average_factor, float epsilon) -> (Tensor, Tensor, Tensor)",
-    "aten::miopen_batch_norm_backward(Tensor input, Tensor grad_output, Tensor weight, Tensor? running_mean, "
-    "Tensor? running_var, Tensor? save_mean, Tensor? save_var, float epsilon) -> (Tensor, Tensor, Tensor)",
-)
-_SCHEMAS = (
-    "aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, "
-    "Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, "
-    "float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
-    "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward(Tensor grad_out, Tensor query, Tensor key, "
-    "Tensor value, Tensor attn_bias, bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, "
-    "Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
-    "Tensor philox_offset, *, float? scale=None) -> "
-    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_attn_bias)",
-)
-"""Of PyTorch's overridable operator and its backward, as the kernels have them (torch_overridable.pxi)."""
 
 
 def _places(key: str) -> list[tuple[str, str]]:
@@ -254,6 +253,7 @@ def _register() -> None:
     operators += [(key, name) for key in sorted(_joined) for name in _joined[key].kernels]
     operators += [place for key in sorted(_joined) if overridable(key) for place in _places(key)]
     operators += [(_BEFORE, name) for name in _lent]
+    operators += [(f"Autograd{key}", name) for key in ("CPU", "CUDA") for name in _lent if name in _tracked]
     if operators == _registered:
         return
     if operators:
@@ -261,11 +261,23 @@ def _register() -> None:
         try:
             _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
         except BaseException:
-            _registered[:] = []
+            _gone()
             raise
     else:
         _core.remove_torch_kernels()
     _registered[:] = operators
+
+
+def _gone() -> None:
+    """No kernel is registered now: calls stay in Python."""
+    _registered[:] = []
+    for forget in _forget:
+        forget()
+
+
+def at_end(forget: Callable[[], None]) -> None:
+    """Have a function called when the kernels are gone, at the end of the process say."""
+    _forget.append(forget)
 
 
 class _Host:
@@ -282,10 +294,11 @@ class _Host:
         self.tensor(self.handle(probe))
         self.steals = probe._use_count() == 1
         self.kernels: dict[tuple[str, bool], Callable[..., Any]] = {}
-        self.joined = _core.Cache()
+        self.joined, self.tracked = _core.Cache(), dict(_tracked)
         self.ours = {name for one in _joined.values() for name in one.kernels} | _lent.keys()
         for one in _joined.values():
-            self.joined, self.plans, self.tracked = one.ready, one.plans, one.tracked
+            self.joined, self.plans = one.ready, one.plans
+            self.tracked |= one.tracked
         for kernels in (_lent, *(one.kernels for one in _joined.values())):
             self.kernels |= {(name, cuda): kernel for name, kernel in kernels.items() for cuda in (False, True)}
         for key, name in operators:
@@ -367,4 +380,6 @@ def _remove() -> None:
         _installed.clear()
         _joined.clear()
         _lent.clear()
+        _tracked.clear()
         _register()
+        _gone()

@@ -17,6 +17,7 @@ from pybnorm._arrays import CPU
 from pybnorm._core import Cache
 from pybnorm.devices.timing import best_in_turn
 from pybnorm.enums import DataType, Layout, Mode, Operation
+from pybnorm.torch import installation
 
 __all__ = ["Found", "choose", "known", "layout_of", "place"]
 
@@ -56,7 +57,7 @@ def choose(
     ours: Callable[[], tuple[Callable[..., Any], bool]],
     theirs: Callable[..., Any],
 ) -> Found | None:
-    """What is taken; measured where it is not known, None where nothing can be: a graph is being captured.
+    """What is taken; measured where it is not known, None where nothing can be: in a captured graph, within `install`.
 
     Parameters
     ----------
@@ -73,11 +74,13 @@ def choose(
     address = functools.reduce(int.__or__, (array.data_ptr() for array in given), 16)
     key = (
         *_kind(operation, x), address & -address, options["epsilon"], options.get("saved"),
+        torch.backends.cudnn.enabled, torch.get_num_threads(),
         tuple(None if vector is None else (vector.dtype, vector.shape) for vector in vectors.values()),
     )  # fmt: skip
     with _measuring:
         found: Found | None = _found.get(key)
-        if found is None and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        mixed = bool(installation._installed)  # the dispatcher would have ours timed as PyTorch's
+        if found is None and not mixed and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             arrays = [*given, *vectors.values(), None]
             found = _measured(operation, arrays, ours()[0], theirs, address & -address)
             _found.keep(key, found, MOST_KINDS)

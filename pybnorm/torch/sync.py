@@ -220,8 +220,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     A second derivative, where it is taken, must be taken on all ranks: its sums are theirs. Compilers leave
     synchronized calls out of their graphs. The first call in training for each dtype is one collective more, in which
     the ranks compare their arguments. A rank whose call is refused raises its own error and the others `RankError`: on
-    CPUs in the same call. On a device no call waits for the others. Their results are NaN then, running statistics
-    included; after a forward their backward or next forward raises, after a backward the next forward, on all ranks.
+    CPUs in the same call. On a device the others learn of it later: their results are NaN then, running statistics
+    included; after a forward their backward or next forward raises, after a backward the next step.
     Devices merge the ranks' statistics by PyTorch's own kernel. `fallback` is for what is not synchronized, because a
     rank cannot leave its call to PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``, because
     DistributedDataParallel refuses that on CPUs.

@@ -249,15 +249,16 @@ def clock(torch, ours, device, monkeypatch):
 @pytest.mark.parametrize(("theirs", "left"), [(9.6e-6, True), (9.8e-6, False), (2e-5, False)])
 def test_measured_takes_the_faster(torch, ours, device, clock, kinds, caplog, theirs, left):
     works, given = clock(theirs), made(torch, device, 4, 8, 6, 6)
-    right, free = run(torch.nn.functional.batch_norm, *given), run(ours.batch_norm, *given)
+    asked = {"eps": theirs}  # a key of its own: autograd's thread remembers what it called
+    right, free = run(torch.nn.functional.batch_norm, *given, **asked), run(ours.batch_norm, *given, **asked)
     assert works == []
     with caplog.at_level(logging.INFO, "pybnorm.torch"):
-        found = run(ours.batch_norm, *given, prefer="measured")
+        found = run(ours.batch_norm, *given, **asked, prefer="measured")
     assert len(works) == len(caplog.records) == 3
     assert kinds == ["training", "backward", "inference"] * left
     for expected, mine in zip(right if left else free, found, strict=True):
         assert torch.equal(expected, mine) if left else torch.allclose(expected, mine, atol=1e-6)
-    run(ours.batch_norm, *given, prefer="measured")
+    run(ours.batch_norm, *given, **asked, prefer="measured")
     assert len(works) == 3
     for operation in ("training", "backward", "inference"):
         text = ours.reason(operation, given[0], prefer="measured")
