@@ -55,7 +55,7 @@ cdef tuple _CUDA_SYMBOLS = (
 )
 
 cdef _TorchShim _torch
-cdef dict _torch_libraries = {}  # by dispatch key and operator: address of what stands for a kernel in the dispatcher
+cdef dict _torch_libraries = {}  # addresses of PyTorch's libraries, by dispatch key and operator: each has one kernel
 cdef object _torch_threads = None
 cdef object _torch_host = None
 # Asked in each call: without the host's attributes between.
@@ -569,7 +569,7 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
         status = _torch_relu(stack, handles, made, text, False)
     elif which == _RELU_BACKWARD:
         status = _torch_relu_backward(stack, handles, made, text, False)
-    elif which == _MIOPEN and not _torch_is_ours(text):
+    elif which == _MIOPEN and not _torch_is_ours(True, text):
         status = _FAILED
     elif which == _NATIVE or which == _CUDNN or which == _MIOPEN:
         if which == _MIOPEN:

@@ -38,7 +38,6 @@ cdef enum:
     _UPDATES_RUNNING = 1  # in max_q
     _FALLBACK = 2
     _OURS = 0x706E6F72  # in max_k
-    _RESULTS = 9
     _RELU_ARGUMENTS = 14
     _ROOM = 32768  # bytes of workspace: what plans of small tensors need, whose memory takes longer than their work
 
@@ -47,9 +46,9 @@ cdef const char *_NOT_OURS = (
 )
 
 
-cdef bint _torch_is_ours(char *text) noexcept nogil:
-    """Whether this thread has begun a call of ours, which this is then; `text`: what to say if not."""
-    if not pbn_left.here:
+cdef bint _torch_is_ours(bint alike, char *text) noexcept nogil:
+    """Whether this is the call of ours that this thread has begun; `alike`: as ours look; `text`: what to say if not."""
+    if not pbn_left.here or not alike:
         memcpy(text, _NOT_OURS, strlen(_NOT_OURS) + 1)
         return False
     pbn_left.here = False  # what Python calls on the way may be somebody else's
@@ -196,7 +195,7 @@ cdef int _torch_overridable(uint64_t *stack, void **handles, uint64_t *made, cha
     cdef void *given[_RELU_ARGUMENTS]
     cdef pbn_statistics running = pbn_left
     cdef int status
-    if not _torch_is_ours(text):
+    if not _torch_is_ours(stack[7] != 0, text):
         return _FAILED
     memset(given, 0, sizeof(given))
     given[0], given[1], given[2], given[5] = handles[0], handles[1], handles[2], handles[3]
@@ -209,7 +208,7 @@ cdef int _torch_overridable(uint64_t *stack, void **handles, uint64_t *made, cha
     if status == _DONE:
         made[4] = (_UPDATES_RUNNING if running.mean != NULL else 0) | (_FALLBACK if running.fallback else 0)
         made[5] = _OURS
-        if not _torch_nothing(made, 6, _RESULTS):
+        if not _torch_nothing(made, 6, _TORCH_MOST_RESULTS):
             _torch_free(made, 4)
             memcpy(text, b"out of memory", 14)
             return _FAILED

@@ -150,18 +150,18 @@ if operators.training is None and _compiling is not bool:
     _opaque = torch.compiler.disable(batch_norm)
 
 _DTYPES = torch.float32, torch.float16, torch.bfloat16
-_tracked: list[Any] = []
+_operator_lent: list[Any] = []
 """PyTorch's operator for MIOpen, by which autograd in C++ is around the kernels; None: it cannot be had."""
 
 
 def _lent() -> Any:
     kernels = {"miopen_batch_norm": _refuse, "miopen_batch_norm_backward": _differentiated}
-    _tracked[:] = [installation.lend(kernels, {"miopen_batch_norm_backward": _differentiated_again})]
-    return _tracked[0]
+    _operator_lent[:] = [installation.lend(kernels, {"miopen_batch_norm_backward": _differentiated_again})]
+    return _operator_lent[0]
 
 
 def _stay_in_python() -> None:
-    _tracked[:] = [None]
+    _operator_lent[:] = [None]
 
 
 installation.at_end(_stay_in_python)
@@ -181,7 +181,7 @@ def _with_derivative(
         and weight.dtype is torch.float32
         and x.dtype in _DTYPES
     ):
-        operator = _tracked[0] if _tracked else _lent()
+        operator = _operator_lent[0] if _operator_lent else _lent()
         if operator is not None:
             try:
                 y: torch.Tensor = call_miopen(operator, x, weight, bias, mean, variance, factor, eps)

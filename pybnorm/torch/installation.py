@@ -220,6 +220,7 @@ def lend(kernels: dict[str, Callable[..., Any]], tracked: dict[str, Callable[...
             _register()
         except LibraryLoadError as error:
             _lent.clear()
+            _tracked.clear()
             _log.info("the derivative of batch norm stays in Python: %s", error)
             return None
     return found[0].default._op

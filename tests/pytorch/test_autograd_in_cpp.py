@@ -233,7 +233,7 @@ def test_the_operator_is_nobody_elses(torch, ours, device):
 def test_without_it_the_derivative_is_in_python(torch, ours, device, monkeypatch):
     from pybnorm.torch import autograd
 
-    monkeypatch.setattr(autograd, "_tracked", [None])
+    monkeypatch.setattr(autograd, "_operator_lent", [None])
     name, found = step(torch, ours.batch_norm, *given(torch, device))
     monkeypatch.undo()
     other, wanted = step(torch, ours.batch_norm, *given(torch, device))
