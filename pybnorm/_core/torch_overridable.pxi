@@ -47,7 +47,7 @@ cdef const char *_NOT_OURS = (
 
 
 cdef bint _torch_is_ours(bint alike, char *text) noexcept nogil:
-    """Whether this is the call of ours that this thread has begun; `alike`: as ours look; `text`: what to say if not."""
+    """Whether this is the call of ours that the thread began; `alike`: as ours look; `text`: what to say if not."""
     if not pbn_left.here or not alike:
         memcpy(text, _NOT_OURS, strlen(_NOT_OURS) + 1)
         return False
