@@ -117,8 +117,12 @@ class WholeRun:
             with contextlib.closing(executors.run_cases(executor, info, rest, keep, entries=entries)) as results:
                 for result in results:
                     self._add(entries.values())
-                    finished[result.case] = result
-                    self._save(result)
+                    try:
+                        self._save(result)
+                    except _NotSavedError:
+                        finished[result.case] = result
+                        raise
+                    finished[result.case] = result  # not before: an interrupted run tells of what the journal has
                     progress(info.backend, len(self.results) + len(finished))
                     if self._ends(result):
                         self.stopped = True

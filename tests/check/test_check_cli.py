@@ -893,6 +893,32 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_beside_the_journal_loses_and_repeats_nothing(onednn, tmp_path, after):
+    folder, arguments = tmp_path / "run", ("check", "--backend", "onednn", "--jobs", "1", "--case", f"{INFER}1/2/3/4")
+    code = f"""
+from pybnorm.check.archive import Journal
+from pybnorm.cli import main
+append = Journal.append
+def interrupted(self, result):
+    ends = len(self.finished()) == 2
+    if {after} or not ends:
+        append(self, result)
+    if ends:
+        raise KeyboardInterrupt
+Journal.append = interrupted
+main(prog_name="pybnorm")
+"""
+    done = run(*arguments, "--save", str(folder), program=("-c", code))
+    assert done.returncode == 130, done.stdout + done.stderr
+    told = json.loads((folder / "run.json").read_text())["cases"]
+    assert len(told) == 2
+    assert run(*arguments, "--save", str(folder), "--resume").returncode == 0
+    assert json.loads((folder / "run.json").read_text())["cases"][:2] == told
+    cases = [line["case"] for line in lines_of(folder / "journal.jsonl") if "case" in line]
+    assert cases == [f"{INFER}{seed}" for seed in (1, 2, 3, 4)]
+
+
 @pytest.mark.slow
 def test_a_journal_that_takes_no_more_ends_the_run_with_one_line(onednn, tmp_path):
     folder = tmp_path / "run"
