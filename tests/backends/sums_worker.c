@@ -127,7 +127,7 @@ int main(void) {
                 check(all[k], 1, rows[j], lengths[i], 3);
                 kinds |= 1 << k;
             }
-    (void)column_gradients, (void)column_moments;
+    (void)column_gradients, (void)column_moments, (void)repeat;
     printf("kinds %d\n", kinds);
     return wrong > 0;
 }

@@ -31,6 +31,9 @@ typedef struct vendor_table {
     int lost;          /* this process is forked from one whose SYCL runtime has threads */
     int (*omp_get_max_threads)(void);
     void (*omp_set_num_threads)(int);
+    int (*omp_get_num_threads)(void);
+    int (*omp_get_thread_num)(void);
+    void (*GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned); /* LLVM's and Intel's OpenMP have it, too */
 } vendor_table;
 
 static vendor_table api;
@@ -117,6 +120,9 @@ static int resolve(pbn_library *lib, vendor_table *table) {
                            pbn_dl_symbol(lib->handle, "__kmpc_fork_call") == NULL;
     PBN_DL_PROBE(, omp_get_max_threads, )
     PBN_DL_PROBE(, omp_set_num_threads, )
+    PBN_DL_PROBE(, omp_get_num_threads, )
+    PBN_DL_PROBE(, omp_get_thread_num, )
+    PBN_DL_PROBE(, GOMP_parallel, )
     return PBN_OK;
 }
 
@@ -565,6 +571,8 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
 #include "blend.c"
 #include "sums.c"
 #include "ways.c"
+#include "channel_sums.c"
+#include "steps.c"
 #include "calls.c"
 #include "elementwise.c"
 

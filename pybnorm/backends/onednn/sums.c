@@ -1,7 +1,7 @@
 /* The sums over tensors that statistics and gradients are made of, in C. Part of adapter.c.
  *
  * oneDNN has no call for the sums of products of two tensors' rows, and none for moments that does not write the tensor
- * normalized, too: its primitives take two to four passes for one. These run on the calling thread alone.
+ * normalized, too: its primitives take two to four passes for one.
  *
  * Sums are of chains of at most CHAIN terms in float32, which are added up in double. Moments are around the mean of a
  * block, and corrected for what rounding left of it. */
@@ -282,21 +282,33 @@ static const kernels *kernels_here(void) {
     return &kernels_any;
 }
 
-/* Packed memory of so many elements as rows of `width`, the last of which may have fewer: in blocks of a chain's rows,
- * of tiles. */
-#define EACH_TILE(count, width, CALL)                                                                          \
+/* Each channel's value `inner` times, all that `group` times. */
+static const float *repeat(int64_t params, const float *channels, int64_t inner, int64_t group, float *to) {
+    const int64_t columns = params * inner;
+    if (inner == 1)
+        memcpy(to, channels, (size_t)columns * sizeof *to);
+    else
+        kernels_here()->repeat(channels, params, inner, to);
+    for (int64_t g = 1; g < group; g++)
+        memcpy(to + g * columns, to, (size_t)columns * sizeof *to);
+    return to;
+}
+
+/* Columns from `first` to `last` of packed memory of so many elements, as rows of `width`, the last of which may have
+ * fewer: in blocks of a chain's rows, of tiles. */
+#define EACH_TILE(count, width, first, last, CALL)                                                             \
     do {                                                                                                       \
-        const int64_t whole_ = (count) / (width);                                                              \
+        const int64_t whole_ = (count) / (width), left_ = (count) % (width) < (last) ? (count) % (width) : (last);  \
         for (int64_t row = 0; row < whole_; row += 2 * CHAIN)                                                  \
-            for (int64_t at = 0; at < (width); at += TILE)                                                     \
+            for (int64_t at = (first); at < (last); at += TILE)                                                \
                 CALL(row, row + 2 * CHAIN < whole_ ? 2 * CHAIN : whole_ - row, at,                             \
-                     at + TILE < (width) ? TILE : (width)-at);                                                 \
-        for (int64_t row = whole_, left_ = (count) % (width), at = 0; at < left_; at += TILE)                  \
+                     at + TILE < (last) ? TILE : (last)-at);                                                   \
+        for (int64_t row = whole_, at = (first); at < left_; at += TILE)                                       \
             CALL(row, 1, at, at + TILE < left_ ? TILE : left_ - at);                                           \
     } while (0)
 
-static void column_gradients(int dtype, const void *x, const void *dy, int64_t count, int64_t width,
-                             const float *mean, double *dots, double *sums) {
+static void column_gradients(int dtype, const void *x, const void *dy, int64_t count, int64_t width, int64_t first,
+                             int64_t last, const float *mean, double *dots, double *sums) {
     const kernels *own = kernels_here();
 #define GRADIENT_TILE(row, rows, at, n)                                                                            \
     if (dtype == PBN_FLOAT32)                                                                                      \
@@ -305,21 +317,22 @@ static void column_gradients(int dtype, const void *x, const void *dy, int64_t c
     else                                                                                                           \
         own->column_gradients_bf16((const uint16_t *)x + (row)*width + (at), (const uint16_t *)dy + (row)*width + (at), \
                               rows, width, n, mean + (at), dots + (at), sums + (at))
-    memset(dots, 0, (size_t)width * sizeof *dots);
-    memset(sums, 0, (size_t)width * sizeof *sums);
-    EACH_TILE(count, width, GRADIENT_TILE);
+    memset(dots + first, 0, (size_t)(last - first) * sizeof *dots);
+    memset(sums + first, 0, (size_t)(last - first) * sizeof *sums);
+    EACH_TILE(count, width, first, last, GRADIENT_TILE);
 #undef GRADIENT_TILE
 }
 
-static void column_moments(int dtype, const void *x, int64_t count, int64_t width, double *mean, double *squares) {
+static void column_moments(int dtype, const void *x, int64_t count, int64_t width, int64_t first, int64_t last,
+                           double *mean, double *squares) {
     const kernels *own = kernels_here();
 #define MOMENT_TILE(row, rows, at, n)                                                                                \
     if (dtype == PBN_FLOAT32)                                                                                        \
         own->column_moments_f32((const float *)x + (row)*width + (at), rows, width, n, row, mean + (at), squares + (at)); \
     else                                                                                                             \
         own->column_moments_bf16((const uint16_t *)x + (row)*width + (at), rows, width, n, row, mean + (at), squares + (at))
-    memset(mean, 0, (size_t)width * sizeof *mean);
-    memset(squares, 0, (size_t)width * sizeof *squares);
-    EACH_TILE(count, width, MOMENT_TILE);
+    memset(mean + first, 0, (size_t)(last - first) * sizeof *mean);
+    memset(squares + first, 0, (size_t)(last - first) * sizeof *squares);
+    EACH_TILE(count, width, first, last, MOMENT_TILE);
 #undef MOMENT_TILE
 }
