@@ -74,8 +74,10 @@ def digests():
 """
 
 
-def test_threads_share_the_sums_of_rows_and_change_no_bit(tmp_path):
-    shapes = [((4, 37, 64, 65), "nchw"), ((2, 5, 150, 150), "nchw"), ((3, 1, 200, 201), "nchw")]
+def test_threads_share_sums_and_change_no_bit(tmp_path):
+    """Of rows, and of columns that are enough for all threads without others beside them."""
+    rows = [((4, 37, 64, 65), "nchw"), ((2, 5, 150, 150), "nchw"), ((3, 1, 200, 201), "nchw")]
+    shapes = [*rows, ((64, 401, 2, 2), "nchw"), ((3, 1603, 8, 8), "nhwc")]
     code = f"SHAPES = {shapes}\n{SUMS}\nprint(*digests())"
     assert run(code, 3, tmp_path) == run(code, 1, tmp_path)
 

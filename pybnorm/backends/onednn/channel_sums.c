@@ -1,9 +1,9 @@
 /* The sums of a call's channels, of rows or of columns in C, shared among the threads of oneDNN's OpenMP.
  * Part of adapter.c. */
 
-#define STRIP (4 * LANES)              /* columns */
+#define STRIP (4 * LANES) /* columns */
 
-/* Sums of `count` channels, or columns, from `first` on. */
+/* Moments of `count` channels, or columns, from `first` on, or with dy the sums that gradients are made of. */
 typedef struct job {
     void (*run)(const struct job *job, int64_t first, int64_t count);
     const part *p;
@@ -43,38 +43,31 @@ static double weighted(int64_t n, const double *means, const double *squares, do
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-static void moments_of_rows(const job *j, int64_t first, int64_t count) {
+static void sums_of_rows(const job *j, int64_t first, int64_t count) {
     const part *p = j->p;
     const int64_t columns = p->fold.columns, plane = columns / p->params, images = p->count / columns;
     const kernels *own = kernels_here();
+    const float *x = j->x, *dy = j->dy, *mean = dy == NULL ? NULL : j->mean + first;
+    const uint16_t *narrow_x = j->x, *narrow_dy = j->dy;
+    double *one = j->one + first, *other = j->other + first;
     for (int64_t i = 0, at = first * plane; i < images; i++, at += columns)
-        if (p->memory.dtype == PBN_FLOAT32)
-            own->row_moments_f32((const float *)j->x + at, count, plane, i * plane, j->one + first, j->other + first);
+        if (p->memory.dtype == PBN_FLOAT32 && dy == NULL)
+            own->row_moments_f32(x + at, count, plane, i * plane, one, other);
+        else if (p->memory.dtype == PBN_FLOAT32)
+            own->row_gradients_f32(x + at, dy + at, count, plane, mean, one, other);
+        else if (dy == NULL)
+            own->row_moments_bf16(narrow_x + at, count, plane, i * plane, one, other);
         else
-            own->row_moments_bf16((const uint16_t *)j->x + at, count, plane, i * plane, j->one + first,
-                                  j->other + first);
+            own->row_gradients_bf16(narrow_x + at, narrow_dy + at, count, plane, mean, one, other);
 }
 
-static void gradients_of_rows(const job *j, int64_t first, int64_t count) {
-    const part *p = j->p;
-    const int64_t columns = p->fold.columns, plane = columns / p->params, images = p->count / columns;
-    const kernels *own = kernels_here();
-    for (int64_t i = 0, at = first * plane; i < images; i++, at += columns)
-        if (p->memory.dtype == PBN_FLOAT32)
-            own->row_gradients_f32((const float *)j->x + at, (const float *)j->dy + at, count, plane, j->mean + first,
-                                   j->one + first, j->other + first);
-        else
-            own->row_gradients_bf16((const uint16_t *)j->x + at, (const uint16_t *)j->dy + at, count, plane,
-                                    j->mean + first, j->one + first, j->other + first);
-}
-
-static void moments_of_columns(const job *j, int64_t first, int64_t count) {
-    column_moments(j->p->memory.dtype, j->x, j->p->count, j->count, first, first + count, j->one, j->other);
-}
-
-static void gradients_of_columns(const job *j, int64_t first, int64_t count) {
-    column_gradients(j->p->memory.dtype, j->x, j->dy, j->p->count, j->count, first, first + count, j->mean, j->one,
-                     j->other);
+static void sums_of_columns(const job *j, int64_t first, int64_t count) {
+    const int dtype = j->p->memory.dtype;
+    const int64_t elements = j->p->count, width = j->count, last = first + count;
+    if (j->dy == NULL)
+        column_moments(dtype, j->x, elements, width, first, last, j->one, j->other);
+    else
+        column_gradients(dtype, j->x, j->dy, elements, width, first, last, j->mean, j->one, j->other);
 }
 
 /* Mean and biased variance of `count` channels from `first` on. Rows go image by image, all channels of one in turn;
@@ -87,11 +80,11 @@ static void own_statistics(const part *p, char *base, const void *x, int64_t fir
     memset(middle + first, 0, (size_t)count * sizeof *middle);
     memset(squares + first, 0, (size_t)count * sizeof *squares);
     if (!takes_columns(p)) {
-        const job rows = {moments_of_rows, p, first, count, 1, x, NULL, NULL, middle, squares};
+        const job rows = {sums_of_rows, p, first, count, 1, x, NULL, NULL, middle, squares};
         share(&rows, count * m);
     } else {
         double *means = place(base, p->wide_sums), *around = means + width;
-        const job columns = {moments_of_columns, p, 0, width, STRIP, x, NULL, NULL, means, around};
+        const job columns = {sums_of_columns, p, 0, width, STRIP, x, NULL, NULL, means, around};
         const int64_t rows = p->count / width, longer = p->count % width;
         share(&columns, p->count);
         for (int64_t i = 0; i < width;)
@@ -117,13 +110,13 @@ static void own_gradient_sums(const part *p, char *base, const void *x, const vo
     memset(dots + first, 0, (size_t)count * sizeof *dots);
     memset(sums + first, 0, (size_t)count * sizeof *sums);
     if (!takes_columns(p)) {
-        const job rows = {gradients_of_rows, p, first, count, 1, x, dy, mean, dots, sums};
+        const job rows = {sums_of_rows, p, first, count, 1, x, dy, mean, dots, sums};
         share(&rows, count * (p->count / p->params));
         return;
     }
     double *wide_dots = place(base, p->wide_sums), *wide = wide_dots + width;
     const float *around = repeat(p->params, mean, plane, f->group, (float *)(wide + width));
-    const job columns = {gradients_of_columns, p, 0, width, STRIP, x, dy, around, wide_dots, wide};
+    const job columns = {sums_of_columns, p, 0, width, STRIP, x, dy, around, wide_dots, wide};
     share(&columns, p->count);
     for (int64_t i = 0; i < width;)
         for (int64_t c = 0; c < p->params; c++)

@@ -13,8 +13,11 @@
  *
  * Memory that is not packed is copied, channels first.
  *
- * Large tensors are summed in pieces, so that what is written for the sums alone never leaves the cache. Rows or columns
- * are merged to channels in double, and y or dx is one pass of elementwise primitives over the whole. */
+ * Where one thread computes, or OpenMP's threads, the sums of both are made in C instead: by rows or by columns as their
+ * lengths want it, in one pass (sums.c, channel_sums.c). Primitives make them under TBB and SYCL.
+ *
+ * Of large tensors of rows the gradient is made in pieces, so that what is written for it alone never leaves the cache.
+ * Rows or columns are merged to channels in double, and y or dx is one pass of elementwise primitives over the whole. */
 
 #define NOWHERE SIZE_MAX
 #define ALIGNMENT 64
@@ -224,26 +227,24 @@ static way fastest(const pbn_call *call, const char **why) {
 #define MOST_REPEATED (3 << 12) /* elements of a vector for all of an image */
 #define LONG_ROW 4096
 #define LONG_SUM 2048        /* of a row that reduction sums as fast as a product does */
-#define LEAST_ROWS 8         /* of a piece: what its sums cost is shared by so many */
-#define MANY_ROWS 32         /* the same, where batch normalization takes them */
+#define LEAST_ROWS 8         /* of a segment: what its sum costs is shared by so many */
 #define PIECE ((int64_t)1 << 16) /* elements for each thread: x, dy and a product in float32 are 768 KiB */
-#define SMALL_PIECE ((int64_t)1 << 14) /* where batch normalization takes the sums, but of 16 bits by several threads */
 #define MOST_TRIED 4096      /* numbers of images that may divide a matrix whose bytes are too many for one */
 #define LONGEST_CHAIN(m) (8 + 4 * sqrt((double)(m))) /* elements of a column, which is one chain of sums */
 
 /* Elements of a piece; 0 where pieces are not worth their steps, or may be too small for the threads. */
-static int64_t piece_for(int64_t elements, int64_t each) {
-    const int64_t piece = api.omp_get_max_threads != NULL ? each * api.omp_get_max_threads() : 0;
+static int64_t piece_for(int64_t elements) {
+    const int64_t piece = api.omp_get_max_threads != NULL ? PIECE * api.omp_get_max_threads() : 0;
     return elements >= 4 * piece ? piece : 0;
 }
 
-/* The number of pieces, each of at least `least` units, that leaves few of the units over. */
-static int64_t pieces_of(int64_t units, int64_t unit, int64_t least, int64_t each) {
-    const int64_t piece = piece_for(units * unit, each), most = units / least;
+/* The number of pieces that leaves few of the units over. */
+static int64_t pieces_of(int64_t units, int64_t unit) {
+    const int64_t piece = piece_for(units * unit);
     int64_t best = piece == 0 ? 1 : units * unit / piece;
-    if (best > most)
-        best = most > 0 ? most : 1;
-    for (int64_t n = best, last = n + n / 4; n <= last && n <= most; n++)
+    if (best > units)
+        best = units > 0 ? units : 1;
+    for (int64_t n = best, last = n + n / 4; n <= last && n <= units; n++)
         if (units % n < units % best)
             best = n;
     return best;
@@ -276,19 +277,15 @@ static fold fold_of(const pbn_call *call, const part *p, int sums) {
     const int64_t columns = p->params * inner, rows = p->count / columns;
     const int64_t narrowest = p->own || p->products ? LEAST_COLUMNS * (p->own ? shares_of(p->count, MOST_STRIPS) : 1)
                                                     : LEAST_CHANNELS;
-    const int64_t piece = p->products || (p->memory.dtype != PBN_FLOAT32 && !is_alone()) ? PIECE : SMALL_PIECE;
     int64_t group = 1;
     while (sums && rows / (group * 2) >= 8 &&
            (columns * group < narrowest || (!p->own && columns * group % WIDTH != 0)))
         group *= 2;
     if (!sums)
         group = flat_group(rows, columns);
-    const int64_t least = p->products || columns * group % WIDTH != 0 ? LEAST_ROWS : MANY_ROWS;
-    const int64_t pieces = sums && p->way == FOLDED ? pieces_of(rows / group, group * columns, least, piece) : 1;
-    while (sums && !p->own && rows / (group * 2) >= 8 && (double)(rows / group / pieces) > LONGEST_CHAIN(rows * inner))
+    while (sums && !p->own && rows / (group * 2) >= 8 && (double)(rows / group) > LONGEST_CHAIN(rows * inner))
         group *= 2;
-    const int64_t each = rows / group / pieces;
-    return (fold){columns, inner, group, each, rows - each * group * pieces, pieces};
+    return (fold){columns, inner, group, rows / group, rows % group, 1};
 }
 
 static int step(pbn_handle *h, part *p, kind k, int which, float epsilon, const view *memory, int64_t params) {
@@ -420,14 +417,14 @@ static void cut_rows(const pbn_call *call, part *p) {
     p->lengths[0] = p->count;
     if (call->operation == PBN_OP_FORWARD_TRAINING && f->inner < LONG_ROW)
         return;
-    const int64_t plane = f->inner, piece = piece_for(p->count, PIECE), least = piece > 0 ? (plane - 1) / piece + 1 : 1;
+    const int64_t plane = f->inner, piece = piece_for(p->count), least = piece > 0 ? (plane - 1) / piece + 1 : 1;
     int64_t unit = p->flat.group * f->columns, parts = least;
     if (!p->wide) {
         while (plane % parts != 0 && parts < 4 * least)
             parts++;
         unit = f->inner = plane % parts == 0 ? plane / parts : plane;
     }
-    f->pieces = pieces_of(p->count / unit, unit, 1, PIECE);
+    f->pieces = pieces_of(p->count / unit, unit);
     p->lengths[0] = p->count / unit / f->pieces * unit;
 }
 
