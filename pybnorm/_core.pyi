@@ -650,7 +650,6 @@ def call_overridable(
     residual: object,
     factor: float,
     epsilon: float,
-    fallback: bool,
     deterministic: bool,
 ) -> Any:
     """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows."""

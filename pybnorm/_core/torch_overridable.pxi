@@ -10,7 +10,7 @@
 #     logsumexp                      for what backward reads, as bytes: the batch's mean and inverse standard deviation,
 #                                    a small workspace for both directions, and the reserve
 #     cum_seq_q, cum_seq_k           only where Python computed, for the inverse and the reserve, with the mean before
-#     max_q, max_k                   for whether there are running statistics, and fallback; and that the call is ours
+#     max_q, max_k                   for whether there are running statistics, and that the call is ours
 #
 # It has no place for running statistics, which have no derivative: they are left in the thread for the kernel. Where
 # there are none left the call is somebody else's, and gets the error that it would get without these kernels.
@@ -20,7 +20,7 @@
 
 cdef extern from *:
     """
-    struct pbn_statistics { void *mean, *variance; int here, calling, fallback; };
+    struct pbn_statistics { void *mean, *variance; int here, calling; };
     static __thread struct pbn_statistics pbn_left;
     """
     struct pbn_statistics:
@@ -28,15 +28,12 @@ cdef extern from *:
         void *variance
         int here  # a call of ours that has not reached its kernel
         int calling
-        int fallback
     pbn_statistics pbn_left  # for this thread's next call
 
 cdef dict _NOTHING_NAMED = {}
 cdef dict _torch_errors = {}  # by thread: raised in Python within a call of ours
 
 cdef enum:
-    _UPDATES_RUNNING = 1  # in max_q
-    _FALLBACK = 2
     _OURS = 0x706E6F72  # in max_k
     _RELU_ARGUMENTS = 14
     _ROOM = 32768  # bytes of workspace: what plans of small tensors need, whose memory takes longer than their work
@@ -62,7 +59,7 @@ cdef bint _torch_keep(object error) except -1:
     return pbn_left.calling
 
 
-cdef object _torch_through(object operator, tuple given, dict named, object mean, object variance, bint fallback):
+cdef object _torch_through(object operator, tuple given, dict named, object mean, object variance):
     """The first result of an operator whose kernel is ours, with running statistics, or the error raised in it."""
     global pbn_left
     cdef pbn_statistics before = pbn_left  # of a call within which Python, a hook of autograd say, made this one
@@ -74,7 +71,7 @@ cdef object _torch_through(object operator, tuple given, dict named, object mean
             kept[0] = PyCapsule_GetPointer(_torch_host.handle(mean), NULL)
         if variance is not None:
             kept[1] = PyCapsule_GetPointer(_torch_host.handle(variance), NULL)
-        pbn_left.mean, pbn_left.variance, pbn_left.fallback = kept[0], kept[1], fallback
+        pbn_left.mean, pbn_left.variance = kept[0], kept[1]
         pbn_left.here = pbn_left.calling = True
         return operator(*given, **named)[0]
     except RuntimeError:
@@ -104,12 +101,11 @@ def call_miopen(operator, x, weight, bias, mean, variance, factor, epsilon):
         As ``batch_norm_training`` has them.
     """
     given = x, weight, bias, None, None, True, factor, epsilon
-    return _torch_through(operator, given, _NOTHING_NAMED, mean, variance, False)
+    return _torch_through(operator, given, _NOTHING_NAMED, mean, variance)
 
 
 def call_overridable(
-    operator, x, weight, bias, mean, variance, residual, double factor, double epsilon, bint fallback,
-    bint deterministic,
+    operator, x, weight, bias, mean, variance, residual, double factor, double epsilon, bint deterministic,
 ):
     """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows.
 
@@ -121,11 +117,11 @@ def call_overridable(
     mean, variance : Tensor or None
         Running statistics.
     residual : Tensor or None
-    factor, epsilon, fallback, deterministic
+    factor, epsilon, deterministic
         As ``batch_norm_relu_training`` has them.
     """
     given = x, weight, bias, residual, factor, deterministic, False
-    return _torch_through(operator, given, {"scale": epsilon}, mean, variance, fallback)
+    return _torch_through(operator, given, {"scale": epsilon}, mean, variance)
 
 
 cdef bint _torch_nothing(uint64_t *made, int first, int end) noexcept nogil:
@@ -201,13 +197,12 @@ cdef int _torch_overridable(uint64_t *stack, void **handles, uint64_t *made, cha
     given[0], given[1], given[2], given[5] = handles[0], handles[1], handles[2], handles[3]
     given[3], given[4] = running.mean, running.variance
     question[6], question[7] = stack[4], (<uint64_t *>stack[7])[0]
-    question[8], question[9] = running.fallback, stack[5]
+    question[8], question[9] = False, stack[5]  # no fallback
     status = _torch_relu(question, given, made, text, True)
     if status == _REFUSED:
         status = _torch_elsewhere(_RELU, question, given, made, text, False)
     if status == _DONE:
-        made[4] = (_UPDATES_RUNNING if running.mean != NULL else 0) | (_FALLBACK if running.fallback else 0)
-        made[5] = _OURS
+        made[4], made[5] = running.mean != NULL, _OURS
         if not _torch_nothing(made, 6, _TORCH_MOST_RESULTS):
             _torch_free(made, 4)
             memcpy(text, b"out of memory", 14)
@@ -227,9 +222,9 @@ cdef int _torch_overridable_backward(uint64_t *stack, void **handles, uint64_t *
     given[0], given[1], given[2], given[3] = handles[1], handles[0], handles[2], handles[3]
     given[4], given[5], given[6], given[7] = handles[6], handles[7], handles[8], handles[9]
     question[8] = handles[4] != NULL
-    question[9] = (stack[10] & _UPDATES_RUNNING) != 0
+    question[9] = stack[10]
     question[10], question[11] = stack[12], (<uint64_t *>stack[16])[0]
-    question[12] = (stack[10] & _FALLBACK) != 0
+    question[12] = False  # no fallback
     question[13] = stack[13]
     if not tracked:
         status = _torch_relu_backward(question, given, made, text, given[6] == NULL)

@@ -65,7 +65,8 @@ def batch_norm_relu(
     # What else the kernels in C refuse, those in Python copy.
     if weight is None or bias is None or weight.dtype is not torch.float32 or not _fits(residual, x):
         return None
-    tracked: torch.Tensor = call_overridable(direct[2], x, weight, bias, mean, variance, residual, *rest)
+    vectors = weight, bias, mean, variance
+    tracked: torch.Tensor = call_overridable(direct[2], x, *vectors, residual, factor, eps, deterministic)
     return tracked
 
 
