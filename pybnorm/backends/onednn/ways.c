@@ -447,8 +447,6 @@ static void reserve_steps(const pbn_call *call, part *p) {
     }
     if (p->own) {
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
-        if (takes_columns(p))
-            p->wide_sums = reserve(p, (size_t)(f->group * f->columns) * (2 * sizeof(double) + sizeof(float)));
         if (p->centred && backward) {
             p->means = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
             p->variances = reserve(p, (size_t)(p->count / f->inner) * sizeof(float));
@@ -459,9 +457,15 @@ static void reserve_steps(const pbn_call *call, part *p) {
         p->variances = reserve(p, sums);
         p->sums = reserve(p, 2 * (size_t)p->params * sizeof(double));
     }
+    const size_t before = p->total;
+    if (p->own && takes_columns(p))
+        p->wide_sums = reserve(p, (size_t)(f->group * f->columns) * (2 * sizeof(double) + sizeof(float)));
+    const size_t summed = p->total;
+    p->total = before; /* vectors are repeated when the sums have been taken, in their place */
     for (int i = 0; p->wide && !p->whole && i < (backward ? 4 : 3); i++)
         p->repeated[i] = reserve(p, (size_t)(p->block > 0 ? p->block * p->flat.inner : p->flat.group * f->columns) *
                                         sizeof(float));
+    p->total = p->total > summed ? p->total : summed;
     if (!p->own && call->operation != PBN_OP_FORWARD_INFERENCE && p->sums_by == COLUMN_SUMS)
         p->ones = reserve(p, (size_t)(most_ones(p) + most_rows(p)) * sizeof(float)); /* of float32, and of dy's type */
     if (backward && !p->whole && (!p->own || p->centred))
