@@ -10,16 +10,17 @@ PBN_SANITIZE
 """
 
 import os
-import re
 import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# A vendor is one file, or one folder whose adapter.c includes the others.
-BACKENDS = sorted(map(str, [*Path("pybnorm/backends").glob("*.c"), *Path("pybnorm/backends").glob("*/adapter.c")]))
-INCLUDED = (*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.[ch]"), *Path("pybnorm/_core").glob("*"))
+# A vendor is one file, or one folder whose adapter.c includes the others; native has one for GPUs, too.
+BACKENDS = sorted(
+    map(str, [p for glob in ("*.c", "*/adapter.c", "native/gpu.c") for p in Path("pybnorm/backends").glob(glob)])
+)
+INCLUDED = (*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.*"), *Path("pybnorm/_core").glob("*"))
 
 
 def option(name, default, allowed):
@@ -28,32 +29,6 @@ def option(name, default, allowed):
     if value not in allowed:
         sys.exit(f"setup.py: {name} is {value!r}, allowed is one of: {' '.join(filter(None, allowed))}; or unset")
     return value
-
-
-def named(extensions):
-    """Extensions whose refusals of a call name the argument: Cython's own say how many there are, and no hint.
-
-    Each wrapper leaves by one label when its arguments were refused; `pbn_name_arguments` (_core/refusals.pxi) is
-    called there. A wrapper of another form keeps Cython's words, and tests/fuzz/test_named_arguments.py fails.
-    """
-    path = Path("pybnorm/_core.c")
-    text = path.read_text("utf-8")
-    functions = text.split("\n}\n")
-    for index, function in enumerate(functions):
-        names = re.search(r" __pyx_pyargnames\[\] = (\{&.*?,0\});", function)
-        needed = re.search(r'__Pyx_RaiseArgtupleInvalid\("\w+", [01], ([1-9]\d*|0), \d+, __pyx_nargs\);', function)
-        parsed = re.search(r"\(__pyx_kwds, \w+, __pyx_pyargnames, (\w+), values", function)
-        title = re.search(r'__Pyx_AddTraceback\("pybnorm\._core\.(?:_(?=Handle)|_\w+\.)?([\w.]+)"', function)
-        end = "\n  __pyx_L3_error:;\n"
-        if names and needed and parsed and title and "pbn_name_arguments" not in function:
-            words = "__pyx_kwds" if parsed[1] in ("0", "__pyx_v_unknown") else "NULL"  # any keyword is taken
-            own = re.sub(r"^Handle\w+", "Handle", title[1])  # of whose parts it is made
-            call = f'"{own}", {needed[1]}, (PyObject **const[]){names[1]}, values, __pyx_nargs, {words}'
-            functions[index] = function.replace(end, f"{end}  pbn_name_arguments({call});\n", 1)
-    changed = "\n}\n".join(functions)
-    if changed != text:
-        path.write_text(changed, "utf-8")
-    return extensions
 
 
 sanitizers = option("PBN_SANITIZE", "", ("", "address", "undefined", "address,undefined", "thread"))
@@ -84,4 +59,4 @@ core = Extension(
     extra_link_args=["-Wl,-s"] * release + sanitize,
     libraries=["dl", "m"],
 )
-setup(ext_modules=named(cythonize([core], compiler_directives={"language_level": "3"})))
+setup(ext_modules=cythonize([core], compiler_directives={"language_level": "3"}))

@@ -53,6 +53,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_IN_PLACE
         PBN_CAP_INVERSE
         PBN_CAP_HALVES
+        PBN_CAP_RESIDUAL
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU
@@ -169,6 +170,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*handle_device)(const pbn_handle *handle) noexcept nogil
         int (*device_count)() noexcept nogil
         int (*memory_device)(const void *address) noexcept nogil
+        int (*card)(int device, char *text, size_t size) noexcept nogil
         int (*handle_create)(pbn_handle **handle) noexcept nogil
         int (*handle_borrow)(void *vendor, pbn_handle **handle) noexcept nogil
         int (*handle_destroy)(pbn_handle *handle) noexcept nogil
@@ -209,7 +211,6 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) noexcept nogil
         void (*plan_destroy)(pbn_plan *plan) noexcept nogil
         int (*runtime_error)(pbn_handle *handle, int query, int *recorded) noexcept nogil
-        const char *(*plan_candidate)(const pbn_call *call, int fast, int index) noexcept nogil
         const char *(*unrepeated)(const pbn_call *call, const char *algorithm) noexcept nogil
         int (*has_symbol)(const char *name) noexcept nogil
         void (*at_fork)(int stage) noexcept nogil

@@ -24,6 +24,8 @@ extern "C" {
     X(cudnn)            \
     X(miopen)           \
     X(onednn)           \
+    X(native)           \
+    X(native_cuda)      \
     /* the next one goes here */
 
 #define PBN_MAX_RANK 8
@@ -101,7 +103,8 @@ typedef enum pbn_capability {
     PBN_CAP_WIDENED = 128,     /* 16-bit data are computed in float32, of which results are rounded once */
     PBN_CAP_IN_PLACE = 256,    /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
     PBN_CAP_INVERSE = 512,     /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
-    PBN_CAP_HALVES = 1024      /* plans make the halves of a synchronized batch norm: `sums_only` and `share` of the call */
+    PBN_CAP_HALVES = 1024,     /* plans make the halves of a synchronized batch norm: `sums_only` and `share` of the call */
+    PBN_CAP_RESIDUAL = 2048    /* some plan takes z, and backward dz; the core refuses them elsewhere */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -178,8 +181,8 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * By a plan, where the backend's plan_create takes it, the activation may follow a sum: y = act(bn(x) + z), z like x.
  * z_desc says so in the forward calls, dz_desc in backward, which then writes dz = dy where the activation lets it
  * pass, else 0. Backward of a plan with an activation reads y, the forward's result, as well. `reserve` is device
- * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. What
- * has no residual refuses a call with z, z_desc, dz or dz_desc; none ignores them.
+ * memory of the size that plan_info tells: forward training writes it, and its backward is given it unchanged. The
+ * core refuses z and dz where PBN_CAP_RESIDUAL is not set, as it does every tensor that a backend does not know.
  *
  * The halves of a synchronized batch norm, by plans where PBN_CAP_HALVES is set. With `sums_only` forward training
  * writes its statistics and no y, and with factor 1 does not read the running ones; backward dscale and dbias and no dx;
@@ -245,7 +248,7 @@ typedef struct pbn_search {
 } pbn_search;
 
 /* Grows with every change of the structures in this file. */
-#define PBN_CONTRACT 4
+#define PBN_CONTRACT 5
 
 typedef struct pbn_backend {
     int32_t contract;        /* PBN_CONTRACT, of this file as the backend was compiled with it */
@@ -276,6 +279,9 @@ typedef struct pbn_backend {
     int (*handle_device)(const pbn_handle *handle); /* the ordinal; -1 where it cannot be known */
     int (*device_count)(void);                      /* 0 where it cannot be known */
     int (*memory_device)(const void *address);
+    /* 1, and the architecture of a device and what its kernels depend on, such as "gfx1100, wave size 32"; 0 where that
+     * is not known. NULL where a failed call says all there is to say. */
+    int (*card)(int device, char *text, size_t size);
 
     int (*handle_create)(pbn_handle **handle); /* of the device that is current */
     int (*handle_borrow)(void *vendor, pbn_handle **handle); /* wraps, never destroys, a vendor handle */
@@ -318,10 +324,7 @@ typedef struct pbn_backend {
      *   `call` has the descriptors, which outlive the plan, and the scalars; of its pointers only whether
      * the statistics are NULL matters, and the data pointers' alignment where they are not NULL (else 16 is assumed).
      * plan_info: bytes of workspace and of reserve; what "auto" chose and why, in storage of the plan.
-     * plan_run: `call` as at creation, with pointers and workspace.
-     * plan_candidate: names for plan_create, by index, NULL after the last: what may be measured and taken in place of
-     *   the choice of "auto", or of "fast" if `fast`. Its results stay in the stable class of the error bound; with
-     *   `fast` over a limited range only. Not all of them can be built. `call` as for plan_create. */
+     * plan_run: `call` as at creation, with pointers and workspace. */
     const char *const *algorithms;
     const char *const *numbered;
     int (*plan_create)(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan);
@@ -329,7 +332,6 @@ typedef struct pbn_backend {
                       const char **why);
     int (*plan_run)(pbn_handle *handle, pbn_plan *plan, const pbn_call *call);
     void (*plan_destroy)(pbn_plan *plan);
-    const char *(*plan_candidate)(const pbn_call *call, int fast, int index);
     /* Why the bits of `call` are not known to repeat at every equal call, in a sentence that names what does; NULL where
      * they do. `algorithm`: a name of plan_info, NULL for the entry point. NULL where nothing is known. */
     const char *(*unrepeated)(const pbn_call *call, const char *algorithm);

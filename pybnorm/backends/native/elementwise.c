@@ -1,10 +1,9 @@
-/* What oneDNN has no call for, or none that takes any strides: axpby, fill, ReLU and its gradient, in C. Part of adapter.c. */
+/* axpby, fill, ReLU and its gradient over any strides. Part of the adapters of CPU backends, whose check_tensor(tensor, x)
+ * refuses a tensor of other dims than x's, or of a type that x's does not go with. */
 
 static int axpby(pbn_handle *h, const pbn_call *call) {
     const pbn_tensor *x = call->x_desc, *y = call->y_desc;
     (void)h;
-    if (!loaded)
-        return not_loaded();
     if (x == NULL || call->x == NULL || call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x and y must not be NULL");
     int code = check_tensor(y, x);
@@ -13,15 +12,13 @@ static int axpby(pbn_handle *h, const pbn_call *call) {
     return code;
 }
 
-/* oneDNN has no such call. The elements of the innermost axis are written in turn, the other axes counted through. */
+/* The elements of the innermost axis are written in turn, the other axes counted through. */
 static int fill(pbn_handle *h, const pbn_call *call) {
     const pbn_tensor *y = call->y_desc;
     int64_t dims[PBN_MAX_RANK], steps[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
     double value; /* room for any of the types */
     int rank = 0, i;
     (void)h;
-    if (!loaded)
-        return not_loaded();
     if (y == NULL || y->rank == 0 || call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "y must not be NULL");
     const size_t item = pbn_item_size(y->dtype);
@@ -132,8 +129,6 @@ static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy,
 static int relu(pbn_handle *h, const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
     (void)h;
-    if (!loaded)
-        return not_loaded();
     if (x == NULL || call->x == NULL || call->y == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x and y must not be NULL");
     int code = check_tensor(call->y_desc, x);
@@ -145,8 +140,6 @@ static int relu(pbn_handle *h, const pbn_call *call) {
 static int relu_backward(pbn_handle *h, const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
     (void)h;
-    if (!loaded)
-        return not_loaded();
     if (x == NULL || call->x == NULL || call->dy == NULL || call->dx == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x, dy and dx must not be NULL");
     int code = check_tensor(call->dy_desc, x);

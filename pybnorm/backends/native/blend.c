@@ -1,4 +1,4 @@
-/* y = a*x + b*y in C, from any strides to any, between the types that oneDNN computes in. Part of adapter.c. */
+/* y = a*x + b*y in C, from any strides to any, between the types that are computed in. Part of adapter.c. */
 
 static inline float bits_to_float(uint32_t bits) {
     float f;

@@ -1,0 +1,731 @@
+/* native on CUDA: which kernels of kernels.cuh compute a call, and with what. The kernels are compiled by NVRTC for the
+ * handle's device at first use and kept in the user's cache folder. (kernels.c has that; descriptors.h what the CPU shares.)
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+
+#include "pybnorm/adapter.h"
+#include "pybnorm/dl.h"
+
+#include "arguments.h"
+#include "descriptors.h"
+#include "driver.h"
+#include "problem.h"
+
+struct pbn_handle {
+    void *pointer, *context, *stream;
+    gpu device;
+    kernel *found[64]; /* by a hash of their keys */
+};
+
+#include "kernels.c"
+
+/* ------------------------------------------------------------------ a call as launches */
+
+enum { MOST_LAUNCHES = 6, STATISTICS = 0, SUMS = 1, RESULTS = 2, STAGES = 3, THREADS = 256, COLUMNS_WIDE = 32, SHORT_RUN = 16 };
+enum { TILES_BYTES = 12 << 20 }; /* of more, fewer and wider reads by two launches take less time */
+enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
+
+typedef struct launch {
+    kernel *of;
+    unsigned grid[3], block[3], shared, cluster;
+    int stage;
+    int follows; /* may begin before the launch in front has ended: its kernel waits for that itself */
+} launch;
+
+/* What a call was found to be, its launches and the memory that they take. */
+typedef struct work {
+    const pbn_call *call;
+    pbn_handle *handle;
+    problem p;
+    int form, vector, superrow, backward, fused, by_columns;
+    unsigned used;               /* bits of the tensors that are read or written */
+    unsigned shift[PLACES];      /* elements of an address past 16 bytes */
+    arguments args[STAGES];      /* statistics that were not saved; sums; results */
+    axis_list axes;
+    launch launches[MOST_LAUNCHES];
+    int count, stats;
+    size_t parts_bytes, stats_bytes;
+} work;
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int has_residual_out(const pbn_call *c) { return c->operation == PBN_OP_BACKWARD && c->dz_desc != NULL; }
+
+/* One launch more. `fused`, `backward`: of the kernel. NULL where it cannot be compiled; pbn_reason or the text says why. */
+static launch *add_launch(work *w, enum kernel_name name, int stage, int backward, int fused, int *status) {
+    const int dtype = w->call->x_desc->dtype;
+    const int param = w->call->param_desc != NULL ? w->call->param_desc->dtype : dtype == PBN_FLOAT64 ? PBN_FLOAT64 : PBN_FLOAT32;
+    launch *l = &w->launches[w->count];
+    const int alike = name == KERNEL_FINISH || name == KERNEL_MERGE; /* of every form */
+    memset(l, 0, sizeof *l);
+    if (!backward && (alike || name == KERNEL_ROW_SUMS || name == KERNEL_COLUMN_SUMS))
+        fused = 0;
+    *status = find_kernel(w->handle, (instance){name, dtype, param, backward, fused, alike ? 1 : w->form, alike ? 1 : w->vector}, &l->of);
+    if (*status != PBN_OK)
+        return NULL;
+    l->stage = stage;
+    l->grid[1] = l->grid[2] = l->block[1] = l->block[2] = l->cluster = 1;
+    l->follows = w->count > 0 && name != KERNEL_ROWS && name != KERNEL_TILES;
+    w->count++;
+    return l;
+}
+
+/* ---- the form of a call's tensors ---- */
+
+static void note_axis(axis_list *list, int at, int64_t length, const int64_t *steps, int64_t times, int64_t vector) {
+    list->length[at] = length;
+    list->vector[at] = vector;
+    for (int t = 0; t < PLACES; t++)
+        list->step[at][t] = steps[t] * times;
+}
+
+/* All axes, from the innermost outwards: those that are reduced, then the others. */
+static void list_axes(work *w) {
+    const problem *p = &w->p;
+    axis_list *list = &w->axes;
+    int at = 0;
+    memset(list, 0, sizeof *list);
+    if (!p->columns)
+        note_axis(list, at++, p->run, p->steps, 1, 0);
+    else if (p->repeat > 1)
+        note_axis(list, at++, p->repeat, p->steps, 1, 0);
+    for (int i = p->row_axes - 1; i >= 0; i--)
+        note_axis(list, at++, p->of_rows[i].length, p->of_rows[i].steps, 1, 0);
+    list->reduced = at;
+    if (p->columns)
+        note_axis(list, at++, p->period, p->steps, p->repeat, p->step);
+    for (int i = p->group_axes - 1; i >= 0; i--)
+        note_axis(list, at++, p->of_groups[i].length, p->of_groups[i].steps, 1, p->of_groups[i].step);
+    list->kept = at - list->reduced;
+}
+
+static int64_t step_of_rows(const problem *p, int t) { return p->row_axes > 0 ? p->of_rows[0].steps[t] : 0; }
+static int64_t step_of_groups(const problem *p, int t) { return p->group_axes > 0 ? p->of_groups[0].steps[t] : 0; }
+
+/* The largest power of two that divides `value`, at most `most`. */
+static int divisor(int64_t value, int most) {
+    while (value % most != 0)
+        most /= 2;
+    return most;
+}
+
+static void choose_form(work *w) {
+    const problem *p = &w->p;
+    const int full = 16 / (int)pbn_item_size(w->call->x_desc->dtype);
+    int plain = p->row_axes <= 1 && p->group_axes <= 1, vector = divisor(p->run, full), packed = p->group_axes == 0, even = 1;
+    w->form = ANY;
+    w->vector = w->superrow = 1;
+    w->by_columns = p->columns;
+    for (int t = 0; t < PLACES; t++) {
+        if (!(w->used >> t & 1))
+            continue;
+        const int64_t row = step_of_rows(p, t), group = step_of_groups(p, t);
+        plain &= p->run == 1 || p->steps[t] == 1;
+        packed &= w->shift[t] == 0 && (p->row_axes == 0 || row == p->run);
+        vector = (int)least(vector, least(divisor(row, full), least(divisor(group, full), divisor(w->shift[t], full))));
+        even &= (row - step_of_rows(p, AT_X)) % full == 0 && (group - step_of_groups(p, AT_X)) % full == 0 &&
+                w->shift[t] == w->shift[AT_X];
+    }
+    if (!plain)
+        return;
+    if (p->columns) {
+        if (p->run * p->groups >= (int64_t)1 << 30)
+            return;
+        w->form = ALIGNED;
+        w->vector = vector;
+        if (packed && vector < full && p->rows >= 64 * full)
+            w->superrow = full / divisor(p->run, full);
+    } else if (p->rows * (p->run / full + 2) * 2 < (int64_t)1 << 31 && p->channels < (int64_t)1 << 31) {
+        /* Vectors of 8 bytes cost less than rows that begin and end within vectors of 16. */
+        w->form = vector * (int)pbn_item_size(w->call->x_desc->dtype) >= 8 ? ALIGNED : even ? SHIFTED : ANY;
+        w->vector = w->form == ALIGNED ? vector : w->form == SHIFTED ? full : 1;
+    }
+}
+
+/* ---- arguments ---- */
+
+static void set_numbers(arguments *a, const pbn_call *c) {
+    a->epsilon = c->epsilon, a->factor = c->factor, a->alpha = c->alpha, a->beta = c->beta;
+    a->alpha_param = c->alpha_param, a->beta_param = c->beta_param;
+    a->activation = c->activation;
+    a->low = c->activation == PBN_ACTIVATION_CLAMP ? c->activation_low : 0;
+    a->high = c->activation >= PBN_ACTIVATION_CLIPPED_RELU ? c->activation_high : INFINITY;
+    a->sums_only = c->sums_only;
+    a->given = c->operation == PBN_OP_BACKWARD && c->share != 0;
+    a->inverse = c->inverse || c->operation == PBN_OP_BACKWARD;
+    a->reads_y = has_residual_out(c) && c->activation != PBN_ACTIVATION_NONE;
+}
+
+static void set_shape(work *w) {
+    const problem *p = &w->p;
+    const pbn_call *c = w->call;
+    arguments *a = &w->args[SUMS];
+    set_numbers(a, c);
+    for (int t = 0; t < PLACES; t++) {
+        a->row[t] = step_of_rows(p, t);
+        a->group[t] = step_of_groups(p, t);
+        a->span[t] = pbn_span(c->x_desc->rank, c->x_desc->dims, c->x_desc->strides);
+    }
+    const pbn_tensor *const described[PLACES] = {c->x_desc, c->y_desc, w->backward ? c->dy_desc : c->z_desc, c->dx_desc, c->dz_desc};
+    for (int t = 0; t < PLACES; t++)
+        if (described[t] != NULL)
+            a->span[t] = pbn_span(described[t]->rank, described[t]->dims, described[t]->strides);
+    a->rows = p->rows, a->run = p->run, a->channels = p->channels, a->count = p->count;
+    a->share = a->given ? c->share : 1.0 / (double)p->count;
+    a->unbiased = p->count > 1 ? (double)p->count / (double)(p->count - 1) : 1;
+    a->group_vector = p->group_axes > 0 ? p->of_groups[0].step : 0;
+    a->vector_step = p->step, a->repeat = p->repeat, a->columns = p->run * p->groups;
+    a->superrow = (unsigned)w->superrow;
+    a->shift = w->shift[AT_X];
+    a->splits = 1;
+    a->kind = w->form == ANY ? 1 : p->columns ? 2 : 0;
+    a->vectors = (unsigned)(w->form == ALIGNED ? p->run / w->vector : (p->run + w->vector - 2) / w->vector + 1);
+    a->total = (unsigned)(p->rows * a->vectors);
+    if (w->form == ANY)
+        a->vectors = a->total = 0;
+}
+
+/* Rows are taken `superrow` at a time, as if they were groups: vectors then fill 16 bytes whatever a row's length is. */
+static void take_superrows(work *w, arguments *a) {
+    const int full = 16 / (int)pbn_item_size(w->call->x_desc->dtype);
+    if (w->superrow == 1)
+        return;
+    w->vector = full;
+    a->tail_rows = a->rows % w->superrow;
+    a->rows /= w->superrow;
+    a->columns = a->run * w->superrow;
+    a->group_vector = 0;
+    for (int t = 0; t < PLACES; t++) {
+        a->group[t] = a->run;
+        a->row[t] = a->columns;
+    }
+}
+
+/* ---- one launch: a channel, or a tile of columns, is one cluster's, whose blocks keep what they read ---- */
+
+static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, int *done) {
+    const gpu *g = &w->handle->device;
+    const int64_t arrays = backward ? 2 : 1, blocks = backward ? 2 : 4, least_blocks = 2 * g->multiprocessors;
+    int status;
+    launch *l = add_launch(w, KERNEL_ROWS, stage, backward, fused, &status);
+    if (l == NULL)
+        return status;
+    const int64_t vector = (int64_t)w->vector * (int64_t)pbn_item_size(w->call->x_desc->dtype);
+    const int64_t most = l->of->shared_limit, usual = least(l->of->cluster_limit, 8); /* so many fit every part of a GPU */
+    int64_t splits = 1;
+#define ROW_BYTES(splits) (over(a->total, splits) * vector * arrays)
+    /* Several blocks on a multiprocessor: some read while others write. */
+    while (splits < l->of->cluster_limit && ROW_BYTES(splits) > g->shared_multiprocessor / blocks - 4096)
+        splits *= 2;
+    while (splits < usual && a->channels * splits < least_blocks && a->total / splits > 2048)
+        splits *= 2;
+    *done = ROW_BYTES(splits) <= most && (splits > 1 || a->channels * 3 >= g->multiprocessors || a->total <= 4096);
+    if (!*done) {
+        w->count--;
+        return PBN_OK;
+    }
+    a->splits = (unsigned)splits;
+    a->per = (unsigned)over(a->total, splits);
+    l->cluster = (unsigned)splits;
+    l->grid[0] = (unsigned)(a->channels * splits);
+    l->block[0] = (unsigned)least(1024 / blocks, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
+    l->shared = (unsigned)ROW_BYTES(splits);
+    return PBN_OK;
+#undef ROW_BYTES
+}
+
+/* Shared memory of a tile beside its rows. */
+static int64_t tile_bytes(const work *w, int threads, int width) {
+    const int64_t number = w->call->x_desc->dtype == PBN_FLOAT64 ? 8 : 4, pair = 2 * number * w->vector;
+    return threads * (pair > 16 ? pair : 16) + width * (24 + 6 * number) + 32;
+}
+
+/* Threads of a block: so many along a row; of whole channels, if `whole`. */
+static void shape_block(const work *w, const arguments *a, int wide, int whole, unsigned block[3]) {
+    const int64_t unit = a->repeat / divisor(a->repeat, w->vector), vectors = over(a->columns, w->vector);
+    int64_t x = wide;
+    while (x > 1 && x / 2 >= vectors)
+        x /= 2;
+    if (whole)
+        x = over(x, unit) * unit;
+    block[0] = (unsigned)x;
+    block[1] = (unsigned)(THREADS / x > 0 ? THREADS / x : 1);
+}
+
+static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused, int *done) {
+    const gpu *g = &w->handle->device;
+    const int64_t arrays = backward ? 2 : 1, item = (int64_t)pbn_item_size(w->call->x_desc->dtype);
+    int status, wide = COLUMNS_WIDE;
+    *done = 0;
+    if (w->superrow > 4 || a->repeat > 64 || a->rows * a->columns * item * arrays > TILES_BYTES)
+        return PBN_OK;
+    launch *l = add_launch(w, KERNEL_TILES, stage, backward, fused, &status);
+    if (l == NULL)
+        return status;
+    for (;; wide /= 2) { /* narrower tiles where there would be few of them */
+        shape_block(w, a, wide, 1, l->block);
+        if (wide <= 4 || wide * w->vector * item <= 32 ||
+            over(a->columns, (int64_t)l->block[0] * w->vector) * l->of->cluster_limit >= g->multiprocessors)
+            break;
+    }
+    const int64_t width = (int64_t)l->block[0] * w->vector, tiles = over(a->columns, width);
+    const int64_t row = width * item * arrays, fixed = tile_bytes(w, (int)(l->block[0] * l->block[1]), (int)width);
+    const int64_t most = l->of->shared_limit;
+    int64_t splits = 1;
+    while (splits < l->of->cluster_limit && a->rows / splits > l->block[1] * 2 &&
+           (over(a->rows, splits) * row + fixed > g->shared_multiprocessor / 2 - 2048 ||
+            (tiles * splits < g->multiprocessors && a->rows / splits > l->block[1] * 4)))
+        splits *= 2;
+    *done = over(a->rows, splits) * row + fixed <= most && a->rows < (int64_t)1 << 31 &&
+            (tiles * splits * 2 >= g->multiprocessors || a->rows / splits <= l->block[1] * 16);
+    if (!*done) {
+        w->count--;
+        return PBN_OK;
+    }
+    a->splits = (unsigned)splits;
+    a->per = (unsigned)over(a->rows, splits);
+    l->cluster = (unsigned)splits;
+    l->grid[0] = (unsigned)(tiles * splits);
+    l->shared = (unsigned)(a->per * row + fixed);
+    return PBN_OK;
+}
+
+/* ---- launches that wait for nothing: sums of parts, channels, results ---- */
+
+static int plan_sums(work *w, arguments *a, int stage, int backward, int fused) {
+    const gpu *g = &w->handle->device;
+    int status;
+    launch *l = add_launch(w, w->by_columns && w->form != ANY ? KERNEL_COLUMN_SUMS : KERNEL_ROW_SUMS, stage, backward, fused, &status);
+    if (l == NULL)
+        return status;
+    const int64_t blocks = (a->kind == 2 ? 2 : 4) * g->multiprocessors;
+    int64_t parts;
+    if (a->kind == 2) {
+        shape_block(w, a, COLUMNS_WIDE, 0, l->block);
+        const int64_t tiles = over(a->columns, (int64_t)l->block[0] * w->vector);
+        parts = least(over(blocks, tiles), over(a->rows, l->block[1] * 4));
+        parts = parts < over(a->rows, l->block[1] * 4096) ? over(a->rows, l->block[1] * 4096) : parts;
+        a->per = (unsigned)over(a->rows, parts);
+        a->splits = (unsigned)over(a->rows, a->per);
+        l->grid[0] = (unsigned)tiles;
+        l->grid[1] = a->splits;
+        l->shared = (unsigned)tile_bytes(w, (int)(l->block[0] * l->block[1]), (int)(l->block[0] * (unsigned)w->vector));
+        w->parts_bytes = 24 * (size_t)(a->splits * a->columns);
+    } else {
+        const int64_t total = w->form == ANY ? a->count : a->total;
+        parts = least(over(blocks, a->channels), over(total, 1024));
+        parts = parts < over(total, (int64_t)1 << 24) ? over(total, (int64_t)1 << 24) : parts;
+        a->per = (unsigned)over(total, parts);
+        a->splits = (unsigned)over(total, a->per);
+        l->grid[0] = a->splits;
+        l->grid[1] = (unsigned)least(a->channels, 65535);
+        l->block[0] = (unsigned)least(512, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
+        w->parts_bytes = 24 * (size_t)(a->splits * a->channels);
+    }
+    l = add_launch(w, KERNEL_FINISH, stage, backward, fused, &status);
+    if (l == NULL)
+        return status;
+    const int64_t records = (int64_t)a->splits * (a->kind == 2 ? a->repeat * a->superrow : 1);
+    l->block[0] = records <= 128 ? 32 : 256;
+    l->block[1] = THREADS / l->block[0];
+    l->grid[0] = (unsigned)over(a->channels, l->block[1]);
+    return PBN_OK;
+}
+
+static int plan_results(work *w, arguments *a) {
+    const gpu *g = &w->handle->device;
+    const enum kernel_name name = w->form == ANY ? KERNEL_ANY_APPLY : w->by_columns ? KERNEL_COLUMN_APPLY : KERNEL_ROW_APPLY;
+    int status;
+    launch *l = add_launch(w, name, RESULTS, w->backward, w->fused, &status);
+    if (l == NULL)
+        return status;
+    if (name == KERNEL_ANY_APPLY) {
+        l->block[0] = THREADS;
+        l->grid[0] = (unsigned)least(over(a->count, THREADS), 65535);
+        l->grid[1] = (unsigned)least(a->channels, 65535);
+    } else if (name == KERNEL_COLUMN_APPLY) {
+        const int64_t each = w->backward ? 4 : 8;
+        shape_block(w, a, COLUMNS_WIDE, 0, l->block);
+        l->grid[0] = (unsigned)over(a->columns, (int64_t)l->block[0] * w->vector);
+        a->per = (unsigned)(over(over(a->rows, least(over(16 * g->multiprocessors, l->grid[0]), 65535)), l->block[1] * each) *
+                            l->block[1] * each);
+        l->grid[1] = (unsigned)(a->rows > 0 ? over(a->rows, a->per) : 1);
+    } else {
+        int64_t x = THREADS;
+        while (x > 4 && x / 2 * 2 >= a->vectors)
+            x /= 2;
+        l->block[0] = (unsigned)x;
+        l->block[1] = (unsigned)(THREADS / x);
+        l->grid[0] = (unsigned)over(a->rows * a->channels, l->block[1]);
+        l->grid[1] = (unsigned)over(a->vectors, x * 4);
+    }
+    return PBN_OK;
+}
+
+/* ---- the whole call ---- */
+
+static int plan_statistics(work *w, arguments *a, int stage, int backward, int fused, int results) {
+    int done = 0, status = PBN_OK;
+    if (w->form != ANY)
+        status = (w->by_columns ? plan_tiles : plan_rows)(w, a, stage, backward, fused, &done);
+    if (status != PBN_OK || done)
+        return status;
+    w->stats = 1;
+    if (w->by_columns)
+        take_superrows(w, a);
+    status = plan_sums(w, a, stage, backward, fused);
+    if (status != PBN_OK || !results)
+        return status;
+    w->args[RESULTS] = *a;
+    if (!backward) /* those in the workspace were not rounded to the parameters' type */
+        w->args[RESULTS].saved_mean = w->args[RESULTS].saved_inverse = NULL;
+    return plan_results(w, &w->args[RESULTS]);
+}
+
+static int plan_merge(work *w) {
+    const pbn_call *c = w->call;
+    arguments *a = &w->args[SUMS];
+    int status;
+    if (c->x_desc->rank != 2 || c->z_desc == NULL || c->z_desc->rank != 2 || c->saved_mean == NULL)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "statistics are merged from two matrices, a row for each rank");
+    w->form = ALIGNED, w->vector = 1;
+    a->rows = c->x_desc->dims[0], a->channels = c->x_desc->dims[1];
+    a->share = c->share, a->unbiased = 1 / (1 - c->share);
+    const pbn_tensor *const of[PLACES] = {c->x_desc, c->y_desc, c->z_desc, NULL, NULL};
+    for (int t = 0; t < 3; t++)
+        if (of[t] != NULL)
+            a->row[t] = of[t]->strides[0], a->group[t] = of[t]->strides[1];
+    launch *l = add_launch(w, KERNEL_MERGE, SUMS, 0, 0, &status);
+    if (l == NULL)
+        return status;
+    l->block[0] = 128;
+    l->grid[0] = (unsigned)over(a->channels, 128);
+    return PBN_OK;
+}
+
+static void note_pointers(work *w, const void *const data[PLACES]) {
+    const unsigned item = (unsigned)pbn_item_size(w->call->x_desc->dtype);
+    for (int t = 0; t < PLACES; t++)
+        w->shift[t] = data == NULL || data[t] == NULL ? 0 : (unsigned)((uintptr_t)data[t] % 16 / item);
+}
+
+static void data_of(const pbn_call *c, const void *data[PLACES]) {
+    const int backward = c->operation == PBN_OP_BACKWARD || c->operation == PBN_OP_RELU_BACKWARD;
+    data[AT_X] = c->x;
+    data[AT_Y] = c->y;
+    data[AT_W] = backward ? c->dy : c->z;
+    data[AT_DX] = c->dx;
+    data[AT_DZ] = c->dz;
+}
+
+/* Fills `w` for `call` of a handle whose context is current; `data` for how addresses are aligned. */
+static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const void *const data[PLACES]) {
+    memset(w, 0, sizeof *w);
+    w->call = call, w->handle = handle;
+    w->backward = call->operation == PBN_OP_BACKWARD;
+    w->fused = call->activation != PBN_ACTIVATION_NONE || call->alpha != 1 || call->beta != 0 || pbn_has_residual(call);
+    note_pointers(w, data);
+    if (!w->backward && call->operation == PBN_OP_FORWARD_TRAINING && call->sums_only && call->share != 0) {
+        set_numbers(&w->args[SUMS], call);
+        return plan_merge(w);
+    }
+    const pbn_tensor *const tensors[TENSORS] = {call->x_desc, call->sums_only && !has_residual_out(call) ? NULL : call->y_desc,
+                                                w->backward ? call->dy_desc : call->z_desc,
+                                                w->backward && !call->sums_only ? call->dx_desc : NULL,
+                                                w->backward ? call->dz_desc : NULL};
+    for (int t = 0; t < PLACES; t++)
+        w->used |= (unsigned)(tensors[t] != NULL) << t;
+    if (w->backward && !has_residual_out(call))
+        w->used &= ~(1u << AT_Y);
+    make_problem(&w->p, tensors, kept_axes(call->x_desc, call->mode), 0, SHORT_RUN);
+    choose_form(w);
+    list_axes(w);
+    set_shape(w);
+    arguments *a = &w->args[SUMS];
+    if (call->operation == PBN_OP_FORWARD_INFERENCE || (w->backward && call->share != 0)) {
+        if (w->by_columns && w->form != ANY)
+            take_superrows(w, a);
+        w->args[RESULTS] = *a;
+        return plan_results(w, &w->args[RESULTS]);
+    }
+    if (w->backward && call->saved_mean == NULL) {
+        const int vector = w->vector;
+        w->args[STATISTICS] = *a;
+        w->args[STATISTICS].sums_only = 1;
+        const int status = plan_statistics(w, &w->args[STATISTICS], STATISTICS, 0, 0, 0);
+        if (status != PBN_OK)
+            return status;
+        w->vector = vector;
+        w->stats = 1;
+    }
+    return plan_statistics(w, a, SUMS, w->backward, w->backward ? w->fused : w->fused && !call->sums_only, !call->sums_only);
+}
+
+static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static size_t stats_size(const work *w) {
+    return w->stats ? rounded(4 * (w->call->x_desc->dtype == PBN_FLOAT64 ? 8 : 4) * (size_t)w->p.channels) : 0;
+}
+
+static size_t workspace_of(const work *w) { return stats_size(w) + rounded(w->parts_bytes); }
+
+static void bind(work *w) {
+    const pbn_call *c = w->call;
+    const void *data[PLACES];
+    const int inference = c->operation == PBN_OP_FORWARD_INFERENCE;
+    char *const workspace = c->workspace;
+    data_of(c, data);
+    for (int stage = 0; stage < STAGES; stage++) {
+        arguments *a = &w->args[stage];
+        for (int t = 0; t < PLACES; t++)
+            a->data[t] = (void *)(uintptr_t)data[t];
+        if (!w->backward && c->z == NULL)
+            a->data[AT_W] = NULL;
+        a->scale = c->scale, a->bias = c->bias;
+        a->dscale = c->dscale, a->dbias = c->dbias;
+        a->stats = w->stats ? workspace : NULL;
+        a->parts = workspace + stats_size(w);
+        a->running_mean = inference || stage == STATISTICS ? NULL : c->running_mean;
+        a->running_variance = inference ? NULL : c->running_variance;
+        a->saved_mean = inference ? c->running_mean : c->saved_mean;
+        a->saved_inverse = inference ? c->running_variance : c->saved_inv_variance;
+        if (stage == STATISTICS || (stage == RESULTS && c->operation == PBN_OP_FORWARD_TRAINING))
+            a->saved_mean = a->saved_inverse = NULL; /* in the workspace they are not rounded to the parameters' type */
+        if (a->saved_mean == NULL)
+            a->inverse = 1;
+    }
+}
+
+static int launch_all(work *w) {
+    for (int i = 0; i < w->count; i++) {
+        const launch *l = &w->launches[i];
+        void *parameters[] = {&w->args[l->stage], &w->axes};
+        const int status = run_kernel(w->handle, l->of, l->grid, l->block, l->shared, l->cluster, l->follows, parameters);
+        if (status != PBN_OK)
+            return status;
+    }
+    return PBN_OK;
+}
+
+static int is_empty(const pbn_call *call) {
+    return pbn_numel(call->x_desc->rank, call->x_desc->dims) == 0;
+}
+
+static int compute(pbn_handle *handle, const pbn_call *call) {
+    const void *data[PLACES];
+    work w;
+    int status = check_call(call);
+    if (status != PBN_OK || is_empty(call))
+        return status;
+    data_of(call, data);
+    if ((status = make_work(&w, handle, call, data)) != PBN_OK)
+        return status;
+    if (workspace_of(&w) > 0 && (call->workspace == NULL || call->workspace_size < workspace_of(&w)))
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than workspace_size says");
+    bind(&w);
+    return launch_all(&w);
+}
+
+/* Whatever addresses the call will have: aligned, off by one element alike, and apart from one another. */
+static int workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
+    const uintptr_t item = call->x_desc != NULL ? pbn_item_size(call->x_desc->dtype) : 4;
+    work w;
+    *bytes = 0;
+    if (call->operation > PBN_OP_BACKWARD)
+        return PBN_OK;
+    int status = check_call(call);
+    if (status != PBN_OK || is_empty(call))
+        return status;
+    for (uintptr_t way = 0; way < 3; way++) {
+        const void *data[PLACES];
+        for (uintptr_t t = 0; t < PLACES; t++)
+            data[t] = (const void *)(way == 0 ? (uintptr_t)16 : way == 1 ? 16 + item : 16 + t % 2 * item);
+        if ((status = make_work(&w, handle, call, data)) != PBN_OK)
+            return status;
+        *bytes = workspace_of(&w) > *bytes ? workspace_of(&w) : *bytes;
+    }
+    return PBN_OK;
+}
+
+/* ------------------------------------------------------------------ elementwise calls */
+
+static int elementwise(pbn_handle *handle, const pbn_call *call) {
+    const int fills = call->operation == PBN_OP_FILL, gradient = call->operation == PBN_OP_RELU_BACKWARD;
+    const pbn_tensor *out = gradient ? call->dx_desc : call->y_desc;
+    const pbn_tensor *const tensors[TENSORS] = {fills ? out : call->x_desc, gradient ? NULL : out, gradient ? call->dy_desc : NULL,
+                                                gradient ? out : NULL, NULL};
+    pbn_call like = *call;
+    const void *data[PLACES];
+    work w;
+    int status = PBN_OK;
+    if (out == NULL || tensors[0] == NULL || out->rank < 1)
+        return pbn_refuse(PBN_E_ARGUMENT, "a tensor descriptor is missing or was never set");
+    for (int t = 1; t < TENSORS && status == PBN_OK; t++)
+        if (tensors[t] != NULL)
+            status = check_tensor(tensors[t], tensors[0]);
+    if (status != PBN_OK || pbn_numel(out->rank, out->dims) == 0)
+        return status;
+    memset(&w, 0, sizeof w);
+    like.x_desc = tensors[0];
+    like.param_desc = NULL;
+    w.call = &like, w.handle = handle;
+    data_of(call, data);
+    note_pointers(&w, data);
+    make_problem(&w.p, tensors, 0, 0, 1);
+    list_axes(&w);
+    arguments *a = &w.args[SUMS];
+    int64_t vector = 16 / (int64_t)pbn_item_size(out->dtype);
+    int flat = w.axes.reduced == 1 && w.axes.kept == 0;
+    if (w.p.columns) /* a single element */
+        w.axes.reduced = 1, w.axes.kept = 0, w.axes.length[0] = 1, flat = 1;
+    for (int t = 0; t < TENSORS; t++)
+        if (tensors[t] != NULL) {
+            flat &= w.p.run == 1 || w.p.steps[t] == 1;
+            vector = least(vector, least(divisor(w.shift[t], 8), divisor(w.p.run, 8)));
+        }
+    a->count = pbn_numel(out->rank, out->dims);
+    w.form = flat ? ALIGNED : ANY;
+    w.vector = flat ? (int)vector : 1;
+    a->count /= w.vector;
+    a->alpha = call->alpha, a->beta = call->beta, a->kind = call->operation;
+    for (int t = 0; t < PLACES; t++)
+        a->data[t] = (void *)(uintptr_t)data[t];
+    launch *l = add_launch(&w, KERNEL_ELEMENTS, SUMS, 0, 0, &status);
+    if (l == NULL)
+        return status;
+    l->block[0] = THREADS;
+    l->grid[0] = (unsigned)least(over(a->count, THREADS), 1 << 20);
+    return launch_all(&w);
+}
+
+/* ------------------------------------------------------------------ plans */
+
+struct pbn_plan {
+    work w;
+    pbn_call call;
+    void *context;
+    size_t workspace;
+};
+
+static int plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
+    const void *data[PLACES];
+    int status = check_call(call);
+    (void)algorithm; /* there is one way */
+    *plan = NULL;
+    if (status != PBN_OK)
+        return status;
+    pbn_plan *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return pbn_refuse(PBN_E_MEMORY, "no host memory for a plan");
+    p->call = *call;
+    p->context = handle->context;
+    status = workspace_size(handle, call, &p->workspace);
+    if (status == PBN_OK && !is_empty(call)) {
+        data_of(call, data);
+        status = make_work(&p->w, handle, &p->call, data);
+    }
+    if (status != PBN_OK) {
+        free(p);
+        return status;
+    }
+    *plan = p;
+    return PBN_OK;
+}
+
+static void plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm, const char **why) {
+    *workspace = plan->workspace;
+    *reserve = 0;
+    *algorithm = algorithm_names[0];
+    *why = plan->w.count == 1 ? "one launch" : "several launches";
+}
+
+/* Launches are those of the plan where the addresses are aligned as they were when it was made. */
+static int plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
+    const void *data[PLACES];
+    unsigned before[PLACES];
+    work *w = &plan->w;
+    if (is_empty(call))
+        return PBN_OK;
+    memcpy(before, w->shift, sizeof before);
+    w->call = call;
+    data_of(call, data);
+    note_pointers(w, data);
+    if (memcmp(before, w->shift, sizeof before) != 0) {
+        memcpy(w->shift, before, sizeof before);
+        return compute(handle, call);
+    }
+    if (workspace_of(w) > 0 && (call->workspace == NULL || call->workspace_size < workspace_of(w)))
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than the plan says");
+    if (w->args[RESULTS].given)
+        w->args[RESULTS].share = call->share;
+    bind(w);
+    return launch_all(w);
+}
+
+static void plan_destroy(pbn_plan *plan) { free(plan); }
+
+static const char *unrepeated(const pbn_call *call, const char *algorithm) {
+    (void)call, (void)algorithm; /* sums are cut by the shape and the device alone, and added in order */
+    return NULL;
+}
+
+PBN_CALL_THERE(compute)
+PBN_CALL_THERE(elementwise)
+PBN_THERE(workspace_size, (pbn_handle * handle, const pbn_call *call, size_t *bytes), (handle, call, bytes))
+PBN_THERE(plan_create, (pbn_handle * handle, const pbn_call *call, const char *algorithm, pbn_plan **plan),
+          (handle, call, algorithm, plan))
+PBN_THERE(plan_run, (pbn_handle * handle, pbn_plan *plan, const pbn_call *call), (handle, plan, call))
+
+const pbn_backend pbn_backend_native_cuda = {
+    .contract = PBN_CONTRACT,
+    .device_type = PBN_DEVICE_CUDA,
+    .also_reached = {PBN_DEVICE_CUDA_MANAGED},
+    .name = "native_cuda",
+    .label = "native (CUDA)",
+    .search = {.sonames = "libnvrtc.so.13 libnvrtc.so.12",
+               .hint = "pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12, as the driver needs), or a CUDA toolkit",
+               .pathfinder = "nvrtc",
+               .distributions = "nvidia-cuda-nvrtc nvidia-cuda-nvrtc-cu13 nvidia-cuda-nvrtc-cu12 nvidia-cuda-nvrtc-cu11",
+               .roots = "CUDA_PATH CUDA_HOME",
+               .variables = "NVRTC_ CUDA_FORCE_ CUDA_DISABLE_ CUDA_MODULE_LOADING"},
+    .load = gpu_load,
+    .status_name = gpu_status_name,
+    .status_class = gpu_status_class,
+    .last_error = gpu_last_error,
+    .context_lost = gpu_context_lost,
+    .handle_device = gpu_handle_device,
+    .device_count = gpu_device_count,
+    .memory_device = gpu_memory_device,
+    .handle_create = gpu_handle_create,
+    .handle_borrow = gpu_handle_borrow,
+    .handle_destroy = gpu_handle_destroy,
+    .handle_pointer = gpu_handle_pointer,
+    .stream_set = gpu_stream_set,
+    .stream_get = gpu_stream_get,
+    .tensor_create = tensor_create,
+    .tensor_borrow = tensor_borrow,
+    .tensor_set = tensor_set,
+    .tensor_get = tensor_get,
+    .tensor_size = tensor_size,
+    .tensor_destroy = tensor_destroy,
+    .derive = derive,
+    .capability = capability,
+    .workspace_size = workspace_size_there,
+    .forward_training = compute_there,
+    .forward_inference = compute_there,
+    .backward = compute_there,
+    .axpby = elementwise_there,
+    .fill = elementwise_there,
+    .relu = elementwise_there,
+    .relu_backward = elementwise_there,
+    .algorithms = algorithm_names,
+    .plan_create = plan_create_there,
+    .plan_info = plan_info,
+    .plan_run = plan_run_there,
+    .plan_destroy = plan_destroy,
+    .unrepeated = unrepeated,
+    .has_symbol = gpu_has_symbol,
+};

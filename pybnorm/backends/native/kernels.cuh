@@ -1,0 +1,1335 @@
+/* Batch norm on a GPU. One source for CUDA and HIP, compiled at run time; gpu.c says which kernel, by these macros:
+ *
+ *     KERNEL_name   the one kernel that is compiled
+ *     DTYPE, PARAM  numbers of pbn_dtype: of the data; of parameters and statistics
+ *     BACKWARD      0 or 1
+ *     FUSED         0, or 1: an activation, a residual, or scalars alpha and beta other than 1 and 0
+ *     FORM          0 rows that begin anywhere, 1 rows of whole vectors, 2 any strides, element by element
+ *     VECTOR        columns: elements that a thread reads at once
+ *
+ * Sums. A thread adds at most 64 terms in float32, about a value k near the part's mean (of dy * (x - mean) nothing
+ * cancels); threads' sums are added as doubles, and parts combined by Chan, Golub and LeVeque (1983) in double, all in an
+ * order that the shape alone decides. A part whose k turns out to be far from its mean, or whose squares float32 cannot
+ * hold, is summed again in double about that mean. So neither the mean's size nor what else runs changes the result.
+ *
+ * Blocks that exchange sums are one cluster: the hardware starts all of its blocks together or none, and its barrier is
+ * the only thing that they wait for, so that no order of blocks and no other stream can leave one waiting for ever.
+ * What does not fit a cluster's shared memory takes separate launches, which wait for nothing.
+ */
+#include "arguments.h"
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+/* ------------------------------------------------------------------ what differs between CUDA and HIP */
+
+#if defined(__HIP__)
+static __device__ float half_number(unsigned short h) { return (float)__builtin_bit_cast(_Float16, h); }
+static __device__ unsigned short half_of(float f) { return __builtin_bit_cast(unsigned short, (_Float16)f); }
+template <class V> static __device__ V shuffle(V v, int lane) { return __shfl_xor(v, lane, 32); }
+static __device__ void store_past_cache(uint4 *to, uint4 v) { *to = v; }
+static __device__ void after_previous() {}
+static __device__ void let_next_start() {}
+#define CLUSTERS 0
+#else
+static __device__ __forceinline__ float half_number(unsigned short h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+static __device__ __forceinline__ unsigned short half_of(float f) {
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+template <class V> static __device__ __forceinline__ V shuffle(V v, int lane) { return __shfl_xor_sync(~0u, v, lane); }
+static __device__ __forceinline__ void store_past_cache(uint4 *to, uint4 v) { __stcs(to, v); }
+#if __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+/* The launch may begin before the one in front of it has ended; what that one wrote is there from here on. */
+static __device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+static __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+#define CLUSTERS 0
+static __device__ __forceinline__ void after_previous() {}
+static __device__ __forceinline__ void let_next_start() {}
+#endif
+#endif
+
+#if CLUSTERS
+static __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+static __device__ __forceinline__ double of_block(const double *shared, u32 rank) {
+    double v;
+    const u32 here = (u32)__cvta_generic_to_shared(shared);
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(there) : "memory");
+    return v;
+}
+#else /* one block is a channel's: gpu.c asks for no more */
+static __device__ __forceinline__ void cluster_arrive() {}
+static __device__ __forceinline__ void cluster_wait() {}
+static __device__ __forceinline__ double of_block(const double *shared, u32) { return *shared; }
+#endif
+
+/* ------------------------------------------------------------------ numbers */
+
+template <int D> struct type;
+template <> struct type<0> {
+    typedef float element, number;
+    static __device__ __forceinline__ float get(float e) { return e; }
+    static __device__ __forceinline__ float put(float n) { return n; }
+};
+template <> struct type<1> {
+    typedef double element, number;
+    static __device__ __forceinline__ double get(double e) { return e; }
+    static __device__ __forceinline__ double put(double n) { return n; }
+};
+template <> struct type<2> {
+    typedef unsigned short element;
+    typedef float number;
+    static __device__ __forceinline__ float get(unsigned short e) { return half_number(e); }
+    static __device__ __forceinline__ unsigned short put(float n) { return half_of(n); }
+};
+template <> struct type<3> {
+    typedef unsigned short element;
+    typedef float number;
+    static __device__ __forceinline__ float get(unsigned short e) { return __uint_as_float((u32)e << 16); }
+    static __device__ __forceinline__ unsigned short put(float n) {
+#if !defined(__HIP__) && __CUDA_ARCH__ >= 800
+        unsigned short h;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(n));
+        return h;
+#else
+        const u32 bits = __float_as_uint(n);
+        if ((bits & 0x7fffffff) > 0x7f800000)
+            return bits >> 16 | 0x40;
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
+    }
+};
+
+typedef type<DTYPE> D;
+typedef D::element T;
+typedef D::number N;
+typedef type<PARAM> PD;
+typedef PD::element P;
+
+#ifndef VECTOR
+#if FORM == 2
+#define VECTOR 1
+#else
+#define VECTOR (16 / (DTYPE == 1 ? 8 : DTYPE == 0 ? 4 : 2))
+#endif
+#endif
+enum { V = VECTOR, CHAIN = 32 };
+
+struct alignas(V * sizeof(T)) pack {
+    T e[V];
+};
+
+static __device__ __forceinline__ void store(T *to, const pack &v) {
+    if (sizeof(pack) == 16)
+        store_past_cache((uint4 *)to, *(const uint4 *)&v);
+    else
+        *(pack *)to = v;
+}
+
+static __device__ __forceinline__ N parameter(const void *vector, i64 i) { return (N)PD::get(((const P *)vector)[i]); }
+static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double value) {
+    ((P *)vector)[i] = PD::put((PD::number)value);
+}
+
+/* In float32 where v is well within its range. */
+static __device__ __forceinline__ double inverse_root(double v) {
+    return DTYPE == 1 || !(v > 1e-30 && v < 1e30) ? 1 / sqrt(v) : 1 / sqrtf((float)v);
+}
+
+/* ------------------------------------------------------------------ one element */
+
+/* y = (x - mean) * a + b, dx = dy * a + (x - mean) * inverse * slope + centre: in one factor inverse * slope would leave
+ * the range of float32 where x is very large or small. */
+struct coefficients {
+    N mean, a, b, slope, centre, inverse;
+};
+
+static __device__ __forceinline__ N passed(const arguments &a, N dy, N result) {
+    return result > (N)a.low && result <= (N)a.high ? dy : (N)0;
+}
+
+static __device__ __forceinline__ N blended(const arguments &a, N v, N prior) {
+    return (N)a.alpha * v + (a.beta != 0 ? (N)a.beta * prior : (N)0);
+}
+
+/* z and `prior` are 0 where there is none. A NaN stays one. */
+static __device__ __forceinline__ N result(const arguments &a, const coefficients &k, N x, N z, N prior) {
+    N v = (x - k.mean) * k.a + k.b;
+    if (FUSED) {
+        v += z;
+        if (a.activation) {
+            v = v <= (N)a.low ? (N)a.low : v;
+            v = v > (N)a.high ? (N)a.high : v;
+        }
+        v = blended(a, v, prior);
+    }
+    return v;
+}
+
+static __device__ __forceinline__ N gradient(const arguments &a, const coefficients &k, N x, N d, N prior) {
+    const N v = d * k.a + ((x - k.mean) * k.inverse * k.slope + k.centre);
+    return FUSED ? blended(a, v, prior) : v;
+}
+
+/* dy where the activation lets it pass; y is batch norm's result where `reads_y`. */
+static __device__ __forceinline__ N gradient_in(const arguments &a, const coefficients &k, N x, N dy, N y) {
+    if (!FUSED || !a.activation)
+        return dy;
+    return passed(a, dy, a.reads_y ? y : (x - k.mean) * k.a + k.b);
+}
+
+/* ------------------------------------------------------------------ from sums to coefficients */
+
+struct record { /* of a part: its mean and M2, or the sums of dy and dy * (x - mean); and its number of elements */
+    double first, second, n;
+};
+
+/* Means and M2 of parts to those of all, about the first part's mean; sums are simply added. `share` is 1 over the number
+ * of elements of all parts. */
+struct combined {
+    double about, sum, square;
+    __device__ combined(double first) : about(BACKWARD || !(fabs(first) <= 1e300) ? 0 : first), sum(0), square(0) {}
+    __device__ void add(double first, double second, double count) {
+        if (BACKWARD) {
+            sum += first;
+            square += second;
+        } else if (count > 0) {
+            const double d = first - about;
+            sum += count * d;
+            square += second + count * d * d;
+        }
+    }
+    __device__ double first(double share) const { return BACKWARD ? sum : about + sum * share; }
+    __device__ double second(double share) const {
+        return BACKWARD ? square : fmax(square - sum * (sum * share), square - square);
+    }
+};
+
+static __device__ void blend_parameter(const arguments &a, void *vector, i64 i, double value) {
+    value *= a.alpha_param;
+    if (a.beta_param != 0)
+        value += a.beta_param * (double)parameter(vector, i);
+    set_parameter(vector, i, value);
+}
+
+/* What a channel's end reads, asked for before its sums are there. */
+struct before {
+    N scale, bias;
+    double mean, variance;
+    __device__ before(const arguments &a, i64 i, bool has) : scale(1), bias(0), mean(0), variance(0) {
+        if (!has)
+            return;
+        if (a.scale && !a.sums_only)
+            scale = parameter(a.scale, i);
+        if (a.bias && !a.sums_only)
+            bias = parameter(a.bias, i);
+        if (a.running_mean && a.factor != 1) { /* with factor 1 they are not read */
+            mean = (double)parameter(a.running_mean, i);
+            variance = (double)parameter(a.running_variance, i);
+        }
+    }
+};
+
+/* The channel's mean and 1/deviation, which one thread writes. */
+static __device__ void finish_forward(const arguments &a, i64 i, const before &old, double mean, double m2, bool writes, N &mu,
+                                      N &inverse) {
+    const double variance = m2 * a.share;
+    mu = (N)mean;
+    inverse = (N)inverse_root(variance + a.epsilon);
+    if (!writes)
+        return;
+    if (a.stats) {
+        ((N *)a.stats)[i] = mu;
+        ((N *)a.stats)[a.channels + i] = inverse;
+    }
+    if (a.saved_mean) {
+        set_parameter(a.saved_mean, i, mean);
+        set_parameter(a.saved_inverse, i, inverse);
+    }
+    if (a.running_mean) { /* with factor 0 the new ones are not read */
+        const double f = a.factor, unbiased = variance * a.unbiased;
+        set_parameter(a.running_mean, i, (f == 1 ? 0 : (1 - f) * old.mean) + (f == 0 ? 0 : f * mean));
+        set_parameter(a.running_variance, i, (f == 1 ? 0 : (1 - f) * old.variance) + (f == 0 ? 0 : f * unbiased));
+    }
+}
+
+static __device__ void finish_backward(const arguments &a, i64 i, double sum, double dot, N inverse) {
+    blend_parameter(a, a.dscale, i, dot * inverse);
+    blend_parameter(a, a.dbias, i, sum);
+    if (a.stats) {
+        ((N *)a.stats)[2 * a.channels + i] = (N)sum;
+        ((N *)a.stats)[3 * a.channels + i] = (N)dot;
+    }
+}
+
+/* Given: those of inference, those that were saved or are in the workspace. */
+static __device__ __forceinline__ N given_mean(const arguments &a, i64 i) {
+    if (a.saved_mean == 0)
+        return ((const N *)a.stats)[i];
+    return parameter(a.saved_mean, i);
+}
+
+static __device__ __forceinline__ N given_inverse(const arguments &a, i64 i) {
+    if (a.saved_inverse == 0)
+        return ((const N *)a.stats)[a.channels + i];
+    const N v = parameter(a.saved_inverse, i);
+    return a.inverse ? v : (N)inverse_root((double)v + a.epsilon);
+}
+
+static __device__ __forceinline__ coefficients affine(const arguments &a, i64 i, N mean, N inverse) {
+    coefficients k = {mean, (a.scale ? parameter(a.scale, i) : (N)1) * inverse, 0, 0, 0, 0};
+    if (a.bias)
+        k.b = parameter(a.bias, i);
+    return k;
+}
+
+static __device__ __forceinline__ void slope_of(const arguments &a, coefficients &k, N inverse, N sum, N dot) {
+    const N share = (N)a.share;
+    k.inverse = inverse;
+    k.slope = -k.a * (dot * inverse * share);
+    k.centre = -k.a * (sum * share);
+}
+
+/* For results alone, of statistics and sums that are there. */
+static __device__ __forceinline__ coefficients given_coefficients(const arguments &a, i64 i) {
+    const N inverse = given_inverse(a, i);
+    coefficients k = affine(a, i, given_mean(a, i), inverse);
+    if (BACKWARD) {
+        if (a.given)
+            slope_of(a, k, inverse, parameter(a.dbias, i), parameter(a.dscale, i));
+        else
+            slope_of(a, k, inverse, ((const N *)a.stats)[2 * a.channels + i], ((const N *)a.stats)[3 * a.channels + i]);
+    }
+    return k;
+}
+
+/* Whether sums of n terms in float32 are good: within its range, and k near enough to the mean that what cancels in
+ * square - sum^2/n is less than the bound of a sum of n terms leaves. */
+static __device__ __forceinline__ bool is_held(double sum, double square, double n) {
+    if (DTYPE == 1 && BACKWARD)
+        return true;
+    if (!(fabs(sum) <= 1e37 && fabs(square) <= 1e37))
+        return false;
+    if (DTYPE != 1 && fabs(square) < n * 1e-34 && (!BACKWARD || sum != 0 || square != 0))
+        return false;
+    return BACKWARD || sum * sum <= (4 + 0.25 * sqrtf((float)n)) * (n * square - sum * sum);
+}
+
+/* Of all threads' sums, in one order; every thread has the result. `shared`: 64 doubles. */
+static __device__ void block_sum(double &s, double &q, double *shared) {
+    const u32 warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    for (int lane = 16; lane; lane >>= 1) {
+        s += shuffle(s, lane);
+        q += shuffle(q, lane);
+    }
+    if (warps == 1)
+        return;
+    if ((threadIdx.x & 31) == 0) {
+        shared[2 * warp] = s;
+        shared[2 * warp + 1] = q;
+    }
+    __syncthreads();
+    s = q = 0;
+    for (u32 i = 0; i < warps; i++) {
+        s += shared[2 * i];
+        q += shared[2 * i + 1];
+    }
+}
+
+/* ------------------------------------------------------------------ rows, and any strides */
+
+#if defined(KERNEL_rows) || defined(KERNEL_row_sums) || defined(KERNEL_any_apply) || defined(KERNEL_row_apply)
+#if FORM == 2
+typedef i64 index;
+#else
+typedef u32 index;
+#endif
+
+/* Vector `v` of channel c: where it lies, and which of its elements are the row's. */
+struct spot {
+    i64 row, element; /* FORM 2: the index, and nothing */
+    int first, end;
+};
+
+#if FORM == 2
+static __device__ __forceinline__ i64 offset_of(const axis_list &axes, int place, int first, int end, i64 number) {
+    i64 offset = 0;
+    for (int i = first; i < end; i++) {
+        const i64 at = i == end - 1 ? number : number % axes.length[i];
+        number /= axes.length[i];
+        offset += at * (place < 0 ? axes.vector[i] : axes.step[i][place]);
+    }
+    return offset;
+}
+#define AXES , const axis_list axes
+#define WITH_AXES , const axis_list &axes
+#define GIVE_AXES , axes
+#else
+#define AXES
+#define WITH_AXES
+#define GIVE_AXES
+#endif
+
+static __device__ __forceinline__ i64 vector_place(const arguments &a, i64 c WITH_AXES) {
+#if FORM == 2
+    return offset_of(axes, -1, axes.reduced, axes.reduced + axes.kept, c);
+#else
+    return c * a.group_vector;
+#endif
+}
+
+static __device__ __forceinline__ spot spot_in(const arguments &a, i64 c, i64 row, u32 w) {
+    spot at = {row, (i64)w * V, 0, V};
+#if FORM == 0
+    const int before = (int)((a.shift + (u64)(row * a.row[AT_X] + c * a.group[AT_X])) & (V - 1));
+    at.element -= before;
+    at.first = at.element < 0 ? (int)-at.element : 0;
+    at.end = a.run - at.element < V ? (int)(a.run - at.element) : V;
+#endif
+    return at;
+}
+
+static __device__ __forceinline__ spot spot_of(const arguments &a, i64 c, index v) {
+#if FORM == 2
+    return spot{v, 0, 0, 1};
+#else
+    const u32 row = v / a.vectors;
+    return spot_in(a, c, row, v - row * a.vectors);
+#endif
+}
+
+static __device__ __forceinline__ i64 offset_at(const arguments &a, int place, i64 c, const spot &at WITH_AXES) {
+#if FORM == 2
+    return offset_of(axes, place, 0, axes.reduced, at.row) +
+           offset_of(axes, place, axes.reduced, axes.reduced + axes.kept, c);
+#else
+    return at.row * a.row[place] + c * a.group[place] + at.element;
+#endif
+}
+
+static __device__ __forceinline__ pack load(const arguments &a, int place, i64 c, const spot &at WITH_AXES) {
+    const i64 offset = offset_at(a, place, c, at GIVE_AXES);
+    const T *from = (const T *)a.data[place] + offset;
+    /* A vector that a row begins or ends in is read whole where the tensor has all of it. */
+    if (FORM != 0 || (at.end - at.first == V) || (offset >= 0 && offset + V <= a.span[place]))
+        return *(const pack *)from;
+    pack v = {};
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (i >= at.first && i < at.end)
+            v.e[i] = from[i];
+    return v;
+}
+
+static __device__ __forceinline__ void save(const arguments &a, int place, i64 c, const spot &at, const pack &v WITH_AXES) {
+    T *to = (T *)a.data[place] + offset_at(a, place, c, at GIVE_AXES);
+    if (FORM != 0 || at.end - at.first == V) {
+        store(to, v);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (i >= at.first && i < at.end)
+            to[i] = v.e[i];
+}
+
+static __device__ __forceinline__ bool is_in(const spot &at, int i) { return FORM != 0 || (i >= at.first && i < at.end); }
+
+/* Elements of a channel before vector v. */
+static __device__ __forceinline__ i64 elements_before(const arguments &a, i64 c, index v) {
+#if FORM == 2
+    return v;
+#else
+    if (v >= a.total)
+        return a.rows * a.run;
+    const spot at = spot_of(a, c, v);
+    return at.row * a.run + (at.element < 0 ? 0 : at.element < a.run ? at.element : a.run);
+#endif
+}
+
+/* x, and dy where the activation lets it pass, from memory. */
+static __device__ __forceinline__ void read(const arguments &a, const coefficients &k, i64 c, const spot &at, pack &x,
+                                            pack &d WITH_AXES) {
+    x = load(a, AT_X, c, at GIVE_AXES);
+    if (BACKWARD) {
+        d = load(a, AT_W, c, at GIVE_AXES);
+        if (FUSED && a.activation) {
+            const pack y = a.reads_y ? load(a, AT_Y, c, at GIVE_AXES) : x;
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                d.e[i] = D::put(gradient_in(a, k, D::get(x.e[i]), D::get(d.e[i]), D::get(y.e[i])));
+        }
+    }
+}
+
+template <class A> static __device__ __forceinline__ void add(const spot &at, A about, const pack &x, const pack &d, A &s, A &q) {
+    A vs = 0, vq = 0;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const bool in = is_in(at, i);
+        const A e = in ? (A)D::get(x.e[i]) - about : (A)0, w = BACKWARD ? (in ? (A)D::get(d.e[i]) : (A)0) : e;
+        vs += w;
+        vq += w * e;
+    }
+    s += vs;
+    q += vq;
+}
+
+/* Where a thread is in a channel: vectors are `step` apart, which is so many rows and so many vectors of one. */
+struct walker {
+    u32 row, w, rows, ws;
+    __device__ walker(const arguments &a, index v, u32 step) {
+        if (FORM == 2)
+            return;
+        row = (u32)v / a.vectors;
+        w = (u32)v - row * a.vectors;
+        rows = step / a.vectors;
+        ws = step - rows * a.vectors;
+    }
+    __device__ spot here(const arguments &a, i64 c, index v) const { return FORM == 2 ? spot_of(a, c, v) : spot_in(a, c, row, w); }
+    __device__ void go(const arguments &a) {
+        if (FORM == 2)
+            return;
+        row += rows;
+        w += ws;
+        if (w >= a.vectors) {
+            w -= a.vectors;
+            row++;
+        }
+    }
+};
+
+/* The mean of all lanes' values; 0 where that is not finite. */
+static __device__ N mean_of_warp(N k) {
+    k *= (N)(1.0 / 32);
+    for (int lane = 16; lane; lane >>= 1)
+        k += shuffle(k, lane);
+    return fabs(k) <= (N)1e37 || DTYPE == 1 ? k : (N)0;
+}
+
+/* Sums of vectors lo to hi of a channel, lo < hi, about a value that is near the mean of `sample` of all lanes (of x),
+ * or `about` (of dy). The first loads wait for nothing. x and d go to `kept` where there is one. */
+static __device__ void part_sums(const arguments &a, const coefficients &k, i64 c, index lo, index hi, N sample, N &about,
+                                 pack *kept, u32 per, double &s, double &q WITH_AXES) {
+    enum { BATCH = FORM == 2 ? 1 : FORM == 0 && BACKWARD ? 2 : 4 };
+    const index step = blockDim.x;
+    index v = lo + threadIdx.x;
+    walker at(a, v, step);
+    N s1 = 0, q1 = 0;
+    int batches = 0;
+    s = q = 0;
+    do {
+        pack x[BATCH], d[BATCH];
+        spot spots[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (v + i * step < hi) {
+                spots[i] = at.here(a, c, v + i * step);
+                read(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
+            }
+            at.go(a);
+        }
+        if (!BACKWARD && batches == 0 && v - lo == threadIdx.x) /* the first turn, which all lanes take */
+            about = mean_of_warp(sample);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (v + i * step < hi) {
+                if (kept) {
+                    kept[(u32)(v - lo) + i * step] = x[i];
+                    if (BACKWARD)
+                        kept[per + (u32)(v - lo) + i * step] = d[i];
+                }
+                add<N>(spots[i], about, x[i], d[i], s1, q1);
+            }
+        v += BATCH * step;
+        if (++batches == CHAIN / BATCH || v >= hi) {
+            s += (double)s1;
+            q += (double)q1;
+            s1 = q1 = 0;
+            batches = 0;
+        }
+    } while (v < hi);
+}
+
+static __device__ void part_sums_again(const arguments &a, const coefficients &k, i64 c, index lo, index hi, double about,
+                                       double &s, double &q WITH_AXES) {
+    s = q = 0;
+    for (index v = lo + threadIdx.x; v < hi; v += blockDim.x) {
+        const spot at = spot_of(a, c, v);
+        pack x, d;
+        read(a, k, c, at, x, d GIVE_AXES);
+        add<double>(at, about, x, d, s, q);
+    }
+}
+
+/* One of 32 elements that are spread over the part, by lane. */
+static __device__ N sample_of(const arguments &a, i64 c, index lo, index hi WITH_AXES) {
+    const index v = lo + (index)((u64)(hi - lo) * (threadIdx.x & 31) / 32);
+    spot at = spot_of(a, c, v);
+#if FORM != 2
+    at.element = at.element < 0 ? 0 : at.element < a.run ? at.element : a.run - 1;
+#endif
+    return D::get(((const T *)a.data[AT_X])[offset_at(a, AT_X, c, at GIVE_AXES)]);
+}
+
+/* A part's record, from one pass over its memory; every thread has it. */
+static __device__ record sum_part(const arguments &a, const coefficients &k, i64 c, index lo, index hi, pack *kept, u32 per,
+                                  double *shared WITH_AXES) {
+    record r = {0, 0, 0};
+    if (lo >= hi)
+        return r;
+    N about = k.mean;
+    double s, q;
+    const N sample = BACKWARD ? (N)0 : sample_of(a, c, lo, hi GIVE_AXES);
+    part_sums(a, k, c, lo, hi, sample, about, kept, per, s, q GIVE_AXES);
+    block_sum(s, q, shared);
+    r.n = (double)(elements_before(a, c, hi) - elements_before(a, c, lo));
+    double from = about;
+    if (!is_held(s, q, r.n)) { /* the same of every thread */
+        if (!BACKWARD && fabs(s) <= 1e300)
+            from += s / r.n;
+        __syncthreads();
+        part_sums_again(a, k, c, lo, hi, from, s, q GIVE_AXES);
+        block_sum(s, q, shared);
+    }
+    const double shift = BACKWARD ? 0 : s / r.n;
+    r.first = BACKWARD ? s : from + shift;
+    r.second = BACKWARD ? q : q - s * shift;
+    return r;
+}
+
+static __device__ coefficients start_coefficients(const arguments &a, i64 i, N &inverse) {
+    coefficients k = {0, 0, 0, 0, 0, 0};
+    inverse = 0;
+    if (BACKWARD) {
+        inverse = given_inverse(a, i);
+        k = affine(a, i, given_mean(a, i), inverse);
+    }
+    return k;
+}
+
+static __device__ __forceinline__ void write(const arguments &a, const coefficients &k, i64 c, const spot &at, const pack &x,
+                                             const pack &d WITH_AXES) {
+    const int to = BACKWARD ? AT_DX : AT_Y;
+    pack out, w = d, prior = x;
+    if (FUSED && a.beta != 0)
+        prior = load(a, to, c, at GIVE_AXES);
+    if (FUSED && !BACKWARD && a.data[AT_W])
+        w = load(a, AT_W, c, at GIVE_AXES);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const N e = D::get(x.e[i]), p = FUSED ? D::get(prior.e[i]) : (N)0;
+        out.e[i] = D::put(BACKWARD ? gradient(a, k, e, D::get(w.e[i]), p)
+                                   : result(a, k, e, FUSED && a.data[AT_W] ? D::get(w.e[i]) : (N)0, p));
+    }
+    if (FUSED && BACKWARD && a.data[AT_DZ]) /* before dx: dy may be dx */
+        save(a, AT_DZ, c, at, d GIVE_AXES);
+    save(a, to, c, at, out GIVE_AXES);
+}
+#endif
+
+#ifdef KERNEL_rows
+/* A channel is one cluster's, a part of it one block's, which keeps it: one read, one write. */
+extern "C" __global__ void __launch_bounds__(512, 2) rows(const arguments a) {
+    extern __shared__ uint4 memory[];
+    __shared__ double shared[64];
+    __shared__ record mine;
+    __shared__ coefficients found;
+    pack *kept = (pack *)memory;
+    const u32 c = blockIdx.x / a.splits, j = blockIdx.x % a.splits;
+    const u32 lo = min(j * a.per, a.total), hi = min(lo + a.per, a.total);
+    const i64 i = c * a.group_vector;
+    N inverse;
+    coefficients k = start_coefficients(a, i, inverse);
+    const before old(a, i, !BACKWARD && threadIdx.x == 0);
+    const record part = sum_part(a, k, c, lo, hi, kept, a.per, shared);
+    if (a.splits > 1) {
+        if (threadIdx.x == 0)
+            mine = part;
+        cluster_arrive(); /* it orders this block's threads, too: `shared` is free then */
+        cluster_wait();
+        if (threadIdx.x < a.splits) {
+            shared[3 * threadIdx.x] = of_block(&mine.first, threadIdx.x);
+            shared[3 * threadIdx.x + 1] = of_block(&mine.second, threadIdx.x);
+            shared[3 * threadIdx.x + 2] = of_block(&mine.n, threadIdx.x);
+        }
+        cluster_arrive(); /* waited for at the end: a block that is still read must not be gone */
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        combined all(a.splits > 1 ? shared[0] : part.first);
+        if (a.splits > 1)
+            for (u32 z = 0; z < a.splits; z++)
+                all.add(shared[3 * z], shared[3 * z + 1], shared[3 * z + 2]);
+        else
+            all.add(part.first, part.second, part.n);
+        if (BACKWARD) {
+            if (j == 0)
+                finish_backward(a, i, all.first(a.share), all.second(a.share), inverse);
+            slope_of(a, k, inverse, (N)all.first(a.share), (N)all.second(a.share));
+        } else {
+            N mean;
+            finish_forward(a, i, old, all.first(a.share), all.second(a.share), j == 0, mean, inverse);
+            k = coefficients{mean, old.scale * inverse, old.bias, 0, 0, 0};
+        }
+        found = k;
+    }
+    __syncthreads();
+    if (!a.sums_only) {
+        k = found;
+        walker at(a, lo + threadIdx.x, blockDim.x);
+#pragma unroll 4
+        for (u32 v = lo + threadIdx.x; v < hi; v += blockDim.x) {
+            write(a, k, c, at.here(a, c, v), kept[v - lo], kept[(BACKWARD ? a.per : 0) + v - lo]);
+            at.go(a);
+        }
+    }
+    if (a.splits > 1)
+        cluster_wait();
+}
+#endif
+
+#ifdef KERNEL_row_sums
+extern "C" __global__ void __launch_bounds__(512) row_sums(const arguments a AXES) {
+    __shared__ double shared[64];
+    let_next_start();
+    after_previous();
+    for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
+        const index total = FORM == 2 ? (index)a.count : (index)a.total, j = blockIdx.x;
+        const index lo = min(j * (index)a.per, total), hi = min(lo + (index)a.per, total);
+        N inverse;
+        const coefficients k = start_coefficients(a, vector_place(a, c GIVE_AXES), inverse);
+        const record part = sum_part(a, k, c, lo, hi, 0, 0, shared GIVE_AXES);
+        if (threadIdx.x == 0)
+            ((record *)a.parts)[c * a.splits + j] = part;
+        __syncthreads();
+    }
+}
+#endif
+
+#ifdef KERNEL_row_apply
+/* Threads lie along a row, and over several of them where rows are short. */
+extern "C" __global__ void __launch_bounds__(256) row_apply(const arguments a) {
+    enum { TURNS = 4 };
+    let_next_start();
+    after_previous();
+    const i64 rows = a.rows * a.channels;
+    const u32 from = blockIdx.y * blockDim.x * TURNS + threadIdx.x;
+    for (i64 r = (i64)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (i64)gridDim.x * blockDim.y) {
+        const i64 n = r / a.channels, c = r - n * a.channels;
+        const coefficients k = given_coefficients(a, c * a.group_vector);
+        pack x[TURNS], d[TURNS];
+#pragma unroll
+        for (int i = 0; i < TURNS; i++)
+            if (from + i * blockDim.x < a.vectors)
+                read(a, k, c, spot_in(a, c, n, from + i * blockDim.x), x[i], d[i]);
+#pragma unroll
+        for (int i = 0; i < TURNS; i++)
+            if (from + i * blockDim.x < a.vectors)
+                write(a, k, c, spot_in(a, c, n, from + i * blockDim.x), x[i], d[i]);
+    }
+}
+#endif
+
+#ifdef KERNEL_any_apply
+extern "C" __global__ void __launch_bounds__(256) any_apply(const arguments a AXES) {
+    let_next_start();
+    after_previous();
+    for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
+        const coefficients k = given_coefficients(a, vector_place(a, c GIVE_AXES));
+        for (i64 v = (i64)blockIdx.x * blockDim.x + threadIdx.x; v < a.count; v += (i64)gridDim.x * blockDim.x) {
+            const spot at = spot_of(a, c, v);
+            pack x, d;
+            read(a, k, c, at, x, d GIVE_AXES);
+            write(a, k, c, at, x, d GIVE_AXES);
+        }
+    }
+}
+#endif
+
+/* ------------------------------------------------------------------ columns */
+
+#if defined(KERNEL_tiles) || defined(KERNEL_column_sums) || defined(KERNEL_column_apply)
+/* Column u, of those of all groups: its place in a tensor's row, and in the vectors of parameters. */
+static __device__ __forceinline__ i64 column_place(const arguments &a, int place, u32 u) {
+    const u32 group = u / (u32)a.run;
+    return group * a.group[place] + (u - group * (u32)a.run);
+}
+static __device__ __forceinline__ i64 column_vector(const arguments &a, u32 u) {
+    const u32 group = u / (u32)a.run, w = u - group * (u32)a.run;
+    return group * a.group_vector + w / (u32)a.repeat * a.vector_step;
+}
+
+struct column_reader { /* a thread's vector of columns */
+    const T *x, *w, *y;
+    coefficients k[V];
+
+    __device__ __forceinline__ void read(const arguments &a, i64 r, pack &px, pack &pd) const {
+        px = *(const pack *)(x + r * a.row[AT_X]);
+        if (!BACKWARD)
+            return;
+        pd = *(const pack *)(w + r * a.row[AT_W]);
+        if (FUSED && a.activation) {
+            pack py = px;
+            if (a.reads_y)
+                py = *(const pack *)(y + r * a.row[AT_Y]);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                pd.e[i] = D::put(gradient_in(a, k[i], D::get(px.e[i]), D::get(pd.e[i]), D::get(py.e[i])));
+        }
+    }
+};
+
+struct column_writer {
+    T *out, *dz;
+    const T *z;
+
+    __device__ __forceinline__ column_writer(const arguments &a, u32 u) {
+        const int to = BACKWARD ? AT_DX : AT_Y;
+        out = (T *)a.data[to] + column_place(a, to, u);
+        dz = FUSED && BACKWARD && a.data[AT_DZ] ? (T *)a.data[AT_DZ] + column_place(a, AT_DZ, u) : 0;
+        z = FUSED && !BACKWARD && a.data[AT_W] ? (const T *)a.data[AT_W] + column_place(a, AT_W, u) : 0;
+    }
+    __device__ __forceinline__ void write(const arguments &a, const coefficients (&k)[V], i64 r, const pack &x,
+                                          const pack &d) const {
+        T *at = out + r * a.row[BACKWARD ? AT_DX : AT_Y];
+        pack y, w = d, prior = x;
+        if (FUSED && a.beta != 0)
+            prior = *(const pack *)at;
+        if (FUSED && z)
+            w = *(const pack *)(z + r * a.row[AT_W]);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const N e = D::get(x.e[i]), p = FUSED ? D::get(prior.e[i]) : (N)0;
+            y.e[i] = D::put(BACKWARD ? gradient(a, k[i], e, D::get(w.e[i]), p)
+                                     : result(a, k[i], e, FUSED && z ? D::get(w.e[i]) : (N)0, p));
+        }
+        if (FUSED && dz)
+            store(dz + r * a.row[AT_DZ], d);
+        store(at, y);
+    }
+};
+#endif
+
+#if defined(KERNEL_tiles) || defined(KERNEL_column_sums)
+#ifdef KERNEL_tiles
+enum { KEEPS = 1 };
+#else
+enum { KEEPS = 0 };
+#endif
+
+struct sum_pair {
+    N s, q;
+};
+
+/* Shared memory of a block: `pairs` of all threads, later of doubles; records of its columns; coefficients; kept rows. */
+struct tile {
+    u32 width, columns, first; /* columns of a block and of this one, its first column */
+    void *pairs;
+    record *records;
+    coefficients *found;
+    pack *kept;
+};
+
+static __device__ __forceinline__ tile make_tile(uint4 *memory, const arguments &a, u32 number) {
+    tile t;
+    const u32 threads = blockDim.x * blockDim.y;
+    t.width = blockDim.x * V;
+    t.first = number * t.width;
+    t.columns = (u32)min((i64)t.width, a.columns - (i64)t.first);
+    t.pairs = memory;
+    t.records = (record *)((char *)memory + threads * (V * sizeof(sum_pair) > 16 ? V * sizeof(sum_pair) : 16));
+    t.found = (coefficients *)(t.records + t.width);
+    t.kept = (pack *)((char *)memory + ((((char *)(t.found + t.width) - (char *)memory) + 15) & ~15));
+    return t;
+}
+
+/* Each column's value near the part's mean: of the first rows of it, one of each of a few lines of threads. */
+static __device__ __forceinline__ void near_columns(const tile &t, u32 rows, bool has, const pack &x, N (&about)[V]) {
+    enum { MOST_LINES = 8 };
+    N *of = (N *)t.pairs;
+    const u32 lines = min(min(blockDim.y, (u32)MOST_LINES), rows);
+    if (has && threadIdx.y < lines)
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            of[threadIdx.y * t.width + threadIdx.x * V + i] = D::get(x.e[i]);
+    __syncthreads();
+    const N share = (N)1 / lines;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        N k = 0;
+        for (u32 y = 0; has && y < lines; y++)
+            k += of[y * t.width + threadIdx.x * V + i] * share;
+        about[i] = fabs(k) <= (N)1e37 || DTYPE == 1 ? k : (N)0;
+    }
+    __syncthreads();
+}
+
+/* A thread's sums are of at most 64 rows, and those of at most 64 such sums. `about` is made of the first rows read. */
+static __device__ void column_sums_of(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
+                                      N (&about)[V]) {
+    enum { BATCH = BACKWARD ? 2 : 4 };
+    const u32 step = blockDim.y, id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    N s[V], q[V], s1[V], q1[V];
+    i64 r = lo + threadIdx.y;
+    int turns = 0;
+    bool first = !BACKWARD;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        s[i] = q[i] = s1[i] = q1[i] = 0;
+    do {
+        pack x[BATCH], d[BATCH];
+#pragma unroll
+        for (int z = 0; z < BATCH; z++)
+            if (has && r + z * step < hi)
+                in.read(a, r + z * step, x[z], d[z]);
+        if (first) /* the turn that all threads take */
+            near_columns(t, (u32)min(hi - lo, (i64)step), has, x[0], about);
+        first = false;
+#pragma unroll
+        for (int z = 0; z < BATCH; z++)
+            if (has && r + z * step < hi) {
+                if (KEEPS) {
+                    const u32 at = (u32)(r - lo) + z * step;
+                    t.kept[at * blockDim.x + threadIdx.x] = x[z];
+                    if (BACKWARD)
+                        t.kept[(a.per + at) * blockDim.x + threadIdx.x] = d[z];
+                }
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const N e = D::get(x[z].e[i]) - about[i], w = BACKWARD ? D::get(d[z].e[i]) : e;
+                    s1[i] += w;
+                    q1[i] += w * e;
+                }
+            }
+        r += BATCH * step;
+        if (++turns == 2 * CHAIN / BATCH || r >= hi) {
+            turns = 0;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                s[i] += s1[i];
+                q[i] += q1[i];
+                s1[i] = q1[i] = 0;
+            }
+        }
+    } while (has && r < hi);
+    /* Lines of one warp first, then of all warps; where a line is no share of a warp all lines at once. */
+    const bool by_warps = (blockDim.x & (blockDim.x - 1)) == 0 && blockDim.x <= 32 && threads % 32 == 0;
+    if (by_warps)
+        for (u32 lane = blockDim.x; lane < 32; lane *= 2)
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                s[i] += shuffle(s[i], (int)lane);
+                q[i] += shuffle(q[i], (int)lane);
+            }
+    const u32 line = by_warps ? id >> 5 : threadIdx.y, lines = by_warps ? threads >> 5 : step;
+    sum_pair *pairs = (sum_pair *)t.pairs;
+    if (!by_warps || (id & 31) < blockDim.x)
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            pairs[line * t.width + threadIdx.x * V + i] = sum_pair{s[i], q[i]};
+    __syncthreads();
+    for (u32 c = id; c < t.columns; c += threads) {
+        double sum = 0, square = 0;
+#pragma unroll 4
+        for (u32 y = 0; y < lines; y++) {
+            sum += (double)pairs[y * t.width + c].s;
+            square += (double)pairs[y * t.width + c].q;
+        }
+        t.records[c] = record{sum, square, (double)(hi - lo)};
+    }
+}
+
+/* The same in double, about the means that the records of a first turn tell. */
+static __device__ void column_sums_again(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
+                                         const N (&about)[V]) {
+    double *pairs = (double *)t.pairs;
+    const u32 step = blockDim.y, line = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const u32 c = threadIdx.x * V + i;
+        double s = 0, q = 0, k = about[i];
+        if (has && !BACKWARD && fabs(t.records[c].first) <= 1e300)
+            k += t.records[c].first / t.records[c].n;
+        if (has)
+            for (i64 r = lo + threadIdx.y; r < hi; r += step) {
+                pack x, d;
+                in.read(a, r, x, d);
+                const double e = (double)D::get(x.e[i]) - k, w = BACKWARD ? (double)D::get(d.e[i]) : e;
+                s += w;
+                q += w * e;
+            }
+        __syncthreads();
+        pairs[2 * line] = s;
+        pairs[2 * line + 1] = q;
+        __syncthreads();
+        if (has && threadIdx.y == 0) {
+            for (u32 y = 1; y < step; y++) {
+                s += pairs[2 * (y * blockDim.x + threadIdx.x)];
+                q += pairs[2 * (y * blockDim.x + threadIdx.x) + 1];
+            }
+            t.records[c].first = BACKWARD ? s : k + s / t.records[c].n;
+            t.records[c].second = BACKWARD ? q : q - s * (s / t.records[c].n);
+        }
+    }
+    __syncthreads();
+}
+
+/* Records of all columns of a tile, over rows lo to hi. */
+static __device__ void sum_tile(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has) {
+    const u32 id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    N about[V];
+    int bad = 0;
+    if (BACKWARD) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            about[i] = in.k[i].mean;
+    }
+    column_sums_of(a, t, in, lo, hi, has, about);
+    for (u32 c = id; c < t.columns; c += threads)
+        bad |= !is_held(t.records[c].first, t.records[c].second, t.records[c].n);
+    if (__syncthreads_or(bad)) {
+        column_sums_again(a, t, in, lo, hi, has, about);
+        return;
+    }
+    if (!BACKWARD) {
+        if (has && threadIdx.y == 0)
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                record &r = t.records[threadIdx.x * V + i];
+                const double s = r.first, shift = s / r.n;
+                r.first = (double)about[i] + shift;
+                r.second -= s * shift;
+            }
+        __syncthreads();
+    }
+}
+
+static __device__ __forceinline__ column_reader make_reader(const arguments &a, u32 u, bool has) {
+    column_reader in;
+    if (!has)
+        return in;
+    in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
+    if (BACKWARD) {
+        in.w = (const T *)a.data[AT_W] + column_place(a, AT_W, u);
+        in.y = FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const i64 at = column_vector(a, u + i);
+            in.k[i] = affine(a, at, given_mean(a, at), given_inverse(a, at));
+        }
+    }
+    return in;
+}
+#endif
+
+#ifdef KERNEL_tiles
+/* A tile of columns is one cluster's, a part of its rows one block's, which keeps them. */
+extern "C" __global__ void __launch_bounds__(256, 2) tiles(const arguments a) {
+    extern __shared__ uint4 memory[];
+    const u32 j = blockIdx.x % a.splits, id = threadIdx.y * blockDim.x + threadIdx.x;
+    const tile t = make_tile(memory, a, blockIdx.x / a.splits);
+    const u32 u = t.first + threadIdx.x * V;
+    const bool has = u < a.columns;
+    const u32 lo = min(j * a.per, (u32)a.rows), hi = min(lo + a.per, (u32)a.rows);
+    const column_reader in = make_reader(a, u, has);
+    const u32 repeat = (u32)a.repeat;
+    const bool first = !BACKWARD && id < t.columns / repeat;
+    before old(a, first ? column_vector(a, t.first + id * repeat) : 0, first);
+    if (lo < hi)
+        sum_tile(a, t, in, lo, hi, has);
+    else {
+        for (u32 c = id; c < t.width; c += blockDim.x * blockDim.y)
+            t.records[c] = record{0, 0, 0};
+        __syncthreads();
+    }
+    if (a.splits > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
+    for (u32 ch = id; ch < t.columns / repeat; ch += blockDim.x * blockDim.y) {
+        const i64 at = column_vector(a, t.first + ch * repeat);
+        if (ch != id)
+            old = before(a, at, !BACKWARD);
+        combined all(a.splits > 1 ? of_block(&t.records[ch * repeat].first, 0) : t.records[ch * repeat].first);
+        for (u32 s = 0; s < repeat; s++) {
+            const record *r = &t.records[ch * repeat + s];
+            if (a.splits == 1)
+                all.add(r->first, r->second, r->n);
+            for (u32 z = 0; a.splits > 1 && z < a.splits; z += 4) { /* splits are 2, 4, 8 or 16 */
+                double first[4], second[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    if (z + i < a.splits) {
+                        first[i] = of_block(&r->first, z + i);
+                        second[i] = of_block(&r->second, z + i);
+                    }
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    if (z + i < a.splits) {
+                        const u32 before = min((z + i) * a.per, (u32)a.rows);
+                        all.add(first[i], second[i], (double)(min(before + a.per, (u32)a.rows) - before));
+                    }
+            }
+        }
+        coefficients k = {0, 0, 0, 0, 0, 0};
+        N inverse;
+        if (BACKWARD) {
+            inverse = given_inverse(a, at);
+            if (j == 0)
+                finish_backward(a, at, all.first(a.share), all.second(a.share), inverse);
+            k = affine(a, at, given_mean(a, at), inverse);
+            slope_of(a, k, inverse, (N)all.first(a.share), (N)all.second(a.share));
+        } else {
+            N mean;
+            finish_forward(a, at, old, all.first(a.share), all.second(a.share), j == 0, mean, inverse);
+            k = coefficients{mean, old.scale * inverse, old.bias, 0, 0, 0};
+        }
+        for (u32 s = 0; s < repeat; s++)
+            t.found[ch * repeat + s] = k;
+    }
+    if (a.splits > 1)
+        cluster_arrive();
+    __syncthreads();
+    if (has && !a.sums_only) {
+        const column_writer out(a, u);
+        coefficients k[V];
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            k[i] = t.found[threadIdx.x * V + i];
+#pragma unroll 2
+        for (u32 r = lo + threadIdx.y; r < hi; r += blockDim.y)
+            out.write(a, k, r, t.kept[(r - lo) * blockDim.x + threadIdx.x],
+                      t.kept[((BACKWARD ? a.per : 0) + r - lo) * blockDim.x + threadIdx.x]);
+    }
+    if (a.splits > 1)
+        cluster_wait();
+}
+#endif
+
+#ifdef KERNEL_column_sums
+extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(const arguments a) {
+    extern __shared__ uint4 memory[];
+    let_next_start();
+    after_previous();
+    const u32 id = threadIdx.y * blockDim.x + threadIdx.x;
+    const tile t = make_tile(memory, a, blockIdx.x);
+    const u32 u = t.first + threadIdx.x * V;
+    const bool has = u < a.columns;
+    const i64 lo = (i64)blockIdx.y * a.per, hi = min(lo + (i64)a.per, a.rows);
+    const column_reader in = make_reader(a, u, has);
+    sum_tile(a, t, in, lo, hi, has);
+    for (u32 c = id; c < t.columns; c += blockDim.x * blockDim.y)
+        ((record *)a.parts)[(i64)blockIdx.y * a.columns + t.first + c] = t.records[c];
+}
+#endif
+
+#ifdef KERNEL_column_apply
+/* Backwards, as the rows that sums were taken of last are still in the cache. */
+extern "C" __global__ void __launch_bounds__(256) column_apply(const arguments a) {
+    enum { TURNS = BACKWARD ? 2 : 4 };
+    let_next_start();
+    after_previous();
+    const u32 u = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (u >= a.columns)
+        return;
+    column_reader in;
+    in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
+    in.w = BACKWARD ? (const T *)a.data[AT_W] + column_place(a, AT_W, u) : 0;
+    in.y = BACKWARD && FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        in.k[i] = given_coefficients(a, column_vector(a, u + i));
+    const column_writer out(a, u);
+    const u32 step = blockDim.y;
+    const i64 end = min((i64)(blockIdx.y + 1) * a.per, a.rows);
+    for (i64 r = (i64)blockIdx.y * a.per + threadIdx.y; r < end; r += TURNS * step) {
+        pack x[TURNS], d[TURNS];
+#pragma unroll
+        for (int i = 0; i < TURNS; i++)
+            if (r + i * step < end)
+                in.read(a, a.rows - 1 - r - i * step, x[i], d[i]);
+#pragma unroll
+        for (int i = 0; i < TURNS; i++)
+            if (r + i * step < end)
+                out.write(a, in.k, a.rows - 1 - r - i * step, x[i], d[i]);
+    }
+    if (blockIdx.y == 0 && threadIdx.y == 0) { /* rows behind the last whole superrow, element by element */
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            for (i64 n = u + i; n < a.tail_rows * a.run; n += a.columns) {
+                const i64 at = a.rows * a.row[AT_X] + n;
+                const N x = D::get(((const T *)a.data[AT_X])[at]);
+                if (BACKWARD) {
+                    const N y = FUSED && a.reads_y ? D::get(((const T *)a.data[AT_Y])[at]) : (N)0;
+                    const N d = gradient_in(a, in.k[i], x, D::get(((const T *)a.data[AT_W])[at]), y);
+                    T *to = (T *)a.data[AT_DX] + at;
+                    const T out = D::put(gradient(a, in.k[i], x, d, FUSED && a.beta != 0 ? D::get(*to) : (N)0));
+                    if (FUSED && a.data[AT_DZ])
+                        ((T *)a.data[AT_DZ])[at] = D::put(d);
+                    *to = out;
+                } else {
+                    T *to = (T *)a.data[AT_Y] + at;
+                    const N z = FUSED && a.data[AT_W] ? D::get(((const T *)a.data[AT_W])[at]) : (N)0;
+                    *to = D::put(result(a, in.k[i], x, z, FUSED && a.beta != 0 ? D::get(*to) : (N)0));
+                }
+            }
+    }
+}
+#endif
+
+/* ------------------------------------------------------------------ from parts to channels */
+
+#ifdef KERNEL_finish
+/* blockDim.x threads, whole warps, have a channel; its records are combined in the order of threads. */
+extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, const axis_list axes) {
+    __shared__ double shared[8][8][2];
+    let_next_start();
+    after_previous();
+    const i64 c = (i64)blockIdx.x * blockDim.y + threadIdx.y;
+    const bool has = c < a.channels;
+    i64 base = c * a.splits, step = 1, at = c * a.group_vector;
+    u32 lines = 1, repeat = 1;
+    if (a.kind == 1) {
+        i64 number = c;
+        at = 0;
+        for (int i = axes.reduced; i < axes.reduced + axes.kept; i++) {
+            at += (i == axes.reduced + axes.kept - 1 ? number : number % axes.length[i]) * axes.vector[i];
+            number /= axes.length[i];
+        }
+    } else if (a.kind == 2) {
+        const i64 inside = a.run / a.repeat, group = c / inside;
+        base = group * a.run + (c - group * inside) * a.repeat;
+        step = a.columns;
+        at = group * a.group_vector + (c - group * inside) * a.vector_step;
+        lines = a.superrow;
+        repeat = (u32)a.repeat;
+    }
+    const before old(a, at, !BACKWARD && has && threadIdx.x == 0);
+    const record *records = (const record *)a.parts;
+    const u32 of_part = lines * repeat;
+    const u32 total = a.splits * of_part;
+    combined all(has ? records[base].first : 0);
+    N inverse = 0, mean = 0;
+    if (BACKWARD && has) {
+        inverse = given_inverse(a, at);
+        mean = given_mean(a, at);
+    }
+    if (has) {
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < total; i += blockDim.x) {
+            const u32 part = i / of_part, rest = i - part * of_part, line = rest / repeat;
+            const record r = records[base + part * step + line * a.run + (rest - line * repeat)];
+            all.add(r.first, r.second, r.n);
+        }
+        /* Elements behind the last whole superrow are parts of their own. */
+        for (i64 i = threadIdx.x; i < a.tail_rows * repeat; i += blockDim.x) {
+            const i64 where = a.rows * a.row[AT_X] + i / repeat * a.run + base + i % repeat;
+            const double x = (double)D::get(((const T *)a.data[AT_X])[where]);
+            if (BACKWARD) {
+                const coefficients k = affine(a, at, mean, inverse);
+                const N y = FUSED && a.reads_y ? D::get(((const T *)a.data[AT_Y])[where]) : (N)0;
+                const double d = (double)gradient_in(a, k, (N)x, D::get(((const T *)a.data[AT_W])[where]), y);
+                all.add(d, d * (x - (double)mean), 1);
+            } else
+                all.add(x, 0, 1);
+        }
+    }
+    for (int lane = 16; lane; lane >>= 1) {
+        all.sum += shuffle(all.sum, lane);
+        all.square += shuffle(all.square, lane);
+    }
+    if (blockDim.x > 32) {
+        double *mine = shared[threadIdx.y][threadIdx.x >> 5];
+        if ((threadIdx.x & 31) == 0) {
+            mine[0] = all.sum;
+            mine[1] = all.square;
+        }
+        __syncthreads();
+        all.sum = all.square = 0;
+        for (u32 i = 0; i < blockDim.x >> 5; i++) {
+            all.sum += shared[threadIdx.y][i][0];
+            all.square += shared[threadIdx.y][i][1];
+        }
+    }
+    if (has && threadIdx.x == 0) {
+        if (BACKWARD)
+            finish_backward(a, at, all.first(a.share), all.second(a.share), inverse);
+        else
+            finish_forward(a, at, old, all.first(a.share), all.second(a.share), true, mean, inverse);
+    }
+}
+#endif
+
+#ifdef KERNEL_merge
+/* Statistics of all, of as many values in each row of x, its means; alpha times the sum of z is the variance within rows. */
+extern "C" __global__ void __launch_bounds__(128) merge(const arguments a) {
+    const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= a.channels)
+        return;
+    const T *x = (const T *)a.data[AT_X] + c * a.group[AT_X], *z = (const T *)a.data[AT_W] + c * a.group[AT_W];
+    const double about = (double)D::get(x[0]);
+    double sum = 0, square = 0, within = 0;
+    for (i64 r = 0; r < a.rows; r++) {
+        const double d = (double)D::get(x[r * a.row[AT_X]]) - about;
+        sum += d;
+        square += d * d;
+        within += (double)D::get(z[r * a.row[AT_W]]);
+    }
+    const double n = (double)a.rows, shift = sum / n;
+    const double variance = fmax(square / n - shift * shift, square - square) + a.alpha * within;
+    N mean, inverse;
+    finish_forward(a, c, before(a, c, true), about + shift, variance / a.share, true, mean, inverse);
+    if (a.data[AT_Y])
+        ((T *)a.data[AT_Y])[c * a.group[AT_Y]] = D::put((N)variance);
+}
+#endif
+
+#ifdef KERNEL_elements
+/* pbn_operation: 4 y = alpha*x + beta*y, 5 y = alpha, 6 relu, 7 its gradient; dx is at DX, y elsewhere at Y. */
+extern "C" __global__ void __launch_bounds__(256) elements(const arguments a, const axis_list axes) {
+    const int to = a.kind == 7 ? AT_DX : AT_Y;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (i64)gridDim.x * blockDim.x) {
+        i64 at[PLACES] = {i * V, i * V, i * V, i * V, i * V};
+        if (FORM == 2) {
+            i64 number = i;
+            for (int p = 0; p < PLACES; p++)
+                at[p] = 0;
+            for (int z = 0; z < axes.reduced; z++) {
+                const i64 index = z == axes.reduced - 1 ? number : number % axes.length[z];
+                number /= axes.length[z];
+                for (int p = 0; p < PLACES; p++)
+                    at[p] += index * axes.step[z][p];
+            }
+        }
+        pack x = {}, d = {}, y = {};
+        if (a.kind != 5)
+            x = *(const pack *)((const T *)a.data[AT_X] + at[AT_X]);
+        if (a.kind == 7)
+            d = *(const pack *)((const T *)a.data[AT_W] + at[AT_W]);
+        T *out = (T *)a.data[to] + at[to];
+        if (a.kind == 4 && a.beta != 0)
+            y = *(const pack *)out;
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+            const N v = D::get(x.e[e]);
+            y.e[e] = a.kind == 4   ? D::put((N)a.alpha * v + (a.beta != 0 ? (N)a.beta * D::get(y.e[e]) : (N)0))
+                     : a.kind == 5 ? D::put((N)a.alpha)
+                     : a.kind == 6 ? (v <= 0 ? D::put((N)0) : x.e[e])
+                                   : (v > 0 ? d.e[e] : D::put((N)0));
+        }
+        *(pack *)out = y;
+    }
+}
+#endif

@@ -1,0 +1,186 @@
+"""native on a CPU: the same bits on any number of threads, and right where sums in float32 about 0 are not."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pybnorm
+from pybnorm import operations
+
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+
+
+def arrays(seed):
+    """A drawn problem: x and dy of any layout, gaps and axes' lengths of 1 among them, and the parameters."""
+    rng = np.random.default_rng(seed)
+    dtype = DTYPES[seed % 4]
+    rank = int(rng.integers(2, 6))
+    dims = [int(rng.choice([1, 2, 3, 7, 16, 31, 64, 130])) for _ in range(rank)]
+    dims[int(rng.integers(rank))] = int(rng.choice([1, 5, 257, 1200]))
+    while np.prod(dims) > 400_000:
+        dims[int(np.argmax(dims))] //= 2
+    if np.prod(dims) // dims[1] < 2:
+        dims[0] = 2
+    order = rng.permutation(rank) if rng.random() < 0.5 else np.arange(rank)
+    gap = int(rng.random() < 0.3)
+
+    def data(mean):
+        memory = np.zeros([dims[a] + gap for a in order], dtype)
+        view = memory[tuple(slice(0, dims[a]) for a in order)].transpose(np.argsort(order))
+        view[...] = (rng.normal(mean, 1, dims)).astype(dtype)
+        return view
+
+    mean = float(rng.choice([0, 3, 100])) if dtype in (np.float32, np.float64) else 1.0
+    kept = np.float64 if dtype == np.float64 else np.float32
+    return data(mean), data(0), *(rng.normal(1, 0.3, dims[1]).astype(kept) for _ in range(2))
+
+
+def computed(handle, x, dy, scale, bias):
+    """All results of training and of its backward."""
+    y, dx = (np.lib.stride_tricks.as_strided(np.empty(span(x), x.dtype), x.shape, x.strides) for _ in range(2))
+    mean, inverse, dscale, dbias = (np.empty_like(scale) for _ in range(4))
+    handle.forward_training(x, scale, bias, y, saved_mean=mean, saved_inv_variance=inverse)
+    handle.backward(x, dy, scale, dx, dscale, dbias, saved_mean=mean, saved_inv_variance=inverse)
+    return y, mean, inverse, dx, dscale, dbias
+
+
+def span(x):
+    return sum((d - 1) * s for d, s in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1
+
+
+def digest(seeds):
+    found = hashlib.sha256()
+    with pybnorm.Handle("native") as handle:
+        for seed in seeds:
+            for result in computed(handle, *arrays(seed)):
+                found.update(np.ascontiguousarray(result).tobytes())
+    return found.hexdigest()
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    here = os.path.dirname(__file__)
+    code = f"import sys; sys.path.insert(0, {here!r}); import test_native; print(test_native.digest(range(60)))"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": str(threads)}, text=True, check=True,
+            capture_output=True,
+        ).stdout
+        for threads in (1, 2, 3, 5)
+    }  # fmt: skip
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("seeds", [range(n, n + 40) for n in range(0, 160, 40)], ids=str)
+def test_drawn_problems_are_within_a_strict_bound(seeds):
+    """16 + 4 log2(m) units in the last place of what is summed, and one rounding to the dtype."""
+    with pybnorm.Handle("native") as handle:
+        for seed in seeds:
+            x, dy, scale, bias = arrays(seed)
+            y, mean, inverse, dx, dscale, dbias = computed(handle, x, dy, scale, bias)
+            axes, wide = tuple(a for a in range(x.ndim) if a != 1), (1, -1, *(1,) * (x.ndim - 2))
+            v, d, g, b = (a.astype(np.longdouble) for a in (x, dy, scale, bias))  # sums of float64 need more
+            m = x.size // x.shape[1]
+            unit = np.finfo(scale.dtype).eps * (16 + 4 * np.log2(m))
+            store = max(float(ml_dtypes.finfo(x.dtype).eps), unit)
+            centred = v - v.mean(axes, keepdims=True)
+            variance = (centred**2).mean(axes)
+            inv = 1 / np.sqrt(variance + 1e-5)
+            np.testing.assert_allclose(
+                mean, v.mean(axes), rtol=unit, atol=unit * np.sqrt(variance).max(), err_msg=str(seed)
+            )
+            np.testing.assert_allclose(inverse, inv, rtol=unit, err_msg=str(seed))
+            hat = centred * inv.reshape(wide)
+            expected = hat * g.reshape(wide) + b.reshape(wide)
+            np.testing.assert_allclose(y.astype(float), expected, rtol=store, atol=8 * unit, err_msg=str(seed))
+            # The gradient is of the saved statistics as they are stored.
+            hat = (v - mean.astype(np.longdouble).reshape(wide)) * inverse.astype(np.longdouble).reshape(wide)
+            sums, dots = d.sum(axes), (d * hat).sum(axes)
+            sizes = np.abs(d).sum(axes), np.abs(d * hat).sum(axes)
+            assert (abs(dbias - sums) <= unit * sizes[0]).all(), seed
+            assert (abs(dscale - dots) <= unit * sizes[1]).all(), seed
+            slope = (g * inverse.astype(float)).reshape(wide)
+            gradient = slope * (d - (sums / m).reshape(wide) - hat * (dots / m).reshape(wide))
+            atol = unit * abs(slope).max() * (1 + abs(hat).max()) * (abs(d).max() + 1)
+            np.testing.assert_allclose(dx.astype(float), gradient, rtol=store, atol=atol, err_msg=str(seed))
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(("mean", "deviation"), [(1e6, 1.0), (1e25, 3e24), (0.0, 1e-25), (-3e4, 1e-2)])
+def test_neither_the_mean_nor_the_size_of_values_matters(layout, mean, deviation):
+    shape = (6, 3, 40, 50) if layout == "rows" else (12_000, 3)
+    x = (np.random.default_rng(3).normal(mean, deviation, shape)).astype(np.float32)
+    y, scale, bias = np.empty_like(x), np.ones(3, np.float32), np.zeros(3, np.float32)
+    with pybnorm.Handle("native") as handle:
+        handle.forward_training(x, scale, bias, y, epsilon=0.0)
+    axes = (0, 2, 3)[: x.ndim - 1]
+    v = x.astype(np.float64)
+    expected = (v - v.mean(axes, keepdims=True)) / v.std(axes, keepdims=True)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_first_values_far_from_the_others_do_not_matter(layout):
+    """Sums are about a mean of the first values; where that is far off they are taken again."""
+    shape = (1, 3, 1, 16_000) if layout == "rows" else (256, 96)
+    x = (np.random.default_rng(4).normal(1000, 1e-3, shape)).astype(np.float32)
+    x[(..., slice(256)) if layout == "rows" else slice(8)] = 0
+    scale, inverse, mean = np.ones(shape[1], np.float32), np.empty(shape[1], np.float32), np.empty(shape[1], np.float32)
+    with pybnorm.Handle("native") as handle:
+        handle.forward_training(
+            x, scale, scale, np.empty_like(x), epsilon=0.0, saved_mean=mean, saved_inv_variance=inverse
+        )
+    deviation = x.astype(np.float64).std((0, 2, 3)[: x.ndim - 1])
+    np.testing.assert_allclose(inverse, 1 / deviation, rtol=6e-7)
+
+
+def test_a_forked_child_computes_alone():
+    """The runtime's threads are the parent's: a child that waited for them would never end."""
+    code = (
+        "import os, sys, numpy as np, pybnorm\n"
+        "x = np.random.default_rng(1).normal(0, 1, (64, 8, 64, 64)).astype(np.float32)\n"
+        "one, y, z = np.ones(8, np.float32), np.empty_like(x), np.empty_like(x)\n"
+        "handle = pybnorm.Handle('native')\n"
+        "handle.forward_training(x, one, one, y)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    pybnorm.Handle('native').forward_training(x, one, one, z)\n"
+        "    os._exit(0 if (y == z).all() else 1)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    assert (
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], env=environment, timeout=60, check=False
+        ).returncode
+        == 0
+    )
+
+
+def test_its_version_is_the_packages():
+    assert ".".join(map(str, pybnorm.load("native").version)) == pybnorm.__version__
+
+
+def test_what_ranks_contribute_is_computed_without_results():
+    """Statistics and sums of a rank, and the gradient by all ranks' sums: none takes memory like x."""
+    x, dy = (np.random.default_rng(s).normal(3, 1, (16, 70, 15, 15)).astype(np.float32) for s in (1, 2))
+    mean, variance, total, moment, scale = (np.ones((1, 70, 1, 1), np.float32) for _ in range(5))
+    sums = {"x": x, "dy": dy, "mean": mean, "inv_variance": variance, "sum_dy": total, "sum_dy_xmu": moment}
+    calls = {
+        "stats": ((x,), {"mean": mean, "inv_variance": variance}),
+        "backward_reduce": ((), sums),
+        "backward_elemt": ((), sums | {"scale": scale, "count": 16 * 225, "dx": np.empty_like(x)}),
+    }
+    with pybnorm.Handle("native") as handle:
+        for name, (given, named) in calls.items():
+            assert operations.workspace_size(handle, name, *given, **named) < x.nbytes / 8, name
+            getattr(operations, name)(handle, *given, **named)
+    wide, axes = x.astype(float), (0, 2, 3)
+    right = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+    dx = dy - dy.mean(axes, keepdims=True) - right * (right * dy).mean(axes, keepdims=True)
+    dx *= 1 / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+    assert np.abs(calls["backward_elemt"][1]["dx"] - dx).max() < 1e-5
