@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from benchmarks import rivals
 from benchmarks.case import TOLERANCE, Case
@@ -100,7 +101,7 @@ def test_host_time(program, fakes):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(
+@table(
     "line",
     [
         "",

@@ -1,8 +1,7 @@
-/* The part of the double that computes, on the host's memory: graphs of pointwise operations, sums, layer normalization
- * of rows and the gradient of a norm, and the legacy calls that plans are made of; float32 and bfloat16, rank 4, of gradients also 5. Part of cudnn.c.
+/* The part of the double that computes, on the host's memory: the legacy calls, the norm graphs and graphs of pointwise
+ * operations; float32 and bfloat16, rank 4 and of batch norm also 5. Part of cudnn.c.
  *
- * Its graphs have the limits that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only, but for
- * the gradient, and no pointwise operation whose result is a vector that lies down, (R, 1, 1, 1), with R above 1.
+ * Its pointwise graphs have the limit that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only.
  * Whoever asks for a workspace writes all of it, before and after it computes.
  */
 #include <math.h>
@@ -14,8 +13,6 @@
 
 enum { not_supported = 3000, most = 64, graph_workspace = 192, ex_workspace = 320 };
 
-int double_ops = most; /* operations in a graph that it has engines for, at most */
-int double_written = 0; /* layer normalization only where its y is written */
 int double_slow = 0; /* gradients by the kernels that are slow: the plain entry point's, and Ex without what it wants */
 
 int cudnnCreate(void **handle) { return (*handle = malloc(1)) == NULL; }
@@ -77,23 +74,16 @@ static int same_dims(const tensor *a, const tensor *b) {
 
 /* ---- the legacy calls */
 
-int cudnnAddTensor(void *handle, const void *alpha, const void *a_desc, const void *a, const void *beta,
-                   const void *c_desc, void *c) {
-    const tensor *from = a_desc, *to = c_desc;
+int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,
+                         const void *y_desc, void *y) {
+    const tensor *from = x_desc, *to = y_desc;
     const float factor = *(const float *)alpha, keep = *(const float *)beta;
     const int status = fails();
     (void)handle;
-    for (int axis = 0; axis < 4; axis++)
-        if (from->dims[axis] != 1 && from->dims[axis] != to->dims[axis])
-            return not_supported;
-    if (status != 0)
-        return status;
-    EACH(to) store(to, c, i, factor * load(from, a, i) + (keep == 0 ? 0 : keep * load(to, c, i)));
+    if (status != 0 || !same_dims(from, to))
+        return status != 0 ? status : not_supported;
+    EACH(to) store(to, y, i, factor * load(from, x, i) + (keep == 0 ? 0 : keep * load(to, y, i)));
     return 0;
-}
-int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,
-                         const void *y_desc, void *y) {
-    return same_dims(x_desc, y_desc) ? cudnnAddTensor(handle, alpha, x_desc, x, beta, y_desc, y) : not_supported;
 }
 int cudnnSetTensor(void *handle, const void *desc, void *y, const void *value) {
     const tensor *t = desc;
@@ -104,35 +94,40 @@ int cudnnSetTensor(void *handle, const void *desc, void *y, const void *value) {
     EACH(t) store(t, y, i, *(const float *)value);
     return 0;
 }
+/* Statistics of x, what becomes of the running ones, and y, blended by data[2]. */
+static void training(const float *data, const tensor *from, const void *x, const tensor *to, void *y,
+                     const float *scale, const float *bias, double factor, const float *const running[2],
+                     float *const updated[2], double epsilon, float *saved_mean, float *saved_inv_variance) {
+    const double count = (double)EXTENT(from, 0) * EXTENT(from, 2) * EXTENT(from, 3) * EXTENT(from, 4);
+    for (int c = 0; c < from->dims[1]; c++) {
+        double mean = 0, squares = 0;
+        EACH_OF(from, c) mean += load(from, x, i) / count;
+        EACH_OF(from, c) squares += pow(load(from, x, i) - mean, 2);
+        const double inverse = 1 / sqrt(squares / count + epsilon), batch[2] = {mean, squares / (count - 1)};
+        for (int k = 0; k < 2 && updated[0] != NULL; k++)
+            updated[k][c] = (float)((1 - factor) * running[k][c] + factor * batch[k]);
+        if (saved_mean != NULL)
+            saved_mean[c] = (float)mean, saved_inv_variance[c] = (float)inverse;
+        EACH_OF(from, c) {
+            const double normal = (load(from, x, i) - mean) * inverse * scale[c] + bias[c];
+            store(to, y, i, (float)(data[0] * normal + (data[1] == 0 ? 0 : data[1] * load(to, y, i))));
+        }
+    }
+}
 int cudnnBatchNormalizationForwardTraining(
     void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
     void *y, const void *param_desc, const void *scale, const void *bias, double factor, void *running_mean,
     void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance) {
-    const tensor *t = x_desc, *to = y_desc;
-    const double count = (double)t->dims[0] * t->dims[2] * t->dims[3];
-    (void)handle, (void)alpha, (void)beta, (void)param_desc;
+    float *const running[2] = {running_mean, running_variance};
     const int status = fails();
-    if (mode != PBN_CUDNN_BATCHNORM_SPATIAL || t->rank != 4 || t->dtype != PBN_CUDNN_DATA_FLOAT)
+    const float data[2] = {*(const float *)alpha, *(const float *)beta};
+    (void)handle, (void)param_desc;
+    if (mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION)
         return not_supported;
     if (status != 0)
         return status;
-    for (int c = 0; c < t->dims[1]; c++) {
-        double mean = 0, squares = 0;
-        EACH_OF(t, c) mean += ((const float *)x)[at(t, i)] / count;
-        EACH_OF(t, c) squares += pow(((const float *)x)[at(t, i)] - mean, 2);
-        if (running_mean != NULL) {
-            float *m = (float *)running_mean + c, *v = (float *)running_variance + c;
-            *m = (float)((1 - factor) * *m + factor * mean);
-            *v = (float)((1 - factor) * *v + factor * squares / (count - 1));
-        }
-        if (saved_mean != NULL) {
-            ((float *)saved_mean)[c] = (float)mean;
-            ((float *)saved_inv_variance)[c] = (float)(1 / sqrt(squares / count + epsilon));
-        }
-        EACH_OF(t, c)((float *)y)[at(to, i)] =
-            (float)((((const float *)x)[at(t, i)] - mean) / sqrt(squares / count + epsilon)) * ((const float *)scale)[c] +
-            ((const float *)bias)[c];
-    }
+    training(data, x_desc, x, y_desc, y, scale, bias, factor, (const float *const *)running, running, epsilon, saved_mean,
+             saved_inv_variance);
     return 0;
 }
 
@@ -256,7 +251,7 @@ typedef struct node {
     tensor shape;
     struct node *how, *x, *b, *y, *graph; /* of an operation; the operation graph of whatever is made from it */
     struct node *scale, *mean, *inverse, *dscale, *dbias; /* of a norm's gradient, whose b is dy and whose y is dx */
-    struct node *epsilon;                                 /* of layer normalization, whose b is the bias */
+    struct node *epsilon, *factor, *old[2], *updated[2];  /* of a norm, whose b is the bias */
     void *many[most];                     /* operations of a graph; addresses of a variant pack */
     int64_t uids[most];
     void *memory; /* of a virtual tensor */
@@ -308,11 +303,9 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
         n->mode = *(const int *)values;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR:
-    case PBN_CUDNN_ATTR_OPERATION_REDUCTION_DESC:
         n->how = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC:
-    case PBN_CUDNN_ATTR_OPERATION_REDUCTION_XDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC:
         n->x = one;
@@ -323,13 +316,27 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
         n->b = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
-    case PBN_CUDNN_ATTR_OPERATION_REDUCTION_YDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC:
         n->y = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC:
         n->epsilon = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC:
+        n->factor = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC:
+        n->old[0] = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC:
+        n->old[1] = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC:
+        n->updated[0] = one;
+        break;
+    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC:
+        n->updated[1] = one;
         break;
     case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC:
     case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC:
@@ -397,56 +404,30 @@ static int is_packed(const tensor *t, int channels_first) {
 }
 static int is_last(const node *t) { return t == NULL || is_packed(&t->shape, 0); }
 static int is_first(const node *t) { return is_packed(&t->shape, 1); }
-static int is_layer(const node *op) {
-    const int *x = op->x->shape.dims, *scale = op->scale->shape.dims, *mean = op->mean->shape.dims;
-    return op->mode == PBN_CUDNN_LAYER_NORM && scale[0] == 1 && scale[1] == x[1] && mean[0] == x[0] && mean[1] == 1 &&
-           !(op->y->is_virtual && double_written);
-}
 int cudnnBackendFinalize(void *desc) {
     const node *n = desc;
     const int status = fails();
     if (status != 0 || n->type != PBN_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
         return status;
-    if (n->graph->count > double_ops)
-        return not_supported;
     for (int64_t k = 0; k < n->graph->count; k++) {
         const node *op = n->graph->many[k];
         const int last = is_last(op->x) && is_last(op->b) && is_last(op->y);
         if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR) {
             if (!last && !(is_first(op->x) && is_first(op->b) && is_first(op->y)))
                 return not_supported;
-        } else if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR && !is_layer(op)) {
-            return not_supported;
-        } else if (!last || op->x->shape.rank != 4 ||
-                   (op->type == PBN_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR && op->y->shape.dims[0] > 1 &&
-                    op->y->shape.dims[1] == 1)) {
+        } else if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR) {
+            if (n->graph->count > 1 || !(is_last(op->x) ? is_last(op->y) : is_first(op->x) && is_first(op->y)))
+                return not_supported; /* fused graphs are not among what it computes */
+        } else if (!last || op->x->shape.rank != 4) {
             return not_supported;
         }
     }
     return 0;
 }
 
-/* y, and of each row the mean and the inverse standard deviation. */
-static void layer_norm(const node *op, const void *x, const void *scale, const void *bias, float epsilon, void *y,
-                       float *mean, float *inverse) {
-    const tensor *t = &op->x->shape, *param = &op->scale->shape;
-    const int rows = t->dims[0], all = t->dims[1];
-    for (int row = 0; row < rows; row++) {
-        double m = 0, v = 0;
-        for (int k = 0; k < all; k++)
-            m += load(t, x, (int[5]){row, k}) / (double)all;
-        for (int k = 0; k < all; k++)
-            v += pow(load(t, x, (int[5]){row, k}) - m, 2) / all;
-        mean[row] = (float)m;
-        inverse[row] = (float)(1 / sqrt(v + epsilon));
-        for (int k = 0; k < all; k++)
-            store(&op->y->shape, y, (int[5]){row, k},
-                  (float)((load(t, x, (int[5]){row, k}) - m) * inverse[row]) * load(param, scale, (int[5]){0, k}) +
-                      load(param, bias, (int[5]){0, k}));
-    }
-}
-
 static void *memory_of(node *t, const node *pack) {
+    if (t == NULL)
+        return NULL;
     if (t->is_virtual) {
         if (t->memory == NULL)
             t->memory = calloc((size_t)t->shape.dims[0] * t->shape.dims[1] * t->shape.dims[2] * t->shape.dims[3],
@@ -470,7 +451,7 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
     for (int64_t k = 0; k < graph->count; k++) {
         const node *op = graph->many[k];
         const tensor *from = &op->x->shape, *to = &op->y->shape;
-        const void *x = memory_of(op->x, pack), *b = op->b == NULL ? NULL : memory_of(op->b, pack);
+        const void *x = memory_of(op->x, pack), *b = memory_of(op->b, pack);
         void *y = memory_of(op->y, pack);
         if (x == NULL || y == NULL || (op->b != NULL && b == NULL))
             return 1;
@@ -481,16 +462,14 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
             continue;
         }
         if (op->type == PBN_CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR) {
-            void *mean = memory_of(op->mean, pack), *inverse = memory_of(op->inverse, pack);
+            const float *const old[2] = {memory_of(op->old[0], pack), memory_of(op->old[1], pack)};
+            float *const updated[2] = {memory_of(op->updated[0], pack), memory_of(op->updated[1], pack)};
+            const float *factor = memory_of(op->factor, pack);
+            void *const mean = memory_of(op->mean, pack), *const inverse = memory_of(op->inverse, pack);
             if ((((uintptr_t)x | (uintptr_t)y | (uintptr_t)b | (uintptr_t)mean | (uintptr_t)inverse) & 15) != 0)
                 return 1;
-            layer_norm(op, x, memory_of(op->scale, pack), b, *(const float *)memory_of(op->epsilon, pack), y, mean,
-                       inverse);
-            continue;
-        }
-        if (op->type == PBN_CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
-            EACH(to) store(to, y, i, 0);
-            EACH(from) store(to, y, i, load(to, y, i) + load(from, x, i));
+            training(whole, from, x, to, y, memory_of(op->scale, pack), b, factor != NULL ? *factor : 0, old, updated,
+                     *(const float *)memory_of(op->epsilon, pack), mean, inverse);
             continue;
         }
         EACH(to) {
@@ -500,8 +479,6 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
             case PBN_CUDNN_POINTWISE_SUB: store(to, y, i, left - right); break;
             case PBN_CUDNN_POINTWISE_MUL: store(to, y, i, left * right); break;
             case PBN_CUDNN_POINTWISE_RSQRT: store(to, y, i, 1 / sqrtf(left)); break;
-            case PBN_CUDNN_POINTWISE_IDENTITY: store(to, y, i, left); break;
-            case PBN_CUDNN_POINTWISE_RECIPROCAL: store(to, y, i, 1 / left); break;
             case PBN_CUDNN_POINTWISE_RELU_FWD: store(to, y, i, left <= 0 ? 0 : left); break;
             default: return not_supported;
             }

@@ -14,20 +14,16 @@
 #include "pybnorm/adapter.h"
 #include "pybnorm/dl.h"
 #include "api.h"
-#include "rules.h"
 
 struct pbn_handle {
     void *vendor;
     int owned;
     void *context; /* CUDA's, of the device that the vendor's handle was made for; NULL if it is not known */
     int device;
-    char device_name[96];
-    const struct rule_table *rules;
 };
 
 typedef struct cudnn_api {
     int major; /* 0: nothing loaded */
-    int graphs_only; /* an installation without libcudnn_ops */
     PBN_CUDNN_SYMBOLS(PBN_DL_MEMBER, PBN_DL_MEMBER)
 } cudnn_api;
 
@@ -41,10 +37,6 @@ static const char no_pointer[] = "a required pointer is missing";
 static const char not_loaded[] = "the cuDNN library has not been loaded";
 static const char bad_mode[] = "the mode is none of PER_ACTIVATION, SPATIAL, SPATIAL_PERSISTENT";
 static const char bad_rank[] = "the rank is outside 2 to 8";
-static const char no_ops[] =
-    "this cuDNN installation has libcudnn_graph and not libcudnn_ops, where cuDNN's batch-norm calls are: it has graphs "
-    "only (algorithms auto, graph, and for inference pointwise), which take packed float32, float16 and bfloat16 tensors "
-    "of the spatial modes, in inference channels-last ones, with alpha 1 and beta 0";
 static const char rank2_in_8[] = "cuDNN 8 has no tensor descriptor of rank 2; describe the tensor as (N, C, 1, 1)";
 static const char not_mergeable[] =
     "cuDNN computes on rank 4 and 5 only, and the spatial axes of this rank 6 to 8 tensor are not mutually contiguous, "
@@ -63,9 +55,6 @@ static inline void forget_vendor_text(void) {
 #include "descriptors.c"
 #include "calls.c"
 #include "graph.c"
-#include "matrix.c"
-#include "layer.c"
-#include "merge.c"
 #include "plans.c"
 
 PBN_CALL_THERE(cudnn_forward_training)
@@ -101,7 +90,7 @@ const pbn_backend pbn_backend_cudnn = {
     .also_reached = {PBN_DEVICE_CUDA_MANAGED},
     .name = "cudnn",
     .label = "cuDNN",
-    .search = {.sonames = "libcudnn.so.9 libcudnn.so.8 libcudnn_graph.so.9",
+    .search = {.sonames = "libcudnn.so.9 libcudnn.so.8",
                .hint = "pip install nvidia-cudnn-cu13 (or -cu12, as the driver needs), or your distribution's cuDNN 9",
                .pathfinder = "cudnn",
                .distributions = "nvidia-cudnn-cu13 nvidia-cudnn-cu12 nvidia-cudnn-cu11",
@@ -144,7 +133,6 @@ const pbn_backend pbn_backend_cudnn = {
     .plan_run = cudnn_plan_run_there,
     .plan_destroy = cudnn_plan_destroy_there,
     .runtime_error = cudnn_runtime_error_there,
-    .plan_candidate = cudnn_plan_candidate,
     .unrepeated = cudnn_unrepeated,
     .has_symbol = cudnn_has_symbol,
 };

@@ -98,7 +98,6 @@
     C(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, 2109)         \
     C(CUDNN_HEUR_MODE_FALLBACK, 2)                        \
     C(CUDNN_HEUR_MODE_A, 3)                               \
-    C(CUDNN_LAYER_NORM, 0)                                \
     C(CUDNN_BATCH_NORM, 2)                                \
     C(CUDNN_NORM_FWD_INFERENCE, 0)                        \
     C(CUDNN_NORM_FWD_TRAINING, 1)                         \
@@ -106,22 +105,11 @@
     C(CUDNN_POINTWISE_MUL, 1)                             \
     C(CUDNN_POINTWISE_SUB, 9)                             \
     C(CUDNN_POINTWISE_RSQRT, 17)                          \
-    C(CUDNN_POINTWISE_IDENTITY, 21)                       \
-    C(CUDNN_POINTWISE_RECIPROCAL, 22)                     \
     C(CUDNN_POINTWISE_RELU_FWD, 100)                      \
     C(CUDNN_POINTWISE_RELU_BWD, 200)                      \
     C(CUDNN_POINTWISE_CMP_GT, 302)                        \
     C(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, 2)            \
-    C(CUDNN_TYPE_NAN_PROPOGATION, 10)                     \
-    C(CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 18)             \
-    C(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, 21)             \
-    C(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, 22)   \
-    C(CUDNN_ATTR_REDUCTION_OPERATOR, 1600)                \
-    C(CUDNN_ATTR_REDUCTION_COMP_TYPE, 1601)               \
-    C(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, 1610)         \
-    C(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, 1611)         \
-    C(CUDNN_ATTR_OPERATION_REDUCTION_DESC, 1612)          \
-    C(CUDNN_REDUCE_TENSOR_ADD, 0)
+    C(CUDNN_TYPE_NAN_PROPOGATION, 10)
 
 /* cuDNN 9 statuses whose family their thousands do not tell (1008 exists since 9.2). */
 #define PBN_CUDNN9_STATUSES(C)                                      \
@@ -225,9 +213,6 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
     OPTIONAL(int, cudnnTransformTensor,                                                                              \
              (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
               const void *y_desc, void *y))                                                                          \
-    OPTIONAL(int, cudnnAddTensor,                                                                                    \
-             (void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,                  \
-              const void *y_desc, void *y))                                                                          \
     OPTIONAL(int, cudnnSetTensor, (void *handle, const void *y_desc, void *y, const void *value))                    \
     OPTIONAL(int, cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,                                          \
              (void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc,           \
@@ -272,18 +257,6 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
               const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,              \
               const void *dx_desc, void *dx))
 
-/* Those of them that libcudnn_ops has; the others are libcudnn_graph's. */
-#define PBN_CUDNN_OPS(X)                                                                                             \
-    X(cudnnCreateTensorDescriptor) X(cudnnDestroyTensorDescriptor) X(cudnnSetTensorNdDescriptor)                     \
-    X(cudnnGetTensorNdDescriptor) X(cudnnGetTensorSizeInBytes) X(cudnnDeriveBNTensorDescriptor)                      \
-    X(cudnnBatchNormalizationForwardTraining) X(cudnnBatchNormalizationForwardInference)                             \
-    X(cudnnBatchNormalizationBackward) X(cudnnTransformTensor) X(cudnnAddTensor) X(cudnnSetTensor)                   \
-    X(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize) X(cudnnBatchNormalizationForwardTrainingEx)          \
-    X(cudnnGetBatchNormalizationBackwardExWorkspaceSize) X(cudnnBatchNormalizationBackwardEx)                        \
-    X(cudnnGetBatchNormalizationTrainingExReserveSpaceSize) X(cudnnCreateActivationDescriptor)                       \
-    X(cudnnSetActivationDescriptor) X(cudnnDestroyActivationDescriptor) X(cudnnActivationForward)                    \
-    X(cudnnActivationBackward)
-
 /* From the driver, libcuda.so.1. */
 #define PBN_CUDA_DRIVER_SYMBOLS(X)                                                                    \
     X(int, cuCtxGetCurrent, (void **context))                                                         \
@@ -292,7 +265,6 @@ enum { PBN_CUDNN8_STATUSES(PBN_CONSTANT8) };
     X(int, cuCtxGetDevice, (int *device))                                                             \
     X(int, cuStreamGetCtx, (void *stream, void **context))                                            \
     X(int, cuDeviceGetCount, (int *count))                                                            \
-    X(int, cuDeviceGetName, (char *name, int size, int device))                                       \
     X(int, cuPointerGetAttributes,                                                                    \
       (unsigned count, int *attributes, void **values, unsigned long long address))                   \
     X(int, cuMemGetInfo_v2, (size_t *unused, size_t *total))                                          \

@@ -2,36 +2,10 @@
 
 /* ---- what runs ---------------------------------------------------------------------------------- */
 
-/* y = a*x + b*y for tensors of the same dims with strides of their own. cudnnTransformTensor is the call that
- * documents exactly this, layouts differing included; x and y must not overlap there. cudnnAddTensor has the same
- * arguments and documents C = alpha*A + beta*C with A broadcast, so equal dims are a special case of it, but no
- * differing layouts. cudnnOpTensor would need a descriptor of its own. That every dtype runs and that beta = 0
- * leaves y unread (the vendor's general rule for blending) is documented, not measured: if a device shows
- * otherwise, this table is what changes. */
-typedef enum axpby_call { AXPBY_TRANSFORM, AXPBY_ADD } axpby_call;
-
-static const axpby_call axpby_by_dtype[] = {
-    [PBN_FLOAT32] = AXPBY_TRANSFORM,
-    [PBN_FLOAT64] = AXPBY_TRANSFORM,
-    [PBN_FLOAT16] = AXPBY_TRANSFORM,
-    [PBN_BFLOAT16] = AXPBY_TRANSFORM,
-};
-
-static pbn_cudnnTransformTensor_fn axpby_function(int dtype) {
-    switch (axpby_by_dtype[dtype]) {
-    case AXPBY_TRANSFORM:
-        return api.cudnnTransformTensor;
-    case AXPBY_ADD:
-        return api.cudnnAddTensor;
-    default:
-        return NULL;
-    }
-}
-
 static const char no_relu[] = "this cuDNN library lacks the symbols of cudnnActivationForward and -Backward";
 static const char no_fill[] = "this cuDNN library lacks the symbol cudnnSetTensor";
 static const char no_fused[] = "cuDNN's plain batch-norm calls have no fused activation and no residual; its plans have";
-static const char no_axpby[] = "this cuDNN library lacks the symbol that y = a*x + b*y goes through";
+static const char no_axpby[] = "this cuDNN library lacks the symbol cudnnTransformTensor, through which y = a*x + b*y goes";
 
 static int has_activation(void) {
     return api.cudnnCreateActivationDescriptor != NULL && api.cudnnSetActivationDescriptor != NULL &&
@@ -39,16 +13,8 @@ static int has_activation(void) {
            api.cudnnActivationBackward != NULL;
 }
 
-/* Whether plans make the halves of a synchronized batch norm: those are graphs, and what joins their lines. */
-static uint32_t has_halves(int operation, int mode, int dtype, int layout) {
-    return (operation == PBN_OP_BACKWARD || operation == PBN_OP_FORWARD_TRAINING) && mode != PBN_PER_ACTIVATION &&
-                   dtype != PBN_FLOAT64 && layout != PBN_STRIDED && api.major == 9 && !api.graphs_only &&
-                   api.cudnnAddTensor != NULL && api.cudnnSetTensor != NULL
-               ? PBN_CAP_HALVES
-               : 0;
-}
-
 static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
+    const uint32_t runs = PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
     const char *ignored;
     int number;
     if (why == NULL)
@@ -70,7 +36,7 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
         case PBN_OP_DERIVE:
             return PBN_CAP_RUNS;
         case PBN_OP_AXPBY:
-            if (api.major != 0 && axpby_function(dtype) == NULL) {
+            if (api.major != 0 && api.cudnnTransformTensor == NULL) {
                 *why = no_axpby;
                 return 0;
             }
@@ -80,32 +46,23 @@ static uint32_t cudnn_capability(int operation, int mode, int dtype, int layout,
                 *why = no_fill;
                 return 0;
             }
-            return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+            return runs;
         case PBN_OP_RELU:
         case PBN_OP_RELU_BACKWARD:
             if (api.major != 0 && !has_activation()) {
                 *why = no_relu;
                 return 0;
             }
-            return PBN_CAP_RUNS | (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+            return runs;
         case PBN_OP_FORWARD_TRAINING:
         case PBN_OP_FORWARD_INFERENCE:
         case PBN_OP_BACKWARD:
-            if (!api.graphs_only)
-                break;
-            if (mode == PBN_PER_ACTIVATION || dtype == PBN_FLOAT64 || layout == PBN_STRIDED ||
-                (operation == PBN_OP_FORWARD_INFERENCE && layout != PBN_CHANNELS_LAST)) {
-                *why = no_ops;
-                return 0;
-            }
-            return PBN_CAP_RUNS | has_halves(operation, mode, dtype, layout) |
-                   (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+            break;
         default:
             *why = "the operation is unknown";
             return 0;
         }
-        return PBN_CAP_RUNS | PBN_CAP_BLEND_NATIVE | has_halves(operation, mode, dtype, layout) |
-               (rank == 4 || rank == 5 ? 0u : (uint32_t)PBN_CAP_FOLDED);
+        return runs | PBN_CAP_BLEND_NATIVE | (operation == PBN_OP_AXPBY ? 0u : (uint32_t)PBN_CAP_RESIDUAL);
     }
     return 0;
 }
@@ -119,8 +76,6 @@ static int cudnn_workspace_size(pbn_handle *handle, const pbn_call *call, size_t
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
-    if (api.graphs_only)
-        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     *bytes = 0; /* cuDNN blends by itself, and the plain entry points take no workspace */
     return PBN_OK;
 }
@@ -202,8 +157,6 @@ static int to_batch_norm(const pbn_handle *handle, const pbn_call *call, int the
         return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
-    if (api.graphs_only)
-        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     if ((status = to_vendor_mode(call->mode, &out->mode)) != PBN_OK ||
         (status = to_compute(call->x_desc, &out->x_desc)) != PBN_OK ||
         (status = to_compute(call->param_desc, &out->param_desc)) != PBN_OK ||
@@ -275,8 +228,10 @@ static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
         call->saved_inv_variance);
 }
 
+/* y = a*x + b*y for tensors of the same dims with strides of their own: cudnnTransformTensor is the call that documents
+ * exactly this, layouts differing included; x and y must not overlap there. That every dtype runs and that beta = 0
+ * leaves y unread (the vendor's general rule for blending) is documented, not measured. */
 static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
-    pbn_cudnnTransformTensor_fn function;
     scalar alpha, beta;
     void *x_desc, *y_desc;
     int status;
@@ -291,11 +246,10 @@ static int cudnn_axpby(pbn_handle *handle, const pbn_call *call) {
         /* which of these kernels load pairs is unknown, so all of them are held to it */
         (status = check_alignment(call->x_desc->dtype, 1, bits(call->x) | bits(call->y), 0)) != PBN_OK)
         return status;
-    function = axpby_function(call->x_desc->dtype);
-    if (function == NULL)
+    if (api.cudnnTransformTensor == NULL)
         return pbn_refuse(PBN_E_SYMBOL, no_axpby);
     forget_vendor_text();
-    return function(handle->vendor, &alpha, x_desc, call->x, &beta, y_desc, call->y);
+    return api.cudnnTransformTensor(handle->vendor, &alpha, x_desc, call->x, &beta, y_desc, call->y);
 }
 
 /* cudnnSetTensor reads a float for 16-bit tensors, not the tensor's own type as documented: seen on an H200 with

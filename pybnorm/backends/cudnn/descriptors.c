@@ -171,8 +171,6 @@ static int cudnn_tensor_borrow(void *vendor, pbn_tensor *tensor) {
     int status;
     if (tensor == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, no_tensor);
-    if (api.graphs_only)
-        return pbn_refuse(PBN_E_UNSUPPORTED, no_ops);
     memset(tensor, 0, sizeof *tensor);
     tensor->vendor = vendor;
     status = check_created(tensor);
@@ -247,19 +245,13 @@ static int cudnn_tensor_destroy(pbn_tensor *tensor) {
 }
 
 static int to_vendor_mode(int mode, int *vendor) {
-    switch (mode) {
-    case PBN_PER_ACTIVATION:
-        *vendor = PBN_CUDNN_BATCHNORM_PER_ACTIVATION;
-        return PBN_OK;
-    case PBN_SPATIAL:
-        *vendor = PBN_CUDNN_BATCHNORM_SPATIAL;
-        return PBN_OK;
-    case PBN_SPATIAL_PERSISTENT:
-        *vendor = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
-        return PBN_OK;
-    default:
+    static const int modes[] = {[PBN_PER_ACTIVATION] = PBN_CUDNN_BATCHNORM_PER_ACTIVATION,
+                                [PBN_SPATIAL] = PBN_CUDNN_BATCHNORM_SPATIAL,
+                                [PBN_SPATIAL_PERSISTENT] = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT};
+    if (mode < 0 || mode >= (int)(sizeof modes / sizeof modes[0]))
         return pbn_refuse(PBN_E_ARGUMENT, bad_mode);
-    }
+    *vendor = modes[mode];
+    return PBN_OK;
 }
 
 static int cudnn_derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {

@@ -6,8 +6,8 @@ static const char no_graph_part[] =
 static const char less_aligned[] = "a tensor's address is less aligned than those the plan was made for";
 static const char no_graph_plan[] = "cuDNN has no engine for this graph on this device";
 
-/* Numbers that a plan's graphs read; ranks whose statistics one graph merges. */
-enum { VALUES = 7, MERGE_RANKS = 8 };
+/* Numbers that a plan's graph reads. */
+enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_ZERO, VALUES };
 enum { BITS = -1 }; /* in place of a pbn_dtype */
 
 /* What a graph's tensor is bound to when it runs: a pointer of the call, a scalar on the host, or workspace. */
@@ -29,11 +29,11 @@ enum slot {
     SLOT_DSCALE,
     SLOT_DBIAS,
     SLOT_VALUE, /* the first of the numbers on the host */
-    SLOT_SCRATCH = SLOT_VALUE + VALUES, /* the first of the vectors in the plan's part of the workspace */
-    SLOT_COUNT = SLOT_SCRATCH + 2 * MERGE_RANKS
+    SLOT_SCRATCH = SLOT_VALUE + VALUES, /* two vectors in the plan's part of the workspace */
+    SLOT_COUNT = SLOT_SCRATCH + 2
 };
 
-enum { GRAPH_KEPT = 256, GRAPH_OPS = 56, GRAPH_TENSORS = 96, GRAPH_CONFIGS = 16 };
+enum { GRAPH_KEPT = 128, GRAPH_OPS = 16, GRAPH_TENSORS = 32, GRAPH_CONFIGS = 16 };
 
 typedef struct graph {
     int status; /* the first failure; builders do nothing after it */
@@ -162,20 +162,6 @@ static void graph_relu_backward(graph *g, void *x, void *dy, void *out) {
     graph_add(g, op);
 }
 
-/* out = the sum of x over the axes of which out has length 1, in float32. */
-static void graph_sum(graph *g, void *x, void *out) {
-    void *how = graph_create(g, PBN_CUDNN_BACKEND_REDUCTION_DESCRIPTOR), *op;
-    graph_set_int(g, how, PBN_CUDNN_ATTR_REDUCTION_OPERATOR, PBN_CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
-                  PBN_CUDNN_REDUCE_TENSOR_ADD);
-    graph_set_int(g, how, PBN_CUDNN_ATTR_REDUCTION_COMP_TYPE, PBN_CUDNN_TYPE_DATA_TYPE, PBN_CUDNN_DATA_FLOAT);
-    graph_finish(g, how);
-    op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_REDUCTION_YDESC, out);
-    graph_add(g, op);
-}
-
 /* Tries the engine configurations of one heuristic mode in its order; the `skip`-th that compiles is taken. */
 static int graph_try_plans(graph *g, void *vendor_handle, void *operations, int heuristic, int *skip) {
     void *heuristics, *configs[GRAPH_CONFIGS];
@@ -279,21 +265,19 @@ static int graph_ready(void) {
         return PBN_OK;
     memcpy(here.path, loaded_path, sizeof here.path);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (open_part(&here, parts[i], 1, &part) != PBN_OK)
+        if (open_part(&here, parts[i], &part) != PBN_OK)
             return pbn_refuse(PBN_E_LIBRARY, no_graph_part);
     atomic_store(&opened, 1);
     return PBN_OK;
 }
 
-/* The plain entry point takes up to PLAIN_ROWS images. A piece has an even number of them, so that each starts as well
- * aligned as 16-bit kernels want it where the first does. */
-enum { PLAN_ALIGNMENT = 256, PLAIN_ROWS = 65535, SPLIT_ROWS = PLAIN_ROWS - 1, PLAN_NAME = 24 };
+/* The plain entry point's inference takes up to PLAIN_ROWS images. */
+enum { PLAN_ALIGNMENT = 256, PLAIN_ROWS = 65535, PLAN_NAME = 24 };
 
 struct pbn_plan {
     int kind; /* index into algorithm_names */
-    char name[2 * PLAN_NAME];
+    char name[PLAN_NAME];
     const char *why;
-    char told[512]; /* why, where it is put together */
     void *context; /* the handle's */
     int mode; /* pbn_mode of a plain or Ex call */
     size_t workspace;
@@ -301,39 +285,17 @@ struct pbn_plan {
     void *activation;               /* and the vendor's descriptor of it */
     int fused;                      /* made for calls with an activation */
     int any;                        /* chosen by "auto" or "fast" */
-    int given;                      /* backward's elementwise half, of sums that are given */
     size_t scratch;                 /* bytes in front of the vendor's own part of it */
     size_t offsets[SLOT_COUNT];
-    float values[VALUES];           /* read by graphs from the host; the first two are epsilon and factor */
+    float values[VALUES];           /* read by the graph from the host */
     int64_t alignment;
-    graph graphs[5];
-    pbn_tensor part, rest;          /* split: a piece of x, and the last, smaller one */
-    pbn_tensor y_part, y_rest;
-    int64_t lines, depth, merged;   /* columns, rows: lines of the matrix, values in one, lines of a channel */
-    pbn_tensor one, map;            /* (1, C, 1, 1), also of ex with an activation, and the lines; in float32 */
-    pbn_tensor two, maps;           /* columns: the same with 2 C */
-    pbn_tensor three, spread;       /* the same with 3 C */
-    pbn_tensor firsts, first;       /* rows: the first value of each, where it lies and packed */
-    pbn_tensor zeros;               /* (1, 8 C, 1, 1) */
-    pbn_plan *inner;                /* dense: the plan for packed copies in the workspace; layer_norm: the last step */
-    pbn_tensor packed;              /* also of ex with an activation: every data tensor */
-    pbn_call inner_call;
-    size_t copy;                    /* bytes from one copy to the next */
-    pbn_plan *moments;              /* backward without saved statistics: the step that computes them */
-    size_t vectors;                 /* bytes of these two, in front of the rest of the workspace */
-    int moments_only;               /* of that step: columns or rows, as far as the channel's moments */
-    int last;                       /* the columns are those of channels-last memory */
-    int by_layer;                   /* layer_norm in backward, which goes on as another view */
-    int writes_first;               /* the layer normalization writes its y, which is not the result */
+    graph graph;
+    pbn_tensor one, packed;         /* of ex with an activation: (1, C, 1, 1), and every data tensor */
 };
 
-enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_LESS, VALUE_ZERO };
-
-static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", "split",
-                                              "columns", "rows", "layer_norm", "dense", NULL};
-enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE, SPLIT, COLUMNS, ROWS, LAYER_NORM, DENSE, MERGE };
-static const char merge_name[] = "merge"; /* a call's own, asked for by no name */
-static const char *const numbered_names[] = {"graph", "pointwise", "columns", "rows", "layer_norm", NULL};
+static const char *const algorithm_names[] = {"plain", "spatial", "persistent", "ex", "graph", "pointwise", NULL};
+enum { PLAIN, SPATIAL, PERSISTENT, EX, GRAPH, POINTWISE };
+static const char *const numbered_names[] = {"graph", "pointwise", NULL};
 
 static size_t rounded(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
@@ -470,7 +432,7 @@ static void *drop_activation(pbn_plan *p, graph *g, const pbn_call *call, const 
 /* NORM_FORWARD in its training phase. It writes mean and inverse standard deviation; where the caller does not
  * want them, they go to the workspace. Running statistics are updated in place (checked on an H200, 9.19). */
 static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
-    graph *g = &p->graphs[0];
+    graph *g = &p->graph;
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
     const int saved = call->saved_mean != NULL;
@@ -513,7 +475,7 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
 }
 
 static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
-    graph *g = &p->graphs[0];
+    graph *g = &p->graph;
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
     backward_tensors t;
@@ -545,7 +507,7 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
  * point's channels-last kernel folds to a*x + b, which loses the digits that a large mean cancels. + z and relu follow in
  * the same kernel if asked for. */
 static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
-    graph *g = &p->graphs[0];
+    graph *g = &p->graph;
     view v;
     int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
     void *x, *shifted, *sum, *root, *normal, *scaled, *shown, *y;
@@ -571,40 +533,6 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     return graph_build(g, vendor_handle, skip);
 }
 
-/* dx = (dy - sum(dy)/n - (x - mean) * r^2 * sum(dy*(x - mean))/n) * scale*r in one kernel. */
-static int build_pointwise_gradient(pbn_plan *p, const pbn_call *call, void *vendor_handle, int skip) {
-    graph *g = &p->graphs[0];
-    view v;
-    int status = make_view(call->x_desc, &v), dtype = call->x_desc->dtype;
-    void *less, *inverse, *average, *moment, *square, *slope, *gain, *whole[4];
-    if (status != PBN_OK)
-        return status;
-    p->values[VALUE_LESS] = (float)-call->share;
-    less = scalar_tensor(g, SLOT_VALUE + VALUE_LESS, &v);
-    inverse = param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v);
-    average = param_tensor(g, SLOT_VIRTUAL, &v);
-    moment = param_tensor(g, SLOT_VIRTUAL, &v);
-    square = param_tensor(g, SLOT_VIRTUAL, &v);
-    slope = param_tensor(g, SLOT_VIRTUAL, &v);
-    gain = param_tensor(g, SLOT_VIRTUAL, &v);
-    for (int i = 0; i < 4; i++)
-        whole[i] = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_DBIAS, &v), less, average);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_DSCALE, &v), less, moment);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, inverse, inverse, square);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, moment, square, slope);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, param_tensor(g, SLOT_SCALE, &v), inverse, gain);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment),
-                    param_tensor(g, SLOT_SAVED_MEAN, &v), whole[0]);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, whole[0], slope, whole[1]);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, graph_tensor(g, SLOT_DY, dtype, v.rank, v.dims, v.strides, p->alignment),
-                    average, whole[2]);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, whole[2], whole[1], whole[3]);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, whole[3], gain,
-                    graph_tensor(g, SLOT_DX, dtype, v.rank, v.dims, v.strides, p->alignment));
-    return graph_build(g, vendor_handle, skip);
-}
-
 static uintptr_t data_bits(const pbn_call *call) {
     return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx) | bits(call->z) | bits(call->dz);
 }
@@ -623,7 +551,7 @@ static int64_t common_alignment(const pbn_call *call) {
 /* The norm graphs' kernels load several elements at once whatever alignment their tensors are declared with: data at
  * 4 bytes lost the context (9.19, H200). Ex without an activation is known to do with 8 bytes of the data; what its
  * kernels, and the fused ones, want of parameters is not known, so 16 is caution. The plain entry point's kernels, the
- * pointwise graph's and those of the column view take any element's address (the same). */
+ * pointwise graph's take any element's address (the same). */
 enum { WIDE_ALIGNMENT = 16 };
 static const char graph_alignment[] = "the norm graphs' kernels load several elements at once: tensors and parameters "
                                       "must be 16-byte aligned, or the CUDA context would be lost";
@@ -670,5 +598,5 @@ static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     if (p->kind == GRAPH && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, graph_alignment);
     bind(p, call, slots);
-    return graph_run(&p->graphs[0], handle->vendor, slots, workspace != NULL ? workspace + p->scratch : NULL);
+    return graph_run(&p->graph, handle->vendor, slots, workspace != NULL ? workspace + p->scratch : NULL);
 }

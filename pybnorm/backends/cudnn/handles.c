@@ -126,8 +126,6 @@ static void place(pbn_handle *handle) {
     int before;
     handle->context = NULL;
     handle->device = -1;
-    handle->device_name[0] = '\0';
-    handle->rules = rule_tables;
     if (!find_driver() || driver.cuCtxGetDevice == NULL)
         return;
     if (driver.cuCtxGetCurrent != NULL && driver.cuCtxPushCurrent_v2 != NULL && driver.cuCtxPopCurrent_v2 != NULL) {
@@ -142,12 +140,6 @@ static void place(pbn_handle *handle) {
     if (driver.cuCtxGetDevice(&handle->device) != 0)
         handle->device = -1;
     come_back(before);
-    if (handle->device < 0 || driver.cuDeviceGetName == NULL ||
-        driver.cuDeviceGetName(handle->device_name, sizeof handle->device_name, handle->device) != 0)
-        handle->device_name[0] = '\0';
-    for (size_t i = 0; i < sizeof rule_tables / sizeof rule_tables[0]; i++)
-        if (strcmp(handle->device_name, rule_tables[i].device) == 0)
-            handle->rules = &rule_tables[i];
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
@@ -224,25 +216,16 @@ static int cudnn_stream_get(pbn_handle *handle, void **stream) {
 /* What kernels of the handle's calls have recorded on the device: of batch norm those of the persistent mode record an
  * overflow of their fixed-point sums. cuDNN holds one such record per handle and clears it with the query. */
 static int cudnn_runtime_error(pbn_handle *handle, int query, int *recorded) {
-    int mode;
+    static const int modes[] = {[PBN_QUERY_RAW] = PBN_CUDNN_ERRQUERY_RAWCODE,
+                                [PBN_QUERY_NONBLOCKING] = PBN_CUDNN_ERRQUERY_NONBLOCKING,
+                                [PBN_QUERY_BLOCKING] = PBN_CUDNN_ERRQUERY_BLOCKING};
     if (handle == NULL || recorded == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     *recorded = PBN_CUDNN_STATUS_SUCCESS;
-    switch (query) {
-    case PBN_QUERY_RAW:
-        mode = PBN_CUDNN_ERRQUERY_RAWCODE;
-        break;
-    case PBN_QUERY_NONBLOCKING:
-        mode = PBN_CUDNN_ERRQUERY_NONBLOCKING;
-        break;
-    case PBN_QUERY_BLOCKING:
-        mode = PBN_CUDNN_ERRQUERY_BLOCKING;
-        break;
-    default:
+    if (query < 0 || query >= (int)(sizeof modes / sizeof modes[0]))
         return pbn_refuse(PBN_E_ARGUMENT, "the query is none of raw, nonblocking, blocking");
-    }
     if (api.cudnnQueryRuntimeError == NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, "this cuDNN library lacks the symbol cudnnQueryRuntimeError");
     forget_vendor_text();
-    return api.cudnnQueryRuntimeError(handle->vendor, recorded, mode, NULL);
+    return api.cudnnQueryRuntimeError(handle->vendor, recorded, modes[query], NULL);
 }

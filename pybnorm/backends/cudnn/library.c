@@ -7,28 +7,32 @@ static int missing(pbn_library *lib, const char *symbol) {
     return PBN_E_SYMBOL;
 }
 
-static void take_from_ops(const pbn_library *lib, cudnn_api *table) {
-#define PBN_TAKE(symbol) PBN_DL_PROBE(, symbol, )
-    PBN_CUDNN_OPS(PBN_TAKE)
-#undef PBN_TAKE
+/* A part's soname; cuDNN 9's have the number of the file from 9 on, so that the next cuDNN finds its own. */
+static void part_name(const char *file, const char *soname, char *name, size_t size) {
+    const char *base = strrchr(file, '/'), *so = strstr(base != NULL ? base : file, ".so.");
+    const long number = so != NULL ? strtol(so + 4, NULL, 10) : 0;
+    const size_t stem = strlen(soname) - 1;
+    if (soname[stem] == '9' && number > 9 && number < 1000)
+        snprintf(name, size, "%.*s%ld", (int)stem, soname, number);
+    else
+        pbn_copy_text(name, size, soname);
 }
-
-#include "own_descriptors.c"
 
 /* libcudnn.so is a dispatcher: it opens its parts at first use, and when one is missing it prints and
  * abort()s the process (9.27, 8.9.7). So the parts that this file's calls reach are opened first.
  * The order is the one in which the dispatcher will find them: in the process, beside itself, elsewhere. */
-static int open_part(pbn_library *lib, const char *soname, int elsewhere, pbn_library *found) {
+static int open_part(pbn_library *lib, const char *of_9, pbn_library *found) {
     pbn_library part;
-    char path[PBN_PATH_MAX];
+    char path[PBN_PATH_MAX], soname[64];
     const char *slash = strrchr(lib->path, '/');
+    part_name(lib->path, of_9, soname, sizeof soname);
     int status = pbn_dl_open(&part, soname, 1);
     if (status != PBN_OK && slash != NULL) {
         int length = snprintf(path, sizeof path, "%.*s/%s", (int)(slash - lib->path), lib->path, soname);
         if (length > 0 && (size_t)length < sizeof path)
             status = pbn_dl_open(&part, path, 0);
     }
-    if (status != PBN_OK && elsewhere)
+    if (status != PBN_OK)
         status = pbn_dl_open(&part, soname, 0);
     if (status == PBN_OK) {
         *found = part;
@@ -40,63 +44,47 @@ static int open_part(pbn_library *lib, const char *soname, int elsewhere, pbn_li
     return PBN_E_LIBRARY;
 }
 
-/* `table` has only graphs afterwards where cuDNN 9's libcudnn_ops is not there. */
-static int open_parts(pbn_library *lib, cudnn_api *table) {
+typedef int (*version_check)(void);
+
+static int open_parts(pbn_library *lib) {
     pbn_library part;
     /* The version cannot be asked before the parts are there; these exports tell it apart. */
     static const struct {
-        const char *export_name, *parts[2];
+        const char *export_name, *part;
     } dispatchers[] = {
-        {"cudnnGraphVersionCheck", {"libcudnn_graph.so.9", "libcudnn_ops.so.9"}},
-        {"cudnnOpsTrainVersionCheck", {"libcudnn_ops_infer.so.8", "libcudnn_ops_train.so.8"}},
+        {"cudnnGraphVersionCheck", "libcudnn_graph.so.9"},
+        {"cudnnOpsVersionCheck", "libcudnn_ops.so.9"},
+        {"cudnnOpsInferVersionCheck", "libcudnn_ops_infer.so.8"},
+        {"cudnnOpsTrainVersionCheck", "libcudnn_ops_train.so.8"},
     };
-    for (size_t i = 0; i < sizeof dispatchers / sizeof dispatchers[0]; i++) {
-        if (pbn_dl_symbol(lib->handle, dispatchers[i].export_name) == NULL)
+    enum { COUNT = sizeof dispatchers / sizeof dispatchers[0] };
+    version_check checks[COUNT];
+    char paths[COUNT][PBN_PATH_MAX];
+    for (size_t i = 0; i < COUNT; i++) {
+        checks[i] = (version_check)pbn_dl_symbol(lib->handle, dispatchers[i].export_name);
+        const int status = checks[i] != NULL ? open_part(lib, dispatchers[i].part, &part) : PBN_OK;
+        if (status != PBN_OK)
+            return status;
+        pbn_copy_text(paths[i], sizeof paths[i], checks[i] != NULL ? part.path : "");
+    }
+    for (size_t i = 0; i < COUNT; i++) { /* once all are open: each asks the others for their versions */
+        if (checks[i] == NULL || checks[i]() == 0)
             continue;
-        for (int number = 0; number < 2; number++) {
-            /* Another installation's libcudnn_ops is none for a libcudnn_graph that was found without a dispatcher. */
-            const int elsewhere = table->cudnnCreateTensorDescriptor != NULL;
-            int status = open_part(lib, dispatchers[i].parts[number], elsewhere, &part);
-            if (status == PBN_OK)
-                continue;
-            if (i != 0 || number != 1 || table->cudnnBackendExecute == NULL)
-                return status;
-            use_graphs_only(table);
-            return PBN_OK;
-        }
-        if (i == 0 && table->cudnnCreateTensorDescriptor == NULL)
-            take_from_ops(&part, table); /* the file is libcudnn_graph itself */
+        snprintf(lib->message, sizeof lib->message,
+                 "%s() says that its parts are of two versions; %.400s is the part that was opened",
+                 dispatchers[i].export_name, paths[i]);
+        return PBN_E_VERSION;
     }
     return PBN_OK;
 }
 
-static int is_of_ops(const char *name) {
-#define PBN_SAME(symbol) || strcmp(name, #symbol) == 0
-    return 0 PBN_CUDNN_OPS(PBN_SAME);
-#undef PBN_SAME
-}
-
-/* What is missing of libcudnn_ops may be so for good, which `require_ops` says once the parts are open. */
 static int resolve(pbn_library *lib, cudnn_api *table) {
 #define PBN_RESOLVE(result, symbol, parameters)                                                                       \
     PBN_DL_PROBE(result, symbol, parameters)                                                                          \
-    if (table->symbol == NULL && !is_of_ops(#symbol))                                                                 \
+    if (table->symbol == NULL)                                                                                        \
         return missing(lib, #symbol);
     PBN_CUDNN_SYMBOLS(PBN_RESOLVE, PBN_DL_PROBE)
 #undef PBN_RESOLVE
-    return PBN_OK;
-}
-
-static int require_ops(pbn_library *lib, const cudnn_api *table) {
-#define PBN_NEEDED(result, symbol, parameters)                                                                        \
-    if (table->symbol == NULL)                                                                                        \
-        return missing(lib, #symbol);
-#define PBN_PASSED(result, symbol, parameters)
-    if (!table->graphs_only) {
-        PBN_CUDNN_SYMBOLS(PBN_NEEDED, PBN_PASSED)
-    }
-#undef PBN_NEEDED
-#undef PBN_PASSED
     return PBN_OK;
 }
 
@@ -108,12 +96,12 @@ static int ask_version(pbn_library *lib, cudnn_api *table) {
         lib->version[1] = (int32_t)(number % unit / 100);
         lib->version[2] = (int32_t)(number % 100);
     }
-    if (lib->version[0] != 8 && lib->version[0] != 9) {
+    if (lib->version[0] < 8) {
         snprintf(lib->message, sizeof lib->message,
-                 "cudnnGetVersion() returned %zu; cuDNN 8 and cuDNN 9 are the versions this backend speaks", number);
+                 "cudnnGetVersion() returned %zu; this backend speaks cuDNN 8 and later", number);
         return PBN_E_VERSION;
     }
-    table->major = lib->version[0];
+    table->major = lib->version[0] == 8 ? 8 : 9; /* a later one is spoken to as the newest that is known */
     return PBN_OK;
 }
 
@@ -126,9 +114,7 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
         return pbn_refuse(status, "the cuDNN library cannot be opened");
     status = resolve(out, &fresh);
     if (status == PBN_OK)
-        status = open_parts(out, &fresh);
-    if (status == PBN_OK)
-        status = require_ops(out, &fresh);
+        status = open_parts(out);
     if (status == PBN_OK)
         status = ask_version(out, &fresh);
     if (status != PBN_OK) {
@@ -143,8 +129,6 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
 static int cudnn_has_symbol(const char *name) {
     if (name == NULL)
         return -1;
-    if (api.graphs_only && is_of_ops(name))
-        return 0;
     PBN_CUDNN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
@@ -181,8 +165,6 @@ static int status_class_8(int status) {
         return PBN_CLASS_EXECUTION;
     case PBN_V8_CUDNN_STATUS_VERSION_MISMATCH:
         return PBN_CLASS_VERSION;
-    case PBN_V8_CUDNN_STATUS_INTERNAL_ERROR:
-    case PBN_V8_CUDNN_STATUS_MAPPING_ERROR:
     default:
         return PBN_CLASS_INTERNAL;
     }
@@ -220,7 +202,6 @@ static int status_class_9(int status) {
         return PBN_CLASS_NOT_SUPPORTED;
     case PBN_CUDNN_STATUS_EXECUTION_FAILED:
         return PBN_CLASS_EXECUTION;
-    case PBN_CUDNN_STATUS_INTERNAL_ERROR:
     default:
         return PBN_CLASS_INTERNAL;
     }
