@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm import _core
@@ -151,8 +152,8 @@ def test_products_are_rounded_once_to_the_nearest_of_16_bits(handle, dtype, a):
     assert np.isinf(y[np.isinf(wide)]).all()
 
 
-@pytest.mark.parametrize("stride", [1, 2, 7, 11, 60, 10**6])
-@pytest.mark.parametrize("axis", range(4))
+@table("stride", [1, 2, 7, 11, 60, 10**6])
+@table("axis", range(4))
 def test_an_axis_of_one_element_has_any_stride(handle, axis, stride):
     """Also one that would lie between the elements of the other axes."""
     dims, strides = [4, 3, 5, 2], [120, 12, 2, 60]
@@ -167,3 +168,22 @@ def test_an_axis_of_one_element_has_any_stride(handle, axis, stride):
     wide = x.astype("f8")
     mean, variance = (f((0, 2, 3), keepdims=True) for f in (wide.mean, wide.var))
     np.testing.assert_allclose(y, (wide - mean) / np.sqrt(variance + 1e-5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["onednn", "native"])
+def test_a_factor_of_one_reads_no_running_statistics(load_library, backend):
+    """They may be memory that nobody has set. So may y, dx, dscale and dbias where their beta is 0."""
+    load_library(backend)
+    x, dy = np.random.default_rng(8).normal(size=(2, 4, 3, 5, 2)).astype("f4")
+    one, zero = np.ones(3, "f4"), np.zeros(3, "f4")
+    y, dx = np.full((2, *x.shape), np.nan, "f4")
+    running_mean, running_variance, dscale, dbias = np.full((4, 3), np.nan, "f4")
+    with pybnorm.Handle(backend) as handle:
+        handle.forward_training(
+            x, one, zero, y, exponential_average_factor=1.0, running_mean=running_mean,
+            running_variance=running_variance,
+        )  # fmt: skip
+        handle.backward(x, dy, one, dx, dscale, dbias)
+    np.testing.assert_allclose(running_mean, x.mean((0, 2, 3)), atol=1e-6)
+    np.testing.assert_allclose(running_variance, x.var((0, 2, 3), ddof=1), rtol=1e-5)
+    assert all(np.isfinite(array).all() for array in (y, dx, dscale, dbias))

@@ -31,9 +31,6 @@ typedef struct vendor_table {
     int lost;          /* this process is forked from one whose SYCL runtime has threads */
     int (*omp_get_max_threads)(void);
     void (*omp_set_num_threads)(int);
-    int (*omp_get_num_threads)(void);
-    int (*omp_get_thread_num)(void);
-    void (*GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned); /* LLVM's and Intel's OpenMP have it, too */
 } vendor_table;
 
 static vendor_table api;
@@ -102,8 +99,8 @@ static int resolve(pbn_library *lib, vendor_table *table) {
     lib->version[0] = version->major;
     lib->version[1] = version->minor;
     lib->version[2] = version->patch;
-    if (version->major != 3) {
-        snprintf(lib->message, sizeof lib->message, "oneDNN %d.%d.%d; this backend speaks oneDNN 3", version->major,
+    if (version->major < 3) {
+        snprintf(lib->message, sizeof lib->message, "oneDNN %d.%d.%d; this backend speaks oneDNN 3 and later", version->major,
                  version->minor, version->patch);
         return PBN_E_VERSION;
     }
@@ -120,9 +117,6 @@ static int resolve(pbn_library *lib, vendor_table *table) {
                            pbn_dl_symbol(lib->handle, "__kmpc_fork_call") == NULL;
     PBN_DL_PROBE(, omp_get_max_threads, )
     PBN_DL_PROBE(, omp_set_num_threads, )
-    PBN_DL_PROBE(, omp_get_num_threads, )
-    PBN_DL_PROBE(, omp_get_thread_num, )
-    PBN_DL_PROBE(, GOMP_parallel, )
     return PBN_OK;
 }
 
@@ -568,13 +562,9 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
     return tensor_set(derived, x->dtype == PBN_FLOAT64 ? PBN_FLOAT64 : PBN_FLOAT32, x->rank, dims, strides);
 }
 
-#include "blend.c"
-#include "sums.c"
-#include "ways.c"
-#include "channel_sums.c"
-#include "steps.c"
+#include "../native/blend.c"
 #include "calls.c"
-#include "elementwise.c"
+#include "../native/elementwise.c"
 
 const pbn_backend pbn_backend_onednn = {
     .contract = PBN_CONTRACT,
@@ -582,7 +572,7 @@ const pbn_backend pbn_backend_onednn = {
     .also_reached = {PBN_DEVICE_CUDA_HOST, PBN_DEVICE_ROCM_HOST},
     .name = "onednn",
     .label = "oneDNN",
-    .search = {.sonames = "libdnnl.so.3 libdnnl.so.3.*", /* Debian has only the second */
+    .search = {.sonames = "libdnnl.so.3",
                .hint = "pip install onednn-cpu-gomp (small) or onednn (newest), or oneDNN 3 of your distribution or "
                        "conda-forge",
                .distributions = "onednn-cpu-gomp onednn-cpu-iomp onednn-cpu-tbb onednn",
@@ -617,12 +607,10 @@ const pbn_backend pbn_backend_onednn = {
     .fill = fill,
     .relu = relu,
     .relu_backward = relu_backward,
-    .algorithms = algorithm_names,
     .plan_create = plan_create,
     .plan_info = plan_info,
     .plan_run = plan_run,
     .plan_destroy = plan_destroy,
-    .plan_candidate = plan_candidate,
     .unrepeated = unrepeated,
     .has_symbol = has_symbol,
     .at_fork = at_fork,

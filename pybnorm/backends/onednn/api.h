@@ -20,7 +20,6 @@
     C(dnnl_invalid_graph_op, 8)          \
     C(dnnl_invalid_shape, 9)             \
     C(dnnl_invalid_data_type, 10)        \
-    C(dnnl_data_type_undef, 0)           \
     C(dnnl_f16, 1)                       \
     C(dnnl_bf16, 2)                      \
     C(dnnl_f32, 3)                       \
@@ -49,15 +48,8 @@
     C(DNNL_RUNTIME_NONE, 0)              \
     C(DNNL_RUNTIME_OMP, 2)               \
     C(DNNL_RUNTIME_SYCL, 512)            \
-    C(dnnl_eltwise_square, 35)          \
-    C(dnnl_binary_add, 131056)           \
-    C(dnnl_binary_mul, 131057)           \
-    C(dnnl_binary_sub, 131061)           \
-    C(dnnl_reduction_sum, 196596)        \
     C(DNNL_ARG_SRC, 1)                   \
-    C(DNNL_ARG_SRC_1, 2)                 \
     C(DNNL_ARG_DST, 17)                  \
-    C(DNNL_ARG_WEIGHTS, 33)              \
     C(DNNL_ARG_MEAN, 49)                 \
     C(DNNL_ARG_VARIANCE, 50)             \
     C(DNNL_ARG_SCALE, 51)                \
@@ -66,8 +58,7 @@
     C(DNNL_ARG_DIFF_SRC, 129)            \
     C(DNNL_ARG_DIFF_DST, 145)            \
     C(DNNL_ARG_DIFF_SCALE, 255)          \
-    C(DNNL_ARG_DIFF_SHIFT, 256)          \
-    C(DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE, 32768)
+    C(DNNL_ARG_DIFF_SHIFT, 256)
 
 typedef struct pbn_dnnl_version { /* dnnl_version_t */
     int major, minor, patch;
@@ -113,30 +104,7 @@ typedef struct pbn_dnnl_exec_arg { /* dnnl_exec_arg_t */
     REQUIRED(int, dnnl_primitive_execute,                                                                           \
              (const void *primitive, void *stream, int count, const pbn_dnnl_exec_arg *args))                       \
     REQUIRED(int, dnnl_primitive_destroy, (void *primitive))                                                        \
-    OPTIONAL(const char *, dnnl_status2str, (int status))                                                           \
-    OPTIONAL(int, dnnl_layer_normalization_forward_primitive_desc_create,                                           \
-             (void **primitive_desc, void *engine, int prop_kind, const void *src, const void *dst,                 \
-              const void *statistics, float epsilon, unsigned flags, const void *attr))                             \
-    OPTIONAL(int, dnnl_reduction_primitive_desc_create,                                                             \
-             (void **primitive_desc, void *engine, int algorithm, const void *src, const void *dst, float p,        \
-              float epsilon, const void *attr))                                                                     \
-    OPTIONAL(int, dnnl_binary_primitive_desc_create,                                                                \
-             (void **primitive_desc, void *engine, int algorithm, const void *src0, const void *src1,               \
-              const void *dst, const void *attr))                                                                   \
-    OPTIONAL(int, dnnl_matmul_primitive_desc_create,                                                                \
-             (void **primitive_desc, void *engine, const void *src, const void *weights, const void *bias,          \
-              const void *dst, const void *attr))                                                                   \
-    OPTIONAL(int, dnnl_reorder_primitive_desc_create,                                                               \
-             (void **primitive_desc, const void *src, void *src_engine, const void *dst, void *dst_engine,          \
-              const void *attr))                                                                                    \
-    OPTIONAL(int, dnnl_post_ops_create, (void **post_ops))                                                          \
-    OPTIONAL(int, dnnl_post_ops_append_binary, (void *post_ops, int algorithm, const void *src1))                   \
-    OPTIONAL(int, dnnl_post_ops_append_eltwise,                                                                     \
-             (void *post_ops, int algorithm, float alpha, float beta))                                              \
-    OPTIONAL(int, dnnl_post_ops_append_sum,                                                                         \
-             (void *post_ops, float scale, int32_t zero_point, int data_type))                                      \
-    OPTIONAL(int, dnnl_post_ops_destroy, (void *post_ops))                                                          \
-    OPTIONAL(int, dnnl_primitive_attr_set_post_ops, (void *attr, const void *post_ops))
+    OPTIONAL(const char *, dnnl_status2str, (int status))
 
 #define PBN_DNNL_TYPEDEF(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
 PBN_DNNL_SYMBOLS(PBN_DNNL_TYPEDEF, PBN_DNNL_TYPEDEF)

@@ -1,13 +1,76 @@
-/* The three batch-norm calls: how each reaches its primitives, and its run. Part of adapter.c. */
+/* The three batch-norm calls: how each reaches its primitive, and its run. Part of adapter.c. */
 
-/* A call, in blocks of channels where copies in float32 of all its data would be large. */
+#define NOWHERE SIZE_MAX
+#define ALIGNMENT 64
+#define MOST_TRIED 4096 /* numbers of images that may divide a matrix whose bytes are too many for one */
+
+/* How one call reaches the primitive, a function of the call's descriptors, scalars and of which
+ * statistics pointers are given. Offsets lie in the caller's workspace; NOWHERE means not needed.
+ *
+ * One memory order serves all tensors of the primitive, x's own where that is possible. A tensor in
+ * another order is copied; a result in another order, or to be blended, is computed in the workspace,
+ * in place of the copied input if there is one. 16-bit data that are blended, or that oneDNN has no
+ * kernel for, are computed in float32, so that the result is rounded to 16 bits once. */
 typedef struct plan {
-    way way;       /* of its parts */
-    int64_t block; /* channels of all blocks but the last, which may have fewer */
-    int last;      /* index of the last block's part */
-    part parts[2];
-    size_t total; /* bytes of workspace */
+    view memory;
+    int64_t order[PBN_MAX_RANK]; /* strides, in x's rank, of the memory the primitive sees */
+    int64_t count;               /* elements of x */
+    int64_t params;              /* statistics */
+    /* Parameter (c, s) is element c*positions + s for the caller and s*channels + c for the primitive;
+     * positions is 1 unless per-activation parameters follow a channels-last x. */
+    int64_t channels, positions;
+    int recompute;               /* backward without saved statistics */
+    size_t x, dy, result, statistics_y;
+    size_t scale, bias, mean, variance, dscale, dbias;
+    size_t scratchpad, total;
+    primitive *steps[KINDS]; /* NULL where none is needed */
+    uint64_t made[KINDS];    /* others may have taken their places since */
 } plan;
+
+static size_t reserve(plan *p, size_t bytes) {
+    size_t offset = p->total;
+    p->total += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return offset;
+}
+
+static void *place(char *base, size_t offset) {
+    return offset == NOWHERE ? NULL : base + offset;
+}
+
+static int is_blended(const pbn_call *call) {
+    return call->alpha != 1 || call->beta != 0;
+}
+
+/* Whether 16-bit data are computed in float32. */
+static int widened(const pbn_call *call) {
+    const int dtype = call->x_desc->dtype;
+    return dtype != PBN_FLOAT32 && (is_blended(call) || !api.runs[dtype][call->operation]);
+}
+
+static int step(pbn_handle *h, plan *p, kind k, float epsilon) {
+    int code = primitive_get(h, k, epsilon, &p->memory, p->params, &p->steps[k]);
+    if (code != PBN_OK)
+        return code;
+    p->made[k] = p->steps[k]->made;
+    if (p->steps[k]->scratchpad > p->scratchpad)
+        p->scratchpad = p->steps[k]->scratchpad;
+    return PBN_OK;
+}
+
+static view matrix(int dtype, int64_t elements, int64_t width) {
+    return (view){dtype, 2, {elements / width, width}, {width, 1}};
+}
+
+/* The same matrix, with a column for each channel: that of (rows, columns) takes two to three times as long. Kernels count
+ * the bytes of an image in 32 bits, and read and write elsewhere past that. */
+static view side_by_side(int dtype, int64_t elements, int64_t width) {
+    const int64_t rows = elements / width, most = INT32_MAX / width / (int64_t)pbn_item_size(dtype);
+    const int64_t least = most > 0 ? (rows - 1) / most + 1 : rows;
+    for (int64_t images = least; most > 0 && images < least + MOST_TRIED; images++)
+        if (rows % images == 0)
+            return (view){dtype, 4, {images, width, rows / images, 1}, {rows / images * width, 1, width, width}};
+    return matrix(dtype, elements, width);
+}
 
 static int matches(const pbn_tensor *t, const int64_t *order) {
     for (int i = 0; i < t->rank; i++)
@@ -24,14 +87,13 @@ static int check_tensor(const pbn_tensor *t, const pbn_tensor *x) {
 }
 
 /* Chooses the memory order and the view of it that the primitive takes. */
-static void choose_memory(part *p, const pbn_call *call, int one_order, int widen) {
+static void choose_memory(plan *p, const pbn_call *call, int one_order, int widen) {
     const pbn_tensor *x = call->x_desc;
     const int per_activation = call->mode == PBN_PER_ACTIVATION;
     int64_t c = x->dims[1], s = p->count / x->dims[0] / c;
     int64_t *d = p->memory.dims, *t = p->memory.strides;
     const int last = x->layout == PBN_CHANNELS_LAST;
-    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK &&
-                        p->way == PLAIN;
+    const int strided = x->layout == PBN_STRIDED && one_order && !per_activation && x->rank <= VIEW_RANK;
     p->memory.dtype = widen ? PBN_FLOAT32 : x->dtype;
     p->channels = p->params = per_activation ? c * s : c;
     p->positions = 1;
@@ -59,15 +121,15 @@ static void choose_memory(part *p, const pbn_call *call, int one_order, int wide
     }
 }
 
-static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
+static int plan_call(pbn_handle *h, const pbn_call *call, plan *p) {
+    if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
+        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
     const int backward = call->operation == PBN_OP_BACKWARD, inference = call->operation == PBN_OP_FORWARD_INFERENCE;
     const pbn_tensor *x = call->x_desc, *out = backward ? call->dx_desc : call->y_desc;
     int code = check_support(call->operation, call->mode, x->dtype);
     if (code == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
         code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused ReLU is not used: its backward wants the forward's "
                                              "workspace, which no other library here has");
-    if (code == PBN_OK && pbn_has_residual(call))
-        code = pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN's fused sum and ReLU is not used, as its fused ReLU is not");
     if (code == PBN_OK)
         code = check_tensor(out, x);
     if (code == PBN_OK && backward)
@@ -80,10 +142,7 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     p->scale = p->bias = p->mean = p->variance = p->dscale = p->dbias = p->scratchpad = NOWHERE;
     p->count = pbn_numel(x->rank, x->dims);
     p->recompute = backward && call->saved_mean == NULL;
-    p->way = way;
-    p->means = p->variances = p->sums = p->factor = p->offset = p->ones = p->around = p->product =
-        p->centre = NOWHERE;
-    const int widen = widened(call, way), copied = widen || is_blended(call);
+    const int widen = widened(call), copied = widen || is_blended(call);
     const int one_order = !copied && !p->recompute && matches(out, x->strides) &&
                           (!backward || matches(call->dy_desc, x->strides));
     choose_memory(p, call, one_order, widen);
@@ -99,16 +158,13 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     if (backward && (widen || !matches(call->dy_desc, p->order)))
         p->dy = reserve(p, tensor);
     if (!direct) {
-        /* Steps need x and dy to the end. */
-        p->result = way != PLAIN && !inference ? NOWHERE : backward ? p->dy : p->x;
+        p->result = backward ? p->dy : p->x;
         if (p->result == NOWHERE) {
             p->result = reserve(p, tensor);
             p->statistics_y = p->result;
         }
     }
-    p->whole = way == FOLDED && recomputes(call) && is_side_by_side(call) &&
-               (call->mode == PBN_PER_ACTIVATION || p->params % WIDTH == 0);
-    if (p->recompute && p->statistics_y == NOWHERE && !p->whole)
+    if (p->recompute && p->statistics_y == NOWHERE)
         p->statistics_y = reserve(p, tensor);
 
     /* Vectors. Backward always changes their form: signs, variance, blending. */
@@ -129,91 +185,10 @@ static int plan_part(pbn_handle *h, const pbn_call *call, way way, part *p) {
     /* With saved statistics the variance is made from the inverse standard deviation, epsilon included. */
     const float epsilon = backward && !p->recompute ? 0.0f : (float)call->epsilon;
     p->scratchpad = 0; /* the size, as the steps ask for it; its offset once it is reserved */
-    const kind last = backward ? BACKWARD : inference || p->whole ? INFERENCE : TRAINING;
-    code = step(h, p, last, 0, epsilon, &p->memory, p->params);
-    if (code == PBN_OK && p->recompute && !p->whole)
-        code = step(h, p, STATISTICS, 0, 0.0f, &p->memory, p->params);
-    if (code == PBN_OK && way != PLAIN)
-        code = plan_steps(h, call, p);
+    code = step(h, p, backward ? BACKWARD : inference ? INFERENCE : TRAINING, epsilon);
+    if (code == PBN_OK && p->recompute)
+        code = step(h, p, STATISTICS, 0.0f);
     p->scratchpad = p->scratchpad > 0 ? reserve(p, p->scratchpad) : NOWHERE;
-    return code;
-}
-
-#define BLOCK_ELEMENTS ((int64_t)1 << 18) /* 1 MiB in float32: cache memory, and work for every thread */
-#define BLOCK_CHANNELS 16                 /* of channels-last data: what one vector holds */
-
-/* The call for `count` channels from `first` on. */
-typedef struct block_call {
-    pbn_call call;
-    pbn_tensor x, y, dy, dx, param;
-} block_call;
-
-static void block_of(const pbn_call *whole, int64_t first, int64_t count, block_call *b) {
-    const pbn_tensor *const from[] = {whole->x_desc, whole->y_desc, whole->dy_desc, whole->dx_desc,
-                                      whole->param_desc};
-    pbn_tensor *const to[] = {&b->x, &b->y, &b->dy, &b->dx, &b->param};
-    const pbn_tensor **const in_call[] = {&b->call.x_desc, &b->call.y_desc, &b->call.dy_desc, &b->call.dx_desc,
-                                          &b->call.param_desc};
-    size_t offsets[5] = {0};
-    b->call = *whole;
-    for (int i = 0; i < 5; i++) {
-        if (from[i] == NULL)
-            continue;
-        *to[i] = *from[i];
-        to[i]->dims[1] = count;
-        *in_call[i] = to[i];
-        offsets[i] = (size_t)(first * from[i]->strides[1]) * pbn_item_size(from[i]->dtype);
-    }
-#define PBN_MOVE(member, type, i)       \
-    if (b->call.member != NULL)         \
-        b->call.member = (type)b->call.member + offsets[i];
-    PBN_MOVE(x, const char *, 0)
-    PBN_MOVE(y, char *, 1)
-    PBN_MOVE(dy, const char *, 2)
-    PBN_MOVE(dx, char *, 3)
-    PBN_MOVE(scale, const char *, 4)
-    PBN_MOVE(bias, const char *, 4)
-    PBN_MOVE(running_mean, char *, 4)
-    PBN_MOVE(running_variance, char *, 4)
-    PBN_MOVE(saved_mean, char *, 4)
-    PBN_MOVE(saved_inv_variance, char *, 4)
-    PBN_MOVE(dscale, char *, 4)
-    PBN_MOVE(dbias, char *, 4)
-#undef PBN_MOVE
-}
-
-/* Channels of a block; all of them where no copies are made in float32. */
-static int64_t block_channels(const pbn_call *call, way way) {
-    const pbn_tensor *x = call->x_desc;
-    if (!widened(call, way))
-        return x->dims[1];
-    const int64_t channels = x->dims[1], m = pbn_numel(x->rank, x->dims) / channels;
-    const int64_t least = x->layout == PBN_CHANNELS_LAST ? BLOCK_CHANNELS : 1;
-    const int64_t block = BLOCK_ELEMENTS / m / least * least;
-    return block < least ? (least < channels ? least : channels) : block < channels ? block : channels;
-}
-
-static int plan_call(pbn_handle *h, const pbn_call *call, way way, plan *p) {
-    if (h == NULL || call->x_desc == NULL || call->x_desc->rank < 2 || call->x_desc->rank > PBN_MAX_RANK)
-        return pbn_refuse(PBN_E_ARGUMENT, "no handle, or the tensor descriptor of x has not been set");
-    const int64_t channels = call->x_desc->dims[1], rest = channels % (p->block = block_channels(call, way));
-    p->way = way;
-    p->last = rest != 0;
-    if (p->block == channels) {
-        int code = plan_part(h, call, way, &p->parts[0]);
-        p->total = p->parts[0].total;
-        return code;
-    }
-    block_call b;
-    block_of(call, 0, p->block, &b);
-    int code = plan_part(h, &b.call, way, &p->parts[0]);
-    p->total = p->parts[0].total;
-    if (code == PBN_OK && p->last) {
-        block_of(call, channels - rest, rest, &b);
-        code = plan_part(h, &b.call, way, &p->parts[1]);
-        if (p->parts[1].total > p->total)
-            p->total = p->parts[1].total;
-    }
     return code;
 }
 
@@ -235,21 +210,21 @@ static int workspace_size(pbn_handle *h, const pbn_call *call, size_t *bytes) {
         return PBN_OK;
     if (call->operation < PBN_OP_DERIVE || call->operation > PBN_OP_AXPBY)
         return pbn_refuse(PBN_E_ARGUMENT, "unknown operation");
-    int code = plan_call(h, call, PLAIN, &p);
+    int code = plan_call(h, call, &p);
     if (code == PBN_OK)
         *bytes = p.total;
     return code;
 }
 
 /* The caller's tensor as the primitive reads it. */
-static const void *tensor_in(const part *p, const pbn_tensor *t, const void *data, void *copy) {
+static const void *tensor_in(const plan *p, const pbn_tensor *t, const void *data, void *copy) {
     if (copy == NULL)
         return data;
     blend(t->rank, t->dims, t->dtype, data, t->strides, 1, p->memory.dtype, copy, p->order, 0);
     return copy;
 }
 
-static void tensor_out(const part *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
+static void tensor_out(const plan *p, const pbn_tensor *t, const void *result, void *data, double alpha, double beta) {
     if (result != NULL)
         blend(t->rank, t->dims, p->memory.dtype, result, p->order, alpha, t->dtype, data, t->strides, beta);
 }
@@ -259,7 +234,7 @@ static void tensor_out(const part *p, const pbn_tensor *t, const void *result, v
     for (int64_t s_ = 0, v = 0, last_ = (p)->channels; s_ < (p)->positions; s_++, last_ += (p)->channels) \
         for (int64_t u = s_; v < last_; u += (p)->positions, v++)
 
-static const float *vector_in(const part *p, const void *data, float *copy) {
+static const float *vector_in(const plan *p, const void *data, float *copy) {
     const float *from = (const float *)data;
     if (copy == NULL)
         return from;
@@ -270,7 +245,7 @@ static const float *vector_in(const part *p, const void *data, float *copy) {
 
 /* ------------------------------------------------------------------ the calls */
 
-static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *call) {
+static int run_forward_training(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
     if (code != PBN_OK)
@@ -293,9 +268,7 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
                               variance,
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = p->whole || (p->way != PLAIN && pointers[0] != pointers[1])
-               ? train_by_steps(h, p, call, base, pointers)
-               : primitive_run(h, p->steps[TRAINING][0], pointers, place(base, p->scratchpad));
+    code = primitive_run(h, p->steps[TRAINING], pointers, place(base, p->scratchpad));
     if (code != PBN_OK)
         return code;
 
@@ -320,7 +293,7 @@ static int run_forward_training(pbn_handle *h, const part *p, const pbn_call *ca
     return PBN_OK;
 }
 
-static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *call) {
+static int run_forward_inference(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
     if (code != PBN_OK)
@@ -336,13 +309,19 @@ static int run_forward_inference(pbn_handle *h, const part *p, const pbn_call *c
                               vector_in(p, call->running_variance, place(base, p->variance)),
                               vector_in(p, call->scale, place(base, p->scale)),
                               vector_in(p, call->bias, place(base, p->bias))};
-    code = p->way != PLAIN
-               ? apply(h, p, base, pointers[0], (void *)(uintptr_t)pointers[1], pointers[2], pointers[3], pointers[4],
-                       pointers[5], call->epsilon)
-               : primitive_run(h, p->steps[INFERENCE][0], pointers, place(base, p->scratchpad));
+    code = primitive_run(h, p->steps[INFERENCE], pointers, place(base, p->scratchpad));
     if (code == PBN_OK)
         tensor_out(p, call->y_desc, result, call->y, call->alpha, call->beta);
     return code;
+}
+
+#define LEAST_FACTOR 0x1p-60f /* whose square's inverse is a normal float */
+
+static int are_usual(const float *factors, int64_t count) {
+    int usual = 1;
+    for (int64_t i = 0; i < count; i++)
+        usual &= factors[i] >= LEAST_FACTOR && factors[i] <= 1 / LEAST_FACTOR;
+    return usual;
 }
 
 /* oneDNN takes a variance. 1/iv^2 with epsilon = 0 gives any iv back: 0 from an infinite variance,
@@ -362,7 +341,7 @@ static int check_saved(const float *inv_variance, int64_t params) {
     return PBN_OK;
 }
 
-static void variance_from_saved(const part *p, const float *inv_variance, float *variance, float *scale) {
+static void variance_from_saved(const plan *p, const float *inv_variance, float *variance, float *scale) {
     EACH_PARAMETER(p, u, v) {
         variance[v] = variance_of(inv_variance[u]);
         if (inv_variance[u] < 0)
@@ -370,7 +349,7 @@ static void variance_from_saved(const part *p, const float *inv_variance, float 
     }
 }
 
-static void gradient_out(const part *p, const float *from, void *data, const float *inv_variance, double alpha,
+static void gradient_out(const plan *p, const float *from, void *data, const float *inv_variance, double alpha,
                          double beta) {
     float *to = (float *)data;
     if (to == NULL)
@@ -381,7 +360,7 @@ static void gradient_out(const part *p, const float *from, void *data, const flo
     }
 }
 
-static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
+static int run_backward(pbn_handle *h, const plan *p, const pbn_call *call) {
     char *base;
     int code = claim(p->total, call, &base);
     if (code != PBN_OK)
@@ -399,26 +378,21 @@ static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     const void *dy = tensor_in(p, call->dy_desc, call->dy, place(base, p->dy));
     if (result == NULL)
         result = call->dx;
-    const int by_steps = p->way != PLAIN && !p->whole && result != x && result != dy;
     const float *mean = own_mean, *inv_variance = call->saved_inv_variance;
     if (p->recompute) {
         void *y = place(base, p->statistics_y);
         const void *pointers[] = {x, y, mean, variance};
-        code = by_steps || p->whole ? statistics(h, p, base, x, y, own_mean, variance)
-                                    : primitive_run(h, p->steps[STATISTICS][0], pointers, scratchpad);
+        code = primitive_run(h, p->steps[STATISTICS], pointers, scratchpad);
     } else {
         code = check_saved(inv_variance, p->params);
         mean = vector_in(p, call->saved_mean, own_mean);
     }
-    if (code == PBN_OK && by_steps) {
-        code = backward_by_steps(h, p, call, base, x, dy, result, mean, variance, dscale, dbias);
-        inv_variance = NULL; /* its sign is in dscale */
-    } else if (code == PBN_OK) {
+    if (code == PBN_OK) {
         vector_in(p, call->scale, scale);
         if (!p->recompute)
             variance_from_saved(p, inv_variance, variance, scale);
         const void *pointers[] = {x, dy, result, mean, variance, scale, dscale, dbias};
-        code = primitive_run(h, p->steps[BACKWARD][0], pointers, scratchpad);
+        code = primitive_run(h, p->steps[BACKWARD], pointers, scratchpad);
     }
     if (code != PBN_OK)
         return code;
@@ -428,35 +402,16 @@ static int run_backward(pbn_handle *h, const part *p, const pbn_call *call) {
     return PBN_OK;
 }
 
-static int run_part(pbn_handle *h, const part *p, const pbn_call *call) {
+static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
     return call->operation == PBN_OP_BACKWARD            ? run_backward(h, p, call)
            : call->operation == PBN_OP_FORWARD_INFERENCE ? run_forward_inference(h, p, call)
                                                          : run_forward_training(h, p, call);
 }
 
-static int run_plan(pbn_handle *h, const plan *p, const pbn_call *call) {
-    const int64_t channels = call->x_desc->dims[1];
-    if (p->block == channels)
-        return run_part(h, &p->parts[0], call);
-    /* What a later block would refuse is refused before the first one writes. */
-    char *base;
-    int code = claim(p->total, call, &base);
-    if (code == PBN_OK && call->operation == PBN_OP_BACKWARD && call->saved_inv_variance != NULL)
-        code = check_saved(call->saved_inv_variance, channels / p->block * p->parts[0].params +
-                                                         (p->last ? p->parts[1].params : 0));
-    for (int64_t first = 0; first < channels && code == PBN_OK; first += p->block) {
-        const int64_t left = channels - first;
-        block_call b;
-        block_of(call, first, left < p->block ? left : p->block, &b);
-        code = run_part(h, &p->parts[left < p->block ? p->last : 0], &b.call);
-    }
-    return code;
-}
-
 /* Planned for this call alone. */
 static int run_once(pbn_handle *h, const pbn_call *call) {
     plan p;
-    int code = loaded ? plan_call(h, call, PLAIN, &p) : not_loaded();
+    int code = loaded ? plan_call(h, call, &p) : not_loaded();
     return code == PBN_OK ? run_plan(h, &p, call) : code;
 }
 
@@ -465,55 +420,23 @@ static int run_once(pbn_handle *h, const pbn_call *call) {
 struct pbn_plan {
     plan p;
     int threads; /* that it was planned for: planned anew for others it might need more workspace */
-    const char *why;
 };
 
-static const char *const algorithm_names[] = {[PLAIN] = "plain", [ROWS] = "rows", [FOLDED] = "folded", NULL};
-
-/* What is tried, the last of which always does, and why. */
 static int plan_create(pbn_handle *h, const pbn_call *call, const char *algorithm, pbn_plan **out) {
-    const char *why = "the entry point, and nothing else";
-    way way = PLAIN;
+    (void)algorithm; /* there is one */
     *out = NULL;
     if (!loaded)
         return not_loaded();
-    const int chosen = algorithm != NULL && (strcmp(algorithm, "auto") == 0 || strcmp(algorithm, "fast") == 0);
-    if (chosen)
-        way = fastest(call, &why);
-    else if (algorithm != NULL)
-        while (algorithm_names[way] != NULL && strcmp(algorithm, algorithm_names[way]) != 0)
-            way++;
-    if (algorithm_names[way] == NULL)
-        way = PLAIN; /* another backend's name */
-    const char *refusal = no_way(call, way);
-    if (refusal != NULL)
-        return pbn_refuse(PBN_E_UNSUPPORTED, refusal);
-    if (way != PLAIN && !chosen)
-        why = "asked for by name";
     pbn_plan *made = malloc(sizeof *made);
     if (made == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no memory for the plan");
-    made->why = why;
     made->threads = api.omp_get_max_threads != NULL ? api.omp_get_max_threads() : 0;
-    int code = plan_call(h, call, way, &made->p);
-    if (code > 0 && way != PLAIN && chosen) {
-        made->why = "this oneDNN lacks a primitive of the faster way";
-        code = plan_call(h, call, PLAIN, &made->p);
-    }
+    int code = plan_call(h, call, &made->p);
     if (code == PBN_OK)
         *out = made;
     else
         free(made);
     return code;
-}
-
-/* What may be measured in auto's place: never what sums too many terms in one chain. */
-static const char *plan_candidate(const pbn_call *call, int fast, int index) {
-    (void)fast;
-    for (way way = PLAIN; way <= FOLDED; way++)
-        if (no_way(call, way) == NULL && !(way == PLAIN && is_chained(call)) && index-- == 0)
-            return algorithm_names[way];
-    return NULL;
 }
 
 /* Each sum is cut among the threads by their number alone. */
@@ -527,40 +450,39 @@ static void plan_info(const pbn_plan *made, size_t *workspace, size_t *reserve_b
                       const char **why) {
     *workspace = made->p.total;
     *reserve_bytes = 0;
-    *algorithm = algorithm_names[made->p.way];
-    *why = made->why;
+    *algorithm = "plain";
+    *why = "the one entry point of this backend";
 }
 
 /* Primitives belong to the handle, which drops them for newer ones and with its engine. */
-static int part_is_made(pbn_handle *h, part *p) {
+static int is_made(pbn_handle *h, plan *p) {
     int made = 1;
     h->calls++;
-    for (int i = 0; i < 2 * KINDS; i++) {
-        primitive *one = p->steps[i / 2][i % 2];
+    for (int i = 0; i < KINDS; i++) {
+        primitive *one = p->steps[i];
         if (one != NULL) {
             one->last_use = h->calls;
-            made &= one->made == p->made[i / 2][i % 2];
+            made &= one->made == p->made[i];
         }
     }
     return made;
 }
 
 static int plan_run(pbn_handle *h, pbn_plan *made, const pbn_call *call) {
-    plan *p = &made->p;
-    if (!part_is_made(h, &p->parts[0]) || (p->last && !part_is_made(h, &p->parts[1]))) {
+    if (!is_made(h, &made->p)) {
         plan again;
         const int threads = api.omp_get_max_threads != NULL ? api.omp_get_max_threads() : 0;
         const int others = threads != made->threads && api.omp_set_num_threads != NULL;
         if (others)
             api.omp_set_num_threads(made->threads);
-        int code = plan_call(h, call, p->way, &again);
+        int code = plan_call(h, call, &again);
         if (others)
             api.omp_set_num_threads(threads);
         if (code != PBN_OK)
             return code;
-        *p = again;
+        made->p = again;
     }
-    return run_plan(h, p, call);
+    return run_plan(h, &made->p, call);
 }
 
 static void plan_destroy(pbn_plan *made) {
