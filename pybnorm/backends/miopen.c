@@ -106,7 +106,8 @@
     OPTIONAL(int, hipSetDevice, (int ordinal))                                                                      \
     OPTIONAL(int, hipGetDeviceCount, (int *count))                                                                  \
     OPTIONAL(int, hipPointerGetAttributes, (struct pbn_hip_pointer * attributes, const void *address))              \
-    OPTIONAL(int, hipGetLastError, (void))
+    OPTIONAL(int, hipGetLastError, (void))                                                                          \
+    OPTIONAL(int, hipGetDevicePropertiesR0600, (struct pbn_hip_properties * properties, int ordinal))
 /* Whether the handle's calls time kernels, and keep the fastest.
  * The calls with a fused activation: those of _V2 and an activation descriptor, which is last. CLIPPEDRELU's upper
  * bound is its alpha; CLAMP's lower bound is alpha and its upper one beta. Backward takes the bias, too. */
@@ -142,6 +143,15 @@ struct pbn_hip_pointer {
     void *device_pointer, *host_pointer;
     int managed;
     unsigned flags;
+};
+
+/* HIP's hipDeviceProp_tR0600, which it may lengthen. */
+struct pbn_hip_properties {
+    char before[308];
+    int wave_size;
+    char between[848];
+    char architecture[256];
+    char behind[2048];
 };
 
 #define PBN_MIOPEN_CONSTANT(name, value) PBN_##name = value,
@@ -188,8 +198,8 @@ static int load(const char *file, int no_load, pbn_library *lib) {
         if (answer != PBN_miopenStatusSuccess) {
             snprintf(lib->message, sizeof lib->message, "miopenGetVersion returned %d", answer);
             status = PBN_E_VERSION;
-        } else if (version[0] != 2 && version[0] != 3) {
-            snprintf(lib->message, sizeof lib->message, "MIOpen %zu.%zu.%zu; this backend speaks 2 and 3", version[0],
+        } else if (version[0] < 2) {
+            snprintf(lib->message, sizeof lib->message, "MIOpen %zu.%zu.%zu; this backend speaks 2 and later", version[0],
                      version[1], version[2]);
             status = PBN_E_VERSION;
         }
@@ -240,6 +250,16 @@ static int memory_device(const void *address) {
         return -1;
     }
     return found.managed || found.host_pointer != NULL ? -1 : found.device;
+}
+
+static int card(int device, char *text, size_t size) {
+    struct pbn_hip_properties found = {.wave_size = 0};
+    if (api.hipGetDevicePropertiesR0600 == NULL || api.hipGetDevicePropertiesR0600(&found, device) != 0 ||
+        strncmp(found.architecture, "gfx", 3) != 0)
+        return 0;
+    snprintf(text, size, "%.*s, wave size %d", (int)strcspn(found.architecture, ":"), found.architecture,
+             found.wave_size);
+    return 1;
 }
 
 static int no_device(void) {
@@ -689,8 +709,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         bits |= layout == PBN_STRIDED ? PBN_CAP_BLEND_SCRATCH : PBN_CAP_BLEND_NATIVE;
     else if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && dtype != PBN_BFLOAT16)
         bits |= PBN_CAP_BLEND_SCRATCH;
-    if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && (loaded == 304 || loaded == 305))
-        bits |= PBN_CAP_IN_PLACE; /* of other versions nothing is known */
+    if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD && loaded >= 304)
+        bits |= PBN_CAP_IN_PLACE; /* of older versions nothing is known */
     if (operation == PBN_OP_FORWARD_INFERENCE && api.miopenBatchNormalizationForwardInferenceInvVariance != NULL)
         bits |= PBN_CAP_INVERSE;
     if (has_fused(operation) && mode == PBN_SPATIAL)
@@ -843,8 +863,6 @@ static int check_axpby(const pbn_call *call) {
 
 static int check_activation(const pbn_call *call, int operation) {
     const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
-    if (pbn_has_residual(call))
-        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's batch norm adds no residual");
     if (call->activation == PBN_ACTIVATION_NONE)
         return PBN_OK;
     if (call->activation < PBN_ACTIVATION_NONE || call->activation > PBN_ACTIVATION_CLAMP)
@@ -1405,6 +1423,7 @@ PBN_CALL_THERE(relu)
 PBN_CALL_THERE(relu_backward)
 PBN_THERE(stream_set, (pbn_handle * handle, void *stream), (handle, stream))
 PBN_THERE(stream_get, (pbn_handle * handle, void **stream), (handle, stream))
+PBN_THERE(takes_by_time, (const pbn_handle *handle), (handle))
 
 const pbn_backend pbn_backend_miopen = {
     .contract = PBN_CONTRACT,
@@ -1427,13 +1446,14 @@ const pbn_backend pbn_backend_miopen = {
     .handle_device = handle_device,
     .device_count = device_count,
     .memory_device = memory_device,
+    .card = card,
     .handle_create = handle_create,
     .handle_borrow = handle_borrow,
     .handle_destroy = handle_destroy,
     .handle_pointer = handle_pointer,
     .stream_set = stream_set_there,
     .stream_get = stream_get_there,
-    .takes_by_time = takes_by_time,
+    .takes_by_time = takes_by_time_there,
     .tensor_create = tensor_create,
     .tensor_borrow = tensor_borrow,
     .tensor_set = tensor_set,

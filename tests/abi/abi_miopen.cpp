@@ -17,6 +17,9 @@ SAME_PLACE(device, device);
 SAME_PLACE(devicePointer, device_pointer);
 SAME_PLACE(hostPointer, host_pointer);
 SAME_PLACE(isManaged, managed);
+static_assert(offsetof(hipDeviceProp_tR0600, warpSize) == offsetof(pbn_hip_properties, wave_size));
+static_assert(offsetof(hipDeviceProp_tR0600, gcnArchName) == offsetof(pbn_hip_properties, architecture));
+static_assert(sizeof(hipDeviceProp_tR0600) <= sizeof(pbn_hip_properties));
 
 #define SAME_VALUE(name, value) PBN_ABI_SAME_VALUE(name, PBN_##name);
 #define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);

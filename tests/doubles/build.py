@@ -30,12 +30,12 @@ class Vendor:
     version: int
     """A version the adapter speaks, as the double's file spells it."""
     other_version: int
-    """One it does not speak."""
+    """One it does not speak: the oldest it speaks is newer."""
 
 
 VENDORS = {
     "cudnn": Vendor("cudnn/api.h", "PBN_CUDNN_SYMBOLS", "libcudnn.so.9", 91900, 7605),
-    "miopen": Vendor("miopen.c", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 4000000),
+    "miopen": Vendor("miopen.c", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 1005000),
     "onednn": Vendor("onednn/api.h", "PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
 }
 

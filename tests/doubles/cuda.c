@@ -1,12 +1,10 @@
 /* A double of libcuda: contexts, one for each device, that are current by thread, and memory that belongs to a device. */
 #include <stdint.h>
-#include <stdio.h>
 
 enum { DEVICES = 3, DEPTH = 8 };
 
 int driver_devices = DEVICES;
 int driver_switches, driver_questions; /* pushes and pops; questions about memory */
-const char *driver_name = "NVIDIA H200";
 int driver_gone[DEVICES];              /* contexts that are destroyed */
 int driver_lost[DEVICES];              /* what asking in a context answers */
 /* From, to, device; type as CUmemorytype, whether managed. What lies in none of them is unknown to the driver. */
@@ -47,11 +45,6 @@ int cuCtxGetDevice(int *device) {
 }
 int cuStreamGetCtx(void *stream, void **context) { /* streams 0x1000, 0x2000, ... are of device 0, 1, ... */
     *context = &contexts[(uintptr_t)stream / 0x1000 - 1];
-    return 0;
-}
-int cuDeviceGetName(char *name, int size, int device) {
-    (void)device;
-    snprintf(name, (size_t)size, "%s", driver_name);
     return 0;
 }
 int cuDeviceGetCount(int *count) {

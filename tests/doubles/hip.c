@@ -18,8 +18,9 @@ struct event {
 
 /* For the tests: what is alive, and a function that shall fail. */
 int double_blocks, double_streams, double_events, double_waits, double_devices = 2, double_current = -1;
-char double_failing[64];
-int double_status;
+char double_failing[64], double_architecture[64];
+int double_wave = 32;
+int double_status, double_capture_mode, double_freed_in_mode;
 
 static int records;
 
@@ -49,6 +50,15 @@ int hipDeviceGetName(char *name, int length, int ordinal) {
     snprintf(name, (size_t)length, "double %d", ordinal);
     return 0;
 }
+/* hipDeviceProp_tR0600, of which wave size and architecture are filled in. */
+int hipGetDevicePropertiesR0600(char *properties, int ordinal) {
+    FAIL();
+    (void)ordinal;
+    memset(properties, 0, 1472);
+    memcpy(properties + 308, &double_wave, sizeof double_wave);
+    snprintf(properties + 1160, 256, "%s", double_architecture);
+    return 0;
+}
 int hipMalloc(void **out, size_t bytes) {
     FAIL();
     if (bytes == 0)
@@ -58,7 +68,14 @@ int hipMalloc(void **out, size_t bytes) {
     double_blocks++;
     return 0;
 }
+int hipThreadExchangeStreamCaptureMode(int *mode) {
+    const int before = double_capture_mode;
+    double_capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
 int hipFree(void *address) {
+    double_freed_in_mode = double_capture_mode;
     free(address);
     double_blocks--;
     return 0;

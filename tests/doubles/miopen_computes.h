@@ -5,7 +5,9 @@
  * double_plain_calls, -_v2_calls, -_fused_calls and -_inverse_calls count what was called; double_activation is what the last fused call
  * was given: mode, alpha, beta, gamma. double_live_descriptors and -_activations exist; double_status is what creating
  * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none;
- * double_policy is the tuning policy of every handle; with one that tunes, backward is as MIOpen's kernel variant 1.
+ * double_policy is the tuning policy of every handle; with one that tunes, backward is as MIOpen's kernel variant 1;
+ * double_call_status: what training and inference return; double_architecture: the devices'.
+ * double_policy_device: the device that was current when it was asked for last.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +25,7 @@ struct activation {
 int double_plain_calls, double_v2_calls, double_fused_calls, double_inverse_calls;
 double double_activation[4];
 int double_live_activations, double_live_descriptors, double_status, double_wrong_derivation, double_no_device;
-int double_policy = PBN_miopenTuningPolicyNone;
+int double_policy = PBN_miopenTuningPolicyNone, double_policy_device = -1, double_call_status;
 
 enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
 
@@ -32,6 +34,7 @@ static char handle_object;
 /* HIP: the devices, the one that is current, and memory: from, to, device, whether managed, whether pinned. */
 int double_devices = 1, double_switches = 0, double_questions = 0, double_last_error = 0, double_gone = -1;
 unsigned long long double_memory[8][5];
+char double_architecture[64];
 static _Thread_local int current;
 
 int hipGetDevice(int *ordinal) {
@@ -60,6 +63,11 @@ int hipPointerGetAttributes(struct pbn_hip_pointer *attributes, const void *addr
         }
     return double_last_error = 1; /* hipErrorInvalidValue */
 }
+int hipGetDevicePropertiesR0600(struct pbn_hip_properties *properties, int ordinal) {
+    properties->wave_size = 32;
+    memcpy(properties->architecture, double_architecture, sizeof double_architecture);
+    return ordinal == current ? success : 101;
+}
 int hipGetLastError(void) {
     const int last = double_last_error;
     double_last_error = success;
@@ -74,6 +82,7 @@ int miopenDestroy(void *handle) {
 }
 int miopenGetTuningPolicy(void *handle, int *policy) {
     *policy = double_policy;
+    double_policy_device = current;
     return handle == &handle_object ? success : bad_parameter;
 }
 int miopenSetStream(void *handle, void *stream) {
@@ -274,6 +283,8 @@ static int train(int mode, const void *alpha, const void *beta, void *x_desc, co
     const struct shape h = shape_of(x_desc, mode);
     double low, high, mean, variance;
     bounds_of(activation, &low, &high);
+    if (double_call_status != success)
+        return double_call_status;
     if (!only_one_and_zero(alpha, beta))
         return unknown;
     for (size_t s = 0; s < h.statistics; s++) {
@@ -300,6 +311,8 @@ static int infer(int mode, const void *alpha, const void *beta, void *x_desc, co
     const struct shape h = shape_of(x_desc, mode);
     double low, high;
     bounds_of(activation, &low, &high);
+    if (double_call_status != success)
+        return double_call_status;
     if (!only_one_and_zero(alpha, beta))
         return bad_parameter;
     for (size_t s = 0; s < h.statistics; s++)

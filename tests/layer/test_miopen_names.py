@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from layer_cases import DTYPES, LAYOUTS, MODES, SHAPE, Place, blends, executes, hold, problem_of
+from tables import table
 
 import pybnorm
 from pybnorm import (
@@ -21,7 +22,7 @@ from pybnorm import (
     miopen,
     operations,
 )
-from pybnorm.check import data
+from pybnorm.check.language import data
 
 TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
 F32, F16, BF16 = DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16
@@ -48,6 +49,16 @@ PROTOTYPES = {
     "resultSaveMean resultSaveInvVariance activDesc",
     "batch_norm_forward_inference_activation": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasDesc "
     "estMeanDesc estVarianceDesc bnScale bnBias estimatedMean estimatedVariance epsilon activDesc",
+    "batch_normalization_forward_training_v3": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasVarDesc "
+    "savedMeanDesc savedVarDesc bnScale bnBias expAvgFactor prevResultRunningMean prevResultRunningVariance "
+    "nextResultRunningMean nextResultRunningVariance epsilon resultSaveMean resultSaveInvVariance",
+    "batch_norm_forward_training_activation_v2": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc biasVarDesc "
+    "savedMeanDesc savedVarDesc bnScale bnBias expAvgFactor prevResultRunningMean prevResultRunningVariance "
+    "nextResultRunningMean nextResultRunningVariance epsilon resultSaveMean resultSaveInvVariance activDesc",
+    "batch_normalization_forward_inference_inv_variance": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc "
+    "biasDesc estMeanDesc estInvVarianceDesc bnScale bnBias estimatedMean estimatedInvVariance",
+    "batch_norm_forward_inference_activation_inv_variance": "handle bn_mode alpha beta xDesc x yDesc y scaleDesc "
+    "biasDesc estMeanDesc estInvVarianceDesc bnScale bnBias estimatedMean estimatedInvVariance activDesc",
     "batch_norm_backward_activation": "handle bn_mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x "
     "dyDesc dy dxDesc dx scaleDesc biasDesc savedMeanDesc savedVarianceDesc bnScale bnBias resultBnScaleDiff "
     "resultBnBiasDiff epsilon savedMean savedInvVariance activDesc",
@@ -411,6 +422,120 @@ def test_v2_inference_without_estimates_takes_other_dtypes(place):
     hold(place.handle, training, inputs, {"y": place.get(m["y"])})
 
 
+# ---------------------------------------------------------------- the newest names
+
+RELU = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+
+
+def space(place):
+    """More workspace than a small composed call needs; the CPU keeps its own."""
+    if not place.device.stream:
+        return None
+    place.kept = place.device.empty_bytes(1 << 20)
+    return place.kept.pointer, place.kept.nbytes
+
+
+def from_pair_to_pair(place, case, act, prev=None, following=None, **options):
+    """`case` by the call that writes running statistics to a pair of their own; those that were read, and written."""
+    arguments = case.v2() | options
+    old = [arguments.pop(f"result_running_{n}") for n in ("mean", "variance")]
+    prev = old if prev is None else prev
+    if following is None:
+        following = [place.put(np.full_like(place.get(b), np.nan)) for b in old]
+    call = miopen.batch_normalization_forward_training_v3
+    if act is not None:
+        call, arguments["activ_desc"] = miopen.batch_norm_forward_training_activation_v2, act
+    names = [f"{which}_result_running_{n}" for which in ("prev", "next") for n in ("mean", "variance")]
+    call(**arguments, **dict(zip(names, (*prev, *following), strict=True)), workspace=space(place))
+    return prev, following
+
+
+@pytest.mark.parametrize("mix", [None, MIXES["each its own"]], ids=["derived", "mixed"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+def test_running_statistics_go_from_one_pair_to_another(place, mode, dtype, mix):
+    dtypes = mix and dict(zip(DESCRIBED[TRAIN], mix, strict=True))
+    if not executes(place.handle, mode, dtype, Layout.CHANNELS_FIRST, (TRAIN,)) or not widens(place.handle, mix or ()):
+        pytest.skip(f"{place.handle.backend}: does not compute this, as other tests hold")
+    for options in options_of(place.handle, TRAIN, dtype):
+        case = Case(place, problem_of(TRAIN, mode, dtype, **options), dtypes)
+        prev = [case.memory[f"result_running_{n}"] for n in ("mean", "variance")]
+        before = [place.get(b) for b in prev]
+        _, following = from_pair_to_pair(place, case, None)
+        assert all(np.array_equal(place.get(b), old) for b, old in zip(prev, before, strict=True))
+        case.memory |= dict(zip(("result_running_mean", "result_running_variance"), following, strict=True))
+        case.judge(case.outputs())
+
+
+@pytest.mark.parametrize("act", [None, RELU, miopen.ActivationDescriptor(miopen.ActivationMode.CLIPPEDRELU, 0.5)])
+def test_the_same_pair_is_updated_in_place_and_an_activation_follows(place, act):
+    want = Case(place, problem_of(TRAIN))
+    want.judge(want.run(v2=True))
+    case, other = Case(place, problem_of(TRAIN)), Case(place, problem_of(TRAIN))
+    pair = [case.memory[f"result_running_{n}"] for n in ("mean", "variance")]
+    from_pair_to_pair(place, case, act, pair, pair)
+    _, following = from_pair_to_pair(place, other, act)
+    y = place.get(want.memory["y"])
+    if act is not None:
+        y = np.clip(y, 0, act.alpha or np.inf)
+    for mine, written in ((case, pair), (other, following)):
+        assert np.allclose(place.get(mine.memory["y"]), y, atol=1e-5)
+        for name, buffer in zip(("mean", "variance"), written, strict=True):
+            expected = place.get(want.memory[f"result_running_{name}"])
+            assert np.allclose(place.get(buffer), expected, rtol=1e-5), name
+
+
+def test_what_is_no_pair_of_pairs_is_refused_by_name(place):
+    case = Case(place, problem_of(TRAIN))
+    mean, variance = (case.memory[f"result_running_{n}"] for n in ("mean", "variance"))
+    for prev, following, name in (
+        ((mean, None), (mean, variance), "prev_result_running_variance"),
+        ((mean, variance), (None, None), "next_result_running_mean"),
+        ((variance, mean), (mean, variance), "_result_running_"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            from_pair_to_pair(place, case, None, prev, following)
+        assert name in caught.value.argument
+    absent = from_pair_to_pair(place, case, None, (mean, None), (mean, variance), strict=False)[1]
+    assert all(np.isfinite(place.get(b)).all() for b in absent)
+
+
+@pytest.mark.parametrize("act", [None, RELU])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=lambda v: v.short)
+@pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
+def test_inference_takes_an_inverse_standard_deviation(place, mode, dtype, act):
+    if not executes(place.handle, mode, dtype, Layout.CHANNELS_FIRST, (INFER,)):
+        pytest.skip(f"{place.handle.backend}: does not compute this, as other tests hold")
+    for options in options_of(place.handle, INFER, dtype):
+        problem = problem_of(INFER, mode, dtype, inverse=True, **(options if act is None else {}))
+        case = Case(place, problem)
+        arguments = {n: v for n, v in case.v2().items() if n not in ("epsilon", "estimated_variance")}
+        arguments["est_inv_variance_desc"] = arguments.pop("est_variance_desc")
+        inputs = case.inputs
+        arguments["estimated_mean"] = place.put(inputs.saved_mean)
+        arguments["estimated_inv_variance"] = place.put(inputs.saved_inv_variance)
+        call = miopen.batch_normalization_forward_inference_inv_variance
+        if act is not None:
+            plain = call(**arguments, workspace=space(place)) or place.get(case.memory["y"])
+            call = miopen.batch_norm_forward_inference_activation_inv_variance
+            call(**arguments, activ_desc=act, workspace=space(place))
+            assert np.array_equal(place.get(case.memory["y"]), np.maximum(plain, plain.dtype.type(0)))
+            continue
+        call(**arguments, workspace=space(place))
+        hold(place.handle, problem, case.inputs, {"y": place.get(case.memory["y"])})
+
+
+def test_without_an_inverse_standard_deviation_the_batchs_is_taken(place):
+    training = problem_of(TRAIN, running=False, saved=False, eps=1e-5)
+    case = Case(place, problem_of(INFER))
+    inputs = dataclasses.replace(case.inputs, mean=None, variance=None)
+    arguments = {n: v for n, v in case.v2().items() if n not in ("epsilon", "estimated_variance")}
+    arguments |= {"est_inv_variance_desc": arguments.pop("est_variance_desc"), "estimated_mean": None}
+    call = miopen.batch_normalization_forward_inference_inv_variance
+    call(**arguments, estimated_inv_variance=None, workspace=space(place))
+    hold(place.handle, training, inputs, {"y": place.get(case.memory["y"])})
+
+
 # ---------------------------------------------------------------- derive, the factor
 
 
@@ -430,7 +555,7 @@ def test_derive_takes_ranks_that_miopen_does_not(backend):
         assert derived.dims == (1, 3, *[1] * (len(dims) - 2))
 
 
-@pytest.mark.parametrize("mode", [Mode.SPATIAL_PERSISTENT, 2, 3, -1, None, True, "other"], ids=str)
+@table("mode", [Mode.SPATIAL_PERSISTENT, 2, 3, -1, None, True, "other"])
 def test_modes_that_miopen_has_not_are_refused(backend, mode):
     # MIOpen takes mode 2 for per-activation.
     with pytest.raises(ArgumentError, match=r"^bn_mode: "):

@@ -300,6 +300,10 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
                 return [d.id for d in pybnorm._core.defects_of(handle, call)]
 
         answers = {"rules": met()}
+        with pybnorm.Handle("miopen") as handle:  # opened before, as under torch.backends.cudnn.benchmark
+            for name, policy.value in (("opened before", 3), ("policy taken back", 1)):
+                handle.plan_forward_inference(pybnorm.TensorDescriptor("miopen", "f32", (4, 4, 7, 7)))
+                answers[name] = [d.id for d in pybnorm._core.defects_of(handle, call)]
         for policy.value in (2, 3, 4, 5):
             answers[f"policy {policy.value}"] = met()
         policy.value = 1
@@ -322,9 +326,61 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
         folder.mkdir()
         file = doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))
         assert child(textwrap.dedent(script), file=str(file), folder=str(folder)) == {
-            **{name: rules for name in ("rules", "policy 5", "NONE", "5", "empty", "no home")},
-            **{name: found for name in ("policy 2", "policy 3", "policy 4", "SEARCH", "4", "record")},
+            **{name: rules for name in ("rules", "policy taken back", "policy 5", "NONE", "5", "empty", "no home")},
+            **{name: found for name in ("opened before", "policy 2", "policy 3", "policy 4", "SEARCH", "4", "record")},
         }
+
+
+def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, child: Any) -> None:
+    """MIOpen 3.4 has no sums that gfx115x can compile; of another card the error says the name alone."""
+    script = """
+        architecture = (ctypes.c_char * 64).in_dll(library, "double_architecture")
+        failing = ctypes.c_int.in_dll(library, "double_call_status")
+        x, y, p = np.ones((2, 3, 4, 4), "f"), np.ones((2, 3, 4, 4), "f"), np.ones((4, 3), "f")
+        data = pybnorm.TensorDescriptor("miopen", "f32", x.shape)
+        handle, answers = pybnorm.Handle("miopen"), []
+        train = handle.plan_forward_training(data, algorithm=None, running=False, saved=False)
+        infer = handle.plan_forward_inference(data, algorithm=None)
+        for failing.value in (5, 7):
+            for architecture.value in (b"gfx1151", b"gfx1100", b""):
+                for plan, count in ((train, 2), (infer, 4)):
+                    arrays = [a.ctypes.data for a in (x, *p[:count], y)]
+                    answers.append(attempt(lambda: plan(*arrays))["text"].splitlines()[0])
+        report(answers)
+        """
+    file = doubles.build("miopen", version=3004000, defines=("DOUBLE_COMPUTES",))
+    said = child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file))
+    named = "on gfx1151, wave size 32; known defect miopen-gfx115x-reductions, the call fails: on gfx115x"
+    for first in (0, 6):
+        train, infer, *others = said[first : first + 6]
+        assert named in train
+        assert "inference and per-activation calls do" in train
+        assert infer.endswith("on gfx1151, wave size 32")
+        assert all(text.endswith("on gfx1100, wave size 32") for text in others[:2])
+        assert not any("wave size" in text for text in others[2:])
+
+
+def test_the_policy_is_asked_for_on_the_handles_device(doubles: Any, child: Any) -> None:
+    """MIOpen answers by the device that is current; afterwards the caller's own is current again."""
+    file = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",))
+    answers = child(
+        textwrap.dedent(PRELUDE)
+        + textwrap.dedent(
+            """
+            ctypes.c_int.in_dll(library, "double_devices").value = 2
+            asked, now = ctypes.c_int.in_dll(library, "double_policy_device"), ctypes.c_int(-1)
+            library.hipSetDevice(1)
+            handle = pybnorm.Handle("miopen")
+            library.hipSetDevice(0)
+            asked.value = -1
+            handle.plan_forward_inference(pybnorm.TensorDescriptor("miopen", "f32", (4, 4, 7, 7)))
+            library.hipGetDevice(ctypes.byref(now))
+            report([asked.value, now.value])
+            """
+        ),
+        file=str(file),
+    )
+    assert answers == [1, 0]
 
 
 def test_auto_is_right_where_every_kernel_may_read_across_images(doubles: Any, child: Any) -> None:

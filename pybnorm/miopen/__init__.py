@@ -25,8 +25,9 @@ the activation from there, so that of float16 and bfloat16 data the gradient's m
 is one call; CLIPPEDRELU and CLAMP are some ten of relu_backward, which picks the elements on one side of a bound, fill
 and axpby, and exact but for the bounds' rounding. The activation comes first, alpha and beta blend its result.
 
-Not here: MIOpen's newest additions ``..._V3``, ``...Activation_V2`` and ``...InferenceInvVariance``, of which
-`pybnorm.operations` has the mathematics; `forward_inference_inv_variance` there makes the last one where it is found.
+MIOpen's newest additions, ``..._V3``, ``...Activation_V2`` and the two of ``...InvVariance``, are in neither 3.4.0 nor
+3.5.1, and are composed here: of copies of the running statistics, and of the calls that there are. The library's own
+``miopenBatchNormalizationForwardInferenceInvVariance`` is called where it has one.
 
 Arguments of every call
 -----------------------
@@ -54,33 +55,62 @@ Errors name MIOpen's arguments, in snake case.
 from __future__ import annotations
 
 import enum
-import numbers
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec
 
-from pybnorm import _arguments, _names, operations
+from pybnorm import _arguments
 from pybnorm import _core as core
 from pybnorm._arrays import Buffer
 from pybnorm._core import Handle, TensorDescriptor
-from pybnorm.enums import Activation, Capability, Mode, Operation
-from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
-from pybnorm.operations import activated
-from pybnorm.operations.program import _need, region
+from pybnorm.enums import Activation, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.miopen import arguments
 
 __all__ = [
     "ActivationDescriptor",
     "ActivationMode",
     "batch_norm_backward_activation",
     "batch_norm_forward_inference_activation",
+    "batch_norm_forward_inference_activation_inv_variance",
     "batch_norm_forward_training_activation",
+    "batch_norm_forward_training_activation_v2",
     "batch_normalization_backward",
     "batch_normalization_backward_v2",
     "batch_normalization_forward_inference",
+    "batch_normalization_forward_inference_inv_variance",
     "batch_normalization_forward_inference_v2",
     "batch_normalization_forward_training",
     "batch_normalization_forward_training_v2",
+    "batch_normalization_forward_training_v3",
     "cumulative_average_factor",
     "derive_bn_tensor_descriptor",
 ]
+
+
+_P = ParamSpec("_P")
+
+
+def _of(operation: Operation) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """A function that has MIOpen's signature and documentation alone becomes the call."""
+
+    def decorate(function: Callable[_P, None]) -> Callable[_P, None]:
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in parameters}
+        front = tuple([p.name for p in parameters if p.kind != p.KEYWORD_ONLY])
+        required = tuple([p.name for p in parameters if p.default is p.empty])
+
+        @functools.wraps(function)
+        def called(*positional: _P.args, **named: _P.kwargs) -> None:
+            values = core.bound(defaults, front, required, positional, named)
+            if values is None:
+                return function(*positional, **named)  # Python's own TypeError
+            arguments.run(operation, dict(zip(defaults, values, strict=True)), _activation)
+
+        return called
+
+    return decorate
 
 
 def cumulative_average_factor(n: int) -> float:
@@ -145,13 +175,13 @@ def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> Te
     >>> pybnorm.miopen.derive_bn_tensor_descriptor(x_desc, "spatial")
     <TensorDescriptor onednn f32 dims=(1, 64, 1, 1) strides=(64, 1, 1, 1)>
     """
-    return core.derive_bn_tensor_descriptor(x_desc, _mode(bn_mode))
+    return core.derive_bn_tensor_descriptor(x_desc, arguments.mode_of(bn_mode))
 
 
 # ---------------------------------------------------------------- forward training
 
 
-@_names.own()
+@_of(Operation.FORWARD_TRAINING)
 def batch_normalization_forward_training(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
@@ -208,10 +238,9 @@ def batch_normalization_forward_training(
     >>> y.round(3), mean, variance
     (array([[[[-0.225,  1.   ,  2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.FORWARD_TRAINING, locals())
 
 
-@_names.own()
+@_of(Operation.FORWARD_TRAINING)
 def batch_normalization_forward_training_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -258,13 +287,61 @@ result_running_variance, epsilon, result_save_mean, result_save_inv_variance, wo
     >>> y.round(3), mean, variance
     (array([[[[-0.225,  1.   ,  2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.FORWARD_TRAINING, locals())
+
+
+@_of(Operation.FORWARD_TRAINING)
+def batch_normalization_forward_training_v3(
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    exp_avg_factor: float, prev_result_running_mean: Any, prev_result_running_variance: Any,
+    next_result_running_mean: Any, next_result_running_variance: Any, epsilon: float, result_save_mean: Any,
+    result_save_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
+) -> None:  # fmt: skip
+    """``miopenBatchNormalizationForwardTraining_V3``: running statistics are read from one pair and written to another.
+
+    ``next = (1 - factor) * prev + factor * batch``
+
+    Parameters
+    ----------
+    prev_result_running_mean, prev_result_running_variance : int or array or None
+        Read only. They may be the next ones, which is the call of ``_v2``; a part of them may not.
+    next_result_running_mean, next_result_running_variance : int or array or None
+        Written. All four are given or none.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
+bn_scale, bn_bias, exp_avg_factor, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
+        As in `batch_normalization_forward_training_v2`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header.
+    Vendor symbols: ``axpby`` for the copies, and those of `pybnorm.operations.forward_training`.
+    Workspace: as much as WorkspaceError says.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x, prev, following = np.float32([[[[1, 2, 3]]]]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    >>> y, (scale, bias) = np.empty_like(x), np.ones((2, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_training_v3(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, *prev, *following, 0, None, None
+    ...     )
+    >>> prev.ravel(), following.ravel()
+    (array([1., 1.], dtype=float32), array([1.5, 1. ], dtype=float32))
+    """
 
 
 # ---------------------------------------------------------------- forward inference
 
 
-@_names.own()
+@_of(Operation.FORWARD_INFERENCE)
 def batch_normalization_forward_inference(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
@@ -318,10 +395,9 @@ def batch_normalization_forward_inference(
     >>> y
     array([[[[1., 2., 3.]]]], dtype=float32)
     """
-    _run(Operation.FORWARD_INFERENCE, locals())
 
 
-@_names.own()
+@_of(Operation.FORWARD_INFERENCE)
 def batch_normalization_forward_inference_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -364,13 +440,59 @@ epsilon, workspace, strict
     >>> y
     array([[[[1., 2., 3.]]]], dtype=float32)
     """
-    _run(Operation.FORWARD_INFERENCE, locals())
+
+
+@_of(Operation.FORWARD_INFERENCE)
+def batch_normalization_forward_inference_inv_variance(
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    est_mean_desc: TensorDescriptor, est_inv_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    estimated_mean: Any, estimated_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
+) -> None:  # fmt: skip
+    """``miopenBatchNormalizationForwardInferenceInvVariance``: normalize by an inverse standard deviation.
+
+    ``y = alpha * (scale * (x - mean) * inv_variance + bias) + beta * y``
+
+    Parameters
+    ----------
+    est_inv_variance_desc : TensorDescriptor
+        Of `estimated_inv_variance`.
+    estimated_mean, estimated_inv_variance : int or array or None
+        The latter is ``1 / sqrt(variance + epsilon)``. Both, or none: then those of x are used, with epsilon 1e-5.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, bn_scale, bn_bias, \
+workspace, strict
+        As in `batch_normalization_forward_inference_v2`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header.
+    Vendor symbols: those of `pybnorm.operations.forward_inference_inv_variance`.
+    Workspace: as much as WorkspaceError says.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, inverse) = np.empty_like(x), np.float32([[1], [0], [2], [0.5]])
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_normalization_forward_inference_inv_variance(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, inverse
+    ...     )
+    >>> y
+    array([[[[-0.5,  0. ,  0.5]]]], dtype=float32)
+    """
 
 
 # ---------------------------------------------------------------- backward
 
 
-@_names.own()
+@_of(Operation.BACKWARD)
 def batch_normalization_backward(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -428,10 +550,9 @@ def batch_normalization_backward(
     >>> dx.round(3), dscale.round(3), dbias
     (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.BACKWARD, locals())
 
 
-@_names.own()
+@_of(Operation.BACKWARD)
 def batch_normalization_backward_v2(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -481,7 +602,6 @@ workspace, strict
     >>> dx.round(3), dscale.round(3), dbias
     (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.BACKWARD, locals())
 
 
 # ---------------------------------------------------------------- the calls with an activation
@@ -501,7 +621,7 @@ class ActivationMode(enum.IntEnum):
 
 
 class ActivationDescriptor(NamedTuple):
-    """What ``miopenSetActivationDescriptor`` sets.
+    """The activation that ``miopenSetActivationDescriptor`` sets.
 
     Parameters
     ----------
@@ -521,7 +641,7 @@ class ActivationDescriptor(NamedTuple):
     beta: float = 0.0
 
 
-@_names.own()
+@_of(Operation.FORWARD_TRAINING)
 def batch_norm_forward_training_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -570,10 +690,9 @@ result_save_inv_variance, workspace, strict
     >>> y.round(3), mean, variance
     (array([[[[0.   , 1.   , 2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.FORWARD_TRAINING, locals())
 
 
-@_names.own()
+@_of(Operation.FORWARD_INFERENCE)
 def batch_norm_forward_inference_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -620,10 +739,103 @@ bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace, stric
     >>> y
     array([[[[0., 0., 1.]]]], dtype=float32)
     """
-    _run(Operation.FORWARD_INFERENCE, locals())
 
 
-@_names.own()
+@_of(Operation.FORWARD_TRAINING)
+def batch_norm_forward_training_activation_v2(
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    exp_avg_factor: float, prev_result_running_mean: Any, prev_result_running_variance: Any,
+    next_result_running_mean: Any, next_result_running_variance: Any, epsilon: float, result_save_mean: Any,
+    result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
+    strict: bool = True,
+) -> None:  # fmt: skip
+    """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation.
+
+    Parameters
+    ----------
+    activ_desc : ActivationDescriptor or None
+        None is PASTHRU.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
+bn_scale, bn_bias, exp_avg_factor, prev_result_running_mean, prev_result_running_variance, next_result_running_mean, \
+next_result_running_variance, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
+        As in `batch_normalization_forward_training_v3`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header.
+    Vendor symbols: those of `batch_normalization_forward_training_v3` and of the activation.
+    Workspace: as much as WorkspaceError says.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x, prev, following = np.float32([[[[1, 2, 3]]]]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    >>> y, (scale, bias) = np.empty_like(x), np.ones((2, 1), np.float32)
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_norm_forward_training_activation_v2(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, *prev, *following, 0,
+    ...         None, None, relu,
+    ...     )
+    >>> y.round(3), following.ravel()
+    (array([[[[0.   , 1.   , 2.225]]]], dtype=float32), array([1.5, 1. ], dtype=float32))
+    """
+
+
+@_of(Operation.FORWARD_INFERENCE)
+def batch_norm_forward_inference_activation_inv_variance(
+    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
+    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
+    est_mean_desc: TensorDescriptor, est_inv_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
+    estimated_mean: Any, estimated_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
+    workspace: Any = None, strict: bool = True,
+) -> None:  # fmt: skip
+    """``miopenBatchNormForwardInferenceActivationInvVariance``: the call of ``..._inv_variance``, then an activation.
+
+    Parameters
+    ----------
+    activ_desc : ActivationDescriptor or None
+        None is PASTHRU.
+    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, est_inv_variance_desc, \
+bn_scale, bn_bias, estimated_mean, estimated_inv_variance, workspace, strict
+        As in `batch_normalization_forward_inference_inv_variance`.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError, VendorError
+
+    Notes
+    -----
+    Source of the formula: MIOpen's header.
+    Vendor symbols: those of `batch_normalization_forward_inference_inv_variance` and of the activation.
+    Workspace: as much as WorkspaceError says.
+
+    Examples
+    --------
+    >>> from pybnorm import miopen
+    >>> x = np.float32([[[[1, 2, 3]]]])
+    >>> y, (scale, bias, mean, inverse) = np.empty_like(x), np.float32([[1], [0], [2], [0.5]])
+    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
+    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
+    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     miopen.batch_norm_forward_inference_activation_inv_variance(
+    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, inverse, relu
+    ...     )
+    >>> y
+    array([[[[0. , 0. , 0.5]]]], dtype=float32)
+    """
+
+
+@_of(Operation.BACKWARD)
 def batch_norm_backward_activation(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -678,7 +890,6 @@ epsilon, saved_mean, saved_inv_variance, workspace, strict
     >>> dx.round(3), dscale.round(3), dbias
     (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    _run(Operation.BACKWARD, locals())
 
 
 _NEUTRAL = {
@@ -712,177 +923,3 @@ def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
         words = dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))
         raise type(error)(words.get(error.argument, error.argument), error.value, error.allowed) from error
     return {} if found == Activation.NONE else {"activation": found, **bounds}
-
-
-# ---------------------------------------------------------------- arguments
-
-
-class _Operand(NamedTuple):
-    """What an argument of MIOpen's is here."""
-
-    name: str
-    descriptor: str
-    """Of the ``_v2`` calls; the plain ones have one for all parameters."""
-    optional: bool = False
-    written: bool = False
-
-
-_OPERANDS = {
-    "x": _Operand("x", "x_desc"),
-    "dy": _Operand("dy", "dy_desc"),
-    "y": _Operand("y", "y_desc", written=True),
-    "dx": _Operand("dx", "dx_desc", written=True),
-    "bn_scale": _Operand("scale", "scale_desc"),
-    "bn_bias": _Operand("bias", "bias_desc"),
-    "result_bn_scale_diff": _Operand("dscale", "scale_desc", written=True),
-    "result_bn_bias_diff": _Operand("dbias", "bias_desc", written=True),
-    "result_running_mean": _Operand("running_mean", "saved_mean_desc", True, True),
-    "result_running_variance": _Operand("running_variance", "saved_var_desc", True, True),
-    "result_save_mean": _Operand("saved_mean", "saved_mean_desc", True, True),
-    "result_save_inv_variance": _Operand("saved_inv_variance", "saved_var_desc", True, True),
-    "estimated_mean": _Operand("running_mean", "est_mean_desc", True),
-    "estimated_variance": _Operand("running_variance", "est_variance_desc", True),
-    "saved_mean": _Operand("saved_mean", "saved_mean_desc", True),
-    "saved_inv_variance": _Operand("saved_inv_variance", "saved_var_desc", True),
-}
-_SCALARS = {
-    "alpha": "alpha",
-    "beta": "beta",
-    "alpha_data_diff": "alpha",
-    "beta_data_diff": "beta",
-    "alpha_param_diff": "alpha_param",
-    "beta_param_diff": "beta_param",
-    "exp_avg_factor": "exponential_average_factor",
-    "epsilon": "epsilon",
-    "workspace": "workspace",
-}
-_DATA = ("x", "dy", "y", "dx")
-_OF_ALL = ("bn_scale_bias_mean_var_desc", "bn_scale_bias_diff_desc")  # the plain calls' descriptor of parameters
-_PAIRS = (
-    ("result_running_mean", "result_running_variance"),
-    ("result_save_mean", "result_save_inv_variance"),
-    ("estimated_mean", "estimated_variance"),
-    ("saved_mean", "saved_inv_variance"),
-)
-
-
-def _run(operation: Operation, given: dict[str, Any]) -> None:
-    """Make a call of this module; `given` has its arguments by MIOpen's names."""
-    mode, handle = _mode(given["bn_mode"]), given["handle"]
-    _arguments.instance(handle, Handle, "handle", "a Handle")
-    strict = _arguments.boolean(given["strict"], "strict")
-    shared = next((name for name in _OF_ALL if name in given), None)
-    found: dict[str, Buffer | None] = {}
-    act: dict[str, Any] = {}
-    for name, operand in _OPERANDS.items():
-        if name not in given or (name == "bn_bias" and operation == Operation.BACKWARD and not act):
-            continue
-        described = shared if shared is not None and name not in _DATA else operand.descriptor
-        absent = operand.optional and _is_null(given[name])
-        found[name] = None if absent else _buffer(handle, name, given[name], described, given[described])
-        if name == "x":
-            act = _activation(given.get("activ_desc"), _need(found[name]))
-    for first, second in _PAIRS:
-        if first in found:
-            if not strict and None in (found[first], found[second]):
-                found[first] = found[second] = None
-            _arguments.pair(first, found[first], second, found[second])
-    names = {_OPERANDS[name].name: name for name in found} | {_SCALARS[n]: n for n in given if n in _SCALARS}
-    arrays = {_OPERANDS[name].name: buffer for name, buffer in found.items()}
-    options = {_SCALARS[name]: value for name, value in given.items() if name in _SCALARS}
-    try:
-        _call(handle, operation, mode, arrays, options, act)
-    except ClosedError:
-        raise
-    except ArgumentError as error:
-        regions: dict[bool, list[_arguments.Region]] = {True: [], False: []}
-        for name, buffer in found.items():
-            if buffer is not None and buffer.pointer:
-                regions[_OPERANDS[name].written].append(region(name, buffer))
-        _arguments.disjoint(regions[True], regions[False])  # in MIOpen's words, if that is what was wrong
-        raise type(error)(names.get(error.argument, error.argument), error.value, error.allowed) from error
-
-
-def _call(
-    handle: Handle,
-    operation: Operation,
-    mode: Mode,
-    arrays: dict[str, Any],
-    options: dict[str, Any],
-    act: dict[str, Any],
-) -> None:
-    """The vendor's own call where it takes all this, else one of `pybnorm.operations`, or a composed one."""
-    x: Buffer = arrays["x"]
-    if operation == Operation.FORWARD_INFERENCE and arrays["running_mean"] is None:
-        operation = Operation.FORWARD_TRAINING
-        arrays = {name: array for name, array in arrays.items() if name not in ("running_mean", "running_variance")}
-    method, axis = operation.name.lower(), _arguments.kept_axes(len(x.dims), mode)
-    derived = _arguments.derived_data_type(x.dtype)
-    uniform = all(array is None or name in _DATA or array.dtype == derived for name, array in arrays.items())
-    fused = uniform
-    if act:
-        layout = _arguments.layout_of(x.dims, x.strides)
-        bits, _ = core.capability(handle.backend, operation, mode, x.dtype, layout, len(x.dims))
-        fused = uniform and Capability.ACTIVATION in bits
-    if fused:
-        getattr(handle, method)(**arrays, mode=mode, **options, **act)
-    elif act:
-        kind, low, high = _arguments.activation(
-            act["activation"], act.get("activation_low"), act.get("activation_high"), x.dtype
-        )
-        options |= {"kind": int(kind), "low": low, "high": high}
-        if operation == Operation.BACKWARD:
-            activated.activated_backward(handle, axis=axis, y=None, dz=None, **options, **arrays)
-            return
-        statistics = dict.fromkeys(("running_mean", "running_variance", "saved_mean", "saved_inv_variance"))
-        options["factor"] = options.pop("exponential_average_factor", 0.0)
-        training = operation == Operation.FORWARD_TRAINING
-        activated.activated_forward(handle, axis=axis, training=training, z=None, **options, **{**statistics, **arrays})
-    else:
-        getattr(operations, method)(handle, axis=axis, **arrays, **options)
-
-
-def _is_null(value: Any) -> bool:
-    return value is None or (
-        issubclass(type(value), numbers.Integral) and not issubclass(type(value), bool) and value == 0
-    )
-
-
-def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: TensorDescriptor) -> Buffer:
-    """The array or address that an argument is, as its descriptor says that it lies."""
-    _arguments.instance(descriptor, TensorDescriptor, desc_name, "a TensorDescriptor")
-    if descriptor.closed:
-        raise ClosedError(desc_name)
-    if descriptor.backend != handle.backend:
-        raise ArgumentError(
-            desc_name, f"a descriptor of backend {descriptor.backend}", f"one of backend {handle.backend}"
-        )
-    if value is None or issubclass(type(value), numbers.Integral):
-        address = _arguments.pointer(0 if value is None else value, name)
-        device_type = handle.library.device_type
-        return Buffer(address, descriptor.dims, descriptor.strides, descriptor.dtype, device_type, -1, True, descriptor)
-    buffer = handle.buffer(value, name)
-    if buffer.dtype != descriptor.dtype:
-        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"{descriptor.dtype.short}, as {desc_name} says")
-    if _steps(buffer.dims, buffer.strides) != _steps(descriptor.dims, descriptor.strides):
-        raise ArgumentError(
-            name,
-            f"dims {buffer.dims} with strides {buffer.strides}",
-            f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says; axes of length 1 may "
-            "be left out",
-        )
-    return buffer._replace(dims=descriptor.dims, strides=descriptor.strides)
-
-
-def _steps(dims: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(d, s) for d, s in zip(dims, strides, strict=True) if d != 1]
-
-
-def _mode(bn_mode: object) -> Mode:
-    try:
-        mode = _arguments.mode(bn_mode)
-    except ArgumentError as error:
-        raise type(error)("bn_mode", error.value, error.allowed) from error
-    if mode == Mode.SPATIAL_PERSISTENT:
-        raise ArgumentError("bn_mode", mode, "Mode.PER_ACTIVATION or Mode.SPATIAL, MIOpen's two modes")
-    return mode
