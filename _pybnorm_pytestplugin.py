@@ -30,7 +30,7 @@ def _installed() -> bool:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value <= 1e6:  # TIMEOUT_MAX of pybnorm.check.executors, which is not imported here
+    if not 0 < value <= 1e6:  # TIMEOUT_MAX of pybnorm.check.run.executors, which is not imported here
         raise argparse.ArgumentTypeError(f"got {text}, allowed: seconds > 0, at most 1000000")
     return value
 

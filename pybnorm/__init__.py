@@ -39,7 +39,6 @@ try:
         relu,
         relu_backward,
         set_avoider,
-        set_tuner,
     )
 except ImportError:
     _found = importlib.machinery.PathFinder.find_spec("_core", __path__)
@@ -78,6 +77,7 @@ from pybnorm.errors import (
     PybnormError,
     RankError,
     SymbolNotFoundError,
+    UnseenLibraryWarning,
     UnsupportedError,
     VendorError,
     VersionMismatchError,
@@ -121,6 +121,7 @@ __all__ = [
     "StatusClass",
     "SymbolNotFoundError",
     "TensorDescriptor",
+    "UnseenLibraryWarning",
     "UnsupportedError",
     "VendorError",
     "VersionMismatchError",
@@ -164,7 +165,6 @@ _SUBMODULES = frozenset(
         "reference",
         "sync",
         "torch",
-        "tuning",
     }
 )
 
@@ -182,22 +182,16 @@ def __dir__() -> list[str]:
     return sorted(globals().keys() | _SUBMODULES)
 
 
-def _tuned(*arguments: Any) -> tuple[Plan, str]:
-    chosen: tuple[Plan, str] = importlib.import_module(f"{__name__}.tuning").choose(*arguments)
-    return chosen
-
-
 def _avoiding(*arguments: Any) -> tuple[Any, int, Any]:
     found: tuple[Any, int, Any] = importlib.import_module(f"{__name__}.operations.avoidance").plan(*arguments)
     return found
 
 
 def _problem(case: str) -> Any:
-    return importlib.import_module(f"{__name__}.check.problem").Problem.parse(case)
+    return importlib.import_module(f"{__name__}.check.language.problem").Problem.parse(case)
 
 
 set_avoider(_avoiding)
-set_tuner(_tuned)  # tuning is imported when the first plan with tune=True is made
 _set_reader(_problem)
 
 

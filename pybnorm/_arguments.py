@@ -643,7 +643,12 @@ def parameter_dims(
 ) -> None:
     """A parameter array: the derived shape, or the same without (some of) its axes of length 1; contiguous."""
     if shape != derived and [d for d in shape if d != 1] != [d for d in derived if d != 1]:
-        raise ArgumentError(argument, f"shape {shape}", f"shape {derived}, axes of length 1 may be left out")
+        allowed = f"shape {derived}, axes of length 1 may be left out"
+        if len(derived) > 2 and len(shape) == 1 and derived.count(1) >= len(derived) - 1:
+            last = ", ".join(map(str, (0, len(derived) - 1, *range(1, len(derived) - 1))))
+            channels = math.prod(derived)
+            allowed += f": x has {channels} channels, on axis 1. Of channels-last memory pass x.transpose({last})"
+        raise ArgumentError(argument, f"shape {shape}", allowed)
     if steps is not None and not is_packed_vector(shape, steps):
         raise ArgumentError(argument, f"strides {steps}", "a contiguous array")
 

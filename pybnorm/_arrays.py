@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -236,7 +237,8 @@ def _view(obj: Any, argument: str) -> _View:
         raise
     except Exception as error:  # the object's own code may raise anything
         _failed(argument, obj, "attributes", error)
-    raise ArgumentTypeError(argument, obj, f"an array of {_DTYPES}, by {_PROTOCOLS}")
+    given = f"a {type(obj).__name__}" if issubclass(type(obj), (list, tuple)) else obj  # whose values are many
+    raise ArgumentTypeError(argument, given, f"an array of {_DTYPES}, by {_PROTOCOLS}")
 
 
 # ---- NumPy
@@ -346,7 +348,35 @@ def _torch(tensor: Any, argument: str, torch: Any) -> _View:
         raise ArgumentError(argument, f"a tensor on {device}", "a tensor on a cpu or cuda device")
     if negated:
         raise ArgumentError(argument, "a tensor that is lazily negated", "its resolve_neg()")
+    if wants_gradient(tensor):
+        raise ArgumentError(
+            argument, "a tensor that requires a gradient, which would be lost",
+            "its detach(), or the call under torch.no_grad(); pybnorm.torch has gradients",
+        )  # fmt: skip
     return view
+
+
+def wants_gradient(tensor: Any) -> bool:
+    """Whether autograd would have to record what is done with a PyTorch tensor, as its ``numpy()`` asks, too."""
+    return bool(getattr(tensor, "requires_grad", False) and sys.modules["torch"].is_grad_enabled())
+
+
+def note_written(arrays: Iterable[Any]) -> None:
+    """Tell PyTorch which of the caller's tensors were written: what its autograd has saved of them is another now.
+
+    Parameters
+    ----------
+    arrays : iterable
+        Arrays of any framework, `Buffer` of them, addresses or None; only PyTorch's tensors are looked at.
+    """
+    torch = sys.modules.get("torch")
+    bump = getattr(getattr(getattr(torch, "autograd", None), "graph", None), "increment_version", None)  # PyTorch 2.2
+    if torch is None or bump is None:
+        return
+    for given in arrays:
+        array = given.owner if type(given) is Buffer else given
+        if isinstance(array, torch.Tensor) and not array.is_inference():
+            bump(array)
 
 
 # ---- __cuda_array_interface__

@@ -27,10 +27,8 @@ __all__ = [
     "batch_normalization_backward",
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
+    "bound",
     "cache",
-    "call_miopen",
-    "call_overridable",
-    "candidates",
     "capability",
     "current_stream",
     "defects_of",
@@ -44,14 +42,13 @@ __all__ = [
     "loaded",
     "look",
     "numbered_algorithms",
-    "packed_parts",
     "refuse_addresses",
     "relu",
     "relu_backward",
     "remove_torch_kernels",
     "search_spec",
     "set_avoider",
-    "set_tuner",
+    "tell_of_defects",
     "tensors",
     "way_of",
 ]
@@ -74,13 +71,13 @@ def search_spec(backend: BackendWord | str) -> LibrarySpec:
     """Where a backend's library is looked for."""
 
 def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]:
-    """What decides which plan serves an array, and where it lies."""
+    """The part of a plan's key that an array makes, and the address of the array."""
 
 def device_types(backend: BackendWord | str) -> tuple[int, ...]:
     """DLPack device types of the memory that a backend's calls reach; its device's own comes first."""
 
 def loaded(backend: BackendWord | str) -> Library | None:
-    """What `load` has loaded in this process."""
+    """The libraries that `load` has loaded in this process."""
 
 def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = None) -> Library:
     """Load a backend's vendor library, once per process."""
@@ -96,7 +93,7 @@ def capability(
     layout: Layout | int | LayoutWord,
     rank: int | Sequence[int],
 ) -> tuple[Capability, str]:
-    """What a backend does with one combination."""
+    """Whether and how a backend computes one combination."""
 
 class TensorDescriptor:
     """Shape, memory order and element type of a tensor, as a vendor's descriptor."""
@@ -111,7 +108,7 @@ class TensorDescriptor:
     def from_pointer(backend: BackendWord | str, pointer: SupportsIndex) -> TensorDescriptor:
         """Wrap a vendor's descriptor that somebody else owns."""
     def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]:
-        """What the vendor's descriptor says, read back from the library."""
+        """The descriptor's contents, read back from the vendor's library."""
     @property
     def nbytes(self) -> int:
         """Bytes from the first to the last element, as the vendor reports it."""
@@ -137,11 +134,12 @@ class Handle:
     device: int | None
     @property
     def known_defects(self) -> str:
-        """What is done with calls that have a known defect, the word given to `Handle`."""
+        """The word given to `Handle` for calls that have a known defect."""
     def __init__(
         self,
         backend: BackendWord | str,
         *,
+        device: str | None = None,
         stream: Any = None,
         known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
     ) -> None: ...
@@ -248,8 +246,6 @@ class Handle:
         y: Any = None,
         algorithm: AlgorithmWord | str | None = None,
         workspace: Any = None,
-        alpha_data: float | None = None,
-        beta_data: float | None = None,
     ) -> None:
         """Gradients of `forward_training`, on arrays."""
     def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None:
@@ -305,7 +301,6 @@ class Handle:
         saved: bool = True,
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
-        tune: bool = False,
         deterministic: bool = False,
     ) -> ForwardTrainingPlan:
         """Make a forward training call ready: everything but the pointers is validated and fixed now."""
@@ -321,7 +316,6 @@ class Handle:
         epsilon: float = 1e-5,
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
-        tune: bool = False,
         deterministic: bool = False,
     ) -> ForwardInferencePlan:
         """Make a forward inference call ready; parameters as in `plan_forward_training`."""
@@ -341,20 +335,18 @@ class Handle:
         saved: bool = True,
         activation: Activation | int | ActivationWord = ...,
         z: Any = None,
-        tune: bool = False,
         deterministic: bool = False,
-        alpha_data: float | None = None,
-        beta_data: float | None = None,
     ) -> BackwardPlan:
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default."""
 
 class Tensor(NamedTuple):
-    """A tensor of a call: its name; whether it is a parameter; whether it is written; when it is there."""
+    """A tensor of a call: name, parameter or not, written or not, when it is there, capability needed."""
 
     name: str
     vector: bool
     written: bool
     when: str
+    needs: Capability
 
 def tensors(operation: Operation | int | OperationWord) -> tuple[Tensor, ...]:
     """The tensors of an operation's call, in the order of a plan's arguments."""
@@ -384,6 +376,8 @@ class CallList:
         """Say that memory is read or written, for `apart`."""
     def apart(self, addresses: tuple[int, ...], workspace: int = 0) -> bool:
         """Whether the memory is there and aligned, and no written range overlaps another."""
+    def written(self) -> list[int]:
+        """The slots whose memory is written, without that of the workspace."""
     def run(self, handle: Handle, addresses: tuple[int, ...]) -> None:
         """Make the calls."""
 
@@ -461,7 +455,7 @@ def algorithms(backend: BackendWord | str) -> tuple[str, ...]:
     """Names that a plan's ``algorithm`` takes on a backend."""
 
 def numbered_algorithms(backend: BackendWord | str) -> tuple[str, ...]:
-    """Those of `algorithms` that also take a plan's number after a colon, ``"graph:2"``."""
+    """The algorithms that also take a plan's number after a colon, ``"graph:2"``."""
 
 def batch_normalization_forward_training(
     handle: Handle,
@@ -541,8 +535,6 @@ def batch_normalization_backward(
     activation_high: float | None = None,
     workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
-    alpha_data: float | None = None,
-    beta_data: float | None = None,
 ) -> None:
     """The vendor's backward call on addresses, in the vendors' argument order."""
 
@@ -582,6 +574,15 @@ def relu_backward(
 def current_stream(array: Any) -> int | None:
     """The stream that is current for an array in its framework."""
 
+def bound(
+    defaults: dict[str, Any],
+    front: tuple[str, ...],
+    required: tuple[str, ...],
+    positional: tuple[Any, ...],
+    named: dict[str, Any],
+) -> tuple[Any, ...] | None:
+    """A call's arguments in the order of `defaults`, or None where they do not fit."""
+
 def cache(handle: Handle, owner: str) -> Cache:
     """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
 
@@ -594,10 +595,7 @@ def allow_in_place(handle: Handle, allowed: bool) -> None:
 def look(
     handle: Handle, names: tuple[str | None, ...], arguments: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...] | None, tuple[int, ...], list[Any]]:
-    """What decides which calls serve these arguments, and where their arrays are."""
-
-def candidates(plan: Plan, fast: bool) -> tuple[str, ...]:
-    """Algorithms that may take a plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
+    """The key of the calls that serve these arguments, and the addresses of their arrays."""
 
 def refuse_addresses(plan: Plan) -> None:
     """Have calls of a plan take arrays only from now on: for callers whose own arguments are arrays."""
@@ -617,45 +615,16 @@ def way_of(
 ) -> Plan:
     """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`."""
 
+def tell_of_defects(handle: Handle, call: Any, written: list[str]) -> None:
+    """Warn of a batch-norm call's known defects, or refuse it, as the handle's policy says."""
+
 def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None:
     """Have `avoider` find other calls where one has a known defect."""
-
-def set_tuner(tuner: Callable[..., tuple[Plan, str]]) -> None:
-    """Have `tuner` choose the plans of ``tune=True``."""
 
 def install_torch_kernels(
     threads: object, host: object, operators: Sequence[tuple[str, str]], files: tuple[str, str | None]
 ) -> None:
     """Have PyTorch's dispatcher call these kernels and no others, in this process; what is there already stays."""
-
-def call_miopen(
-    operator: object,
-    x: object,
-    weight: object,
-    bias: object,
-    mean: object,
-    variance: object,
-    factor: float,
-    epsilon: float,
-) -> Any:
-    """Batch norm by the batch's statistics through PyTorch's operator for MIOpen: y, which autograd knows."""
-
-def call_overridable(
-    operator: object,
-    x: object,
-    weight: object,
-    bias: object,
-    mean: object,
-    variance: object,
-    residual: object,
-    factor: float,
-    epsilon: float,
-    deterministic: bool,
-) -> Any:
-    """``relu(batch_norm(x) + residual)`` through PyTorch's overridable operator: y, which autograd knows."""
-
-def packed_parts(channels: int) -> tuple[int, int]:
-    """Where the inverse standard deviation and the reserve begin in what forward packed."""
 
 def remove_torch_kernels() -> None:
     """PyTorch's own kernels are in their place again."""

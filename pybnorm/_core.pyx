@@ -91,7 +91,7 @@ import threading
 import warnings
 import weakref
 
-from pybnorm import _arguments, _arrays, _find, _names, defects, errors
+from pybnorm import _arguments, _arrays, _find, defects, errors
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
 cdef extern from *:
@@ -131,10 +131,8 @@ __all__ = [
     "batch_normalization_backward",
     "batch_normalization_forward_inference",
     "batch_normalization_forward_training",
+    "bound",
     "cache",
-    "call_miopen",
-    "call_overridable",
-    "candidates",
     "capability",
     "current_stream",
     "defects_of",
@@ -148,14 +146,13 @@ __all__ = [
     "loaded",
     "look",
     "numbered_algorithms",
-    "packed_parts",
     "refuse_addresses",
     "relu",
     "relu_backward",
     "remove_torch_kernels",
     "search_spec",
     "set_avoider",
-    "set_tuner",
+    "tell_of_defects",
     "tensors",
     "way_of",
 ]
@@ -173,7 +170,6 @@ cdef size_t _WORKSPACE_ALIGNMENT = _arguments.ALIGNMENT
 cdef int _forks = 0  # how many lie between the process that loaded this module and this one
 cdef bint _exiting = False
 
-include "_core/refusals.pxi"
 include "_core/libraries.pxi"
 include "_core/failures.pxi"
 include "_core/descriptors.pxi"
@@ -193,5 +189,3 @@ include "_core/plans.pxi"
 include "_core/plan_kinds.pxi"
 include "_core/inner.pxi"
 include "_core/torch_kernels.pxi"
-include "_core/torch_joined.pxi"
-include "_core/torch_overridable.pxi"

@@ -5,24 +5,45 @@ named in an error. An empty file, such as mktemp makes, holds nothing that could
 never removed. A link stays a link; the rule applies to its target. A file is replaced as a whole or not at all, and no
 temporary file remains.
 
-Only regular files of limited size are read: a device or pipe may never end.
+Only regular files of limited size are read: a device or pipe may never end. Of an archive no array is unpacked before
+its size is known and wanted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import math
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
-from typing import IO
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
+import numpy as np
+
+from pybnorm._text import reason
 from pybnorm.errors import ArgumentError
 
-__all__ = ["HEAD", "Kind", "check", "opened", "read", "remove", "replaced", "same", "try_to_write"]
+__all__ = [
+    "HEAD",
+    "Archive",
+    "Kind",
+    "archive",
+    "check",
+    "is_like",
+    "opened",
+    "read",
+    "remove",
+    "replaced",
+    "same",
+    "try_to_write",
+]
 
 HEAD = 1 << 14
 """Bytes read at each end of a file to recognise its maker: PDF names it at the end, all others at the beginning."""
@@ -165,6 +186,42 @@ def read(path: str | os.PathLike[str], largest: int) -> bytes:
     return data
 
 
+def member(path: str | os.PathLike[str], name: str, largest: int) -> bytes:
+    """One file of an archive of `pybnorm collect`, unpacked where it has at most `largest` bytes."""
+    try:
+        with opened(path) as file, zipfile.ZipFile(file) as archive, archive.open(name) as stream:
+            data = stream.read(largest + 1)
+    except (zipfile.BadZipFile, KeyError, RuntimeError, NotImplementedError, zlib.error) as error:
+        raise ValueError(f"it is no archive of pybnorm collect: {error}") from None
+    if len(data) > largest:
+        raise ValueError(f"its {name} has more than {largest} bytes")
+    return data
+
+
+def is_like(value: Any, form: Any) -> bool:
+    """Return True where a value of JSON has a form.
+
+    Parameters
+    ----------
+    value : object
+    form : type, tuple, list or dict
+        A type; a tuple: one of its forms; a list: any number of its only item; a dict: the names that must be there,
+        but for those that end in ``?``.
+    """
+    if isinstance(form, tuple):
+        return any(is_like(value, one) for one in form)
+    if isinstance(form, list):
+        return type(value) is list and all(is_like(item, form[0]) for item in value)
+    if isinstance(form, type):
+        return type(value) is form
+    if type(value) is not dict:
+        return False
+    return all(
+        is_like(value[name.rstrip("?")], part) if name.rstrip("?") in value else name.endswith("?")
+        for name, part in form.items()
+    )
+
+
 def same(first: str, second: str) -> bool:
     """Whether two paths name one file, existing or not, also through symbolic or hard links."""
     if os.path.realpath(first) == os.path.realpath(second):
@@ -195,3 +252,120 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "no regular file", os.fspath(path))
         yield file
+
+
+_DIRECTORY = 1 << 20
+"""Bytes that are read at once of an archive at most, and so of its directory."""
+_ARRAY_HEADER = 1 << 14
+_PIECE = 1 << 18
+
+
+class _Pieces(io.RawIOBase):
+    """A file that is not read in large pieces: `zipfile` reads a directory whole, of whatever size it says."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(_DIRECTORY + 1 if size < 0 else min(size, _DIRECTORY + 1))
+        if len(data) > _DIRECTORY:
+            raise ValueError(f"its directory has more than {_DIRECTORY} bytes")
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+
+class Archive:
+    """A NumPy archive (``numpy.savez``) that nobody vouches for.
+
+    Attributes
+    ----------
+    zip : zipfile.ZipFile
+    members : dict
+        `zipfile.ZipInfo` of each array, by the name of the array.
+    """
+
+    def __init__(self, opened_zip: zipfile.ZipFile) -> None:
+        self.zip = opened_zip
+        self.members: dict[str, zipfile.ZipInfo] = {}
+        for member in opened_zip.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename or name in self.members:
+                raise ValueError(f"{member.filename!r} is no array, or is there twice")
+            if member.flag_bits & 1:
+                raise ValueError(f"{name} is encrypted")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{name} is compressed by another method than deflate ({member.compress_type})")
+            self.members[name] = member
+
+    def array(self, name: str, wanted: Callable[[Any, tuple[int, ...]], None]) -> Any:
+        """Unpack one array.
+
+        Parameters
+        ----------
+        name : str
+        wanted : callable
+            Is given the dtype and the shape before there is memory for the array, and raises where it is too large.
+        """
+        with self.zip.open(self.members[name]) as stream:
+            start = stream.read(8)
+            if start[:6] != b"\x93NUMPY" or start[6:] not in (b"\1\0", b"\2\0"):
+                raise ValueError(f"{name} is no array of NumPy")
+            length = stream.read(2 if start[6] == 1 else 4)
+            size = int.from_bytes(length, "little")
+            if size > _ARRAY_HEADER:
+                raise ValueError(f"the header of {name} has {size} bytes, more than {_ARRAY_HEADER}")
+            header = io.BytesIO(length + stream.read(size))
+            shape, in_order_of_fortran, dtype = (
+                np.lib.format.read_array_header_1_0(header)
+                if start[6] == 1
+                else np.lib.format.read_array_header_2_0(header)
+            )
+            if dtype.hasobject:
+                raise ValueError(f"{name} has Python objects")
+            wanted(dtype, shape)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"{name} has the shape {shape}")
+            data = bytearray(math.prod(shape) * dtype.itemsize)
+            view, done = memoryview(data), 0
+            while piece := stream.read(min(_PIECE, len(data) - done)):
+                view[done : done + len(piece)] = piece
+                done += len(piece)
+            if done < len(data) or stream.read(1):  # reading the end compares the checksum
+                raise ValueError(f"{name} has more or fewer bytes than its shape")
+        array = np.frombuffer(data, dtype)
+        return array.reshape(shape[::-1]).T if in_order_of_fortran else array.reshape(shape)
+
+
+@contextlib.contextmanager
+def archive(argument: str, path: str | os.PathLike[str], allowed: str) -> Iterator[Archive]:
+    """An archive of arrays in a regular file.
+
+    Parameters
+    ----------
+    argument, allowed : str
+        Of the error.
+    path : str or path-like
+
+    Raises
+    ------
+    ArgumentError
+        Whatever is raised in the block but an `ArgumentError`; or it is no such file.
+    """
+    try:
+        with opened(path) as file, zipfile.ZipFile(_Pieces(file)) as members:
+            yield Archive(members)
+    except ArgumentError:
+        raise
+    except Exception as error:  # what zipfile, zlib and NumPy make of damage: a dozen kinds, and not documented
+        raise ArgumentError(argument, os.fspath(path), f"{allowed} ({reason(error)})") from None

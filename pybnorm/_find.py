@@ -97,7 +97,7 @@ class LibrarySpec:
     backend: str
     label: str
     sonames: tuple[str, ...]
-    """Best first; ``*`` stands for more numbers of a version, of which the highest comes first."""
+    """Sonames that were seen, best first. The search then takes any other number: see `names`."""
     hint: str
     """How to install it."""
     loaded_names: tuple[str, ...] = ()
@@ -118,6 +118,12 @@ class LibrarySpec:
     """Prefixes of the environment variables that it or its dependencies read."""
     file: str = ""
     """The backend's own file, if it needs no other library."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sonames, and a name with ``*`` for every other number, of which the highest comes first."""
+        families = dict.fromkeys(name.partition(".so.")[0] for name in self.sonames if ".so." in name)
+        return (*self.sonames, *(f"{family}.so.*" for family in families))
 
     @property
     def variable(self) -> str:
@@ -163,14 +169,12 @@ def _own_file(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
 def _in_process(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     # The loader compares DT_SONAME too, so this also finds copies that were opened by absolute path.
     how = "already in the process"
-    for name in spec.sonames + spec.loaded_names:
+    for name in spec.names + spec.loaded_names:
         if "*" not in name:
             yield _Candidate(how, name, no_load=True)
             continue
-        mapped = sorted(path for path in _mapped_files() if _is_named(os.path.basename(path), name))
-        if not mapped:
-            yield _Miss(how, name, "no such file mapped")
-        for path in mapped:
+        mapped = [path for path in _mapped_files() if _is_named(os.path.basename(path), name)]
+        for path in sorted(mapped, key=_version_of, reverse=True):
             yield _Candidate(how, path, no_load=True)
 
 
@@ -225,9 +229,10 @@ def _distributions(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
         except importlib.metadata.PackageNotFoundError:
             yield _Miss(how, spec.sonames[0], "not installed")
             continue
-        paths = [Path(str(f.locate())) for soname in spec.sonames for f in listed if _is_named(f.name, soname)]
-        found = [_existing(how, str(path.parent.resolve() / path.name)) for path in paths]
-        if not any(isinstance(place, _Candidate) for place in found) and _is_recorded(name, spec.sonames):
+        by_name = sorted(listed, key=lambda f: _version_of(f.name), reverse=True)
+        paths = [Path(str(f.locate())) for soname in spec.names for f in by_name if _is_named(f.name, soname)]
+        found = [_existing(how, str(path.parent.resolve() / path.name)) for path in dict.fromkeys(paths)]
+        if not any(isinstance(place, _Candidate) for place in found) and _is_recorded(name, spec.names):
             yield _Miss(how, spec.sonames[0], _LEFT_OUT)
         else:
             yield from found or [_Miss(how, spec.sonames[0], "not in its list of files")]
@@ -248,12 +253,24 @@ def _conda(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
 
 
 def _system(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
-    for soname in spec.sonames:
+    for soname in spec.names:
         if "*" not in soname:
             yield _Candidate("system loader", soname)
             continue
         for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
             yield from _within("LD_LIBRARY_PATH", os.path.abspath(folder), soname)
+        for name in sorted(_configured(soname) - {*spec.sonames}, key=_version_of, reverse=True):
+            yield _Candidate("system loader", name)
+
+
+def _configured(soname: str) -> set[str]:
+    """The names like `soname` that the loader's cache lists: the loader itself opens exact names only."""
+    family = re.escape(soname.removesuffix("*").encode())
+    try:
+        cache = Path("/etc/ld.so.cache").read_bytes()
+    except OSError:
+        return set()
+    return {name.decode() for name in re.findall(rb"(?<=[\0/])" + family + rb"\d+(?:\.\d+)*(?=\0)", cache)}
 
 
 def _roots(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
@@ -268,7 +285,7 @@ def _folders(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
         if not folders:
             yield _Miss("fixed directory", pattern, "no such directory")
         for folder in folders:
-            for soname in spec.sonames:
+            for soname in spec.names:
                 yield from _within("fixed directory", folder, soname)
 
 
@@ -434,7 +451,7 @@ def _root(spec: LibrarySpec, variable: str, subfolders: tuple[str, ...]) -> Iter
         yield _Miss(variable, f"${variable}/{subfolders[0]}", "the variable is not set")
         return
     for subfolder in subfolders:
-        for soname in spec.sonames:
+        for soname in spec.names:
             yield from _within(variable, os.path.abspath(os.path.join(root, subfolder)), soname)
 
 
@@ -451,14 +468,17 @@ def _within(how: str, folder: str, soname: str) -> Iterator[_Candidate | _Miss]:
         names = [name for name in os.listdir(folder) if _is_named(name, soname)]
     except OSError:
         names = []
-    for name in sorted(names, key=_version_in, reverse=True):
+    for name in sorted(names, key=_version_of, reverse=True):
         yield _existing(how, os.path.join(folder, name))
-    if not names:
-        yield _Miss(how, os.path.join(folder, soname), "no such file")
 
 
 def _existing(how: str, file: str) -> _Candidate | _Miss:
     return _Candidate(how, file) if os.path.isfile(file) else _Miss(how, file, "no such file")
+
+
+def _version_of(file: str) -> tuple[int, ...]:
+    """The numbers behind ``.so``: libamdhip64.so.10 is 10, wherever it lies."""
+    return _version_in(file.rpartition(".so")[2])
 
 
 def _version_in(folder: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import os
 import re
 from typing import IO
 
-__all__ = ["one_line", "visible", "write_visible"]
+__all__ = ["one_line", "reason", "visible", "write_visible"]
 
 # All of Unicode's Cc, Cf, Cs, Zl and Zp except tab and newline, and characters that XML does not allow.
 _HIDDEN = (
@@ -44,3 +44,8 @@ def write_visible(target: str | os.PathLike[str] | IO[str], text: str) -> None:
 
 def _written(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+def reason(error: BaseException | str) -> str:
+    """An error in words: that of the system without its number and the file, which the message names already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else f"{error}"

@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Captured:
-    """What was written inside a `vendor_stderr` block.
+    """Text that was written inside a `vendor_stderr` block.
 
     Attributes
     ----------

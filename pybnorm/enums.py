@@ -21,7 +21,13 @@ class _Named(enum.IntEnum):
 
 
 class Mode(_Named):
-    """The axes that statistics are taken over, by the names of cuDNN and MIOpen."""
+    """The axes that statistics are taken over, by the names of cuDNN and MIOpen.
+
+    Examples
+    --------
+    >>> pybnorm.Mode.SPATIAL == 1
+    True
+    """
 
     PER_ACTIVATION = 0
     """Parameters of shape ``(1, C, D...)``, reduced over N."""
@@ -32,7 +38,13 @@ class Mode(_Named):
 
 
 class DataType(_Named):
-    """Element types of x, y, dy and dx."""
+    """Element types of x, y, dy and dx.
+
+    Examples
+    --------
+    >>> pybnorm.DataType.BFLOAT16.itemsize, pybnorm.DataType.BFLOAT16.short
+    (2, 'bf16')
+    """
 
     FLOAT32 = 0
     FLOAT64 = 1
@@ -55,7 +67,13 @@ _SHORT = {DataType.FLOAT32: "f32", DataType.FLOAT64: "f64", DataType.FLOAT16: "f
 
 
 class Layout(_Named):
-    """How a tensor lies in memory; axis 0 is N and axis 1 is C whatever the layout."""
+    """How a tensor lies in memory; axis 0 is N and axis 1 is C whatever the layout.
+
+    Examples
+    --------
+    >>> pybnorm.Layout.CHANNELS_LAST.name
+    'CHANNELS_LAST'
+    """
 
     CHANNELS_FIRST = 0
     """Packed NC, NCL, NCHW, NCDHW."""
@@ -66,7 +84,13 @@ class Layout(_Named):
 
 
 class Operation(_Named):
-    """A call of a backend."""
+    """A call of a backend.
+
+    Examples
+    --------
+    >>> pybnorm.Operation.FORWARD_TRAINING.name
+    'FORWARD_TRAINING'
+    """
 
     DERIVE = 0
     FORWARD_TRAINING = 1
@@ -79,7 +103,13 @@ class Operation(_Named):
 
 
 class Activation(_Named):
-    """What a call applies to batch norm's result before blending."""
+    """Activations that a call applies to batch norm's result before blending.
+
+    Examples
+    --------
+    >>> pybnorm.Activation.RELU.name
+    'RELU'
+    """
 
     NONE = 0
     RELU = 1
@@ -91,7 +121,14 @@ class Activation(_Named):
 
 
 class Capability(enum.IntFlag):
-    """How a backend computes one combination. No bit set: it refuses the combination."""
+    """How a backend computes one combination. No bit set: it refuses the combination.
+
+    Examples
+    --------
+    >>> bits, reason = pybnorm.capability("native", "train", "spatial", "f64", "nhwc", 4)
+    >>> pybnorm.Capability.RUNS in bits
+    True
+    """
 
     RUNS = 1
     BLEND_NATIVE = 2
@@ -114,6 +151,8 @@ class Capability(enum.IntFlag):
     """The loaded library has inference from the inverse standard deviation, which is composed elsewhere."""
     HALVES = 1024
     """Plans can make the halves of a synchronized batch norm, sums alone and dx from given sums, in one pass each."""
+    RESIDUAL = 2048
+    """Some plan adds `z` before the activation, and its backward writes `dz`."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

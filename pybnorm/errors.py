@@ -7,6 +7,8 @@ number, name and text. All can be pickled, so that they can be sent between proc
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +36,7 @@ __all__ = [
     "PybnormError",
     "RankError",
     "SymbolNotFoundError",
+    "UnseenLibraryWarning",
     "UnsupportedError",
     "VendorError",
     "VersionMismatchError",
@@ -71,13 +74,13 @@ class ArgumentError(PybnormError, ValueError):
 
     def __init__(self, argument: str, value: object, allowed: str) -> None:
         self.argument = one_line(argument)
-        self.value = _cut(one_line(value)) if issubclass(type(value), str) else _shown(value)  # type: ignore[arg-type]
+        self.value = _cut(str.__str__(value)) if issubclass(type(value), str) else _shown(value)
         self.allowed = one_line(allowed)
         super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}{_near(value, self.allowed)}")
 
 
 def _near(value: object, allowed: str) -> str:
-    """What was probably meant, where `allowed` is a list of words."""
+    """The word that was probably meant, where `allowed` is a list of words."""
     if " | " not in allowed and not allowed.startswith("one of "):
         return ""
     parts = re.split(r" \| |, ", allowed.removeprefix("one of "))
@@ -122,10 +125,12 @@ def _shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"<{type(value).__name__}>"
-    return _cut(one_line(text))
+    return _cut(text)
 
 
 def _cut(text: str) -> str:
+    """At most 300 characters on one line; cleaning all of a long text would cost seconds."""
+    text = one_line(text[:301])
     return text if len(text) <= 300 else text[:297] + "..."
 
 
@@ -234,6 +239,10 @@ class KnownDefectWarning(UserWarning):
     """A vendor's call that a known defect of that library makes wrong; see `pybnorm.known_defects`."""
 
 
+class UnseenLibraryWarning(UserWarning):
+    """A version of a vendor's library that no run has seen; see `pybnorm.defects.unrecorded`."""
+
+
 class VendorError(BackendError, RuntimeError):
     """The vendor library returned a non-zero status."""
 
@@ -273,3 +282,11 @@ class VersionMismatchError(VendorError):
 
 class InternalError(VendorError):
     """The vendor reported an internal failure, or a status it does not document."""
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line outside of pybnorm that made the call, by which Python decides whether to show it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and (frame.f_globals.get("__package__") or "").partition(".")[0] == "pybnorm":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

@@ -6,12 +6,12 @@
     pytest --pybnorm-suite standard pybnorm::cudnn                 these only
     pytest --pybnorm-suite standard pybnorm::cudnn::LINE           one of them
 
-Each case runs in a process of the check's pool (`pybnorm.check.executors`). With several processes, cases run before
-the items that report them. Under pytest-xdist each of its workers has one such process.
+Each case runs in a process of the check's pool (`pybnorm.check.run.executors`). With several processes, cases run
+before the items that report them. Under pytest-xdist each of its workers has one such process.
 
 ==============  ==================================================================================
 PASS            passed
-WARN            passed, with an `AccuracyWarning`
+WARN, CHAIN     passed, with an `AccuracyWarning`
 UNSUPPORTED     skipped, for the backend's reason; if all cases are, the run is no success (status 5)
 ERROR           an error, with the text that ``pybnorm check`` has for it
 any other       failed, with the text that ``pybnorm check`` has for it
@@ -32,12 +32,14 @@ import pytest
 
 from pybnorm import backends
 from pybnorm._text import visible
-from pybnorm.check import executors, terminal
-from pybnorm.check.bounds import Status
-from pybnorm.check.console import Console
-from pybnorm.check.problem import Problem, select
-from pybnorm.check.results import verdict_text
-from pybnorm.check.runner import BackendInfo, CaseResult, open_session
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import verdict_text
+from pybnorm.check.language.lines import select
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.report import terminal
+from pybnorm.check.report.console import Console
+from pybnorm.check.run import executors
+from pybnorm.check.run.runner import BackendInfo, CaseResult, open_session
 from pybnorm.errors import ArgumentError
 
 __all__ = ["AccuracyWarning", "Backend", "Case", "Plugin", "Root"]
@@ -85,7 +87,7 @@ class Case(pytest.Item):
         result = self._result
         if result.status == Status.UNSUPPORTED:
             pytest.skip(f"{result.backend}: {visible(result.message.partition(chr(10))[0])}")
-        if result.status == Status.WARN:
+        if result.status in (Status.WARN, Status.CHAIN, Status.MISTRUSTED):
             warnings.warn_explicit(_short(result), AccuracyWarning, ROOT, 0)
         if result.status.good:
             return
@@ -171,7 +173,7 @@ class _Runs:
         self._done: dict[str, CaseResult] = {}
 
     def result(self, problem: Problem) -> CaseResult:
-        """Of one case; a second time, as plugins ask that repeat what failed, of another run."""
+        """The result of a case. Asked again (pytest-rerunfailures), it runs the case again."""
         if self._executor is None:
             self._start()
         case = str(problem)
@@ -240,7 +242,7 @@ class Plugin:
         return not self._wanted or "" in cases or (str(problem) in cases if problem else bool(cases))
 
     def describe(self) -> list[BackendInfo]:
-        """What there is of the backends in question."""
+        """The backends of this run."""
         names = [b for b in backends() if (b in self.asked or not self.asked) and self.wants(b)]
         self._infos = [
             executors.described(n, functools.partial(self.farm.describe, n), "--pybnorm-timeout") for n in names

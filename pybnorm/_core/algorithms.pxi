@@ -15,14 +15,14 @@ def algorithms(backend):
     Examples
     --------
     >>> pybnorm.algorithms("onednn")
-    ('auto', 'fast', 'plain', 'rows', 'folded')
+    ('auto', 'fast', 'plain')
     """
     cdef const pbn_backend *table = _table(backend)
     return ("auto", "fast", *(("plain",) if table.algorithms == NULL else _decoded(table.algorithms)))
 
 
 def numbered_algorithms(backend):
-    """Those of `algorithms` that also take a plan's number after a colon, ``"graph:2"``.
+    """The algorithms that also take a plan's number after a colon, ``"graph:2"``.
 
     Parameters
     ----------

@@ -125,6 +125,9 @@ cdef class CallList:
         memset(&call, 0, sizeof(call))
         call.operation = op
         described = {}
+        strange = arrays.keys() - {tensor.name for tensor in tensors(op)}
+        if strange:
+            raise errors.ArgumentError("arrays", min(strange), f"the tensors of {_CALL_NAMES[op]} alone")
         for row in range(PBN_ROWS):
             if pbn_rows[row].operation != op or pbn_rows[row].vector:
                 continue
@@ -138,6 +141,9 @@ cdef class CallList:
         _set_scalars(&call, values, described, None, "running_mean" in arrays)
         own = described.get("x", described.get("y"))
         _check_capability(self.table, op, call.mode, own, _CALL_NAMES[op])
+        for row in range(PBN_ROWS):
+            if pbn_rows[row].operation == op and _ROW_NAMES[row] in arrays:
+                _check_known(self.table, &pbn_rows[row], call.mode, own)
         if _arguments.boolean(values.get("inverse", False), "inverse"):
             bits = self.table.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
             if not bits & PBN_CAP_INVERSE:
@@ -247,6 +253,10 @@ cdef class CallList:
         self._begins(addresses, begins)
         return _apart(self.extents, self.extent_count, begins, written)
 
+    def written(self):
+        """The slots whose memory is written, without that of the workspace."""
+        return sorted({self.extents[i].slot for i in range(self.extent_count) if self.extents[i].written} - {0})
+
     def run(self, Handle handle not None, tuple addresses not None):
         """Make the calls.
 
@@ -266,6 +276,7 @@ cdef class CallList:
         cdef _Place *place
         cdef _Lock lock
         cdef pbn_plan *plan
+        cdef const pbn_backend *maker
         cdef int i, j = 0
         cdef bint mine = handle.serial == self.serial
         if handle.table != self.table:
@@ -284,7 +295,7 @@ cdef class CallList:
                     call.workspace = <void *>(begins[0] + <uintptr_t>call.workspace)
                 else:
                     call.workspace = NULL
-                plan, algorithm = NULL, None
+                plan, algorithm, maker = NULL, None, NULL
                 if mine and _normalizes(call.operation):
                     if not self.ways[i].given:
                         if self.planned and self.ways[i].plan == NULL:
@@ -292,16 +303,17 @@ cdef class CallList:
                         plan = self.ways[i].plan
                     elif not _data_bits(&call) & (self.ways[i].alignment - 1):
                         plan, algorithm = self.ways[i].plan, (<Plan>self.given[i]).algorithm
+                        maker = (<Plan>self.given[i]).maker
                     elif call.share != 0 or call.sums_only:
                         raise errors.ArgumentError("addresses", addresses, "ones as aligned as those it was made for")
                 elif call.share != 0 or call.sums_only:
                     raise errors.ArgumentError("handle", handle, "the list's own")
-                _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm)
+                _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm, maker)
         finally:
             lock.release()
 
     cdef str _not_in_place(self, Handle handle, int source, int target):
-        """Why the calls would be wrong where slot `target` is slot `source`'s memory; empty where they are right."""
+        """Why the calls would be wrong where slot `target` is slot `source`'s memory; empty where they are correct."""
         cdef const pbn_row *row
         cdef const pbn_tensor *t
         cdef int i, k

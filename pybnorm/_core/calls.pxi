@@ -2,10 +2,21 @@
 
 cdef extern from *:
     """
+    /* The tensors of all calls, by name. `object` is borrowed; `address`, where it is not 0, is known to be what was
+     * planned, and the object is not looked at. Neither: the call does not have the tensor. */
+    typedef struct pbn_argument {
+        void *object;
+        uintptr_t address;
+    } pbn_argument;
+    typedef struct pbn_arguments {
+        pbn_argument x, dy, z, y, dx, dz, scale, bias, running_mean, running_variance, saved_mean, saved_inv_variance;
+        pbn_argument dscale, dbias;
+    } pbn_arguments;
+
     /* One line for each tensor of each operation, in the order of a plan's arguments: its name, which is that of its
-     * member in pbn_call; whether the call writes it; when it is there. DATA has a descriptor of its own, VECTOR that
-     * of the parameters. Argument checks, overlap checks, plans, call lists, workspace queries and entry points are all
-     * made from this table. */
+     * member in pbn_call and in pbn_arguments; whether the call writes it; when it is there; the capability that a
+     * backend needs to know it. DATA has a descriptor of its own, VECTOR that of the parameters. Argument checks,
+     * overlap checks, refusals, plans, call lists, workspace queries and entry points are all made from this table. */
     enum {
         PBN_ALWAYS = 0,
         PBN_RUNNING = 1,   /* the call has running statistics */
@@ -14,68 +25,91 @@ cdef extern from *:
         PBN_ACTIVATED = 8, /* it has an activation */
         PBN_MASKED = 16,   /* the activation's gradient is masked by forward's result */
         PBN_READ = 0,
-        PBN_WRITTEN = 1,
-        PBN_MOST_TENSORS = 12
+        PBN_WRITTEN = 1
     };
     typedef struct pbn_row {
         int operation;
         const char *name;
         size_t address, descriptor; /* offsets in pbn_call */
+        size_t argument;            /* offset in pbn_arguments */
         int vector, written, when;
+        uint32_t needs;
     } pbn_row;
-    #define DATA(op, name, access, when) \
-        {PBN_OP_##op, #name, offsetof(pbn_call, name), offsetof(pbn_call, name##_desc), 0, PBN_##access, PBN_##when},
-    #define VECTOR(op, name, access, when) \
-        {PBN_OP_##op, #name, offsetof(pbn_call, name), offsetof(pbn_call, param_desc), 1, PBN_##access, PBN_##when},
+    #define ROW(op, name, descriptor, vector, access, when, needs) \
+        {PBN_OP_##op, #name, offsetof(pbn_call, name), offsetof(pbn_call, descriptor), offsetof(pbn_arguments, name), \
+         vector, PBN_##access, PBN_##when, PBN_CAP_##needs},
+    #define DATA(op, name, access, when, needs) ROW(op, name, name##_desc, 0, access, when, needs)
+    #define VECTOR(op, name, access, when, needs) ROW(op, name, param_desc, 1, access, when, needs)
     static const pbn_row pbn_rows[] = {
-        DATA(FORWARD_TRAINING, x, READ, ALWAYS)
-        VECTOR(FORWARD_TRAINING, scale, READ, ALWAYS)
-        VECTOR(FORWARD_TRAINING, bias, READ, ALWAYS)
-        DATA(FORWARD_TRAINING, y, WRITTEN, ALWAYS)
-        VECTOR(FORWARD_TRAINING, running_mean, WRITTEN, RUNNING)
-        VECTOR(FORWARD_TRAINING, running_variance, WRITTEN, RUNNING)
-        VECTOR(FORWARD_TRAINING, saved_mean, WRITTEN, SAVED)
-        VECTOR(FORWARD_TRAINING, saved_inv_variance, WRITTEN, SAVED)
-        DATA(FORWARD_TRAINING, z, READ, RESIDUAL)
-        DATA(FORWARD_INFERENCE, x, READ, ALWAYS)
-        VECTOR(FORWARD_INFERENCE, scale, READ, ALWAYS)
-        VECTOR(FORWARD_INFERENCE, bias, READ, ALWAYS)
-        VECTOR(FORWARD_INFERENCE, running_mean, READ, ALWAYS)
-        VECTOR(FORWARD_INFERENCE, running_variance, READ, ALWAYS)
-        DATA(FORWARD_INFERENCE, y, WRITTEN, ALWAYS)
-        DATA(FORWARD_INFERENCE, z, READ, RESIDUAL)
-        DATA(BACKWARD, x, READ, ALWAYS)
-        DATA(BACKWARD, dy, READ, ALWAYS)
-        VECTOR(BACKWARD, scale, READ, ALWAYS)
-        DATA(BACKWARD, dx, WRITTEN, ALWAYS)
-        VECTOR(BACKWARD, dscale, WRITTEN, ALWAYS)
-        VECTOR(BACKWARD, dbias, WRITTEN, ALWAYS)
-        VECTOR(BACKWARD, saved_mean, READ, SAVED)
-        VECTOR(BACKWARD, saved_inv_variance, READ, SAVED)
-        DATA(BACKWARD, y, READ, MASKED)
-        VECTOR(BACKWARD, bias, READ, ACTIVATED)
-        DATA(BACKWARD, dz, WRITTEN, RESIDUAL)
-        DATA(AXPBY, x, READ, ALWAYS)
-        DATA(AXPBY, y, WRITTEN, ALWAYS)
-        DATA(FILL, y, WRITTEN, ALWAYS)
-        DATA(RELU, x, READ, ALWAYS)
-        DATA(RELU, y, WRITTEN, ALWAYS)
-        DATA(RELU_BACKWARD, x, READ, ALWAYS)
-        DATA(RELU_BACKWARD, dy, READ, ALWAYS)
-        DATA(RELU_BACKWARD, dx, WRITTEN, ALWAYS)
+        DATA(FORWARD_TRAINING, x, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_TRAINING, scale, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_TRAINING, bias, READ, ALWAYS, RUNS)
+        DATA(FORWARD_TRAINING, y, WRITTEN, ALWAYS, RUNS)
+        VECTOR(FORWARD_TRAINING, running_mean, WRITTEN, RUNNING, RUNS)
+        VECTOR(FORWARD_TRAINING, running_variance, WRITTEN, RUNNING, RUNS)
+        VECTOR(FORWARD_TRAINING, saved_mean, WRITTEN, SAVED, RUNS)
+        VECTOR(FORWARD_TRAINING, saved_inv_variance, WRITTEN, SAVED, RUNS)
+        DATA(FORWARD_TRAINING, z, READ, RESIDUAL, RESIDUAL)
+        DATA(FORWARD_INFERENCE, x, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_INFERENCE, scale, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_INFERENCE, bias, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_INFERENCE, running_mean, READ, ALWAYS, RUNS)
+        VECTOR(FORWARD_INFERENCE, running_variance, READ, ALWAYS, RUNS)
+        DATA(FORWARD_INFERENCE, y, WRITTEN, ALWAYS, RUNS)
+        DATA(FORWARD_INFERENCE, z, READ, RESIDUAL, RESIDUAL)
+        DATA(BACKWARD, x, READ, ALWAYS, RUNS)
+        DATA(BACKWARD, dy, READ, ALWAYS, RUNS)
+        VECTOR(BACKWARD, scale, READ, ALWAYS, RUNS)
+        DATA(BACKWARD, dx, WRITTEN, ALWAYS, RUNS)
+        VECTOR(BACKWARD, dscale, WRITTEN, ALWAYS, RUNS)
+        VECTOR(BACKWARD, dbias, WRITTEN, ALWAYS, RUNS)
+        VECTOR(BACKWARD, saved_mean, READ, SAVED, RUNS)
+        VECTOR(BACKWARD, saved_inv_variance, READ, SAVED, RUNS)
+        DATA(BACKWARD, y, READ, MASKED, RUNS)
+        VECTOR(BACKWARD, bias, READ, ACTIVATED, RUNS)
+        DATA(BACKWARD, dz, WRITTEN, RESIDUAL, RESIDUAL)
+        DATA(AXPBY, x, READ, ALWAYS, RUNS)
+        DATA(AXPBY, y, WRITTEN, ALWAYS, RUNS)
+        DATA(FILL, y, WRITTEN, ALWAYS, RUNS)
+        DATA(RELU, x, READ, ALWAYS, RUNS)
+        DATA(RELU, y, WRITTEN, ALWAYS, RUNS)
+        DATA(RELU_BACKWARD, x, READ, ALWAYS, RUNS)
+        DATA(RELU_BACKWARD, dy, READ, ALWAYS, RUNS)
+        DATA(RELU_BACKWARD, dx, WRITTEN, ALWAYS, RUNS)
     };
-    #undef DATA
     #undef VECTOR
+    #undef DATA
+    #undef ROW
     enum { PBN_ROWS = sizeof pbn_rows / sizeof pbn_rows[0] };
     """
+    struct pbn_argument:
+        void *object
+        uintptr_t address
+    struct pbn_arguments:
+        pbn_argument x
+        pbn_argument dy
+        pbn_argument z
+        pbn_argument y
+        pbn_argument dx
+        pbn_argument dz
+        pbn_argument scale
+        pbn_argument bias
+        pbn_argument running_mean
+        pbn_argument running_variance
+        pbn_argument saved_mean
+        pbn_argument saved_inv_variance
+        pbn_argument dscale
+        pbn_argument dbias
     struct pbn_row:
         int operation
         const char *name
         size_t address
         size_t descriptor
+        size_t argument
         int vector
         int written
         int when
+        uint32_t needs
     const pbn_row pbn_rows[]
     enum:
         PBN_ALWAYS
@@ -84,12 +118,11 @@ cdef extern from *:
         PBN_RESIDUAL
         PBN_ACTIVATED
         PBN_MASKED
-        PBN_MOST_TENSORS
         PBN_ROWS
 
 
-Tensor = collections.namedtuple("Tensor", "name vector written when")
-Tensor.__doc__ = """A tensor of a call: its name; whether it is a parameter; whether it is written; when it is there."""
+Tensor = collections.namedtuple("Tensor", "name vector written when needs")
+Tensor.__doc__ = """A tensor of a call: name, parameter or not, written or not, when it is there, capability needed."""
 cdef dict _WHEN = {
     PBN_ALWAYS: "always", PBN_RUNNING: "running", PBN_SAVED: "saved", PBN_RESIDUAL: "residual",
     PBN_ACTIVATED: "activation", PBN_MASKED: "mask",
@@ -120,7 +153,10 @@ def tensors(operation):
     """
     cdef int op = _arguments.operation(operation)
     return tuple([
-        Tensor(_ROW_NAMES[row], bool(pbn_rows[row].vector), bool(pbn_rows[row].written), _WHEN[pbn_rows[row].when])
+        Tensor(
+            _ROW_NAMES[row], bool(pbn_rows[row].vector), bool(pbn_rows[row].written), _WHEN[pbn_rows[row].when],
+            Capability(pbn_rows[row].needs),
+        )
         for row in range(PBN_ROWS)
         if pbn_rows[row].operation == op
     ])
@@ -129,6 +165,22 @@ def tensors(operation):
 cdef inline bint _normalizes(int operation) noexcept:
     """Whether it is one of the three batch-norm calls, which have parameters."""
     return operation in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD)
+
+
+cdef inline const pbn_argument *_argument(const pbn_arguments *arguments, const pbn_row *row) noexcept:
+    return <const pbn_argument *>(<const char *>arguments + row.argument)
+
+
+cdef int _check_known(const pbn_backend *table, const pbn_row *row, int mode, TensorDescriptor x) except -1:
+    """Refuses a tensor that the backend does not know: it would be ignored, or left as it was."""
+    cdef const char *why = NULL
+    cdef const pbn_tensor *t = &x.tensor
+    if row.needs & ~table.capability(row.operation, mode, t.dtype, t.layout, t.rank, &why):
+        raise _not_supported(
+            x, _CALL_NAMES[row.operation],
+            f"the backend has no tensor {row.name.decode()!r} here: {Capability(row.needs)!r} is not set",
+        )
+    return 0
 
 
 cdef void _set_address(pbn_call *call, const pbn_row *row, uintptr_t address) noexcept:
@@ -297,10 +349,15 @@ cdef object _memory_region(tuple workspace, str name="workspace"):
     return _arguments.Region(name, workspace[0], (workspace[1],), (1,), 1)
 
 
-cdef int _run(Handle handle, pbn_call *call, pbn_plan *plan, str name, str algorithm) except -1:
-    """Runs the vendor's plan, or its entry point where there is none, without the GIL; under the handle's lock."""
+cdef int _run(
+    Handle handle, pbn_call *call, pbn_plan *plan, str name, str algorithm, const pbn_backend *maker=NULL
+) except -1:
+    """Runs the vendor's plan, or its entry point where there is none, without the GIL; under the handle's lock.
+
+    `maker`: the backend that made the plan, where that is not the handle's: native, whose plans need no handle.
+    """
     handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-    cdef const pbn_backend *table = handle.table
+    cdef const pbn_backend *table = handle.table if maker == NULL else maker
     cdef pbn_handle *c_handle = handle.handle
     cdef int status
     with nogil:
@@ -322,7 +379,7 @@ cdef int _run(Handle handle, pbn_call *call, pbn_plan *plan, str name, str algor
             status = table.relu_backward(c_handle, call)
     if status != 0:
         shown = _shown(call) if plan == NULL or table.algorithms == NULL else (*_shown(call), f"algorithm={algorithm}")
-        raise _error(table, status, name, shown)
+        raise _error(table, status, name, shown, _on_card(handle, call) if table == handle.table else "")
     return 0
 
 

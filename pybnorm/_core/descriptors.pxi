@@ -158,12 +158,17 @@ cdef class TensorDescriptor:
         return self
 
     def query(self):
-        """What the vendor's descriptor says, read back from the library.
+        """The descriptor's contents, read back from the vendor's library.
 
         Returns
         -------
         dtype : DataType
         dims, strides : tuple of int
+
+        Examples
+        --------
+        >>> pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4)).query()
+        (DataType.FLOAT32, (2, 3, 4), (12, 4, 1))
         """
         _check_open(self)
         cdef int dtype = 0, rank = 0
@@ -196,7 +201,15 @@ cdef class TensorDescriptor:
         return not self.open
 
     def close(self):
-        """End the use of this descriptor; further calls do nothing."""
+        """End the use of this descriptor; further calls do nothing.
+
+        Examples
+        --------
+        >>> desc = pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4))
+        >>> desc.close()
+        >>> desc.closed
+        True
+        """
         self.open = False
 
     def __enter__(self):
@@ -293,14 +306,18 @@ cdef int _check_capability(
     cdef const char *why = NULL
     if table.capability(operation, mode, x.tensor.dtype, x.tensor.layout, x.tensor.rank, &why) != 0:
         return 0
+    raise _not_supported(x, function, why.decode() if why != NULL else "", (f"x={x!r} mode={Mode(mode).name}",))
+
+
+cdef object _not_supported(TensorDescriptor x, str function, str text, tuple descriptors=()):
     library = _libraries.get(x.backend)
-    raise errors.UnsupportedError(
+    return errors.UnsupportedError(
         backend=x.backend,
         function=function,
         status=PBN_E_UNSUPPORTED,
         status_name="PBN_E_UNSUPPORTED",
-        text=why.decode() if why != NULL else "",
+        text=text,
         library=library.path,
         version=library.version,
-        descriptors=(f"x={x!r} mode={Mode(mode).name}",),
+        descriptors=descriptors,
     )

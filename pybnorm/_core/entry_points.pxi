@@ -70,7 +70,6 @@ def batch_normalization_forward_training(
     activation_high=None,
     workspace=0,
     workspace_size=0,
-    **unknown,
 ):
     """The vendor's forward training call on addresses, in the vendors' argument order.
 
@@ -123,8 +122,6 @@ def batch_normalization_forward_training(
     >>> y.round(3), mean, variance
     (array([[[-0.225,  1.   ,  2.225]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
-    if unknown:
-        raise _names.unexpected(batch_normalization_forward_training, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
@@ -132,6 +129,8 @@ def batch_normalization_forward_training(
     cdef bint running = _both(h, "running_mean", running_mean, "running_variance", running_variance)
     cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
     epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
     factor = exponential_average_factor
@@ -147,15 +146,13 @@ def batch_normalization_forward_training(
             "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor
         }
         plan = _keep_at(h, key, {"x": xd, "y": yd}, values, _has(running, saved), act, pd)
-    plan._call(
-        h,
-        [
-            <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>(running_mean if running else None),
-            <void *>(running_variance if running else None), <void *>(saved_mean if saved else None),
-            <void *>(saved_inv_variance if saved else None), <void *>None,
-        ],
-        _workspace_at(h, workspace, workspace_size), None,
-    )
+    arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+    arguments.y.object = <void *>y
+    arguments.running_mean.object = <void *>(running_mean if running else None)
+    arguments.running_variance.object = <void *>(running_variance if running else None)
+    arguments.saved_mean.object = <void *>(saved_mean if saved else None)
+    arguments.saved_inv_variance.object = <void *>(saved_inv_variance if saved else None)
+    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
 
 
 def batch_normalization_forward_inference(
@@ -179,7 +176,6 @@ def batch_normalization_forward_inference(
     activation_high=None,
     workspace=0,
     workspace_size=0,
-    **unknown,
 ):
     """The vendor's forward inference call on addresses, in the vendors' argument order.
 
@@ -217,13 +213,13 @@ activation_high, workspace, workspace_size
     >>> y
     array([[[1., 2., 3.]]], dtype=float32)
     """
-    if unknown:
-        raise _names.unexpected(batch_normalization_forward_inference, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
     epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
     act = _fused(activation, activation_low, activation_high, xd)
@@ -234,36 +230,33 @@ activation_high, workspace, workspace_size
     if plan is None:
         values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
         plan = _keep_at(h, key, {"x": xd, "y": yd}, values, 0, act, pd)
-    plan._call(
-        h,
-        [
-            <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
-            <void *>None,
-        ],
-        _workspace_at(h, workspace, workspace_size), None,
-    )
+    arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+    arguments.running_mean.object = <void *>running_mean
+    arguments.running_variance.object = <void *>running_variance
+    arguments.y.object = <void *>y
+    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
 
 
 def batch_normalization_backward(
     handle,
     mode,
-    alpha=None,  # no default in the next version: whoever gives the old name alpha_data leaves it out
-    beta=None,
-    alpha_param=None,
-    beta_param=None,
-    x_desc=None,
-    x=None,
-    dy_desc=None,
-    dy=None,
-    dx_desc=None,
-    dx=None,
-    param_desc=None,
-    scale=None,
-    dscale=None,
-    dbias=None,
-    epsilon=None,
-    saved_mean=None,
-    saved_inv_variance=None,
+    alpha,
+    beta,
+    alpha_param,
+    beta_param,
+    x_desc,
+    x,
+    dy_desc,
+    dy,
+    dx_desc,
+    dx,
+    param_desc,
+    scale,
+    dscale,
+    dbias,
+    epsilon,
+    saved_mean,
+    saved_inv_variance,
     *,
     bias=None,
     activation=Activation.NONE,
@@ -271,9 +264,6 @@ def batch_normalization_backward(
     activation_high=None,
     workspace=0,
     workspace_size=0,
-    alpha_data=None,
-    beta_data=None,
-    **unknown,
 ):
     """The vendor's backward call on addresses, in the vendors' argument order.
 
@@ -292,8 +282,6 @@ def batch_normalization_backward(
         Both, taken as they are, or none: recomputed from x and epsilon.
     bias : int or None
         Given with an activation, and only then.
-    alpha_data, beta_data : float, optional
-        Deprecated names of `alpha` and `beta`.
 
     Raises
     ------
@@ -322,8 +310,6 @@ def batch_normalization_backward(
     >>> dx.round(3), dscale.round(3), dbias
     (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    if unknown:
-        raise _names.unexpected(batch_normalization_backward, unknown)
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
@@ -331,9 +317,8 @@ def batch_normalization_backward(
     cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
     cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     cdef Plan plan
-    if alpha_data is not None or beta_data is not None:
-        alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data)
-        beta = _names.renamed("beta", beta, "beta_data", beta_data)
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
     alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
     epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
@@ -353,15 +338,12 @@ def batch_normalization_backward(
             "beta_param": beta_param, "epsilon": epsilon,
         }
         plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
-    plan._call(
-        h,
-        [
-            <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias,
-            <void *>(saved_mean if saved else None), <void *>(saved_inv_variance if saved else None), <void *>None,
-            <void *>bias, <void *>None,
-        ],
-        _workspace_at(h, workspace, workspace_size), None,
-    )
+    arguments.x.object, arguments.dy.object, arguments.scale.object = <void *>x, <void *>dy, <void *>scale
+    arguments.dx.object, arguments.dscale.object, arguments.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
+    arguments.saved_mean.object = <void *>(saved_mean if saved else None)
+    arguments.saved_inv_variance.object = <void *>(saved_inv_variance if saved else None)
+    arguments.bias.object = <void *>bias
+    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
 
 
 def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
@@ -398,12 +380,15 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     a, b = _number(a, "a", xd), _number(b, "b", xd)
     key = "at", PBN_OP_AXPBY, xd.key, yd.key, _keyed(a), _keyed(b)
     plan = h._cached(key)
     if plan is None:
         plan = _keep_at(h, key, {"x": xd, "y": yd}, {"a": a, "b": b})
-    plan._call(h, [<void *>x, <void *>y], _workspace_at(h, workspace, workspace_size), None)
+    arguments.x.object, arguments.y.object = <void *>x, <void *>y
+    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
 
 
 def fill(handle, value, y_desc, y):
@@ -438,13 +423,16 @@ def fill(handle, value, y_desc, y):
     cdef Handle h = _handle(handle)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     if type(value) is not float:
         value = _arguments.fill(value, yd)
     key = "at", PBN_OP_FILL, yd.key, _keyed(value)
     plan = h._cached(key)
     if plan is None:
         plan = _keep_at(h, key, {"y": yd}, {"value": value})
-    plan._call(h, [<void *>y], None, None)
+    arguments.y.object = <void *>y
+    plan._call(h, &arguments, None, None)
 
 
 def relu(handle, x_desc, x, y_desc, y):
@@ -480,11 +468,14 @@ def relu(handle, x_desc, x, y_desc, y):
     cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
     cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     key = "at", PBN_OP_RELU, xd.key, yd.key
     plan = h._cached(key)
     if plan is None:
         plan = _keep_at(h, key, {"x": xd, "y": yd}, {})
-    plan._call(h, [<void *>x, <void *>y], None, None)
+    arguments.x.object, arguments.y.object = <void *>x, <void *>y
+    plan._call(h, &arguments, None, None)
 
 
 def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
@@ -524,8 +515,11 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
     cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
     cdef Plan plan
+    cdef pbn_arguments arguments
+    memset(&arguments, 0, sizeof(arguments))
     key = "at", PBN_OP_RELU_BACKWARD, xd.key, dyd.key, dxd.key
     plan = h._cached(key)
     if plan is None:
         plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, {})
-    plan._call(h, [<void *>x, <void *>dy, <void *>dx], None, None)
+    arguments.x.object, arguments.dy.object, arguments.dx.object = <void *>x, <void *>dy, <void *>dx
+    plan._call(h, &arguments, None, None)

@@ -64,7 +64,7 @@ cdef object _float32 = _arrays.np.dtype(_arrays.np.float32)
 
 
 def _read_capsule(capsule, str argument):
-    """What a DLPack capsule describes, without consuming it: its destructor still releases the tensor.
+    """Read a DLPack capsule without consuming it: its destructor still releases the tensor.
 
     Returns
     -------
@@ -142,21 +142,17 @@ cdef bint _of_framework(object array, _DLExchange *table, _DLTensor *view) excep
     """Fills a view by the array type's table; False where the table is missing or does not take this array."""
     if table == NULL:
         return False
-    cdef int i
     try:
         table.view_of_object(<void *>array, view)
     except Exception:
         return False
     if not 0 <= view.ndim <= _VIEW_RANK or (view.shape == NULL and view.ndim != 0):
         return False
-    # PyTorch's tensors may be negated lazily, of which the view says nothing: imaginary parts of a conjugate, whose
-    # memory is every other number.
-    for i in range(view.ndim):
-        if view.strides == NULL or (view.shape[i] > 1 and view.strides[i] & 1):
-            return True
+    # A view does not say that PyTorch's tensor is negated lazily, nor that a gradient is wanted through it. Both are
+    # asked at every call: no key of a kept plan has them.
     negated = getattr(array, "is_neg", None)
     try:
-        return negated is None or not negated()
+        return negated is None or not (negated() or _arrays.wants_gradient(array))
     except Exception:
         return False
 
@@ -248,7 +244,7 @@ def current_stream(array):
 
 
 def describe(array, argument):
-    """What decides which plan serves an array, and where it lies.
+    """The part of a plan's key that an array makes, and the address of the array.
 
     Parameters
     ----------

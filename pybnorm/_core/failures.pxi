@@ -24,8 +24,11 @@ cdef dict _VENDOR_CLASSES = {
 }
 
 
-cdef object _error(const pbn_backend *table, int status, str function, tuple descriptors):
-    """The exception for a status; must run on the thread of the call, before any other call."""
+cdef object _error(const pbn_backend *table, int status, str function, tuple descriptors, str where=""):
+    """The exception for a status; must run on the thread of the call, before any other call.
+
+    `where`: more to be said of a vendor's status.
+    """
     cdef char text[PBN_TEXT_MAX]
     text[0] = 0
     table.last_error(status, text, sizeof(text))
@@ -41,6 +44,7 @@ cdef object _error(const pbn_backend *table, int status, str function, tuple des
         descriptors=descriptors,
     )
     if status > 0:
+        details["text"] = "; ".join(filter(None, [details["text"], where]))
         cls = _VENDOR_CLASSES.get(table.status_class(status), errors.InternalError)
         if table.context_lost != NULL and table.context_lost(status, text, sizeof(text)):
             cls = errors.ContextLostError

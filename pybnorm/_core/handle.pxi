@@ -4,7 +4,7 @@ cdef uint64_t _handles_made = 0
 
 
 cdef class _HandleLife:
-    """What a handle owns, from opening to closing."""
+    """The objects that a handle owns, from opening to closing."""
     cdef const pbn_backend *table
     cdef pbn_handle *handle
     cdef bint borrowed
@@ -25,9 +25,11 @@ cdef class _HandleLife:
     cdef readonly object library
     cdef readonly object device
     cdef str policy
+    cdef str unseen  # what to say of a version that no run has seen
     cdef tuple defects  # of this library, that its entry points avoid or warn of
     cdef tuple avoided  # those, and the weaknesses that "auto" avoids
     cdef tuple weak  # weaknesses that some of its algorithms do not have
+    cdef int tuned  # whether those two hold the defects of tuned kernels
     cdef bint in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
@@ -42,10 +44,11 @@ cdef class _HandleLife:
         self.plans = Cache()
         self.caches = collections.defaultdict(Cache)
 
-    def __init__(self, backend, *, stream=None, known_defects=None):
+    def __init__(self, backend, *, device=None, stream=None, known_defects=None):
         cdef const pbn_backend *table
         cdef pbn_handle *handle = NULL
         cdef int status
+        backend = _backend_on(backend, device)
         address = None if stream is None else _stream(stream)
         policy = _policy(known_defects)
         library = load(backend)
@@ -75,17 +78,33 @@ cdef class _HandleLife:
         self.borrowed = borrowed
         self.library = library
         self.policy = policy
-        tuned = table.takes_by_time != NULL and table.takes_by_time(handle) != 0
-        self.defects = defects._of_library(library, policy == "avoid_all", tuned)
-        self.avoided = defects._of_library(library, policy == "avoid_all", tuned, True)
+        self.unseen = defects.unrecorded(library.backend, library.version)
+        if self.unseen and policy != "ignore":
+            _tell_once(self.unseen)
+        if table.device_type == PBN_DEVICE_CPU and policy in ("avoid", "avoid_all"):
+            load("native")  # which then computes what has a defect
+        self.backend = library.backend
         known = defects._of_library(library, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
-        self.backend = library.backend
+        self.tuned = -1
+        self._look_up()
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:
             self.device = self.device_id
         self.several = self.device_id >= 0 and table.memory_device != NULL and table.device_count() > 1
         _handles.add(self)
+        return 0
+
+    cdef int _look_up(self) except -1:
+        """Take the defects from the table: a framework may have had the library tune since this was asked last."""
+        cdef bint tuned = defects._takes_by_time(self.backend) or (
+            self.table.takes_by_time != NULL and self.table.takes_by_time(self.handle) > 0
+        )
+        if tuned != self.tuned:
+            every = self.policy == "avoid_all"
+            self.defects = defects._of_library(self.library, every, tuned)
+            self.avoided = defects._of_library(self.library, every, tuned, True)
+            self.tuned = tuned
         return 0
 
     @staticmethod
@@ -104,6 +123,12 @@ cdef class _HandleLife:
         -------
         Handle
             ``close()`` leaves the vendor's object alone.
+
+        Examples
+        --------
+        >>> with pybnorm.Handle("onednn") as owner:
+        ...     pybnorm.Handle.from_pointer("onednn", owner.pointer).pointer == owner.pointer
+        True
         """
         cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
         policy = _policy(known_defects)
@@ -136,7 +161,7 @@ cdef class _HandleLife:
 
     @property
     def known_defects(self):
-        """What is done with calls that have a known defect, the word given to `Handle`."""
+        """The word given to `Handle` for calls that have a known defect."""
         self._check_open()
         return self.policy
 
@@ -178,7 +203,7 @@ cdef class _HandleLife:
 
         A call returns success once its kernel is launched. cuDNN's kernels of `Mode.SPATIAL_PERSISTENT` sum in fixed
         point and, by NVIDIA's documentation, record it when that overflows; no other batch-norm kernel is said to
-        record anything. None is therefore no proof that the results are right, and errors of CUDA itself come with the
+        record anything. None is therefore no proof that the results are correct. Errors of CUDA itself come with the
         next call or synchronisation, not from here. The record is the handle's and holds one error.
 
         Parameters
@@ -358,7 +383,7 @@ cdef class _HandleLife:
             warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self):
-        raise TypeError("a Handle belongs to its process and cannot be pickled")
+        raise TypeError("a Handle belongs to its process and cannot be copied or pickled")
 
     def __repr__(self):
         with self.lock:

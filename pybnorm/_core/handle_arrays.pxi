@@ -48,7 +48,8 @@ cdef class _HandleArrays(_HandleLife):
         """The address of a parameter array; `kept` holds its memory until the call has returned."""
         buffer = self._buffer(array, argument, output)
         if buffer.dtype != param.dtype:
-            raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", param.dtype.short)
+            wanted = "f64, as x has: convert it, or x to f32" if param.dtype == DataType.FLOAT64 else param.dtype.short
+            raise errors.ArgumentTypeError(argument, f"dtype {buffer.dtype.short}", wanted)
         _arguments.parameter_dims(argument, buffer.dims, buffer.strides, param.dims)
         kept.append(buffer)
         return _address(buffer, argument)
@@ -223,6 +224,7 @@ cdef class _HandleArrays(_HandleLife):
             )
         memory = self._placed(memory, name)
         kept.append(memory)
+        _arrays.note_written((workspace,))
         return memory.pointer, memory.nbytes
 
     cdef int _lend(self, pbn_call *call, size_t need, str function) except -1:

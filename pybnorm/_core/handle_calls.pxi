@@ -30,7 +30,6 @@ cdef class _HandleCalls(_HandleArrays):
         activation_high=None,
         algorithm=None,
         workspace=None,
-        **unknown,
     ):
         """Batch norm with the statistics of the batch, on arrays.
 
@@ -84,16 +83,14 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_forward_training`.
         """
-        if unknown:
-            raise _names.unexpected(self.forward_training, unknown)
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
+        memset(&arguments, 0, sizeof(arguments))
         has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        y_kind, y = self._kind(y, "y", True, &known[3])
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
@@ -117,14 +114,13 @@ cdef class _HandleCalls(_HandleArrays):
                 ),
                 _ARRAYS,
             )
-        plan._call(
-            <Handle>self,
-            [
-                <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>running_mean, <void *>running_variance,
-                <void *>saved_mean, <void *>saved_inv_variance, <void *>None,
-            ],
-            workspace, None, known,
-        )
+        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+        arguments.y.object = <void *>y
+        arguments.running_mean.object = <void *>running_mean
+        arguments.running_variance.object = <void *>running_variance
+        arguments.saved_mean.object = <void *>saved_mean
+        arguments.saved_inv_variance.object = <void *>saved_inv_variance
+        plan._call(<Handle>self, &arguments, workspace, None)
 
     def forward_inference(
         self,
@@ -144,7 +140,6 @@ cdef class _HandleCalls(_HandleArrays):
         activation_high=None,
         algorithm=None,
         workspace=None,
-        **unknown,
     ):
         """Batch norm with given statistics, on arrays.
 
@@ -170,38 +165,39 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
-        if unknown:
-            raise _names.unexpected(self.forward_inference, unknown)
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        y_kind, y = self._kind(y, "y", True, &known[5])
-        mode, algorithm = _mode(mode), _named(algorithm)
-        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-        act = self._activation(activation, activation_low, activation_high, x)
-        key = (
-            PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-            act,
-        )
-        plan = self._cached(key)
-        if plan is None:
-            values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
-            plan = self._keep(
-                key,
-                _plan(<Handle>self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y}, values, 0, act, algorithm),
-                _ARRAYS,
+        memset(&arguments, 0, sizeof(arguments))
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        try:
+            y_kind, y = self._kind(y, "y", True, &arguments.y.address)
+            mode, algorithm = _mode(mode), _named(algorithm)
+            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
+            epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
+            act = self._activation(activation, activation_low, activation_high, x)
+            key = (
+                PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
+                act,
             )
-        plan._call(
-            <Handle>self,
-            [
-                <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
-                <void *>None,
-            ],
-            workspace, None, known,
-        )
+            plan = self._cached(key)
+            if plan is None:
+                values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
+                plan = self._keep(
+                    key,
+                    _plan(<Handle>self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y}, values, 0, act, algorithm),
+                    _ARRAYS,
+                )
+        except errors.ArgumentError as error:
+            if error.argument != "y":
+                raise
+            order = "the order is x, scale, bias, running_mean, running_variance, y"
+            raise type(error)("y", error.value, f"{error.allowed}; {order}") from None
+        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+        arguments.running_mean.object = <void *>running_mean
+        arguments.running_variance.object = <void *>running_variance
+        arguments.y.object = <void *>y
+        plan._call(<Handle>self, &arguments, workspace, None)
 
     def backward(
         self,
@@ -227,9 +223,6 @@ cdef class _HandleCalls(_HandleArrays):
         y=None,
         algorithm=None,
         workspace=None,
-        alpha_data=None,
-        beta_data=None,
-        **unknown,
     ):
         """Gradients of `forward_training`, on arrays.
 
@@ -261,8 +254,6 @@ cdef class _HandleCalls(_HandleArrays):
             As in `forward_training`.
         y : array, shape and dtype of x, optional
             Forward's result: needed with an activation of a named algorithm, and only then.
-        alpha_data, beta_data : float, optional
-            Deprecated names of `alpha` and `beta`.
 
         Raises
         ------
@@ -273,19 +264,14 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_backward`.
         """
-        if unknown:
-            raise _names.unexpected(self.backward, unknown)
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        if alpha_data is not None or beta_data is not None:
-            alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-            beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
+        memset(&arguments, 0, sizeof(arguments))
         has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        dy_kind, dy = self._kind(dy, "dy", False, &known[1])
-        dx_kind, dx = self._kind(dx, "dx", True, &known[3])
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        dy_kind, dy = self._kind(dy, "dy", False, &arguments.dy.address)
+        dx_kind, dx = self._kind(dx, "dx", True, &arguments.dx.address)
         mode, algorithm = _mode(mode), _named(algorithm)
         alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
         alpha_param = self._scalar(alpha_param, "alpha_param", x)
@@ -312,14 +298,13 @@ cdef class _HandleCalls(_HandleArrays):
                 _ARRAYS,
             )
         _arguments.activation_result(algorithm is not None and act[0] != Activation.NONE, y)
-        plan._call(
-            <Handle>self,
-            [
-                <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias, <void *>saved_mean,
-                <void *>saved_inv_variance, <void *>y, <void *>bias, <void *>None,
-            ],
-            workspace, None, known,
-        )
+        arguments.x.object, arguments.dy.object, arguments.scale.object = <void *>x, <void *>dy, <void *>scale
+        arguments.dx.object, arguments.dscale.object, arguments.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
+        arguments.saved_mean.object = <void *>saved_mean
+        arguments.saved_inv_variance.object = <void *>saved_inv_variance
+        arguments.y.object = <void *>y
+        arguments.bias.object = <void *>bias
+        plan._call(<Handle>self, &arguments, workspace, None)
 
     def axpby(self, a, x, b, y, *, workspace=None):
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -327,17 +312,18 @@ cdef class _HandleCalls(_HandleArrays):
         With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
         """
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        y_kind, y = self._kind(y, "y", True, &known[1])
+        memset(&arguments, 0, sizeof(arguments))
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
         a, b = self._scalar(a, "a", x), self._scalar(b, "b", x)
         key = PBN_OP_AXPBY, x_kind, y_kind, _keyed(a), _keyed(b)
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_AXPBY, {"x": x, "y": y}, {"a": a, "b": b})
-        plan._call(<Handle>self, [<void *>x, <void *>y], workspace, None, known)
+        arguments.x.object, arguments.y.object = <void *>x, <void *>y
+        plan._call(<Handle>self, &arguments, workspace, None)
 
     cdef Plan _elementwise(self, tuple key, int operation, dict arrays, dict values):
         plan = _plan(<Handle>self, operation, arrays, values, 0, _NO_ACTIVATION, None)
@@ -363,17 +349,18 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `fill`.
         """
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        y_kind, y = self._kind(y, "y", True, &known[0])
+        memset(&arguments, 0, sizeof(arguments))
+        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
         if type(value) is not float:
             value = _arguments.fill(value, self._data(y, "y", True))
         key = PBN_OP_FILL, y_kind, _keyed(value)
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_FILL, {"y": y}, {"value": value})
-        plan._call(<Handle>self, [<void *>y], None, None, known)
+        arguments.y.object = <void *>y
+        plan._call(<Handle>self, &arguments, None, None)
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
@@ -394,16 +381,17 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `relu`.
         """
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        y_kind, y = self._kind(y, "y", True, &known[1])
+        memset(&arguments, 0, sizeof(arguments))
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
         key = PBN_OP_RELU, x_kind, y_kind
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_RELU, {"x": x, "y": y}, {})
-        plan._call(<Handle>self, [<void *>x, <void *>y], None, None, known)
+        arguments.x.object, arguments.y.object = <void *>x, <void *>y
+        plan._call(<Handle>self, &arguments, None, None)
 
     def relu_backward(self, x, dy, dx):
         """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
@@ -425,14 +413,15 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see the module function `relu_backward`.
         """
         cdef Plan plan
-        cdef uintptr_t known[PBN_MOST_TENSORS]
+        cdef pbn_arguments arguments
         self._check()
-        memset(known, 0, sizeof(known))
-        x_kind, x = self._kind(x, "x", False, &known[0])
-        dy_kind, dy = self._kind(dy, "dy", False, &known[1])
-        dx_kind, dx = self._kind(dx, "dx", True, &known[2])
+        memset(&arguments, 0, sizeof(arguments))
+        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        dy_kind, dy = self._kind(dy, "dy", False, &arguments.dy.address)
+        dx_kind, dx = self._kind(dx, "dx", True, &arguments.dx.address)
         key = PBN_OP_RELU_BACKWARD, x_kind, dy_kind, dx_kind
         plan = self._cached(key)
         if plan is None:
             plan = self._elementwise(key, PBN_OP_RELU_BACKWARD, {"x": x, "dy": dy, "dx": dx}, {})
-        plan._call(<Handle>self, [<void *>x, <void *>dy, <void *>dx], None, None, known)
+        arguments.x.object, arguments.dy.object, arguments.dx.object = <void *>x, <void *>dy, <void *>dx
+        plan._call(<Handle>self, &arguments, None, None)

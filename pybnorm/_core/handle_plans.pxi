@@ -4,13 +4,15 @@ cdef tuple _DATA_NAMES = ("x", "y", "dy", "dx")
 
 
 cdef class Handle(_HandleCalls):
-    """Handle(backend, *, stream=None, known_defects=None)\n--\n\nA vendor library's handle: the device and
+    """Handle(backend, *, device=None, stream=None, known_defects=None)\n--\n\nA vendor library's handle: the device and
     stream that calls go to.
 
     Parameters
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"`` or ``"onednn"``; its library is loaded if it is not yet.
+        ``"cudnn"``, ``"miopen"``, ``"onednn"`` or ``"native"``; its library is loaded if it is not yet.
+    device : str, optional
+        ``"cpu"`` or ``"cuda"``, where a backend has both: ``Handle("native", device="cuda")`` is ``"native_cuda"``.
     stream : int or object with ``__cuda_stream__``, optional
         Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
     known_defects : str, optional
@@ -80,7 +82,6 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         activation_low=None,
         activation_high=None,
-        **unknown,
     ):
         """Bytes of workspace that a call needs.
 
@@ -111,8 +112,6 @@ cdef class Handle(_HandleCalls):
         int
             0 where the vendor needs none.
         """
-        if unknown:
-            raise _names.unexpected(self.workspace_size, unknown)
         self._check()
         op = _arguments.operation(operation)
         if op not in (
@@ -168,9 +167,7 @@ cdef class Handle(_HandleCalls):
         saved=True,
         activation=Activation.NONE,
         z=None,
-        tune=False,
         deterministic=False,
-        **unknown,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
 
@@ -186,9 +183,9 @@ cdef class Handle(_HandleCalls):
             plain entry point for that call.
         mode : Mode
         algorithm : str or None
-            ``"auto"``: the fastest whose error stays in the stable class of the bound; ``"fast"``: also those whose
-            range is limited (cuDNN's persistent sums in fixed point) or that are less exact where a channel begins with
-            a value far from its others (``"rows"``); a name of `algorithms`: that one and nothing else.
+            ``"auto"``: of the vendor's algorithms one that is correct for the call and has kernels for its layout;
+            ``"fast"``: also those whose range is limited (cuDNN's persistent sums in fixed point); a name of
+            `algorithms`: that one and nothing else.
             ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the
             mode, as `forward_training` calls it.
         alpha, beta, epsilon, exponential_average_factor, unbiased
@@ -196,17 +193,13 @@ cdef class Handle(_HandleCalls):
         running, saved : bool
             Whether the calls pass running and saved statistics.
         activation : Activation
-            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithms ``"ex"`` and ``"graph"`` (``"auto"`` takes the
-            faster), float32, float16 and bfloat16, packed channels-last tensors, alpha 1 and beta 0, saved statistics,
+            NONE, or RELU by the vendor's fused kernel. cuDNN: algorithms ``"ex"`` and ``"graph"`` (``"auto"``: the
+            first), float32, float16 and bfloat16, packed channels-last tensors, alpha 1 and beta 0, saved statistics,
             and addresses aligned to 16 bytes; ``"ex"`` takes channels in multiples of 4, ``"graph"`` with `z` in
             multiples of 8. A NaN in front of the activation comes out as NaN or as 0. MIOpen: algorithm None, where
             `Capability.ACTIVATION` is set. oneDNN has none.
         z : bool, TensorDescriptor or array, optional
             What the residual looks like, dims and dtype of x; True: like x. Only with an activation.
-        tune : bool
-            With ``"auto"`` or ``"fast"``: measure their candidates once, in memory of its own, and remember the fastest
-            in a file (`pybnorm.tuning`); ``reason`` has the times. It takes seconds, and on CUDA the packages
-            ``cuda-core`` and ``cuda-bindings``. Not while a stream is captured into a graph.
         deterministic : bool
             Only ways whose bits are those of every equal call: ``"auto"`` and ``"fast"`` choose among these, another
             algorithm is an UnsupportedError that names them. See `Plan.deterministic`.
@@ -221,28 +214,25 @@ cdef class Handle(_HandleCalls):
         ------
         ArgumentError, UnsupportedError, VendorError
             As in `forward_training`; UnsupportedError where the algorithm named cannot do it, with the reason.
-        LibraryNotFoundError
-            `tune` without those packages.
 
         Notes
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationForwardTrainingEx`` with
         ``CUDNN_BATCHNORM_OPS_BN_ACTIVATION`` or ``_ADD_ACTIVATION``, and its queries of workspace and reserve space.
         Algorithm ``"graph"``: ``cudnnBackendExecute``; the normalization is followed by pointwise operations.
+
+        Examples
+        --------
+        >>> x, y = np.float32([[[1, 2, 3, 4]]]), np.empty((1, 1, 4), np.float32)
+        >>> ones, zeros = np.ones(1, np.float32), np.zeros(1, np.float32)
+        >>> with pybnorm.Handle("native") as handle:
+        ...     plan = handle.plan_forward_training(x, running=False, saved=False, epsilon=0)
+        ...     plan(x, ones, zeros, y)
+        >>> y.round(3)
+        array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32)
         """
-        if unknown:
-            raise _names.unexpected(self.plan_forward_training, unknown)
         self._check()
         deterministic = _arguments.boolean(deterministic, "deterministic")
-        if _arguments.boolean(tune, "tune"):
-            return _tuned(
-                self, PBN_OP_FORWARD_TRAINING, x, algorithm,
-                dict(
-                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
-                    exponential_average_factor=exponential_average_factor, running=running, saved=saved,
-                    activation=activation, z=z, unbiased=unbiased, deterministic=deterministic,
-                ),
-            )
         values = {
             "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon,
             "exponential_average_factor": exponential_average_factor,
@@ -255,8 +245,7 @@ cdef class Handle(_HandleCalls):
 
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
-        activation=Activation.NONE, z=None, tune=False, deterministic=False,
-        **unknown,
+        activation=Activation.NONE, z=None, deterministic=False,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
 
@@ -267,19 +256,18 @@ cdef class Handle(_HandleCalls):
         -------
         ForwardInferencePlan
             Its calls take `z` if planned.
+
+        Examples
+        --------
+        >>> x, y = np.float32([[[1, 2, 3, 4]]]), np.empty((1, 1, 4), np.float32)
+        >>> ones, zeros = np.ones(1, np.float32), np.zeros(1, np.float32)
+        >>> with pybnorm.Handle("native") as handle:
+        ...     handle.plan_forward_inference(x, epsilon=0)(x, ones, zeros, ones, 4 * ones, y)
+        >>> y
+        array([[[0. , 0.5, 1. , 1.5]]], dtype=float32)
         """
-        if unknown:
-            raise _names.unexpected(self.plan_forward_inference, unknown)
         self._check()
         deterministic = _arguments.boolean(deterministic, "deterministic")
-        if _arguments.boolean(tune, "tune"):
-            return _tuned(
-                self, PBN_OP_FORWARD_INFERENCE, x, algorithm,
-                dict(
-                    y=y, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon, activation=activation, z=z,
-                    deterministic=deterministic,
-                ),
-            )
         return _plan(
             self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y, "z": z},
             {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}, _has(False, False, z),
@@ -303,21 +291,15 @@ cdef class Handle(_HandleCalls):
         saved=True,
         activation=Activation.NONE,
         z=None,
-        tune=False,
         deterministic=False,
-        alpha_data=None,
-        beta_data=None,
-        **unknown,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
 
         With an activation, dy is the gradient at its output. `z` says that forward added a residual, and what its
         gradient dz looks like: ``dz = dy where y > 0, else 0``, of which dx, dscale and dbias are made.
 
-        With ``saved=False`` the statistics are those of x and epsilon. On cuDNN ``"graph"``, ``"columns"``, ``"rows"``,
-        ``"layer_norm"`` and, over packed channels-last tensors that are not float64, ``"ex"`` compute them first, into
-        the workspace; the others leave that to cuDNN, which has only slow kernels for it. `alpha_data` and `beta_data`
-        are deprecated names of `alpha` and `beta`.
+        With ``saved=False`` the statistics are those of x and epsilon, which cuDNN has only slow kernels for; its
+        ``"graph"`` does not take such a call.
 
         Returns
         -------
@@ -328,22 +310,18 @@ cdef class Handle(_HandleCalls):
         Notes
         -----
         Vendor symbols with an activation: ``cudnnBatchNormalizationBackwardEx`` and its queries.
+
+        Examples
+        --------
+        >>> x, dx = np.float32([[[1, 2, 3, 4]]]), np.empty((1, 1, 4), np.float32)
+        >>> scale, dscale, dbias = np.ones((3, 1), np.float32)
+        >>> with pybnorm.Handle("native") as handle:
+        ...     handle.plan_backward(x, saved=False)(x, x, scale, dx, dscale, dbias)
+        >>> dbias
+        array([10.], dtype=float32)
         """
-        if unknown:
-            raise _names.unexpected(self.plan_backward, unknown)
         self._check()
-        alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-        beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
         deterministic = _arguments.boolean(deterministic, "deterministic")
-        if _arguments.boolean(tune, "tune"):
-            return _tuned(
-                self, PBN_OP_BACKWARD, x, algorithm,
-                dict(
-                    dy=dy, dx=dx, mode=mode, alpha=alpha, beta=beta, alpha_param=alpha_param,
-                    beta_param=beta_param, epsilon=epsilon, saved=saved, activation=activation, z=z,
-                    deterministic=deterministic,
-                ),
-            )
         values = {
             "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
             "beta_param": beta_param, "epsilon": epsilon,

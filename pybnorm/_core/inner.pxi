@@ -6,9 +6,46 @@ def cache(Handle handle not None, str owner):
     return handle.caches[owner]
 
 
+def bound(dict defaults not None, tuple front not None, tuple required not None, tuple positional not None,
+          dict named not None):
+    """A call's arguments in the order of `defaults`, or None where they do not fit.
+
+    `front`: those that may be given by position; `required`: those whose default stands for none.
+    """
+    cdef dict values = defaults.copy()
+    cdef Py_ssize_t i
+    if len(positional) > len(front):
+        return None
+    for i in range(len(positional)):
+        if front[i] in named:
+            return None
+        values[front[i]] = positional[i]
+    values.update(named)
+    if len(values) != len(defaults):
+        return None
+    for name in required:
+        if values[name] is defaults[name]:
+            return None
+    return tuple(values.values())
+
+
 def defects_of(Handle handle not None, call):
     """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
     return handle._met(call, True)
+
+
+def tell_of_defects(Handle handle not None, call, list written not None):
+    """Warn of a batch-norm call's known defects, or refuse it, as the handle's policy says.
+
+    Parameters
+    ----------
+    handle : Handle
+    call : defects.Call
+    written : list of str
+    """
+    met = handle._met(call, False)
+    if met and handle.policy != "ignore":
+        _warn_of_defects(handle, met, call, _CALL_NAMES[call.operation], written)
 
 
 def allow_in_place(Handle handle not None, bint allowed):
@@ -17,7 +54,7 @@ def allow_in_place(Handle handle not None, bint allowed):
 
 
 def look(Handle handle not None, tuple names not None, tuple arguments not None):
-    """What decides which calls serve these arguments, and where their arrays are.
+    """The key of the calls that serve these arguments, and the addresses of their arrays.
 
     Parameters
     ----------
@@ -40,21 +77,6 @@ def look(Handle handle not None, tuple names not None, tuple arguments not None)
     ArgumentError, ArgumentTypeError, ClosedError
     """
     return handle._look(names, arguments)
-
-
-def candidates(Plan plan not None, bint fast):
-    """Algorithms that may take a plan's place, as ``"auto"`` or ``"fast"`` allows; some cannot be built."""
-    cdef pbn_call call = plan.call
-    cdef const char *found
-    plan._owner()
-    call.x = <void *>plan.alignment
-    names = []
-    while plan.table.plan_candidate != NULL:
-        found = plan.table.plan_candidate(&call, fast, len(names))
-        if found == NULL:
-            break
-        names.append(found.decode())
-    return tuple(names)
 
 
 def refuse_addresses(Plan plan not None):
@@ -97,7 +119,7 @@ def way_of(
     Raises
     ------
     ArgumentError, UnsupportedError
-        Also where only other calls in its place are right.
+        Also where only other calls in its place are correct.
     """
     cdef int op = _arguments.operation(operation)
     cdef Plan plan
@@ -113,7 +135,7 @@ def way_of(
 
 
 cdef object _signature(Plan plan):
-    """What its calls take: what was planned, from x to the results by position, the rest by keyword."""
+    """The arguments of its calls: from x to the results by position, the rest by keyword."""
     if plan.descriptors is None:
         raise errors.ClosedError("plan")
     kinds = inspect.Parameter

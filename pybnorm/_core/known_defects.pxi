@@ -3,6 +3,7 @@
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
 cdef tuple _POLICIES = ("warn", "avoid", "avoid_all", "error", "ignore")
 cdef object _avoider = None
+cdef set _told = set()  # the warnings about unseen versions that this process has given
 
 
 def set_avoider(avoider):
@@ -30,7 +31,7 @@ cdef str _policy(object value):
 
 
 cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment, bint inplace=False):
-    """What the table's predicates are asked about."""
+    """The argument of the predicates of the table of defects."""
     cdef const pbn_tensor *x = call.x_desc
     return defects.Call(
         Operation(call.operation), Mode(call.mode), DataType(x.dtype), tuple([x.dims[i] for i in range(x.rank)]),
@@ -38,41 +39,62 @@ cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment, bint i
     )
 
 
-cdef inline (int, int) _over(int operation) noexcept:
-    """Which arguments of a batch-norm call are the input and the output that may be one array."""
-    if operation == PBN_OP_BACKWARD:
-        return 1, 3
-    return 0, 3 if operation == PBN_OP_FORWARD_TRAINING else 5
+cdef tuple _over(int operation):
+    """The input and the output of a batch-norm call that may be one array."""
+    return ("dy", "dx") if operation == PBN_OP_BACKWARD else ("x", "y")
 
 
 cdef str _not_in_place(Handle handle, const pbn_call *call, bint saved):
-    """Why a call is wrong where it writes y over x, or dx over dy; empty where it is right."""
+    """Why a call is wrong where it writes y over x, or dx over dy; empty where it is correct."""
     cdef const char *why = NULL
     cdef const pbn_tensor *x = call.x_desc
     if not _normalizes(call.operation) or not (
         handle.table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE
     ):
-        return f"{_CALL_NAMES[call.operation]} is not known to be right there"
+        return f"{_CALL_NAMES[call.operation]} is not known to be correct there"
     asked = _asked(call, saved, 16, True)
     met = [d for d in handle.defects if d.refused and d.predicate(asked)]
     return _said(met[0], _results(call.operation)) if met else ""
 
 
 cdef str _family(str algorithm):
-    """Its name in the table: "graph" of "graph:2", "dense" of "dense+ex"."""
-    return algorithm.partition(":")[0].partition("+")[0]
+    """Its name in the table: "graph" of "graph:2"."""
+    return algorithm.partition(":")[0]
 
 
 cdef list _results(int operation):
-    """What a call may write."""
+    """The outputs that a call may write."""
     return [tensor.name for tensor in tensors(operation) if tensor.written]
 
 
 cdef str _said(object defect, list written):
     """What it makes of a call that writes `written`."""
-    what = f"wrong {', '.join([n for n in defect.outputs if n in written])}" if defect.outputs else "the call fails"
+    word = "inexact" if defect.note == "sums in chains" else "wrong"  # correct, but less exact than others
+    what = f"{word} {', '.join([n for n in defect.outputs if n in written])}" if defect.outputs else "the call fails"
     text = f"known defect {defect.id}, {what}: {defect.what}"
     return text + (f" ({', '.join(defect.links)})" if defect.links else "")
+
+
+cdef str _on_card(Handle handle, const pbn_call *call):
+    """On which card a batch-norm call has failed, and what is known of that; empty where it makes no difference."""
+    cdef char text[PBN_TEXT_MAX]
+    if not _normalizes(call.operation) or handle.table.card == NULL or handle.device_id < 0:
+        return ""
+    if not handle.table.card(handle.device_id, text, sizeof(text)):
+        return ""
+    card = (<bytes>text).decode("ascii", "replace")
+    asked = _asked(call, call.saved_mean != NULL, 16)
+    build = _find.file_digest(handle.library.path)
+    met = defects.known_defects(handle.backend, asked, handle.library.version, build, f"({card})")
+    return "; ".join([f"on {card}", *[_said(d, []) for d in met if d.cards]])
+
+
+cdef int _tell_once(str text) except -1:
+    """Warn of a version that no run has seen, once in a process."""
+    if text not in _told:
+        _told.add(text)
+        errors._warn(f"{text}. pybnorm check --suite bugs shows which it has", errors.UnseenLibraryWarning)
+    return 0
 
 
 cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name, list written) except -1:
@@ -88,7 +110,7 @@ cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name, list
         )
     shape = "x".join(map(str, asked.dims))
     for defect in met:
-        _names.warn(
+        errors._warn(
             f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect, written)}. "
             "Handle(known_defects='avoid') goes another way, 'error' refuses such calls, 'ignore' is silent",
             errors.KnownDefectWarning,

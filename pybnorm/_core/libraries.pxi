@@ -11,7 +11,7 @@ class Library(collections.namedtuple("Library", "backend label version path foun
     Attributes
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"`` or ``"native_cuda"``.
     label : str
         The vendor's spelling of it.
     version : tuple of int
@@ -24,6 +24,11 @@ class Library(collections.namedtuple("Library", "backend label version path foun
         Steps that failed before, as (how, file, why).
     device_type : int
         DLPack device type of the memory its calls take.
+
+    Examples
+    --------
+    >>> pybnorm.load("native").version
+    (0, 1, 0)
     """
 
     __slots__ = ()
@@ -142,6 +147,21 @@ cdef const pbn_backend *_find_table(str backend):
     return NULL
 
 
+cdef object _backend_on(object backend, object device):
+    """The name of a backend's table for a device: its own, or one of that name with the device's behind it."""
+    if device is None or not isinstance(backend, str):
+        return backend
+    cdef list named = []
+    for i in range(_table_count):
+        name = _tables[i].name.decode()
+        own = str(_device_name(_tables[i].device_type)).lower()
+        if name in (backend, f"{backend}_{own}"):
+            named.append(own)
+            if isinstance(device, str) and own == device:
+                return name
+    raise errors.ArgumentError("device", device, f"None, or of backend {backend!r}: " + ", ".join(map(repr, named)))
+
+
 cdef const pbn_backend *_table(object backend) except NULL:
     cdef const pbn_backend *table
     if not isinstance(backend, str):
@@ -171,7 +191,7 @@ def backends():
     Examples
     --------
     >>> pybnorm.backends()
-    ('cudnn', 'miopen', 'onednn')
+    ('cudnn', 'miopen', 'onednn', 'native', 'native_cuda')
     """
     _look_outside()
     return tuple(_tables[i].name.decode() for i in range(_table_count))
@@ -218,7 +238,7 @@ cdef object _device_name(object device_type):
 
 
 def loaded(backend):
-    """What `load` has loaded in this process.
+    """The libraries that `load` has loaded in this process.
 
     Parameters
     ----------
@@ -246,7 +266,7 @@ def load(backend, path=None):
     Parameters
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
+        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"`` or ``"native_cuda"``.
     path : str or os.PathLike, optional
         The file to load. Without it ``PYBNORM_LIB_<BACKEND>`` and then the search of `pybnorm._find` decide.
 
@@ -352,7 +372,7 @@ def has_symbol(backend, name):
 
 
 def capability(backend, operation, mode, dtype, layout, rank):
-    """What a backend does with one combination.
+    """Whether and how a backend computes one combination.
 
     Parameters
     ----------

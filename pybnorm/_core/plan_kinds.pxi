@@ -60,7 +60,7 @@ cdef size_t _span_bytes(TensorDescriptor t):
 
 
 cdef object _like(Handle handle, object tensor, str name, object default):
-    """What `tensor` says of itself: a descriptor or a `Buffer`; read before the handle's lock is taken."""
+    """A descriptor or a `Buffer` of `tensor`, read before the handle's lock is taken."""
     if tensor is None and default is not None:
         return default
     if isinstance(tensor, TensorDescriptor):
@@ -68,28 +68,20 @@ cdef object _like(Handle handle, object tensor, str name, object default):
     return handle._data(tensor, name)
 
 
-cdef object _tuner = None
-
-
-def set_tuner(tuner):
-    """Have `tuner` choose the plans of ``tune=True``.
-
-    Parameters
-    ----------
-    tuner : callable
-        Takes a handle, the operation, x, the algorithm and the other arguments; returns a plan and its reason.
-    """
-    global _tuner
-    _tuner = tuner
-
-
-cdef object _tuned(Handle handle, int operation, object x, object algorithm, dict options):
-    """A plan that measurements chose."""
-    if algorithm is None:
-        raise errors.ArgumentError("tune", True, "False with algorithm None: there is nothing to choose")
-    plan, reason = _tuner(handle, Operation(operation), x, algorithm, options)
-    (<Plan>plan).reason = reason
-    return plan
+cdef bint _by_native(Plan plan, Handle handle, tuple met) except -1:
+    """Whether native computes a plan's call on the same memory, for a handle on the CPU that avoids defects."""
+    cdef const char *chosen = NULL
+    cdef const char *why = NULL
+    if plan.table.device_type != PBN_DEVICE_CPU or handle.policy not in ("avoid", "avoid_all"):
+        return False
+    plan.maker = _table("native")
+    if plan.maker.plan_create(NULL, &plan.call, NULL, &plan.plan) != 0:
+        plan.plan, plan.maker = NULL, NULL
+        return False
+    plan.maker.plan_info(plan.plan, &plan.workspace_size, &plan.reserve_size, &chosen, &why)
+    plan.algorithm = "native"
+    plan.reason = f"avoids known defect {', '.join([d.id for d in met])}: {met[0].what}"
+    return True
 
 
 cdef object _unrepeated(Plan plan):
@@ -141,6 +133,8 @@ cdef Plan _plan(
         argument.planned = argument.row.when == PBN_ALWAYS or (argument.row.when & has) != 0
         plan.count += 1
     plan.names = _ROW_NAMES[first:first + plan.count]
+    if _normalizes(operation):
+        plan.source, plan.target = [plan.names.index(name) for name in _over(operation)]
     given, likes = {}, {}  # arrays are read before the handle's lock is taken: that may wait for another thread
     for i in range(plan.count):
         row = plan.arguments[i].row
@@ -176,13 +170,16 @@ cdef Plan _plan(
                 placed = given[i] is not None and not isinstance(like, TensorDescriptor)
                 if placed and like.pointer:  # without elements there is none
                     _set_address(call, argument.row, _address(like, "z" if argument.row.when else plan.names[i]))
-        own = <TensorDescriptor>found[0]
+        own = <TensorDescriptor>found[plan.names.index("x" if "x" in likes else "y")]
         try:
             _check_capability(plan.table, operation, call.mode, own, plan.name)
         except errors.UnsupportedError as error:
             if algorithm not in ("auto", "fast"):
                 raise
             refusal = error  # copies may be taken
+        for i in range(plan.count):
+            if refusal is None and plan.arguments[i].planned:
+                _check_known(plan.table, plan.arguments[i].row, call.mode, own)
         if _normalizes(operation):
             if param is None:
                 try:
@@ -206,6 +203,7 @@ cdef Plan _plan(
         if alignment:
             call.x = <void *>alignment
         plan._make(handle, algorithm, warns, refusal)
+        plan.reason += f"; {handle.unseen}" if handle.unseen else ""
         if _normalizes(operation):
             differs = _unrepeated(plan)
             plan.deterministic = differs is None
@@ -259,20 +257,20 @@ cdef int _has(object running, object saved, object z=None) except -1:
     )
 
 
-cdef list _by_name(object plan, str order, tuple positional, tuple given):
-    """Arguments that could be given by position until this version, in their order."""
-    names = order.split()
-    named = {name: value for name, value in zip(names, given) if value is not None}
-    found = _names.by_name(type(plan).__name__, order, positional, named)
-    return [found.get(name) for name in names]
-
-
 cdef class ForwardTrainingPlan(Plan):
-    """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
+    """A forward training call made ready; see `Plan` and `Handle.forward_training`.
+
+    Examples
+    --------
+    >>> with pybnorm.Handle("native") as handle:
+    ...     plan = handle.plan_forward_training(np.ones((2, 3, 4, 5), np.float32))
+    >>> type(plan).__name__, plan.algorithm, plan.deterministic
+    ('ForwardTrainingPlan', 'plain', True)
+    """
 
     def __call__(
         self, x, scale, bias, y, running_mean=None, running_variance=None, saved_mean=None, saved_inv_variance=None,
-        workspace=None, *positional, z=None, reserve=None,
+        workspace=None, *, z=None, reserve=None,
     ):
         """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned.
 
@@ -282,45 +280,59 @@ cdef class ForwardTrainingPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         """
-        if positional:
-            z, reserve = _by_name(self, "z reserve", positional, (z, reserve))
-        self._call(
-            self._owner(),
-            [
-                <void *>x, <void *>scale, <void *>bias, <void *>y, <void *>running_mean, <void *>running_variance,
-                <void *>saved_mean, <void *>saved_inv_variance, <void *>z,
-            ],
-            workspace, reserve,
-        )
+        cdef pbn_arguments arguments
+        memset(&arguments, 0, sizeof(arguments))
+        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+        arguments.y.object = <void *>y
+        arguments.running_mean.object = <void *>running_mean
+        arguments.running_variance.object = <void *>running_variance
+        arguments.saved_mean.object = <void *>saved_mean
+        arguments.saved_inv_variance.object = <void *>saved_inv_variance
+        arguments.z.object = <void *>z
+        self._call(self._owner(), &arguments, workspace, reserve)
 
 
 cdef class ForwardInferencePlan(Plan):
-    """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
+    """A forward inference call made ready; see `Plan` and `Handle.forward_inference`.
 
-    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, *positional, z=None):
+    Examples
+    --------
+    >>> with pybnorm.Handle("native") as handle:
+    ...     plan = handle.plan_forward_inference(np.ones((2, 3, 4, 5), np.float32))
+    >>> type(plan).__name__, plan.algorithm, plan.deterministic
+    ('ForwardInferencePlan', 'plain', True)
+    """
+
+    def __call__(self, x, scale, bias, running_mean, running_variance, y, workspace=None, *, z=None):
         """Run it on addresses, or on arrays as planned; z is given exactly where it was planned.
 
         Raises
         ------
         ArgumentError, WorkspaceError, VendorError
         """
-        if positional:
-            z, = _by_name(self, "z", positional, (z,))
-        self._call(
-            self._owner(),
-            [
-                <void *>x, <void *>scale, <void *>bias, <void *>running_mean, <void *>running_variance, <void *>y,
-                <void *>z,
-            ],
-            workspace, None,
-        )
+        cdef pbn_arguments arguments
+        memset(&arguments, 0, sizeof(arguments))
+        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
+        arguments.running_mean.object = <void *>running_mean
+        arguments.running_variance.object = <void *>running_variance
+        arguments.y.object = <void *>y
+        arguments.z.object = <void *>z
+        self._call(self._owner(), &arguments, workspace, None)
 
 
 cdef class BackwardPlan(Plan):
-    """A backward call made ready; see `Plan` and `Handle.backward`."""
+    """A backward call made ready; see `Plan` and `Handle.backward`.
+
+    Examples
+    --------
+    >>> with pybnorm.Handle("native") as handle:
+    ...     plan = handle.plan_backward(np.ones((2, 3, 4, 5), np.float32))
+    >>> type(plan).__name__, plan.algorithm, plan.deterministic
+    ('BackwardPlan', 'plain', True)
+    """
 
     def __call__(
-        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, *positional,
+        self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, *,
         y=None, bias=None, dz=None, reserve=None,
     ):
         """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned.
@@ -333,16 +345,15 @@ cdef class BackwardPlan(Plan):
         ------
         ArgumentError, WorkspaceError, VendorError
         """
-        if positional:
-            y, bias, dz, reserve = _by_name(self, "y bias dz reserve", positional, (y, bias, dz, reserve))
-        self._call(
-            self._owner(),
-            [
-                <void *>x, <void *>dy, <void *>scale, <void *>dx, <void *>dscale, <void *>dbias, <void *>saved_mean,
-                <void *>saved_inv_variance, <void *>y, <void *>bias, <void *>dz,
-            ],
-            workspace, reserve,
-        )
+        cdef pbn_arguments arguments
+        memset(&arguments, 0, sizeof(arguments))
+        arguments.x.object, arguments.dy.object, arguments.scale.object = <void *>x, <void *>dy, <void *>scale
+        arguments.dx.object, arguments.dscale.object, arguments.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
+        arguments.saved_mean.object = <void *>saved_mean
+        arguments.saved_inv_variance.object = <void *>saved_inv_variance
+        arguments.y.object = <void *>y
+        arguments.bias.object, arguments.dz.object = <void *>bias, <void *>dz
+        self._call(self._owner(), &arguments, workspace, reserve)
 
 
 cdef dict _PLANS = {

@@ -53,14 +53,13 @@ cdef class Plan:
     apart from what the call writes and, where a process sees several devices, is not of another one. An array has to
     look as planned. A plan does not change when it is called: threads may share it, and wait for one another at the
     handle's lock only; a signal handler may call it in the midst of its call. On a device it can be captured into a
-    graph after its first run. `inspect.signature` of a plan lists the arguments that it takes; what that lists as
-    keyword-only is still taken by position, in the order of earlier versions, until the next one.
+    graph after its first run. `inspect.signature` of a plan lists the arguments that it takes.
 
     Attributes
     ----------
     algorithm : str
-        The one that runs, for cuDNN a name of `algorithms`; ``"composed"``: several calls, in place of one that has a
-        known defect.
+        The one that runs, for cuDNN a name of `algorithms`. In place of a call that has a known defect ``"native"``,
+        our own kernels, or ``"composed"``, several calls of MIOpen or cuDNN.
     reason : str
         Why it was chosen.
     workspace_size : int
@@ -78,15 +77,17 @@ cdef class Plan:
     ...     plan = handle.plan_forward_training(x, y, running=False, saved=False, epsilon=0)
     ...     plan(x, scale, bias, y)
     >>> y.round(3), plan.algorithm, plan.reason
-    (array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32), 'plain', 'few and short rows')
+    (array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32), 'plain', 'the one entry point of this backend')
     """
 
     # Nothing of this changes once the plan is made, so that a call needs no lock of the plan's own.
     cdef pbn_plan *plan  # NULL: calls go to the backend's entry point
     cdef const pbn_backend *table
+    cdef const pbn_backend *maker  # of `plan`, where that is not the handle's backend; else NULL
     cdef pbn_call call  # all but the addresses
-    cdef _Argument arguments[PBN_MOST_TENSORS]
+    cdef _Argument arguments[PBN_ROWS]  # no operation has more than all of them
     cdef int count
+    cdef int source, target  # of a batch norm: the arguments that may be one array
     cdef tuple names
     cdef tuple descriptors  # by argument, of this plan only; None if the argument is not planned
     cdef Handle handle  # None in the handle's own cache, where it would be a circle
@@ -121,7 +122,10 @@ cdef class Plan:
     def __dealloc__(self):
         # After a fork the vendor's part belongs to the parent process; at exit the system frees it.
         if self.plan != NULL and self.forks == _forks and not _exiting:
-            self.table.plan_destroy(self.plan)
+            (self.table if self.maker == NULL else self.maker).plan_destroy(self.plan)
+
+    def __reduce__(self):
+        raise TypeError("a plan belongs to its handle and cannot be copied or pickled; threads may share it")
 
     def __repr__(self):
         if self.descriptors is None:
@@ -146,8 +150,7 @@ cdef class Plan:
         `refusal`: of a call that the vendor does not take as its arrays lie, else None.
         """
         cdef const pbn_backend *table = handle.table
-        cdef const char *chosen = NULL
-        cdef const char *why = NULL
+        cdef const char *chosen = NULL, *why = NULL
         cdef int status = 0
         cdef bint one_way = table.algorithms == NULL
         cdef bytes name
@@ -170,21 +173,26 @@ cdef class Plan:
                 raise refusal
             self._clear()
             return 0
+        if table.takes_by_time != NULL:
+            handle._look_up()
         asked = None
         half = self.call.share != 0 or self.call.sums_only
         if (handle.avoided or handle.weak) and _normalizes(self.call.operation) and not half:
             asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked, algorithm in ("auto", "fast"))
             if met and handle._avoids(algorithm):
-                if self._by_way(handle, algorithm, asked, met):
+                if self._by_way(handle, algorithm, asked, met) or _by_native(self, handle, met):
                     self._clear()
                     return 0
-                if self.alone:
+                if table.device_type == PBN_DEVICE_CPU:
+                    met = tuple([d for d in met if d.effect != defects.Effect.WEAK])
+                elif self.alone:
                     raise _unsupported(handle, self.name, f"known defect {', '.join([d.id for d in met])}")
-                if self._avoid(handle, asked, met):
+                elif self._avoid(handle, asked, met):
                     self._clear()
                     return 0
-                met = ()  # only weak, and nothing better
+                else:
+                    met = ()  # only weak, and nothing better
             if met and warns and handle.policy != "ignore":
                 written = [
                     self.names[i] for i in range(self.count)
@@ -227,11 +235,10 @@ cdef class Plan:
     cdef bint _by_way(self, Handle handle, object algorithm, object asked, tuple met) except -1:
         """Whether an algorithm of the library does the call without the defects: its choice, else one by name."""
         cdef const pbn_backend *table = handle.table
-        cdef const char *chosen = NULL
-        cdef const char *why = NULL
+        cdef const char *chosen = NULL, *why = NULL
         cdef bytes name
         cdef int status
-        ways = defects._ways(met, asked)
+        ways = defects._ways(met)
         for way in (algorithm or "auto", "auto", *ways) if ways else ():
             name = (<str>way).encode("ascii")
             chosen = name
@@ -303,34 +310,35 @@ cdef class Plan:
         return True
 
     cdef int _call(
-        self, Handle handle, void **given, object workspace, object reserve, const uintptr_t *known=NULL
+        self, Handle handle, const pbn_arguments *arguments, object workspace, object reserve
     ) except -1:
-        """Reads the arguments, checks them and makes the call.
-
-        `given`: borrowed objects, in the table's order; `known`: addresses of those that are known to be what was
-        planned, 0 for the others.
-        """
+        """Reads the arguments, checks them and makes the call."""
         cdef pbn_call call  # this call's own: other threads and signal handlers run this plan too
-        cdef _Extent extents[PBN_MOST_TENSORS + 2]
+        cdef _Extent extents[PBN_ROWS + 2]
         cdef const _Argument *argument
+        cdef const pbn_argument *passed
         cdef uintptr_t address
         cdef uintptr_t nowhere = 0
         cdef bint lent = False
         cdef list kept = None  # memory of arrays, until the call has returned; calls on addresses need none
         cdef _Lock lock
         cdef int i, n = 0
+        cdef int source = 0  # its extent
         memcpy(&call, &self.call, sizeof(call))  # an assignment copies twice
         handle._check()
         for i in range(self.count):
             argument = &self.arguments[i]
-            value = <object>given[i]
+            passed = _argument(arguments, argument.row)
+            value = None if passed.object == NULL else <object>passed.object
             if argument.row.when != PBN_ALWAYS:
-                if (value is None) == argument.planned:
+                if (value is None and passed.address == 0) == argument.planned:
                     raise self._not_as_planned(i, value)
-                if value is None:
+                if not argument.planned:
                     continue
-            if known != NULL and known[i] != 0:
-                address = known[i]
+            if i == self.source:
+                source = n
+            if passed.address != 0:
+                address = passed.address
             elif type(value) is int and self.takes & _ADDRESSES:
                 address = _bare_address(handle, value, self.names, i)
             elif self.takes & _ARRAYS:
@@ -360,8 +368,7 @@ cdef class Plan:
             extents[n] = _Extent(0, <uintptr_t>call.workspace, <uintptr_t>call.workspace + call.workspace_size, 1, True)
             n += 1
         if self.in_place:
-            source, target = _over(self.call.operation)
-            if _get_address(&call, self.arguments[source].row) == _get_address(&call, self.arguments[target].row):
+            if self._is_over(&call):
                 extents[source].end = extents[source].start
         if not _apart(extents, n, &nowhere, 0):
             self._overlap(handle, &call)
@@ -384,13 +391,28 @@ cdef class Plan:
                 self.after.run(handle, variance)
         finally:
             lock.release()
+        written = None
+        for i in range(self.count):
+            passed = _argument(arguments, self.arguments[i].row)
+            if self.arguments[i].row.written and passed.object != NULL:
+                found = _exchanges.get(type(<object>passed.object))
+                if type(<object>passed.object) is _arrays.Buffer or (found is not None and found[1]):  # PyTorch's
+                    written = [] if written is None else written
+                    written.append(<object>passed.object)
+        if written is not None:
+            _arrays.note_written(written)
         return 0
+
+    cdef bint _is_over(self, const pbn_call *call) noexcept:
+        return (
+            _get_address(call, self.arguments[self.source].row) == _get_address(call, self.arguments[self.target].row)
+        )
 
     cdef int _once(self, Handle handle, pbn_call *call) except -1:
         if self.others is not None:
             self.others.run(handle, self._slots(call))
         else:
-            _run(handle, call, self.plan, self.name, self.algorithm)
+            _run(handle, call, self.plan, self.name, self.algorithm, self.maker)
         return 0
 
     cdef tuple _slots(self, pbn_call *call):
@@ -496,18 +518,16 @@ cdef class Plan:
             taken = [output[1:] for output in outputs]
             inputs = [given for given in inputs if given[1:] not in taken]
         elif _normalizes(call.operation):
-            source, target = _over(call.operation)
-            one = _get_address(call, self.arguments[source].row) == _get_address(call, self.arguments[target].row)
-            if one and self._may_write_over(handle, source, target):
-                del inputs[source]
-                _arguments.disjoint(outputs, inputs)
+            if self._is_over(call) and self._may_write_over(handle, self.source, self.target):
+                source = self.names[self.source]
+                _arguments.disjoint(outputs, [read for read in inputs if read.name != source])
                 self.in_place = True
                 return 0
         _arguments.disjoint(outputs, inputs)
         return 0
 
     cdef bint _may_write_over(self, Handle handle, int source, int target) except -1:
-        """Whether the call is right where its output is its input.
+        """Whether the call is correct where its output is its input.
 
         Raises UnsupportedError where it is not, though others of the backend are; False where none is.
         """

@@ -1,5 +1,4 @@
-# Kernels for PyTorch's dispatcher, computed by plans on the CPU and on CUDA: its own operators of batch norm, and ours
-# of batch norm with ReLU (torch_joined.pxi).
+# Kernels in PyTorch's own operators of batch norm, computed by plans on the CPU and on CUDA.
 #
 # PyTorch's C++ autograd stays around its own: no Python runs in a step. What reaches a kernel is PyTorch's stable C
 # interface (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h, as of PyTorch 2.10): its functions
@@ -58,19 +57,17 @@ cdef _TorchShim _torch
 cdef dict _torch_libraries = {}  # addresses of PyTorch's libraries, by dispatch key and operator: each has one kernel
 cdef object _torch_threads = None
 cdef object _torch_host = None
-# Asked in each call: without the host's attributes between.
-cdef object _torch_deterministic = None
-cdef Cache _torch_joined = None  # by key: what the host's `join` made
-cdef object _torch_cudnn_enabled = None
+cdef object _torch_deterministic = None  # asked in each call: without the host's attributes between
 
 cdef enum:
     _TORCH_TEXT = 2048
-    _TORCH_MOST = 17  # arguments of an operator
-    _TORCH_MOST_RESULTS = 9
+    _TORCH_MOST = 10  # arguments of an operator
+    _TORCH_MOST_RESULTS = 4
     # Numbers of PyTorch's, which its interface keeps.
     _TORCH_UINT8 = 0
     _TORCH_FLOAT16 = 5
     _TORCH_FLOAT32 = 6
+    _TORCH_FLOAT64 = 7
     _TORCH_BFLOAT16 = 15
     _TORCH_CPU = 0
     _TORCH_CUDA = 1
@@ -78,9 +75,6 @@ cdef enum:
     _TRAINS = 1
     _UPDATES = 2
     _REPEATS = 4
-    _JOINED = 8
-    _RESIDUAL = 16
-    _OURS_ALONE = 32  # whatever PyTorch's switches say of its own batch norm
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -90,21 +84,12 @@ cdef enum:
     _NATIVE_BACKWARD = 1
     _CUDNN = 2
     _CUDNN_BACKWARD = 3
-    _RELU = 4
-    _RELU_BACKWARD = 5
-    _OVERRIDABLE = 6
-    _OVERRIDABLE_BACKWARD = 7
-    _MIOPEN = 8
-    _MIOPEN_BACKWARD = 9
-    _TORCH_OPERATORS = 10
+    _TORCH_OPERATORS = 4
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
 cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
-    "batch_norm_relu_training", "batch_norm_relu_backward",
-    "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward",
-    "miopen_batch_norm", "miopen_batch_norm_backward",
 )
 # Of each argument: a tensor, an optional one, a bool, an integer, a float, an optional float or a list of bools.
 cdef const char *_torch_kinds[_TORCH_OPERATORS]
@@ -112,12 +97,6 @@ _torch_kinds[_NATIVE] = b"toooobff"
 _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
 _torch_kinds[_CUDNN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
-_torch_kinds[_RELU] = b"tttoooffbb"
-_torch_kinds[_RELU_BACKWARD] = b"ttttttttbbffbb"
-_torch_kinds[_OVERRIDABLE] = b"tttofbbF"
-_torch_kinds[_OVERRIDABLE_BACKWARD] = b"tttttlttttiifbttF"
-_torch_kinds[_MIOPEN] = b"ttooobff"
-_torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
 
 
 cdef struct _TorchKey:
@@ -144,14 +123,6 @@ cdef struct _TorchTensor:
     int64_t *strides
 
 
-cdef struct _TorchJoin:  # what a call with ReLU has beside its addresses
-    void *handles[3]  # x, weight, bias
-    bint backward
-    uintptr_t reserve
-    int64_t size  # of the reserve
-    uintptr_t space  # a small workspace, or 0
-
-
 cdef double _torch_float(uint64_t value) noexcept nogil:
     cdef double found
     memcpy(&found, &value, sizeof(found))
@@ -159,7 +130,7 @@ cdef double _torch_float(uint64_t value) noexcept nogil:
 
 
 cdef bint _torch_read(void *handle, _TorchTensor *found) noexcept nogil:
-    """What a tensor is; whether PyTorch told all of it."""
+    """Read a tensor's dtype, dims and strides; false where PyTorch does not give all of them."""
     cdef void *address = NULL
     found.handle = handle
     if (
@@ -176,34 +147,47 @@ cdef bint _torch_read(void *handle, _TorchTensor *found) noexcept nogil:
     return True
 
 
+cdef int32_t _torch_parameters(const _TorchTensor *x) noexcept nogil:
+    """The dtype of parameters and statistics beside x."""
+    return _TORCH_FLOAT64 if x.dtype == _TORCH_FLOAT64 else _TORCH_FLOAT32
+
+
+cdef int _torch_item(int32_t dtype) noexcept nogil:
+    return 8 if dtype == _TORCH_FLOAT64 else 4 if dtype == _TORCH_FLOAT32 else 2
+
+
 cdef bint _torch_vector(void *handle, const _TorchTensor *x, uintptr_t *address) noexcept nogil:
-    """The address of an optional vector of float32 beside x; 0 where there is none. Whether plans take it."""
+    """The address of an optional vector beside x; 0 where there is none. Whether plans take it."""
     cdef _TorchTensor vector
     address[0] = 0
     if handle == NULL:
         return True
     if not _torch_read(handle, &vector) or vector.device != x.device or vector.index != x.index:
         return False
-    if vector.dtype != _TORCH_FLOAT32 or vector.rank != 1 or vector.dims[0] != x.dims[1]:
+    if vector.dtype != _torch_parameters(x) or vector.rank != 1 or vector.dims[0] != x.dims[1]:
         return False
-    if (vector.strides[0] != 1 and x.dims[1] != 1) or vector.address == 0 or vector.address % 4 != 0:
+    if (vector.strides[0] != 1 and x.dims[1] != 1) or vector.address == 0:
+        return False
+    if vector.address % _torch_item(vector.dtype) != 0:
         return False
     address[0] = vector.address
     return True
 
 
 cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
-    """Whether plans take a data tensor: dense, contiguous or channels last, aligned."""
+    """Whether plans take a data tensor: dense, contiguous or channels last."""
     cdef int64_t packed = 1
     cdef int64_t last = 1
     cdef bint contiguous = True
     cdef bint channels_last = True
     cdef int64_t i
-    if handle == NULL or not _torch_read(handle, x) or x.rank < 2 or x.rank > PBN_MAX_RANK or x.address % 16 != 0:
+    if handle == NULL or not _torch_read(handle, x) or x.rank < 2 or x.rank > PBN_MAX_RANK:
         return False
     if x.device != _TORCH_CPU and x.device != _TORCH_CUDA:
         return False
-    if x.dtype != _TORCH_FLOAT32 and x.dtype != _TORCH_FLOAT16 and x.dtype != _TORCH_BFLOAT16:
+    if x.dtype != _TORCH_BFLOAT16 and (x.dtype < _TORCH_FLOAT16 or x.dtype > _TORCH_FLOAT64):
+        return False
+    if x.address % _torch_item(x.dtype) != 0:
         return False
     for i in range(x.rank - 1, -1, -1):
         if x.dims[i] == 0 or x.address == 0:
@@ -251,80 +235,56 @@ cdef int _torch_fail(object error, char *text) except -1:
     return 0
 
 
-cdef int _torch_run(
-    _TorchKey *key, uintptr_t *addresses, int count, int scale, int bias, const _TorchJoin *join, char *text
-) noexcept with gil:
-    """Run a key's plan on addresses, 0 for those that are not there, in the order of the table.
+cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexcept with gil:
+    """Run a key's plan on addresses. Constants take the place of a scale or bias that is not there.
 
-    `scale` and `bias`: where constants take the place of a vector that is not there; -1: none does. `join`: NULL
-    without ReLU. `text`: the error after _FAILED. _REFUSED: nothing was written; the kernel that was there before this
-    one gets the call.
+    `text`: the error after _FAILED. _REFUSED: nothing was written; the kernel that was there before gets the call.
     """
     cdef Plan plan
     cdef Handle handle
-    cdef void *given[PBN_MOST_TENSORS]
     cdef void *guard = NULL
     cdef void *stream = NULL
     cdef void *memory = NULL
+    cdef void *space = NULL
     cdef int64_t size
     cdef int64_t one = 1
-    cdef bint locked = False
-    cdef int i
     cdef Cache ready
-    workspace = reserve = ones = zeros = lock = None
+    workspace = ones = zeros = None
     try:
-        if join == NULL and _torch_deterministic():
+        if _torch_deterministic():
             key.flags |= _REPEATS
-        if key.device == _TORCH_CUDA and not key.flags & (_JOINED | _OURS_ALONE) and not _torch_cudnn_enabled():
-            return _REFUSED
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
             or _torch.aoti_torch_get_current_cuda_stream(key.index, &stream) != 0
         ):
             return _REFUSED
         name = PyBytes_FromStringAndSize(<char *>key, sizeof(key[0]))
-        if join != NULL:
-            found = _torch_join(name, key, join)
-            if found is None:
-                return _REFUSED
-            plan, lock = found.back if join.backward else found.plan, found.lock
-            if plan.reserve_size:
-                reserve = join.reserve, join.size
-        else:
-            ready = _torch_threads.ready
-            found = (<dict>ready).get(name)
-            if found is None:
-                found = _torch_host.plan(
-                    name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
-                    [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
-                    (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, (key.flags & _OURS_ALONE) != 0,
-                    key.epsilon, key.factor,
-                )
-            plan, ones, zeros = found
-            if plan is None:
-                return _REFUSED
+        ready = _torch_threads.ready
+        found = (<dict>ready).get(name)
+        if found is None:
+            found = _torch_host.plan(
+                name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
+                [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
+                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
+            )
+        plan, ones, zeros = found
+        if plan is None:
+            return _REFUSED
         handle = plan._owner()
-        if join != NULL and join.space != 0 and plan.workspace_size <= _ROOM:
-            workspace = join.space, _ROOM
-        elif key.device == _TORCH_CUDA and plan.workspace_size:
+        if key.device == _TORCH_CUDA and plan.workspace_size:
             size = plan.workspace_size
             if _torch.aoti_torch_empty_strided(
                 1, &size, &one, _TORCH_UINT8, key.device, key.index, &memory
-            ) != 0 or _torch.aoti_torch_get_data_ptr(memory, &given[0]) != 0:
+            ) != 0 or _torch.aoti_torch_get_data_ptr(memory, &space) != 0:
                 return _REFUSED
-            workspace = <uintptr_t>given[0], size
-        if lock is not None:
-            lock.acquire()
-            locked = True
+            workspace = <uintptr_t>space, size
         if key.device == _TORCH_CUDA:
             handle._follow(key.index, <uintptr_t>stream)
-        if scale >= 0 and addresses[scale] == 0:
-            addresses[scale] = ones.data_ptr()
-        if bias >= 0 and addresses[bias] == 0:
-            addresses[bias] = zeros.data_ptr()
-        for i in range(plan.count):
-            given[i] = <void *>plan if i < count and addresses[i] != 0 else <void *>None
-        plan._call(handle, given, workspace, reserve, addresses)
+        if arguments.scale.address == 0:
+            arguments.scale.address = ones.data_ptr()
+        if arguments.bias.address == 0 and key.operation != PBN_OP_BACKWARD:
+            arguments.bias.address = zeros.data_ptr()
+        plan._call(handle, arguments, workspace, None)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()
         return _REFUSED
@@ -332,11 +292,8 @@ cdef int _torch_run(
         return _REFUSED
     except BaseException as error:
         _torch_fail(error, text)
-        _torch_keep(error)
         return _FAILED
     finally:
-        if locked:
-            lock.release()
         if memory != NULL:  # returns to the stream's pool, after the call
             _torch.aoti_torch_delete_tensor_object(memory)
         if guard != NULL:
@@ -359,8 +316,6 @@ cdef void _torch_drop(int which, uint64_t *stack) noexcept nogil:
             _torch_free(&stack[i], 1)
         elif kind[i] == c"o" and stack[i] != 0:
             _torch_free(<uint64_t *>stack[i], 1)
-            _torch.operator_delete(<void *>stack[i])
-        elif kind[i] == c"F" and stack[i] != 0:
             _torch.operator_delete(<void *>stack[i])
         elif kind[i] == c"l":
             _torch.torch_delete_list(<void *>stack[i])
@@ -385,9 +340,9 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 cdef bint _torch_results(
     const _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """Make results: one like x, two vectors of float32 as long as `length`, and a last; whether there is memory.
+    """Make results: one like x, two vectors of parameters as long as `length`, and a last; whether there is memory.
 
-    `last`: the bytes of the last result. -1: it is empty and has x's dtype. -2: it is like x.
+    `last`: the bytes of the last result. -1: it is empty and has x's dtype.
     """
     cdef int64_t size = last if last > 0 else 0
     cdef int64_t one = 1
@@ -397,10 +352,11 @@ cdef bint _torch_results(
     cdef int i
     cdef int status
     for i in range(count):
-        if i == 0 or (i == 3 and last == -2):
+        if i == 0:
             status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, x.device, x.index, &handle)
         elif i < 3:
-            status = _torch.aoti_torch_empty_strided(1, &length, &one, _TORCH_FLOAT32, x.device, x.index, &handle)
+            dtype = _torch_parameters(x)
+            status = _torch.aoti_torch_empty_strided(1, &length, &one, dtype, x.device, x.index, &handle)
         else:
             dtype = x.dtype if last == -1 else _TORCH_UINT8
             status = _torch.aoti_torch_empty_strided(1, &size, &one, dtype, x.device, x.index, &handle)
@@ -420,12 +376,13 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     cdef _TorchKey key
     cdef uintptr_t vectors[4]
     cdef uintptr_t results[4]
-    cdef uintptr_t addresses[8]
+    cdef pbn_arguments arguments
     cdef bint training = (stack[5] & 0xff) != 0
     cdef int outputs = 4 if which == _CUDNN else 3
     cdef int64_t count = 1
     cdef int64_t i
     cdef int status
+    memset(&arguments, 0, sizeof(arguments))
     if not _torch_data(handles[0], &x):
         return _REFUSED
     for i in range(4):
@@ -441,17 +398,16 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     if training:
         _torch_key(
             &key, PBN_OP_FORWARD_TRAINING, &x,
-            _TRAINS | (_UPDATES if vectors[2] != 0 else 0) | (_OURS_ALONE if which == _MIOPEN else 0),
+            _TRAINS | (_UPDATES if vectors[2] != 0 else 0),
             _torch_float(stack[7]), _torch_float(stack[6]) if vectors[2] != 0 else 0,
         )
-        addresses[0], addresses[1], addresses[2], addresses[3] = x.address, vectors[0], vectors[1], results[0]
-        addresses[4], addresses[5], addresses[6], addresses[7] = vectors[2], vectors[3], results[1], results[2]
-        status = _torch_run(&key, addresses, 8, 1, 2, NULL, text)
+        arguments.saved_mean.address, arguments.saved_inv_variance.address = results[1], results[2]
     else:
         _torch_key(&key, PBN_OP_FORWARD_INFERENCE, &x, 0, _torch_float(stack[7]), 0)
-        addresses[0], addresses[1], addresses[2], addresses[3] = x.address, vectors[0], vectors[1], vectors[2]
-        addresses[4], addresses[5] = vectors[3], results[0]
-        status = _torch_run(&key, addresses, 6, 1, 2, NULL, text)
+    arguments.x.address, arguments.y.address = x.address, results[0]
+    arguments.scale.address, arguments.bias.address = vectors[0], vectors[1]
+    arguments.running_mean.address, arguments.running_variance.address = vectors[2], vectors[3]
+    status = _torch_run(&key, &arguments, text)
     if status != _DONE:
         _torch_free(made, outputs)
     return status
@@ -463,10 +419,11 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef _TorchKey key
     cdef uintptr_t vectors[3]
     cdef uintptr_t results[3]
-    cdef uintptr_t addresses[8]
-    cdef bint cudnn = which != _NATIVE_BACKWARD  # and MIOpen's, which are of training, and take x first
+    cdef pbn_arguments arguments
+    cdef bint cudnn = which == _CUDNN_BACKWARD  # which is of training, and takes x first
     cdef int64_t i
     cdef int status
+    memset(&arguments, 0, sizeof(arguments))
     if (not cudnn and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
         return _REFUSED
     if not _torch_data(handles[cudnn], &dy) or not _torch_data(handles[not cudnn], &x):
@@ -479,12 +436,13 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     if not _torch_results(&x, x.dims[1], 3, 0, made, results):
         return _REFUSED
     _torch_key(
-        &key, PBN_OP_BACKWARD, &x, _TRAINS | (_OURS_ALONE if which == _MIOPEN_BACKWARD else 0),
+        &key, PBN_OP_BACKWARD, &x, _TRAINS,
         _torch_float(stack[7 if cudnn else 8]), 0,
     )
-    addresses[0], addresses[1], addresses[2], addresses[3] = x.address, dy.address, vectors[0], results[0]
-    addresses[4], addresses[5], addresses[6], addresses[7] = results[1], results[2], vectors[1], vectors[2]
-    status = _torch_run(&key, addresses, 8, 2, -1, NULL, text)
+    arguments.x.address, arguments.dy.address, arguments.dx.address = x.address, dy.address, results[0]
+    arguments.scale.address, arguments.dscale.address, arguments.dbias.address = vectors[0], results[1], results[2]
+    arguments.saved_mean.address, arguments.saved_inv_variance.address = vectors[1], vectors[2]
+    status = _torch_run(&key, &arguments, text)
     if status != _DONE:
         _torch_free(made, 3)
     return status
@@ -516,10 +474,9 @@ cdef object _torch_python(int kind, uint64_t value, void *handle):
 
 
 cdef int _torch_elsewhere(
-    int which, uint64_t *stack, void **handles, uint64_t *made, char *text, bint tracked
+    int which, uint64_t *stack, void **handles, uint64_t *made, char *text
 ) noexcept with gil:
-    """PyTorch's own kernel, as it was before ours, or that in Python; `tracked`: that whose results have derivatives.
-    """
+    """PyTorch's own kernel, as it was before ours."""
     cdef const char *kind = _torch_kinds[which]
     cdef int32_t device
     cdef void *handle = NULL
@@ -532,10 +489,7 @@ cdef int _torch_elsewhere(
             arguments.append(_torch_python(kind[i], stack[i], handles[i]))
             if handles[i] != NULL and _torch.aoti_torch_get_device_type(handles[i], &device) == 0:
                 cuda = cuda or device == _TORCH_CUDA
-        if tracked:
-            results = _torch_host.tracked[_TORCH_NAMES[which]](*arguments)
-        else:
-            results = _torch_host.own(_TORCH_NAMES[which], cuda, arguments)
+        results = _torch_host.own(_TORCH_NAMES[which], cuda, arguments)
         for tensor in results:
             if tensor is not None:
                 handle = PyCapsule_GetPointer(_torch_host.handle(tensor), NULL)
@@ -546,7 +500,7 @@ cdef int _torch_elsewhere(
     except BaseException as error:
         _torch_free(made, done)
         _torch_fail(error, text)
-        if not _torch_keep(error) and isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt):
             PyErr_SetInterrupt()  # within autograd: a RuntimeError alone would be taken for one
         return _FAILED
     return _DONE
@@ -557,29 +511,15 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
     cdef void *handles[_TORCH_MOST]
     cdef uint64_t made[_TORCH_MOST_RESULTS]
     cdef char text[_TORCH_TEXT]
-    cdef bint tracked = False
     cdef int status
     text[0] = 0
     _torch_handles(which, stack, handles)
-    if which == _OVERRIDABLE:
-        status = _torch_overridable(stack, handles, made, text)
-    elif which == _OVERRIDABLE_BACKWARD:
-        status = _torch_overridable_backward(stack, handles, made, text)
-    elif which == _RELU:
-        status = _torch_relu(stack, handles, made, text, False)
-    elif which == _RELU_BACKWARD:
-        status = _torch_relu_backward(stack, handles, made, text, False)
-    elif which == _MIOPEN and not _torch_is_ours(True, text):
-        status = _FAILED
-    elif which == _NATIVE or which == _CUDNN or which == _MIOPEN:
-        if which == _MIOPEN:
-            handles[3], handles[4] = pbn_left.mean, pbn_left.variance
+    if which == _NATIVE or which == _CUDNN:
         status = _torch_forward(which, stack, handles, made, text)
     else:
-        tracked = which == _MIOPEN_BACKWARD and _torch.aoti_torch_grad_mode_is_enabled()
-        status = _REFUSED if tracked else _torch_backward(which, stack, handles, made, text)
+        status = _torch_backward(which, stack, handles, made, text)
     if status == _REFUSED:
-        status = _torch_elsewhere(which, stack, handles, made, text, tracked)
+        status = _torch_elsewhere(which, stack, handles, made, text)
     _torch_drop(which, stack)
     if status == _FAILED:
         _torch.throw_runtime_error(text)
@@ -602,41 +542,11 @@ cdef void _torch_cudnn_backward(uint64_t *stack, uint64_t inputs, uint64_t outpu
     _torch_call(_CUDNN_BACKWARD, stack, outputs)
 
 
-cdef void _torch_joined_training(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_RELU, stack, outputs)
-
-
-cdef void _torch_joined_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_RELU_BACKWARD, stack, outputs)
-
-
-cdef void _torch_overridable_training(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_OVERRIDABLE, stack, outputs)
-
-
-cdef void _torch_overridable_gradient(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_OVERRIDABLE_BACKWARD, stack, outputs)
-
-
-cdef void _torch_miopen(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_MIOPEN, stack, outputs)
-
-
-cdef void _torch_miopen_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
-    _torch_call(_MIOPEN_BACKWARD, stack, outputs)
-
-
 cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
 _torch_kernels[_CUDNN] = _torch_cudnn
 _torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
-_torch_kernels[_RELU] = _torch_joined_training
-_torch_kernels[_RELU_BACKWARD] = _torch_joined_backward
-_torch_kernels[_OVERRIDABLE] = _torch_overridable_training
-_torch_kernels[_OVERRIDABLE_BACKWARD] = _torch_overridable_gradient
-_torch_kernels[_MIOPEN] = _torch_miopen
-_torch_kernels[_MIOPEN_BACKWARD] = _torch_miopen_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -663,18 +573,16 @@ def install_torch_kernels(threads, host, operators, files):
     threads : threading.local
         With the cache ``ready``.
     host : object
-        What a kernel asks in Python. ``deterministic()``, ``cudnn()``: PyTorch's switches; ``plan(...)``: makes
-        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``join(...)``: the plans with ReLU of
-        a key, or None, and keeps them in the dictionary ``joined``; ``own(name, cuda, arguments)``: the results of the
-        kernel that would be called without this one; ``tracked``: functions whose results have derivatives, by name;
-        ``tensor(capsule)``, ``handle(tensor)``: between PyTorch's handles and its tensors; ``steals``: whether the
-        first takes the handle.
+        What a kernel asks in Python. ``deterministic()``: PyTorch's switch; ``plan(...)``: makes
+        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``own(name, cuda, arguments)``: the
+        results of the kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between
+        PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
-        Dispatch keys, and names: of PyTorch's operators, and of ours with ReLU.
+        Dispatch keys and names of PyTorch's operators.
     files : (str, str or None)
         PyTorch's libraries, the second for tensors on CUDA.
     """
-    global _torch, _torch_threads, _torch_host, _torch_deterministic, _torch_cudnn_enabled, _torch_joined
+    global _torch, _torch_threads, _torch_host, _torch_deterministic
     cdef _TorchShim found
     cdef void *library = NULL
     cdef int status = 0
@@ -685,17 +593,15 @@ def install_torch_kernels(threads, host, operators, files):
     if files[1] is not None:
         _torch_look_up(files[1], _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
-    _torch_threads, _torch_host, _torch_joined = threads, host, host.joined
-    _torch_deterministic, _torch_cudnn_enabled = host.deterministic, host.cudnn
-    ours = _TORCH_NAMES[_RELU:_OVERRIDABLE]
+    _torch_threads, _torch_host = threads, host
+    _torch_deterministic = host.deterministic
     for pair in [pair for pair in _torch_libraries if pair not in operators]:
         _torch_remove(pair)
     for pair in [pair for pair in operators if pair not in _torch_libraries]:
         key, name = (<str>pair[0]).encode(), (<str>pair[1]).encode()
         i = _TORCH_NAMES.index(pair[1])
-        space = b"pybnorm" if pair[1] in ours else b"aten"
         status = _torch.aoti_torch_library_init_impl(
-            <const char *><bytes>space, <const char *><bytes>key, b"pybnorm", 0, &library
+            b"aten", <const char *><bytes>key, b"pybnorm", 0, &library
         )
         if status == 0:
             _torch_libraries[pair] = <uintptr_t>library

@@ -17,7 +17,7 @@ class Device(Protocol):
     """Interface of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`."""
 
     device_type: int
-    """As in DLPack."""
+    """Device type as in DLPack."""
     device_id: int
     name: str
 

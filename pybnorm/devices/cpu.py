@@ -25,7 +25,7 @@ class Allocation(NamedTuple):
     memory: object
     """Keeps the bytes alive."""
     address: int
-    """Of the lowest byte, which with negative strides lies before the first element."""
+    """Address of the lowest byte, which with negative strides lies before the first element."""
     nbytes: int
     numpy_dtype: np.dtype[Any]
 

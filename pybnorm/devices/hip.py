@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -32,7 +33,7 @@ __all__ = ["SPEC", "Device", "load"]
 SPEC = LibrarySpec(
     backend="amdhip64",
     label="the HIP runtime",
-    sonames=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"),
+    sonames=("libamdhip64.so.7",),
     hint="install ROCm's HIP runtime (package hip-runtime-amd, Debian and Ubuntu: libamdhip64-6), or AMD's rocm wheels",
     # PyTorch's ROCm wheels carry, and link to, a copy under the unversioned name.
     loaded_names=("libamdhip64.so",),
@@ -64,7 +65,11 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "hipEventElapsedTime": (ctypes.POINTER(ctypes.c_float), _POINTER, _POINTER),
 }
 _TEXTS = ("hipGetErrorName", "hipGetErrorString")
+_PROPERTIES = "hipGetDevicePropertiesR0600"
+"""Fills a hipDeviceProp_tR0600, since HIP 6: tests/abi holds these two of its offsets to be the header's."""
+_ARCH, _WAVE = slice(1160, 1416), slice(308, 312)
 _STREAM_NON_BLOCKING = 1
+_CAPTURE_RELAXED = 2
 _HOST_TO_DEVICE = 1
 _DEVICE_TO_HOST = 2
 
@@ -97,6 +102,8 @@ class Runtime:
             function.argtypes = _PROTOTYPES.get(name, (ctypes.c_int,))
             function.restype = ctypes.c_char_p if name in _TEXTS else ctypes.c_int
             self.functions[name] = function
+        self._properties = getattr(library, _PROPERTIES, None)
+        self._exchange_mode = getattr(library, "hipThreadExchangeStreamCaptureMode", None)
         number = ctypes.c_int()
         self.version: tuple[int, ...] = ()
         if self.functions["hipRuntimeGetVersion"](ctypes.byref(number)) == 0:
@@ -116,6 +123,29 @@ class Runtime:
                 version=self.version,
             )
 
+    def free(self, address: int) -> None:
+        """Free memory, also while this thread captures a graph, which a bare hipFree ends.
+
+        The status is ignored: an error of a kernel is raised where the stream is waited for.
+        """
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        if self._exchange_mode is not None:
+            self._exchange_mode(ctypes.byref(mode))
+        self.functions["hipFree"](address)
+        if self._exchange_mode is not None:
+            self._exchange_mode(ctypes.byref(mode))
+
+    def name(self, device_id: int) -> str:
+        """A device's name with its architecture, such as "AMD Radeon RX 7900 XTX (gfx1100, wave size 32)"."""
+        name = ctypes.create_string_buffer(256)
+        self.call("hipDeviceGetName", name, len(name), device_id)
+        found, properties = name.value.decode(errors="replace"), ctypes.create_string_buffer(8192)
+        if self._properties is None or self._properties(properties, device_id) != 0:
+            return found
+        arch = properties.raw[_ARCH].partition(b"\0")[0].decode(errors="replace").partition(":")[0]
+        wave = int.from_bytes(properties.raw[_WAVE], sys.byteorder)
+        return f"{found} ({arch}, wave size {wave})" if arch.startswith("gfx") else found
+
 
 class _Block:
     """Owner of device memory. hipFree waits for the device, so the memory is unused when it is freed."""
@@ -123,8 +153,7 @@ class _Block:
     def __init__(self, hip: Runtime, address: int, device: Device) -> None:
         self.address = address
         self._device = device  # keeps the stream alive as long as its memory
-        # The status is ignored: an error of a kernel is raised where the stream is waited for.
-        weakref.finalize(self, hip.functions["hipFree"], address)
+        weakref.finalize(self, hip.free, address)
 
 
 _lock = threading.Lock()
@@ -190,13 +219,11 @@ class Device:
             raise ArgumentError("device_id", device_id, f"0 to {count.value - 1}, the HIP runtime's devices")
         self.device_id = device_id
         self._go()
-        name = ctypes.create_string_buffer(256)
-        hip.call("hipDeviceGetName", name, len(name), device_id)
+        self.name = hip.name(device_id)
         stream = _POINTER()
         hip.call("hipStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
         self._stream = stream.value
         weakref.finalize(self, hip.functions["hipStreamDestroy"], stream.value)
-        self.name = name.value.decode(errors="replace")
 
     @property
     def stream(self) -> int:

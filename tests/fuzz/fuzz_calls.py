@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 
 from test_calls import NO_BLENDING, Case, bytes_of, expected_axpby, expected_support, stores_of
 
-from pybnorm.check import bounds, calls
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging import bounds
+from pybnorm.check.language import calls
+from pybnorm.check.language.problem import Problem
 
 TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
 SMALL = [(6, 5), (4, 3, 7), (3, 4, 4, 6), (1, 4, 5, 5), (2, 3, 2, 3, 4)]  # one work group: see ci/miopen-on-cpu
@@ -302,8 +303,6 @@ class Maker:
         case = Case(self.handle, problem)
         arrays, options = named(case), calls.options(problem)
         options.pop("mode")
-        if problem.operation == INFER:
-            arrays |= {"mean": arrays.pop("running_mean"), "variance": arrays.pop("running_variance")}
         rank = len(problem.dims)
         options["axis"] = 1 if problem.mode == Mode.SPATIAL else tuple(range(1, rank))
         name = calls.METHODS[problem.operation]
@@ -462,7 +461,7 @@ def expect(right: bool, text: str) -> str:
 
 
 def numpy_of(dtype: DataType) -> Any:
-    from pybnorm.check import data
+    from pybnorm.check.language import data
 
     return data.numpy_dtype(dtype)
 
@@ -541,7 +540,7 @@ def elementwise_support(
     factors: tuple[float, float],
 ) -> bool | None:  # fmt: skip
     layouts = {layout_of(dims, s) for s in strides}
-    if backend == "onednn":
+    if backend in ("onednn", "native"):
         return True  # plain C in the adapter
     if backend == "cudnn":
         return True if len(layouts) == 1 else None
@@ -810,7 +809,7 @@ def operation_rules(handle: Any, operation: Operation, arguments: dict[str, Any]
     dims = tuple(d if a in kept else 1 for a, d in enumerate(x.dims))
     allowed = {DataType.FLOAT64} if wide else {DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16}
     optional = {name for pair in PAIRS[operation] for name in pair}
-    names = [n for n in arguments if n in (*PARAMETERS[operation], "mean", "variance")]
+    names = [n for n in arguments if n in PARAMETERS[operation]]
     for name in names:
         if arguments[name] is None and (name in optional or name in ("scale", "bias", "dscale", "dbias")):
             continue
@@ -850,7 +849,7 @@ def judged(case: Case) -> str:
     failed = [v for v in verdicts if v.status not in (bounds.Status.PASS, bounds.Status.WARN)]
     if not failed:
         return "warned" if any(v.status == bounds.Status.WARN for v in verdicts) else "right"
-    from pybnorm.check import defects
+    from pybnorm.check.judging import known_defects as defects
 
     library = case.handle.library
     known = defects.explain(library.backend, library.version, case.problem, verdicts)

@@ -31,24 +31,20 @@ LEFT_OUT = {
     "pybnorm.devices.timing": "what tuner and benchmark measure with",
     "pybnorm.devices.cuda": "needs CUDA; pybnorm.devices.device_for is how it is asked for",
     "pybnorm.devices.hip": "needs ROCm; pybnorm.devices.device_for is how it is asked for",
-    **dict.fromkeys(
-        (f"pybnorm.check.{name}" for name in ("claims", "commands", "detection", "report", "simulated")),
-        "an old name",
-    ),
 }
 """Modules, with those below them."""
 PUBLIC = {
-    "pybnorm.check.archive": ("read_run",),
-    "pybnorm.check.bounds": ("judge", "expect"),
-    "pybnorm.check.vendor_lines": ("benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"),
-    "pybnorm.check.compare": ("is_run", "read"),
-    "pybnorm.check.data": ("generate",),
+    "pybnorm.check.run.archive": ("read_run",),
+    "pybnorm.check.judging.bounds": ("judge", "expect"),
+    "pybnorm.check.language.vendor_lines": ("benchdnn", "cudnn_call", "miopen_driver", "vendor_lines"),
+    "pybnorm.check.compare.comparison": ("is_run", "read"),
+    "pybnorm.check.language.data": ("generate",),
 }
 """What callers use of the modules below `pybnorm.check` other than `problem`; the rest is the command's own."""
 REFUSED = {
     "pybnorm._core.Handle.query_runtime_error": "oneDNN's kernels record no errors",
-    "pybnorm.check.archive.read_run": "there is no run",
-    "pybnorm.check.compare.read": "there is no run",
+    "pybnorm.check.run.archive.read_run": "there is no run",
+    "pybnorm.check.compare.comparison.read": "there is no run",
 }
 """Whose good call is refused here."""
 ALLOCATES = {
@@ -61,10 +57,10 @@ ALLOCATES = {
 CALLED_BACK = {("pybnorm.reference.reduce_blocks", "function"), ("pybnorm.devices.cpu.Device.time", "call")}
 """Functions of the caller, whose own errors pass through."""
 NOT_CALLED = {
+    "pybnorm._core.bound": "operations bind their arguments with it: tests/operations/test_operation_calls.py",
     "pybnorm._core.install_torch_kernels": "pybnorm.torch gives itself: tests/pytorch/test_installation.py",
     "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
     "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
-    "pybnorm._core.set_tuner": "pybnorm.tuning gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
     "pybnorm.torch.install": "stays for the process: tests/pytorch/test_installation.py",
     **dict.fromkeys(
@@ -73,13 +69,10 @@ NOT_CALLED = {
             for name in (
                 "allow_in_place",
                 "cache",
-                "call_miopen",
-                "call_overridable",
-                "candidates",
                 "defects_of",
                 "look",
-                "packed_parts",
                 "refuse_addresses",
+                "tell_of_defects",
                 "way_of",
             )
         ),
@@ -89,7 +82,6 @@ NOT_CALLED = {
         (f"pybnorm.torch.{name}" for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")),
         "PyTorch's own constructors and methods, with its errors",
     ),
-    "pybnorm.tuning.choose": "measures: tests/unit/test_tuning_choice.py",
 }
 
 T = tuple[int, ...]
@@ -111,7 +103,7 @@ class World:
         self.param_desc = pybnorm.TensorDescriptor("onednn", "f32", (1, CHANNELS, 1, 1))
 
     def session(self) -> Any:
-        from pybnorm.check.runner import open_session
+        from pybnorm.check.run.runner import open_session
 
         if self.opened is None:
             self.opened = open_session("onednn")
@@ -161,20 +153,20 @@ def problem(w: World) -> Any:
 
 
 def expected(w: World) -> Any:
-    from pybnorm.check import bounds
+    from pybnorm.check.judging import bounds
 
     return bounds.expect(problem(w), inputs(w))
 
 
 def inputs(w: World) -> Any:
-    from pybnorm.check import data as made
+    from pybnorm.check.language import data as made
 
     return made.generate(problem(w))
 
 
 def made_outputs(w: World) -> Any:
     from pybnorm.check import arguments
-    from pybnorm.check.calls import outputs
+    from pybnorm.check.language.calls import outputs
 
     return {tensor.name: arguments(problem(w))[tensor.name] for tensor in outputs(problem(w))}
 
@@ -335,11 +327,16 @@ MIOPEN = {
     **dict.fromkeys(
         ("bn_scale", "bn_bias", "result_running_mean", "result_running_variance", "result_save_mean"), vector
     ),
-    **dict.fromkeys(("result_save_inv_variance", "estimated_mean", "estimated_variance"), vector),
+    **dict.fromkeys(
+        ("result_save_inv_variance", "estimated_mean", "estimated_variance", "estimated_inv_variance"), vector
+    ),
     **dict.fromkeys(("result_bn_scale_diff", "result_bn_bias_diff", "saved_mean", "saved_inv_variance"), vector),
     **dict.fromkeys(("bn_scale_bias_mean_var_desc", "bn_scale_bias_diff_desc", "scale_desc"), lambda w: w.param_desc),
     **dict.fromkeys(("bias_desc", "saved_mean_desc", "saved_var_desc", "est_mean_desc"), lambda w: w.param_desc),
-    "est_variance_desc": lambda w: w.param_desc,
+    **dict.fromkeys(("est_variance_desc", "est_inv_variance_desc"), lambda w: w.param_desc),
+    **dict.fromkeys(
+        (f"{when}_result_running_{what}" for when in ("prev", "next") for what in ("mean", "variance")), vector
+    ),
     "bn_mode": is_("spatial"),
     **dict.fromkeys(("alpha_data_diff", "alpha_param_diff"), is_(1.0)),
     **dict.fromkeys(("beta_data_diff", "beta_param_diff"), is_(0.0)),
@@ -446,7 +443,6 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"input": torch_tensor(DIMS), "momentum": is_(0.1), "eps": is_(1e-5), "model": model},
         **dict.fromkeys(("running_mean", "running_var", "weight", "bias"), torch_tensor((CHANNELS,))),
     },
-    "pybnorm.torch.reason": {"operation": is_("backward"), "x": torch_tensor(DIMS)},
     "pybnorm._core": {
         **{"name": is_("dnnl_version"), "path": LEFT, "layout": is_(0), "rank": is_(4), "operation": is_("backward")},
         **{"array": data, "stream": LEFT, "activation": LEFT, "algorithm": LEFT},
@@ -455,7 +451,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm._core.batch_normalization_forward_training": DESCRIBED,
     "pybnorm._core.batch_normalization_forward_inference": DESCRIBED,
     "pybnorm._core.batch_normalization_backward": {
-        **{**DESCRIBED, "bias": LEFT, "alpha_data": LEFT, "beta_data": LEFT},
+        **{**DESCRIBED, "bias": LEFT},
     },
     "pybnorm._core.describe": {"argument": is_("x")},
     "pybnorm._core.Handle.set_stream": {"stream": is_(0)},
@@ -480,7 +476,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm._core.CallList.run": {"addresses": lambda w: (0, w.data.ctypes.data)},
     "pybnorm.functional": {
         **{"out": LEFT, "algorithm": LEFT, "exponential_average_factor": is_(0.1)},
-        **{"mean": LEFT, "variance": LEFT},
     },
     "pybnorm.operations": {
         **{"source": data, "target": data, "out": data, **STATISTICS, "rank": is_(4)},
@@ -520,7 +515,10 @@ GOOD: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
     },
     "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
-    "pybnorm.defects": {"output": is_("y"), "identity": is_("onednn-long-sums"), "version": is_((3, 2, 0))},
+    "pybnorm.defects": {
+        **{"output": is_("y"), "identity": is_("onednn-long-sums")},
+        **{"version": is_((3, 2, 0)), "build": is_("")},
+    },
     "pybnorm.graph": GRAPH,
     "pybnorm.graph.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
     "pybnorm.devices.cpu.Device.refill": {
@@ -558,7 +556,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm.layer.Info.from_gocudnn_json": {"text": lambda w: layer(2)(w).info().to_gocudnn_json()},
     "pybnorm.layer": {
         **{
-            "averaging_factor": LEFT,
             "exponential_average_factor": is_(0.1),
             "initial_running_variance": is_(1.0),
             "device": LEFT,
@@ -606,10 +603,16 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "pybnorm.check.run_case": {"session": lambda w: w.session()},
     "pybnorm.check.judge": {"outputs": made_outputs},
-    "pybnorm.check.archive": {"path": is_("nothing-here")},
-    "pybnorm.check.compare": {"runs": is_([]), "path": is_("nothing-here"), "paths": is_(["nothing-here"])},
+    "pybnorm.check.run.archive": {"path": is_("nothing-here")},
+    "pybnorm.check.compare.comparison": {"runs": is_([]), "path": is_("nothing-here"), "paths": is_(["nothing-here"])},
     "pybnorm.defects.Defect.largest": {"output": is_("y")},
-    "pybnorm.check.bounds": {"inputs": lambda w: inputs(w), "expected": expected, "output": is_("y"), "got": data},
+    "pybnorm.defects.Defect.on_card": {"device": is_("a card")},
+    "pybnorm.check.judging.bounds": {
+        "inputs": lambda w: inputs(w),
+        "expected": expected,
+        "output": is_("y"),
+        "got": data,
+    },
 }
 """Good arguments that differ from `COMMON`, of a module and the modules below it or of a callable."""
 

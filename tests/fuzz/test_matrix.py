@@ -137,7 +137,7 @@ def test_hostile_values(tmp_path, capsys):
     [
         ("_core.CallList.run", "handle", "a handle that was not made"),
         ("_core.Handle.query_runtime_error", "mode", "a str's subclass that has no hash"),
-        ("check.archive.read_run", "path", "10**5 letters"),
+        ("check.run.archive.read_run", "path", "10**5 letters"),
         ("check.Problem", "fill", "a str's subclass that has no hash"),
         ("devices.cpu.Device.from_numpy", "array", "an array of a class that fails"),
         ("directml.batch_normalization", "fused_activation", "an object whose every attribute fails"),

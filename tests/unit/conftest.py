@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -201,18 +201,15 @@ def beside_the_parts(doubles: Any, file: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def grapher(doubles: Any) -> str:
-    """The double with the parts that cuDNN's graph API is looked for in."""
-    return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
+def beside(doubles: Any) -> Callable[[Path], str]:
+    """Puts those parts beside a double."""
+    return functools.partial(beside_the_parts, doubles)
 
 
 @pytest.fixture(scope="session")
-def graphs_only(doubles: Any) -> str:
-    """The same, of an installation without libcudnn_ops."""
-    listed = (_BUILD.parents[2] / "pybnorm/backends/cudnn/api.h").read_text().partition("PBN_CUDNN_OPS(X)")[2]
-    ops = re.findall(r"X\((\w+)\)", listed.partition("\n\n")[0])
-    defines = ("DOUBLE_RECORDS", "DOUBLE_GRAPH")
-    return beside_the_parts(doubles, doubles.build("cudnn", soname="libcudnn_graph.so.9", without=ops, defines=defines))
+def grapher(doubles: Any) -> str:
+    """The double with the parts that cuDNN's graph API is looked for in."""
+    return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
 
 
 # ---------------------------------------------------------------- cuDNN's double that computes

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 import pybnorm
 from pybnorm import _arguments as arguments
@@ -47,7 +48,7 @@ def test_algorithm_accepts_names_and_numbers(value):
     assert arguments.algorithm(value, NAMES, NUMBERED) == value
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     ["", ":", ":1", "quick", "Auto", "auto:1", "plain:0", "graph:", "graph:10", "graph:x", "graph:1:2", "graph:1\0",
      "graph:\u0661", "graph :1", "g", "graphs", "graph\u00e9"],
@@ -93,7 +94,7 @@ def test_words_of_the_command_line_are_taken(read, words):
         assert read(word) is member
 
 
-@pytest.mark.parametrize(
+@table(
     ("read", "word", "near"),
     [
         (arguments.data_type, "float", "f32"),
@@ -400,7 +401,7 @@ def test_forward_training_returns_canonical_values():
     assert training(mode="spatial", alpha=2) == (Mode.SPATIAL, 2.0, 0.0, 0.1, 1e-5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "argument"),
     [
         ({"y": tensor((4, 3, 5, 6))}, "y"),
@@ -481,7 +482,7 @@ def kind(value):
     return f"{type(value).__name__}-{getattr(value, 'dtype', '')}"
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=kind)
+@table("value", NO_NUMBERS)
 def test_what_is_no_number_is_not_converted(value):
     for call, name in (
         (lambda: arguments.scalar(value, "alpha"), "alpha"),
@@ -499,7 +500,7 @@ def test_numbers_of_every_kind_are_taken(value):
     assert {type(number) for number in found} == {float}
 
 
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=kind)
+@table("value", NO_INTEGERS)
 def test_what_is_no_integer_is_none(value):
     for call, name in (
         (lambda: arguments.pointer(value, "x"), "x"),
@@ -512,7 +513,7 @@ def test_what_is_no_integer_is_none(value):
             call()
 
 
-@pytest.mark.parametrize("value", [v for v in NO_INTEGERS if not isinstance(v, str)], ids=kind)
+@table("value", [v for v in NO_INTEGERS if not isinstance(v, str)])
 def test_what_is_no_word_and_no_integer_is_none(value):
     with pytest.raises(ArgumentError, match=r"^mode: got"):
         arguments.mode(value)
@@ -562,3 +563,8 @@ def test_a_dtype_that_says_nothing():
     for value in (Nameless(), [], type("Named", (), {"name": []})()):
         with pytest.raises(ArgumentTypeError, match=r"^dtype: got"):
             arguments.data_type(value)
+
+
+def test_a_vector_of_another_length_is_told_of_channels_last_memory():
+    with pytest.raises(pybnorm.ArgumentError, match=r"x has 32 channels, on axis 1.*x\.transpose\(0, 3, 1, 2\)"):
+        arguments.parameter_dims("scale", (64,), None, (1, 32, 1, 1))

@@ -12,7 +12,7 @@ SCRIPT = """
     told = {}
     with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", shape) as desc:
         for factor in (1.0, 0.25):
-            for algorithm in ("columns", "rows"):
+            for algorithm in ("spatial", "graph"):
                 mean[:], variance[:] = 0.5, np.nan if factor == 1 else 2.0
                 plan = handle.plan_forward_training(
                     desc, algorithm=algorithm, unbiased=False, exponential_average_factor=factor)

@@ -12,7 +12,7 @@ import pybnorm
 MODULES = ["pybnorm", *(f"pybnorm.{name}" for name in sorted(pybnorm._SUBMODULES))]
 OPTIONS = doctest.NORMALIZE_WHITESPACE
 # In the module's own: the phases of one call, and a pair that needs both.
-ELSEWHERE = ("pybnorm.cann.batch_norm_", "pybnorm.hipdnn.", "pybnorm.tuning.choose")
+ELSEWHERE = ("pybnorm.cann.batch_norm_", "pybnorm.hipdnn.")
 
 
 def public(module):
@@ -37,7 +37,6 @@ def module(request):
 
 def test_examples_run(module, need_device, monkeypatch, tmp_path):
     need_device("onednn")
-    monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(tmp_path / "tuning.json"))
     parser, runner, said = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=OPTIONS), []
     for name, thing in public(module):
         names = {"np": np, "pybnorm": pybnorm}

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+from tables import table
 
 from pybnorm import errors
 
@@ -46,8 +47,8 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("through", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy], ids=["pickle", "copy"])
+@table("error", EXAMPLES)
+@table("through", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])
 def test_survives(error, through):
     again = through(error)
     assert type(again) is type(error)
@@ -58,7 +59,9 @@ def test_survives(error, through):
 
 def test_every_public_class_is_an_example():
     abstract = {"PybnormError", "LibraryError", "BackendError", "VendorError"}
-    assert {type(e).__name__ for e in EXAMPLES} | abstract | {"KnownDefectWarning"} == set(errors.__all__)
+    assert {type(e).__name__ for e in EXAMPLES} | abstract | {"KnownDefectWarning", "UnseenLibraryWarning"} == set(
+        errors.__all__
+    )
 
 
 def test_vendor_message_has_everything():
@@ -101,3 +104,15 @@ def test_a_value_that_cannot_be_shown():
     assert errors.ArgumentError("x", Bad(), "an array").value == "<Bad>"
     assert len(errors.ArgumentError("x", "a" * 5, "b").value) == 5
     assert len(errors.ArgumentError("x", list(range(1000)), "b").value) == 300
+
+
+@pytest.mark.parametrize("value", ["\x1b" * 10**6, ["a" * 10**6], b"\0" * 10**6], ids=["str", "list", "bytes"])
+def test_a_long_value_is_cut_before_it_is_cleaned(monkeypatch, value):
+    cleaned = []
+    clean = errors.one_line
+    monkeypatch.setattr(errors, "one_line", lambda text: cleaned.append(len(text)) or clean(text))
+    error = errors.ArgumentError("x", value, "a short one")
+    assert len(error.value) == 300
+    assert error.value.endswith("...")
+    assert len(cleaned) == 3
+    assert max(cleaned) < 1000

@@ -13,10 +13,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm import _find, errors
 from pybnorm._find import SPECS, LibrarySpec, OpenFailed, find
+from pybnorm.devices import hip
 
 VARIABLES = ("CONDA_PREFIX", "PYBNORM_DEBUG_LOAD", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME", "ROCM_PATH", "ROCM_HOME")
 VARIABLES += ("HIP_PATH", "DNNLROOT", "FOO_ROOT", "FOO_HOME", "PYBNORM_LIB_FOO")
@@ -175,7 +177,7 @@ def test_every_place_is_tried_in_order(world: World) -> None:
     assert tried == [(how, file) for how, file, _ in places]
 
 
-@pytest.mark.parametrize("index", range(20))
+@table("index", range(20))
 def test_the_first_that_opens_ends_the_search(world: World, index: int) -> None:
     places = world.furnish()
     assert len(places) == 20
@@ -446,11 +448,7 @@ def test_a_distribution_without_the_file_is_passed_by(world: World) -> None:
         assert (f"distribution {name}", "libfoo.so.9", "not in its list of files") in attempts
 
 
-# ---- names with more numbers than one knows
-
-
-def versions(world: World) -> LibrarySpec:
-    return dataclasses.replace(world.spec, sonames=("libfoo.so.9", "libfoo.so.9.*"))
+# ---- numbers that no table has
 
 
 @pytest.mark.parametrize("place", ["distribution foo-cu13", "FOO_ROOT", "fixed directory", "LD_LIBRARY_PATH"])
@@ -460,25 +458,52 @@ def test_of_many_versions_in_one_place_the_highest_comes_first(world: World, pla
     world.variable("LD_LIBRARY_PATH", world.root / (folder if place == "LD_LIBRARY_PATH" else "nowhere"))
     names = (
         "libfoo.so.9.6",
-        "libfoo.so.9.12",
-        "libfoo.so.9.6-gdb.py",
-        "libfoo.so.10",
-        "libfoo.so.9.x",
-        "xlibfoo.so.9.6",
+        "libfoo.so.12",
+        "libfoo.so.13-gdb.py",
+        "libfoo.so.13.x",
+        "xlibfoo.so.14",
     )
     files = {name: world.file(folder, name) for name in names}
     if place.startswith("distribution"):
         world.distributions({"foo-cu13": [files[name] for name in names if name != "libfoo.so.9.6"]})
     opener = Opener(dict.fromkeys(files.values(), 1))
-    assert find(versions(world), opener)[1] == place
-    assert opener.asked[-1] == (files["libfoo.so.9.12"], False)
+    assert find(world.spec, opener)[1] == place
+    assert opener.asked[-1] == (files["libfoo.so.12"], False)
+    seen = world.file(folder, "libfoo.so.8")
+    if place in ("FOO_ROOT", "fixed directory"):  # the others ask the loader, or a list of files
+        find(world.spec, opener := Opener({seen: 1} | opener.opens))
+        assert opener.asked[-1] == (seen, False)
 
 
 def test_a_mapped_file_of_such_a_name_is_in_the_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapped = {"/somewhere/libfoo.so.9.6", "/somewhere/libfoo.so.9.6-gdb.py", "/somewhere/else.so"}
+    mapped = {"/somewhere/libfoo.so.9.6", "/somewhere/libfoo.so.10", "/somewhere/libfoo.so.9.6-gdb.py"}
     monkeypatch.setattr(_find, "_mapped_files", lambda: mapped)
-    found = find(versions(world), Opener({"/somewhere/libfoo.so.9.6 in process": 1}))
-    assert found[:2] == (1, "already in the process")
+    opener = Opener({f"{path} in process": path for path in mapped} | {"libfoo.so.8": 1})
+    assert find(world.spec, opener)[:2] == ("/somewhere/libfoo.so.10", "already in the process")
+
+
+@pytest.mark.parametrize("spec", [*SPECS.values(), hip.SPEC], ids=lambda spec: spec.backend)
+def test_the_next_number_of_every_library_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch, spec: LibrarySpec
+) -> None:
+    if not spec.sonames:
+        assert spec.file
+        return
+    family, _, number = spec.sonames[0].rpartition(".")
+    file = world.file("root/lib", f"{family}.{int(number) + 1}")
+    spec = dataclasses.replace(spec, pathfinder="", rocm_sdk="", distributions=(), folders=())
+    world.variable("LD_LIBRARY_PATH", os.path.dirname(file))
+    assert find(spec, Opener({file: 1}))[:2] == (1, "LD_LIBRARY_PATH")
+    monkeypatch.setattr(_find, "_mapped_files", lambda: {file})
+    assert find(spec, Opener({f"{file} in process": 1, spec.sonames[0]: 2}))[:2] == (1, "already in the process")
+    world.variable("LD_LIBRARY_PATH", "")
+    monkeypatch.setattr(_find, "_configured", lambda name: {os.path.basename(file)} if name == f"{family}.*" else set())
+    assert find(spec, Opener({os.path.basename(file): 1}))[:2] == (1, "system loader")
+
+
+def test_the_loaders_cache_is_read() -> None:
+    assert "libc.so.6" in _find._configured("libc.so.*")
+    assert _find._configured("libno-such.so.*") == set()
 
 
 def test_the_map_of_the_process_has_its_libraries() -> None:
@@ -558,10 +583,10 @@ def test_the_table_has_every_backend() -> None:
 
 def test_sonames_are_versioned() -> None:
     for spec in SPECS.values():
-        assert all(re.fullmatch(r"lib\w+\.so\.\d+(\.\*)?", soname) for soname in spec.sonames)
-    assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_graph.so.9")
+        assert all(re.fullmatch(r"lib\w+\.so\.\d+", soname) for soname in spec.sonames)
+    assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8")
     assert SPECS["miopen"].sonames == ("libMIOpen.so.1",)
-    assert SPECS["onednn"].sonames == ("libdnnl.so.3", "libdnnl.so.3.*")
+    assert SPECS["onednn"].sonames == ("libdnnl.so.3",)
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "miopen", "onednn"])

@@ -1,4 +1,4 @@
-"""A fourth backend in the tree: one C file and one line of the shim, and everything else finds it."""
+"""A backend more in the tree, and a tensor more in the table: everything else finds them."""
 
 import json
 import os
@@ -27,6 +27,54 @@ with pybnorm.Handle("loop") as handle:
 plain = (x - x.mean((0, 2, 3), keepdims=True)) / np.sqrt(x.var((0, 2, 3), keepdims=True) + 1e-5)
 assert abs(y - plain).max() < 1e-13
 """
+AMAX = "VECTOR(FORWARD_TRAINING, y_amax, WRITTEN, AMAX, AMAX)"
+TENSOR = {  # what is in the tree, and a line after it
+    SHIM: {
+        "    void *dscale, *dbias;\n": "    void *y_amax;\n",
+        "typedef enum pbn_capability {\n": "    PBN_CAP_AMAX = 1 << 20,\n",
+    },
+    "pybnorm/_core/calls.pxi": {
+        "        pbn_argument dscale, dbias;\n": "        pbn_argument y_amax;\n",
+        "        PBN_ALWAYS = 0,\n": "        PBN_AMAX = 32,\n",
+        "        VECTOR(FORWARD_TRAINING, bias, READ, ALWAYS, RUNS)\n": f"        {AMAX}\n",
+        "cdef dict _WHEN = {\n": "    32: 'amax',\n",
+    },
+    "pybnorm/enums.py": {"    RUNS = 1\n": "    AMAX = 1 << 20\n"},
+}
+USE_TENSOR = """
+import numpy as np
+import pybnorm
+from pybnorm import _arrays, _core
+
+assert [t.needs for t in _core.tensors("train") if t.name == "y_amax"] == [pybnorm.Capability.AMAX]
+x, y = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
+one, zero, amax = np.float32([1]), np.float32([0]), np.float32([7])
+arrays = {"x": x, "scale": one, "bias": zero, "y": y}
+arrays = {name: _arrays.as_buffer(array, name)._replace(pointer=0) for name, array in arrays.items()}
+scalars = {"mode": "spatial", "alpha": 1, "beta": 0, "epsilon": 0, "exponential_average_factor": 1}
+backends = ["native"]
+try:
+    backends.append(pybnorm.load("onednn").backend)
+except pybnorm.LibraryNotFoundError:
+    pass
+for backend in backends:
+    with pybnorm.Handle(backend) as handle:
+        handle.forward_training(x, one, zero, y, epsilon=0)
+        plan = handle.plan_forward_training(x, running=False, saved=False, epsilon=0)
+        plan(x, one, zero, np.empty_like(y))
+        mean, variance = np.float32([2]), np.float32([2 / 3])
+        handle.forward_inference(x, one, zero, mean, variance, y, epsilon=0)
+        handle.backward(x, y, one, np.empty_like(x), np.empty_like(one), np.empty_like(one), epsilon=0)
+        calls = _core.CallList(handle)
+        calls.append(handle, "train", arrays, (0, 0), **scalars)
+        try:
+            calls.append(handle, "train", arrays | {"y_amax": arrays["bias"]}, (0, 0), **scalars)
+        except pybnorm.UnsupportedError as error:
+            assert f"{backend} batch_normalization_forward_training" in str(error), error
+            assert "no tensor 'y_amax' here: Capability.AMAX is not set" in str(error), error
+        else:
+            raise AssertionError(f"{backend} takes a tensor that it does not know")
+"""
 CASES = {
     "train,spatial,f32,nhwc,4x3x5x2": "PASS",
     "infer,peract,f64,nchw,4x3x5": "PASS",
@@ -43,22 +91,30 @@ def sources(folder):
     return {str(p.relative_to(folder)): p.read_text() for p in found}
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """A copy of the tree with the example's backend in it, built."""
-    folder = tmp_path_factory.mktemp("fourth") / "tree"
+def copied(folder):
     made = shutil.ignore_patterns("*.so", "*.pyd", "_core.c", "__pycache__")
     for part in ("include", "pybnorm"):
         shutil.copytree(ROOT / part, folder / part, ignore=made)
     for file in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]:
         shutil.copy(file, folder)
+
+
+def built(folder):
+    done = run(folder, "setup.py", "-q", "build_ext", "--inplace", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the tree with the example's backend in it, built."""
+    folder = tmp_path_factory.mktemp("fourth") / "tree"
+    copied(folder)
     shutil.copy(ROOT / "examples" / "loop_backend" / "loop.c", folder / ADDED)
     shim = (folder / SHIM).read_text()
     assert shim.count(LINE) == 1
     (folder / SHIM).write_text(shim.replace(LINE, f"    X(loop)             \\\n{LINE}"))
-    done = run(folder, "setup.py", "-q", "build_ext", "--inplace", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return built(folder)
 
 
 def run(tree, *words, cwd=None):
@@ -79,7 +135,7 @@ def test_one_file_and_one_line_are_a_backend(tree):
     assert done.returncode == 0, done.stdout + done.stderr
     told = {backend["backend"]: backend for backend in json.loads(done.stdout)["backends"]}
     assert told["loop"]["version"] == [1, 0, 0], done.stdout
-    assert {"cudnn", "miopen", "onednn"} < set(told)
+    assert {"cudnn", "miopen", "onednn", "native"} < set(told)
     cases = [word for case in CASES for word in ("--case", case)]
     done = run(tree, "-m", "pybnorm", "check", "--backend", "loop", *cases)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,3 +143,19 @@ def test_one_file_and_one_line_are_a_backend(tree):
     before, after = sources(ROOT), sources(tree)
     assert {name for name in before.keys() | after if before.get(name) != after.get(name)} == {SHIM, ADDED}
     assert set(after[SHIM].splitlines()) - set(before[SHIM].splitlines()) == {"    X(loop)             \\"}
+
+
+@pytest.mark.slow
+def test_a_tensor_that_no_backend_knows_is_refused_by_name(tmp_path):
+    """One more row in the table of tensors: every call still works, and no backend leaves it unwritten in silence."""
+    tree = tmp_path / "tree"
+    copied(tree)
+    for name, lines in TENSOR.items():
+        text = (tree / name).read_text()
+        for line, added in lines.items():
+            assert text.count(line) == 1, (name, line)
+            text = text.replace(line, line + added)
+        (tree / name).write_text(text)
+    built(tree)
+    done = run(tree, "-c", USE_TENSOR)
+    assert done.returncode == 0, done.stderr

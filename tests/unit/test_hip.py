@@ -71,6 +71,26 @@ def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
     assert (double.streams, double.blocks) == (0, 0)
 
 
+def test_memory_is_freed_as_a_capture_allows_it(double: Any) -> None:
+    """In the relaxed mode (2); the thread's own is back afterwards."""
+    buffer = device_for(10).from_numpy(np.ones(3))
+    assert buffer is not None
+    del buffer
+    gc.collect()
+    assert (double.blocks, double.freed_in_mode, double.capture_mode) == (0, 2, 0)
+
+
+def test_the_name_has_the_architecture_where_the_runtime_says_it(double: Any, hip_library: Path) -> None:
+    """Without the flags that an architecture may be built with; HIP 5 does not say it."""
+    architecture = (ctypes.c_char * 64).in_dll(ctypes.CDLL(str(hip_library)), "double_architecture")
+    names = []
+    for word, wave in ((b"gfx1151", 32), (b"gfx90a:sramecc+:xnack-", 64), (b"", 32)):
+        architecture.value = word
+        double.set("wave", wave)
+        names.append(device_for(10).name)
+    assert names == ["double 0 (gfx1151, wave size 32)", "double 0 (gfx90a, wave size 64)", "double 0"]
+
+
 def test_memory_and_events_are_of_the_device_that_makes_them(double: Any) -> None:
     device, other = device_for(10, 0), device_for(10, 1)
     asked = [lambda: device.empty_bytes(4), lambda: device.from_numpy(np.ones(3)), device.synchronize_all]
@@ -189,16 +209,17 @@ report(attempt(search))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["libamdhip64.so.7", "libamdhip64.so.5", "libamdhip64.so"])
+@pytest.mark.parametrize("name", ["libamdhip64.so.7", "libamdhip64.so.10", "libamdhip64.so"])
 def test_a_copy_in_the_process_goes_first(child: Any, doubles: Any, name: str) -> None:
     here = doubles.plain(name, SOURCE)
     other = doubles.plain("libamdhip64.so.6", SOURCE)
     answer = child(SEARCH, {"LD_LIBRARY_PATH": other.parent}, first=[here])
-    assert answer["value"] == ["already in the process", name]
+    found = str(here) if name.endswith(".10") else name  # what no name is known of is opened by its path
+    assert answer["value"] == ["already in the process", found]
 
 
 def test_the_newest_soname_of_the_loader(child: Any, doubles: Any) -> None:
-    folders = [doubles.plain(f"libamdhip64.so.{n}", SOURCE).parent for n in (5, 7, 6)]
+    folders = [doubles.plain(f"libamdhip64.so.{n}", SOURCE).parent for n in (5, 7, 10)]
     answer = child(SEARCH, {"LD_LIBRARY_PATH": ":".join(map(str, folders))}, first=[])
     assert answer["value"] == ["system loader", "libamdhip64.so.7"]
 

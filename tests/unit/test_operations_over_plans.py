@@ -8,7 +8,6 @@ import pytest
 
 SCRIPT = """
     from pybnorm import operations
-    from pybnorm.operations import ways
     from pybnorm._arrays import CUDA, Buffer
 
     shape = values["shape"]
@@ -106,201 +105,13 @@ def test_sixteen_bit_data_off_their_pairs_are_copied(compute: Any) -> None:
     assert whole, "something was written outside"
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("layout", "way"), [("nhwc", "pointwise"), ("nchw", "columns:1")])
-@pytest.mark.parametrize("shape", [(4, 8, 6, 5), (1, 3, 7, 9)], ids=str)
-def test_the_elementwise_half_of_backward_is_one_call(
-    compute: Any, shape: Any, layout: str, way: str, dtype: str
-) -> None:
-    calls, error, kept, whole, live = compute(
-        SCRIPT
-        + """
-    ways.TAKEN["half"] = "fast"
-    with pybnorm.Handle("cudnn") as handle:
-        x, dy, dx = (data(f) for f in (generator.standard_normal(shape) + 3, generator.standard_normal(shape), np.nan))
-        scale, inverse = (vector(generator.random(shape[1]) + 0.5) for _ in range(2))
-        mean, total, moment = (vector(generator.standard_normal(shape[1]) * 5 + 3) for _ in range(3))
-        a, b, s, m, r, t, p = (v.astype("f8") for v in (x, dy, scale, mean, inverse, total, moment))
-        error, ways_kept = 0.0, []
-        for n in (3 * count, 5, 3 * count):
-            calls = run(
-                handle, "backward_elemt", x=x, dy=dy, scale=scale, mean=mean, inv_variance=inverse, sum_dy=total,
-                sum_dy_xmu=moment, count=n, dx=dx)
-            error = max(error, far(dx, s * r * (b - t / n - (a - m) * r**2 * p / n)))
-            ways_kept.append(len(pybnorm._core.cache(handle, "ways")))
-    del handle
-    gc.collect()
-    report([calls, error, ways_kept, whole(), number("live").value])
-    """,
-        shape=shape,
-        layout=layout,
-        dtype=dtype,
-    )
-    assert calls == [f"backward of sums SPATIAL {dtype} {tuple(shape)} by {way}"]
-    assert error < (2.0**-8 if dtype == "bf16" else 2e-6)
-    assert kept == [1, 1, 1], "a plan for each number of values"
-    assert whole, "something was written outside"
-    assert live == 0, "descriptors were left behind"
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("shape", [(8, 6, 16, 16), (3, 5, 4, 6)], ids=str)
-def test_sums_are_one_pass_that_writes_nothing_else(compute: Any, shape: Any, layout: str, dtype: str) -> None:
-    calls, errors, same, whole, live = compute(
-        SCRIPT
-        + """
-    ways.TAKEN["half"] = "fast"
-    with pybnorm.Handle("cudnn") as handle:
-        x, dy = (data(generator.standard_normal(shape) + far) for far in (3, 0.5))
-        before = x.tobytes(), dy.tobytes()
-        mean, variance, inverse, centre, total, moment = (vector() for _ in range(6))
-        centre[...] = generator.standard_normal(centre.shape) + 3
-        calls = run(handle, "stats", x=x, mean=mean, variance=variance, inv_variance=inverse, epsilon=1e-3)
-        calls += run(handle, "backward_reduce", x=x, dy=dy, mean=centre, sum_dy=total, sum_dy_xmu=moment)
-        a, b = x.astype("f8"), dy.astype("f8")
-        v = a.var(axes, keepdims=True)
-        errors = {
-            "mean": far(mean, a.mean(axes, keepdims=True)), "variance": far(variance, v),
-            "inverse": far(inverse, 1 / np.sqrt(v + 1e-3)), "sum_dy": far(total, b.sum(axes, keepdims=True)),
-            "sum_dy_xmu": far(moment, (b * (a - centre)).sum(axes, keepdims=True))}
-        same = before == (x.tobytes(), dy.tobytes())
-    del handle
-    gc.collect()
-    report([calls, errors, same, whole(), number("live").value])
-    """,
-        shape=shape,
-        layout=layout,
-        dtype=dtype,
-    )
-    data = [call for call in calls if f"{dtype} {tuple(shape)}" in call]
-    kinds = "forward_training", "backward"
-    assert data == [f"{kind} sums SPATIAL {dtype} {tuple(shape)} by columns" for kind in kinds]
-    assert max(errors.values()) < 2e-5, errors
-    assert same
-    assert whole, "something was written outside"
-    assert live == 0, "descriptors were left behind"
-
-
-def test_auto_takes_the_halves_that_were_the_faster_ones_on_an_h200(compute: Any) -> None:
-    taken = compute(
-        SCRIPT
-        + """
-    taken = {}
-    rest = CUDA, -1, True, None
-    with pybnorm.Handle("cudnn") as handle:
-        for shape in ((32, 64, 112, 112), (32, 512, 28, 28), (32, 2048, 7, 7), (4, 256, 64, 64)):
-            for dtype in (pybnorm.DataType.FLOAT32, pybnorm.DataType.BFLOAT16):
-                for last in (False, True):
-                    order = (0, 2, 3, 1) if last else (0, 1, 2, 3)
-                    strides = pybnorm._arguments.packed_strides(tuple(shape[a] for a in order))
-                    x = Buffer(0, shape, tuple(strides[order.index(a)] for a in range(4)), dtype, *rest)
-                    vector = Buffer(0, shape[1:2], (1,), pybnorm.DataType.FLOAT32, *rest)
-                    both = dict.fromkeys(("saved_mean", "saved_inv_variance"), vector)
-                    one = dict.fromkeys(("scale", "bias", "running_mean", "running_variance"), vector) | both
-                    two = dict.fromkeys(("scale", "dscale", "dbias"), vector) | both
-                    three = {"x": x, "dy": x, "dx": x}
-                    training, backward = pybnorm.Operation.FORWARD_TRAINING, pybnorm.Operation.BACKWARD
-                    for half, operation, given, data, vectors in (
-                        ("forward", training, {"exponential_average_factor": 1.0}, {"x": x, "y": x}, one),
-                        ("sums", backward, {}, three, two), ("dx", backward, {"share": 1e-5}, three, two)):
-                        p = operations.program.Program(handle)
-                        if ways.half(p, operation, (1,), data, vectors, epsilon=0.0, **given):
-                            where = f"{shape[1]} {dtype.short} {'nhwc' if last else 'nchw'}"
-                            taken.setdefault(half, []).append(where)
-    report(taken)
-    """,
-        shape=(1, 1, 1, 1),
-    )
-    last = [f"{c} {d} nhwc" for c in (64, 512, 2048, 256) for d in ("f32", "bf16")]
-    first = [f"{c} {d} nchw" for c in (64, 512, 2048) for d in ("f32", "bf16")]
-    assert sorted(taken["forward"]) == ["64 bf16 nchw", "64 f32 nchw", "64 f32 nhwc"]
-    assert sorted(taken["sums"]) == sorted([*first, *[row for row in last if not row.startswith("2048")]])
-    assert sorted(taken["dx"]) == sorted([*first, *last])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_synchronized_program_that_is_to_repeat_takes_ways_that_do(compute: Any, deterministic: bool) -> None:
-    (text,) = compute(
-        SCRIPT
-        + """
-    from pybnorm.operations.program import Program
-    with pybnorm.Handle("cudnn") as handle:
-        made = Program(handle, deterministic=values["deterministic"])
-        rest = pybnorm.DataType.FLOAT32, CUDA, -1, True, None
-        x = Buffer(0, shape, pybnorm._arguments.packed_strides(shape), *rest)
-        vector = Buffer(0, shape[1:2], (1,), *rest)
-        made.gradient((1,), x, x, vector, x, vector, vector, saved=(vector, vector))
-        report([step.text for step in made.steps])
-    """,
-        shape=(64, 96, 64, 64),
-        deterministic=deterministic,
-    )
-    assert text.partition(" by ")[2].partition(":")[0] == ("" if deterministic else "columns")
-
-
-@pytest.mark.parametrize("kernels", [1, 2])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("factor", [0.1, 1.0])
-def test_the_statistics_of_equal_ranks_are_merged_by_one_call(
-    compute: Any, ranks: int, kernels: int, factor: float
-) -> None:
-    calls, uneven, more, errors, whole, live = compute(
-        SCRIPT
-        + """
-    ways.TAKEN["merge"] = "fast"
-    ranks, factor, most = values["ranks"], values["factor"], number("ops")
-    if values["kernels"] == 2:
-        most.value = 6 * ranks - 1
-    received = memory((ranks + 1, 2 * 48 + 16))
-    received[:, :37] = 1e3 + 0.1 * generator.standard_normal((ranks + 1, 37))
-    received[:, 48 : 48 + 37] = 1e-3 * (generator.random((ranks + 1, 37)) + 1e-3)
-    means, variances = received[:ranks, :37], received[:ranks, 48 : 48 + 37]
-    mean, variance, inverse, running_mean, running_variance = (vector(0.5) for _ in range(5))
-    if factor == 1:
-        running_mean[...] = running_variance[...] = np.nan
-    given = dict(m2s=None, mean=mean, variance=variance, inv_variance=inverse, running_mean=running_mean,
-                 running_variance=running_variance, exponential_average_factor=factor, epsilon=1e-3)
-    with pybnorm.Handle("cudnn") as handle:
-        calls = run(handle, "gather_stats", means=means, variances=variances, counts=[5] * ranks, **given)
-        a, v = means.astype("f8"), variances.astype("f8")
-        v = v.mean(0) + a.var(0)
-        keep = (1 - factor) ** 2
-        wants = {"mean": a.mean(0), "variance": v, "inverse": 1 / np.sqrt(v + 1e-3),
-                 "running_mean": 0.5 * keep + (1 - keep) * a.mean(0),
-                 "running_variance": 0.5 * keep + (1 - keep) * v * 5 * ranks / (5 * ranks - 1)}
-        errors = {n: far(globals()[n].reshape(-1), want, 0.0) for n, want in wants.items()}
-        rest = {n: on_device(a) if isinstance(a, np.ndarray) else a for n, a in given.items()}
-        both = {"means": on_device(means), "variances": on_device(variances)}
-        uneven = operations.plan(handle, "gather_stats", **both, counts=[5] * (ranks - 1) + [4], **rest).calls
-        both = {"means": on_device(received[:, :37]), "variances": on_device(received[:, 48 : 48 + 37])}
-        more = operations.plan(handle, "gather_stats", **both, counts=[5] * (ranks + 1), **rest).calls
-    del handle
-    gc.collect()
-    report([calls, uneven, more, errors, whole(), number("live").value])
-    """,
-        shape=(1, 37, 1, 1),
-        ranks=ranks,
-        kernels=kernels,
-        factor=factor,
-    )
-    assert calls == [f"merge f32 {ranks, 37} by merge"]
-    assert len(uneven) > 8
-    assert (len(more) == 1) == (ranks < 8 and kernels == 1)
-    assert max(errors.values()) < 1e-6, errors
-    assert whole, "something was written outside"
-    assert live == 0, "descriptors were left behind"
-
-
-@pytest.mark.parametrize("way", ["plain", "fast"])
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, way: str) -> None:
+def test_synchronized_batch_norm_over_plans(compute: Any, layout: str) -> None:
     """Of two ranks, the other of which has the same data."""
     calls, errors, whole, live = compute(
         SCRIPT
         + """
     from pybnorm.sync import SyncBatchNorm
-    ways.TAKEN.update(dict.fromkeys(ways.TAKEN, values["way"]))
     own = {}
 
     class Mirror:
@@ -352,12 +163,9 @@ def test_synchronized_batch_norm_over_plans(compute: Any, layout: str, way: str)
     """,
         shape=(4, 6, 16, 16),
         layout=layout,
-        way=way,
     )
     kinds = [call.partition(" SPATIAL")[0] for call in calls]
-    elements = ["backward of sums"] if way == "fast" else ["forward_inference"] * 2
-    sums = " sums" if way == "fast" else ""
-    assert kinds == [f"forward_training{sums}", "forward_inference", f"backward{sums}", *elements]
+    assert kinds == ["forward_training", "forward_inference", "backward", *["forward_inference"] * 2]
     assert max(errors.values()) < 2e-5, errors
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"

@@ -64,7 +64,7 @@ def outside(tmp_path_factory, doubles):
 
 
 def path(*folders):
-    return {"PYTHONPATH": os.pathsep.join(map(str, [*folders, PACKAGES]))}
+    return {"PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])}
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_it_is_a_backend_like_ours(child, installed):
         path(installed),
     )
     (file,) = (installed / "pybnorm_loop").glob("library*.so")
-    assert told["before"] == ["cudnn", "miopen", "onednn"]
-    assert told["backends"] == ["cudnn", "miopen", "onednn", "loop"]
+    assert told["before"] == ["cudnn", "miopen", "native", "native_cuda", "onednn"]
+    assert told["backends"] == ["cudnn", "miopen", "onednn", "native", "native_cuda", "loop"]
     assert told["library"]["path"] == str(file)
     assert (told["library"]["version"], told["library"]["found_via"]) == ([1, 0, 0], "the backend's own file")
     assert told["device_types"] == [1]
@@ -187,13 +187,13 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
         names=["absent", "empty", "number", "older", "other", "raising"],
     )
     names, warned, again, unknown = told
-    assert names == [["cudnn", "miopen", "onednn"]] * 2
+    assert names == [["cudnn", "miopen", "onednn", "native", "native_cuda"]] * 2
     said = {
         "absent": ("LibraryLoadError", "/nowhere/absent.so: cannot open shared object file"),
         "cudnn": ("LibraryLoadError", "there is a backend 'cudnn' already"),
         "empty": ("SymbolNotFoundError", "has no symbol pbn_backend_empty"),
         "number": ("LibraryLoadError", "TypeError: expected str, bytes or os.PathLike object, not int"),
-        "older": ("LibraryVersionError", "was compiled for contract 0 of pybnorm/shim.h, this pybnorm has 4"),
+        "older": ("LibraryVersionError", "was compiled for contract 0 of pybnorm/shim.h, this pybnorm has 5"),
         "other": ("LibraryLoadError", "is of a backend named b'loop'"),
         "raising": ("LibraryLoadError", "ZeroDivisionError: division by zero"),
     }
@@ -203,4 +203,21 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
         assert why in text
     for name, result in again.items():
         assert (result["error"], said[name][1] in result["text"]) == (said[name][0], True), result
-    assert "allowed: one of 'cudnn', 'miopen', 'onednn'" in unknown["text"]
+    assert "allowed: one of 'cudnn', 'miopen', 'onednn', 'native'" in unknown["text"]
+
+
+def test_no_other_test_sees_the_backends_of_this_machine(child, outside, tmp_path):
+    """As where the documented example is installed."""
+    told = child(
+        f"""
+        import subprocess, sys
+        import pybnorm
+        import conftest
+        conftest.hide_outside_backends({str(tmp_path)!r})
+        code = "import pybnorm; print(*pybnorm.backends())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        report([pybnorm.backends(), done.stdout.split()])
+        """,
+        path(outside(loop="'/nowhere.so'"), Path(__file__).parents[1]),
+    )
+    assert told == [["cudnn", "miopen", "onednn", "native", "native_cuda"]] * 2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from pybnorm import reference
 from pybnorm.enums import DataType, Mode
@@ -125,8 +126,8 @@ def close(got, expected, magnitude=1.0, units=40):
 # ---------------------------------------------------------------- derive
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", SHAPES)
+@table("mode", MODES)
+@table("shape", SHAPES)
 def test_derive(shape, mode):
     for dtype in ("f16", "bf16", "f32", np.dtype(np.float32), DataType.FLOAT32):
         assert reference.derive(shape, dtype, mode) == (derived(shape, mode), DataType.FLOAT32)
@@ -967,7 +968,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("function", "argument", "value"),
     [
         pytest.param(function, argument, value, id=f"{function.__name__}-{argument}-{i}")
@@ -1049,3 +1050,16 @@ def test_interleaved_views_of_one_buffer_are_allowed():
     reversed_x = memory[::-1, ::2]
     with pytest.raises(ArgumentError, match="overlaps x"):
         reference.forward_training(reversed_x, V, V, out={"y": x})
+
+
+@pytest.mark.parametrize("bad", [object(), 1.0, b"x"])
+def test_a_prior_that_is_no_array_is_refused_though_beta_is_0(bad):
+    x, one = np.float32([[1], [2]]), np.ones((1, 1), np.float32)
+    calls = {
+        "prior": lambda **prior: reference.forward_training(x, one, one, **prior),
+        "prior_dscale": lambda **prior: reference.backward(x, x, one, **prior),
+        "prior_dx": lambda **prior: reference.backward_frozen(x, x, scale=one, mean=one, variance=one, **prior),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ArgumentError, match=f"^{name}: got"):
+            call(**{name: bad})

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tables import table
 
 from pybnorm import ArgumentError, ArgumentTypeError, reference
 
@@ -35,9 +36,7 @@ class Plain:
         return values.sum(axis=self.reduced, keepdims=True)
 
 
-@pytest.fixture(params=CASES, ids=lambda c: f"{c[0]}-{c[1]}".replace(" ", ""))
-def case(request):
-    return request.param[1], Plain(*request.param)
+each_case = table("case", CASES)
 
 
 def close(got, right):
@@ -45,8 +44,9 @@ def close(got, right):
     np.testing.assert_allclose(got, right, rtol=1e-11, atol=1e-11)
 
 
+@each_case
 def test_stats(case):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     got = reference.stats(p.x, epsilon=EPSILON, axis=axis)
     mean = p.sum(p.x) / p.m
     variance = p.sum((p.x - mean) ** 2) / p.m
@@ -55,8 +55,9 @@ def test_stats(case):
     close(got.inv_variance, 1 / np.sqrt(variance + EPSILON))
 
 
+@each_case
 def test_elemt(case):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     right = 0.5 * (p.scale * p.inv * (p.x - p.mean) + p.bias) - 2 * p.prior
     for function in (reference.elemt, reference.forward_inference_inv_variance):
         got = function(p.x, p.scale, p.bias, p.mean, p.inv, alpha=0.5, beta=-2.0, axis=axis, prior=p.prior)
@@ -65,8 +66,9 @@ def test_elemt(case):
 
 
 @pytest.mark.parametrize("frozen", [True, False])
+@each_case
 def test_gradients(case, frozen):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     total, moment = p.sum(p.dy), p.inv * p.sum(p.dy * (p.x - p.mean))
     centred = p.dy if frozen else p.dy - total / p.m - (p.x - p.mean) * p.inv * moment / p.m
     function = reference.backward_frozen if frozen else reference.training_grad
@@ -79,8 +81,9 @@ def test_gradients(case, frozen):
     close(got.dbias, -total + 3 * p.bias)
 
 
+@each_case
 def test_backward_reduce(case):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     got = reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, inv_variance=p.inv, axis=axis)
     moment = p.sum(p.dy * (p.x - p.mean))
     close(got.sum_dy, p.sum(p.dy))
@@ -90,8 +93,9 @@ def test_backward_reduce(case):
     assert reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, axis=axis).dscale is None
 
 
+@each_case
 def test_backward_elemt(case):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     got = reference.backward_elemt(
         x=p.x, dy=p.dy, scale=p.scale, mean=p.mean, inv_variance=p.inv, sum_dy=p.total, sum_dy_xmu=p.moment, count=17,
         alpha=0.5, beta=2.0, axis=axis, prior=p.prior,
@@ -100,8 +104,9 @@ def test_backward_elemt(case):
     close(got, 0.5 * right + 2 * p.prior)
 
 
+@each_case
 def test_backward_elemt_with_its_own_sums_is_training_grad(case):
-    axis, p = case
+    axis, p = case[1], Plain(*case)
     sums = reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, inv_variance=p.inv, axis=axis)
     own = {"x": p.x, "dy": p.dy, "scale": p.scale, "mean": p.mean, "axis": axis}
     got = reference.backward_elemt(
@@ -171,7 +176,7 @@ def test_fold_says_when_arrays_stay_as_they_are():
         np.testing.assert_array_equal(folded._restore(folded._view(x), dims), x)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "argument"),
     [
         (lambda x, v: reference.stats(x, axis=4), "axis"),

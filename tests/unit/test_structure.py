@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm import _arrays, enums
-from pybnorm.check import trusted
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "pybnorm"
@@ -25,7 +25,6 @@ SOURCE = ROOT / "pybnorm"
 STOREYS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
-    {"tuning"},
     {"check"},
     {"hipdnn", "torch", "cupy"},
     {"layer", "graph", "miopen", "directml", "cann"},
@@ -36,14 +35,13 @@ STOREYS = [
     {"_core"},
     {"defects"},
     {"_arguments", "_arrays", "_files", "_find", "diagnostics"},
-    {"_names"},
     {"enums", "errors"},
     {"_text", "_words"},
 ]
-# Of the check: what makes results, and what is below or beside it.
+ROOMS = ["language", "judging", "run", "report", "compare"]
+"""Of the check: a later room imports from an earlier one; the selftest and the public names import from all."""
+# Of the room that runs: what makes results.
 MAKERS = {"implementations", "session", "guarded", "runner", "worker", "nodes", "executors", "whole_run"}
-READERS = {"archive", "terminal", "junit", "html", "compare", "compare_terminal", "causes", "plots", "page_data"}
-BELOW = {"results": {"problem", "data", "bounds", "verdicts"}}
 FORBIDDEN = {  # sharper than the storeys
     "reference": {"_core", "devices", "_arrays", "_find"},
     "_arguments": {"_arrays", "_find"},
@@ -99,7 +97,7 @@ def room(module):
     return (*module.split("."), "__init__")[1]
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
+@table("module", sorted(MODULES))
 def test_imports_point_one_way(module):
     name = room(module)
     for target in {room(other) for other in GRAPH[module]} - {name}:
@@ -143,43 +141,55 @@ def test_no_modules_import_one_another():
     assert not circle(GRAPH), " -> ".join(circle(GRAPH))
 
 
-def test_results_are_below_what_makes_and_what_shows_them():
-    for name in (*READERS, *BELOW):
-        found = {other.split(".")[2] for other in GRAPH[f"pybnorm.check.{name}"] if other.startswith("pybnorm.check.")}
-        assert not found & MAKERS, name
-        assert found <= BELOW.get(name, found), name
+@pytest.mark.parametrize("name", ROOMS)
+def test_rooms_of_the_check_are_in_order(name):
+    here = [module for module in MODULES if module.startswith(f"pybnorm.check.{name}.")]
+    targets = {target for module in here for target in GRAPH[module] if f"{target}.".startswith("pybnorm.check.")}
+    assert here, name
+    assert {f"{target}.".split(".")[2] for target in targets} <= {*ROOMS[: ROOMS.index(name) + 1]}
 
 
-def test_all_code_that_decides_is_in_the_fingerprint_of_what_is_kept():
-    no_numbers = {"_core", "_files", "_find", "_names", "_text", "_words", "defects", "devices.cpu", "errors"}
-    todo, seen = {name for name in MODULES if name.startswith("pybnorm.check.bounds")}, set()
-    while todo - seen:
-        seen.add(module := (todo - seen).pop())
-        todo |= GRAPH[module]
-    read = {module_of(path) for pattern in trusted.SOURCES for path in SOURCE.glob(pattern)}
-    assert {name.removeprefix("pybnorm.") for name in seen - read} == no_numbers
+def test_every_module_of_the_check_is_in_a_room():
+    found = {module.split(".")[2] for module in MODULES if module.startswith("pybnorm.check.")}
+    assert found == {*ROOMS, "selftest"}
+
+
+def test_every_package_is_in_the_wheel():
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)[1]
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCE.rglob("__init__.py")}
+    assert set(re.findall(r'"(.+?)"', listed)) == found | {"pybnorm.include"}
+
+
+def test_what_shows_results_makes_none():
+    makers = {f"pybnorm.check.run.{name}" for name in MAKERS}
+    readers = {m for m in MODULES if m.startswith(("pybnorm.check.report.", "pybnorm.check.compare."))}
+    assert makers <= MODULES
+    # It runs the case that it shows.
+    assert {m for m in readers if GRAPH[m] & makers} == {"pybnorm.check.report.explain"}
+    assert not GRAPH["pybnorm.check.run.archive"] & makers
 
 
 def test_only_commands_print():
-    printers = {"pybnorm.check.terminal", "pybnorm.check.compare_terminal"}
+    printers = {"pybnorm.check.report.terminal", "pybnorm.check.compare.terminal"}
     importers = {module for module, targets in GRAPH.items() if targets & printers}
-    # the plugin prints the text of the command where pytest wants one; the last is an old name
-    assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin", "pybnorm.check.report"}
+    # the plugin prints the text of the command where pytest wants one
+    assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin"}
 
 
 def test_importing_the_package_imports_no_layer_above():
-    code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('tuning', 'check')))"
+    code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('check',)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "backends").rglob("*.[ch]")), ids=lambda p: p.name)
+@table("path", sorted((SOURCE / "backends").rglob("*.[ch]")))
 def test_backend_files_include_only_the_contract(path):
     included = re.findall(r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M)
     ours = {i for i in included if i.startswith('"')}
     folder = set() if path.parent.name == "backends" else {f'"{p.name}"' for p in path.parent.iterdir()}
-    assert ours <= {'"pybnorm/shim.h"', '"pybnorm/dl.h"', '"pybnorm/adapter.h"'} | folder
+    shared = {'"../native/blend.c"', '"../native/elementwise.c"'}  # of CPUs
+    assert ours <= {'"pybnorm/shim.h"', '"pybnorm/dl.h"', '"pybnorm/adapter.h"'} | shared | folder
     names = ["float", "limits", "math", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib", "string"]
-    standard = {f"<{name}.h>" for name in names}
+    standard = {f"<{name}.h>" for name in [*names, "cpuid", "immintrin", "pthread", "sys/stat"]}
     assert {i for i in included if i.startswith("<")} <= standard
 
 
@@ -187,7 +197,9 @@ def test_backend_list_agrees_everywhere():
     shim = (ROOT / "include/pybnorm/shim.h").read_text()
     listed = re.findall(r"X\((\w+)\)", re.search(r"#define PBN_BACKENDS\(X\)((?:.*\\\n)*.*\n)", shim)[1])
     assert tuple(listed) == pybnorm.backends()
-    assert sorted(listed) == sorted(p.stem for p in (SOURCE / "backends").iterdir())
+    texts = [p.read_text() for p in (SOURCE / "backends").rglob("*.c")]
+    defined = [name for text in texts for name in re.findall(r"^const pbn_backend pbn_backend_(\w+) =", text, re.M)]
+    assert sorted(listed) == sorted(defined)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +262,7 @@ def public_objects():
                     yield f"{name}.{attribute}", member
 
 
-@pytest.mark.parametrize(("name", "thing"), list(public_objects()), ids=lambda v: v if isinstance(v, str) else "")
+@table(("name", "thing"), list(public_objects()))
 def test_public_objects_are_documented(name, thing):
     if not (callable(thing) or inspect.isdatadescriptor(thing)):
         return
@@ -270,7 +282,7 @@ def test_public_objects_are_documented(name, thing):
     assert first[0].isupper() or first.startswith("``"), (name, first)
 
 
-@pytest.mark.parametrize("name", sorted(pybnorm._SUBMODULES))
+@table("name", sorted(pybnorm._SUBMODULES))
 def test_the_list_of_public_names_is_complete(name):
     if name == "torch":
         pytest.importorskip("torch")
@@ -329,19 +341,3 @@ def test_the_version_is_written_once():
     assert 'version = { attr = "pybnorm.__version__" }' in config
     if (installed := next(iter(importlib.metadata.distributions(name="pybnorm")), None)) is not None:
         assert installed.version == pybnorm.__version__
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("claims", "support"),
-        ("commands", "vendor_lines"),
-        ("detection", "selftest.detection"),
-        ("simulated", "selftest.simulated"),
-    ],
-)
-def test_an_old_module_name_is_the_new_module(old, new, monkeypatch):
-    monkeypatch.delitem(sys.modules, f"pybnorm.check.{old}", raising=False)
-    with pytest.warns(DeprecationWarning, match=rf"pybnorm\.check\.{old} is deprecated; import pybnorm\.check\.{new}$"):
-        found = importlib.import_module(f"pybnorm.check.{old}")
-    assert found is importlib.import_module(f"pybnorm.check.{new}")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm import _core
@@ -61,7 +62,7 @@ def test_no_private_name_is_in_it():
     assert shown == []
 
 
-@pytest.mark.parametrize("path", [path for path, _ in definitions() if not path.endswith(("__call__", *PLANS))])
+@table("path", [path for path, _ in definitions() if not path.endswith(("__call__", *PLANS))])
 def test_every_callable_has_a_signature(path):
     thing = _core
     for name in path.split("."):
