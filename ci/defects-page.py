@@ -5,8 +5,71 @@ python ci/defects-page.py
 
 from pathlib import Path
 
-from pybnorm.defects import page
+from pybnorm._find import SPECS
+from pybnorm.defects import DEFECTS, Defect, Effect, Run
 
-target = Path(__file__).parents[1] / "docs" / "defects.md"
-target.write_text(page())
-print(target)
+
+def page() -> str:
+    """The table as a page of Markdown."""
+    lines = [
+        "# Known defects",
+        "",
+        "What `pybnorm.known_defects` knows of vendor libraries; made of the table in `pybnorm/defects/` by "
+        "`python ci/defects-page.py`.",
+        "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs the way around it, which plans with "
+        "algorithm `auto`, and all that is built on them, take.",
+        "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
+        '`Handle(known_defects="avoid_all")` also avoids what is only less exact, where something better is known.',
+    ]
+    for backend in sorted({d.backend for d in DEFECTS}):
+        lines += ["", f"## {SPECS[backend].label}"]
+        for d in DEFECTS:
+            if d.backend == backend:
+                lines += ["", f"### {d.id}", "", f"{d.what[0].upper()}{d.what[1:]}.", "", *_facts(d)]
+    return "\n".join(lines) + "\n"
+
+
+def _told(run: Run) -> str:
+    version = ".".join(map(str, run.version))
+    build = f", build `{run.build}`" if run.build else ""
+    return f"{version} ({run.package}{build}), {run.card}, {run.date}, [{run.file}](results/{run.file})"
+
+
+def _facts(defect: Defect) -> list[str]:
+    """What else there is to say of a defect, as a list."""
+    first = ".".join(map(str, defect.first))
+    fixed = ".".join(map(str, defect.fixed or ()))
+    read = " to ".join(".".join(map(str, version)) for version in defect.read)
+    effects = {Effect.WRONG: "wrong", Effect.FAILS: "the call fails", Effect.WEAK: "less exact than it could be"}
+    if defect.note == "sums in chains":  # CHAIN, which is correct
+        effects[Effect.WRONG] = "inexact"
+    links = [f"[{link}](https://github.com/{link.replace('#', '/issues/')})" for link in defect.links]
+    outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
+    by = f"by {' or '.join(f'`{name}`' for name in defect.ways)}" if defect.ways else "by other calls"
+    avoided = "no: the call is refused" if defect.refused else f"yes, {by}"
+    if defect.effect == Effect.WEAK and not defect.avoided:
+        avoided = "where it takes" + by.removeprefix("by") if defect.ways else "no: it is no error"
+        avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""
+    if defect.cards:
+        avoided = "no: the error of the call names it"
+    if defect.backend == "onednn":  # on the CPU, where native is always there
+        policy = "avoid_all" if defect.effect == Effect.WEAK else "avoid"
+        avoided = f'no; with `known_defects="{policy}"` `native` computes the call'
+    return [
+        *([f"* Example: {defect.example}"] if defect.example else ()),
+        f"* Versions: from {first} {f'to those before {fixed}' if fixed else 'on, and none is known to be correct'}",
+        *([f"* Cards: {', '.join(f'{card}x' for card in defect.cards)}"] if defect.cards else ()),
+        *(f"* Seen: {_told(run)}" for run in defect.seen),
+        f"* Read in the source: {read or 'no'}",
+        *(f"* Build `{build}`: {'has it' if has else 'does not have it'}" for build, has in defect.builds.items()),
+        f"* Effect: {effects[defect.effect]}{outputs}",
+        f"* Avoided by algorithm `auto`: {avoided}",
+        f"* Reported: {', '.join(links) or 'no'}",
+        f"* Case: `{defect.case}`",
+    ]
+
+
+if __name__ == "__main__":
+    target = Path(__file__).parents[1] / "docs" / "defects.md"
+    target.write_text(page())
+    print(target)

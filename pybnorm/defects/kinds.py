@@ -1,0 +1,248 @@
+"""What a known defect is: its effect, the calls that meet it, the runs that showed it and the versions that have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pybnorm import _arguments
+from pybnorm.enums import DataType, Layout, Mode, Operation
+
+__all__ = [
+    "BACKWARD",
+    "LONG_CHAIN",
+    "SIXTEEN_BITS",
+    "SPANS",
+    "TRAINING",
+    "Call",
+    "Defect",
+    "Effect",
+    "Run",
+    "Version",
+    "chained",
+    "numbers_of",
+    "taken_for",
+]  # fmt: skip
+
+Version = tuple[int, ...]
+
+
+class Effect(enum.Enum):
+    """What a defect does to a call."""
+
+    WRONG = "wrong"
+    """The call succeeds and a result is wrong."""
+    FAILS = "fails"
+    """The call fails, although its arguments are right."""
+    WEAK = "weak"
+    """The result is less exact than it could be; the library is not wrong."""
+
+
+class Call(NamedTuple):
+    """A batch-norm call, without its data."""
+
+    operation: Operation
+    mode: Mode
+    dtype: DataType
+    dims: tuple[int, ...]
+    layout: Layout = Layout.CHANNELS_FIRST
+    saved: bool = True
+    """Whether backward is given saved statistics."""
+    beta: float = 0.0
+    alignment: int = 16
+    """Bytes that the addresses of all data tensors are multiples of, up to 16."""
+    inplace: bool = False
+    """Whether y is written over x, or dx over dy."""
+
+    @property
+    def m(self) -> int:
+        """Elements per statistic."""
+        return _arguments.reduced_count(self.dims, self.mode)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the call takes mean and variance from x itself."""
+        return self.operation == Operation.FORWARD_TRAINING or (self.operation == Operation.BACKWARD and not self.saved)
+
+
+class Run(NamedTuple):
+    """A run of `pybnorm check` on one build of a library: what the table is made of."""
+
+    version: Version
+    build: str
+    """The digest of the library's file, as `pybnorm info` says it; "" where it was not recorded."""
+    package: str
+    card: str
+    date: str
+    file: str
+    """Of docs/results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    """One defect of one library.
+
+    Parameters
+    ----------
+    id : str
+        Short and stable; what reports print.
+    backend : str
+    first : tuple of int
+        Oldest version that has it, compared over as many numbers as are given.
+    fixed : tuple of int, optional
+        Oldest version that a run has shown to be correct; without it every later version is taken to have the defect.
+    seen : tuple of Run
+        Runs that showed it.
+    read : tuple of tuple of int
+        Oldest and newest version whose source was read and has it.
+    example : str
+        A call that users know.
+    effect : Effect
+    outputs : tuple of str
+        The outputs that it makes wrong. Empty where the call itself fails.
+    what : str
+        One sentence, with the condition in words.
+    links : tuple of str
+        Reports upstream, ``owner/repository#number``.
+    case : str
+        A case of `pybnorm check` that shows it.
+    predicate : callable
+        Whether a `Call` meets it.
+    note : str
+        For the check: what the note of an explained verdict must hold, or the message of a call that failed. With
+        one a weakness explains what misses the bound, too.
+    ratio : float or mapping of str to float
+        For the check: largest error / bound (of the loosest class) that is explained, of all outputs or by output.
+    nan : tuple of str
+        For the check: the outputs that may be NaN or infinite in the last channel, because the vendor's kernel takes in
+        what lies behind its input.
+    rounded : bool
+        Whether it shows only where sums round, and so not on data whose sums are exact.
+    exact : bool
+        Whether it shows only on those. A weakness then explains what misses their bound, too.
+    fills : tuple of str
+        For the check: the only data that show it; empty: any.
+    ways : tuple of str
+        Algorithms of the library (`pybnorm.algorithms`) that do not have it: what avoids it takes the first that can be
+        built. Without any, other calls are made in place of the one.
+    better : bool
+        Whether calls without a weakness are known, which a handle that avoids all makes.
+    avoided : bool
+        Whether algorithm ``"auto"`` makes those calls, too: data that occur miss the bound.
+    tuned : bool
+        Whether only a library that takes kernels by their times has it.
+    refused : bool
+        Whether calls that have it are refused, where they are made by callers: those that write over their input.
+    cards : tuple of str
+        Beginnings of the architectures of the cards that have it, as `pybnorm info` names the device; empty: any. No
+        other call is made in place of one, because none would run: the call's own error names the defect.
+    builds : mapping of str to bool
+        Builds (the digest of the library's file, as `pybnorm info` says it) that are known to differ from their
+        version, such as a distribution's with patches: whether they have it.
+    """
+
+    id: str
+    backend: str
+    first: Version
+    seen: tuple[Run, ...]
+    effect: Effect
+    outputs: tuple[str, ...]
+    what: str
+    links: tuple[str, ...]
+    case: str
+    predicate: Callable[[Call], bool]
+    note: str = ""
+    ratio: float | Mapping[str, float] = 1.0
+    nan: tuple[str, ...] = ()
+    rounded: bool = False
+    exact: bool = False
+    fills: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
+    better: bool = False
+    avoided: bool = False
+    tuned: bool = False
+    refused: bool = False
+    cards: tuple[str, ...] = ()
+    builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    fixed: Version | None = None
+    read: tuple[Version, ...] = ()
+    example: str = ""
+
+    def largest(self, output: str) -> float:
+        """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
+        if _arguments.text(output, "output") not in self.outputs:
+            return 0.0
+        return self.ratio if isinstance(self.ratio, (int, float)) else self.ratio[output]
+
+    def in_version(self, version: Sequence[int], build: str = "") -> bool:
+        """Whether `version` is one that has the defect; `build`: of the library, "" where it is not known."""
+        numbers = numbers_of(version)
+        if _arguments.text(build, "build") in self.builds:
+            return self.builds[build]
+        numbers = taken_for(self.backend, numbers)
+        if numbers[: len(self.first)] < self.first:
+            return False
+        return self.fixed is None or numbers[: len(self.fixed)] < self.fixed
+
+    def on_card(self, device: str) -> bool:
+        """Whether a device of that name has it; "": one that is not known, which has what every card has."""
+        return not self.cards or any(f"({card}" in _arguments.text(device, "device") for card in self.cards)
+
+    def was_seen(self, version: Sequence[int], build: str) -> bool:
+        """Return True where a run of exactly that build showed it."""
+        exact = (numbers_of(version), _arguments.text(build, "build"))
+        return any((run.version, run.build) == exact for run in self.seen)
+
+
+SPANS: dict[str, tuple[Version, Version]] = {}
+"""For each library the oldest version that has a defect, and the newest that was run; the package fills it."""
+
+
+def taken_for(backend: str, version: Version) -> Version:
+    """The version, or the newest that was run where it is older or newer than all that is known."""
+    if backend not in SPANS:
+        return version
+    oldest, newest = SPANS[backend]
+    return version if oldest <= version[: len(oldest)] and version[:2] <= newest[:2] else newest
+
+
+def numbers_of(value: Sequence[int]) -> Version:
+    """The version as a tuple of integers."""
+    allowed = "a sequence of integers, such as (3, 4, 0)"
+    return tuple(_arguments.integer(n, "version", allowed=allowed) for n in _arguments.items(value, "version", allowed))
+
+
+TRAINING = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
+BACKWARD = ("dx", "dscale", "dbias")
+SIXTEEN_BITS = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+LONG_CHAIN = 400_000
+"""Terms from which it misses the bound on ordinary data, whose roundings have no common sign: seen from 450,000 on."""
+_IMAGES = 64
+"""Images from which a single chain of sums may miss the bound: seen from 128 on."""
+
+
+def chained(backend: str, first: Version, seen: tuple[Run, ...], better: bool = False) -> Defect:
+    """Of the per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
+    return Defect(
+        id=f"{backend}-chained-sums",
+        backend=backend,
+        first=first,
+        seen=seen,
+        effect=Effect.WEAK,
+        outputs=(*TRAINING, "dx", "dscale"),
+        what="per-activation training, and backward without saved statistics, sum the images in one chain: some "
+        "hundred are enough to miss the bound of blocked sums where roundings add up, on equal values or few that are "
+        "not 0, some thousand of one sign (1 to 14 times the bound; on ordinary data not seen to 65,536 images)",
+        links=(),
+        case="train,peract,f32,nchw,1280x4x1x2,fill=sparse",
+        predicate=lambda p: p.mode == Mode.PER_ACTIVATION and p.recomputes and p.m > _IMAGES,
+        note="sums in chains",
+        ratio=40.0,
+        rounded=True,
+        better=better,
+        avoided=better,
+    )

@@ -1,0 +1,78 @@
+"""Known defects of oneDNN."""
+
+from __future__ import annotations
+
+from pybnorm.defects.kinds import BACKWARD, LONG_CHAIN, SIXTEEN_BITS, TRAINING, Defect, Effect, Run
+from pybnorm.enums import Operation
+
+__all__ = ["DEFECTS", "RUNS"]
+
+_CHAIN = 64
+"""Terms from which a single chain of sums may miss the bound: seen from 128 on."""
+
+_EPYC = "AMD EPYC (AVX512, BF16)"
+RUNS = tuple(
+    Run(version, build, package, _EPYC, "2026-11-23", "onednn-versions.md")
+    for version, build, package in (
+        ((3, 2, 0), "52cedc518dcdb2e9", "PyPI onednn-cpu-gomp 2023.2.0"),
+        ((3, 6, 2), "", "PyPI paddlepaddle 3.3.1"),
+        ((3, 7, 2), "", "Debian libdnnl3.6 3.7.2+ds-2"),
+        ((3, 12, 1), "", "Debian libdnnl3.6 3.12.1+ds-3"),
+        ((3, 13, 2), "", "PyPI onednn 2026.1.0, SYCL on the CPU"),
+    )
+)
+
+DEFECTS = (
+    Defect(
+        id="onednn-long-sums",
+        backend="onednn",
+        first=(3, 0),
+        seen=RUNS,
+        effect=Effect.WRONG,
+        outputs=(*TRAINING, "dx", "dscale"),
+        what="a thread sums its part of a statistic in one float32 chain, which on ordinary data misses the bound from "
+        "some 450,000 terms on; so the result depends on the number of threads",
+        links=(),
+        example="a plane of 1000x1000, or 32 images of 128x128",
+        case="train,spatial,f32,nchw,1x1x1000x1000,fill=randn",
+        predicate=lambda p: p.recomputes and p.m > LONG_CHAIN,
+        note="sums in chains",
+        ratio=1024.0,  # of one chain of 2^24 terms: m / (16 + 4 sqrt(m))
+        rounded=True,
+    ),
+    Defect(
+        id="onednn-chained-sums",
+        backend="onednn",
+        first=(3, 0),
+        seen=RUNS,
+        effect=Effect.WEAK,
+        outputs=(*TRAINING, "dx", "dscale"),
+        what="the same chain of up to 400,000 terms: a few hundred are enough to miss the bound of blocked sums where "
+        "roundings add up, on data of one sign, equal values, or few that are not 0 (1 to 23 times the bound)",
+        links=(),
+        example="ResNet's 32x64x56x56 on images that are not centred",
+        case="train,spatial,f32,nchw,32x2x56x56,fill=image",
+        predicate=lambda p: p.recomputes and _CHAIN < p.m <= LONG_CHAIN,
+        note="sums in chains",
+        ratio=160.0,  # of the longest chain: m / (16 + 4 sqrt(m))
+        rounded=True,
+        better=True,
+    ),
+    Defect(
+        id="onednn-chained-gradients",
+        backend="onednn",
+        first=(3, 2),
+        seen=RUNS[:1],
+        effect=Effect.WEAK,
+        outputs=BACKWARD,
+        what="backward sums dy, and its products with x, in chains as long as one thread's part: from some 100,000 "
+        "terms on 16-bit gradients of few values, whose roundings add up, miss the bound (1 to 1.3 times)",
+        links=(),
+        example="a bfloat16 plane of 512x512",
+        case="backward,spatial,bf16,nchw,1x2x512x512,fill=ramp,repeats=1",
+        predicate=lambda p: p.operation == Operation.BACKWARD and p.dtype in SIXTEEN_BITS and p.m > 65536,
+        note="sums in chains",
+        ratio=4.0,
+        rounded=True,
+    ),
+)
