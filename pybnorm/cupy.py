@@ -30,7 +30,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from pybnorm import _arguments, _names, functional
+from pybnorm import _arguments, functional
 from pybnorm._arrays import as_buffer
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -43,7 +43,6 @@ __all__ = [
 ]
 
 
-@_names.own()
 def batch_normalization_forward_training(
     x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any, mean: Any, inv_std: Any, eps: float,
     decay: float, is_for_conv2d: bool, cudnn_mode: int, debug: bool, d_layout: int = 0,
@@ -88,7 +87,6 @@ def batch_normalization_forward_training(
     return found if mean is None else found[0]
 
 
-@_names.own()
 def batch_normalization_forward_training_ex(
     x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any, mean: Any, inv_std: Any, eps: float,
     decay: float, is_for_conv2d: bool, cudnn_mode: int, debug: bool, d_layout: int = 0,
@@ -129,8 +127,8 @@ def batch_normalization_forward_training_ex(
     used = {name: call.vector(array, name) for name, array in written.items()}
     y, *statistics = call.run(
         functional.batch_norm_training, call.data(x, "x"), call.vector(gamma, "gamma"), call.vector(beta, "beta"),
-        used["running_mean"], used["running_var"], epsilon=eps, exponential_average_factor=factor,
-        out=(None, used.get("mean"), used.get("inv_std")),
+        running_mean=used["running_mean"], running_variance=used["running_var"], epsilon=eps,
+        exponential_average_factor=factor, out=(None, used.get("mean"), used.get("inv_std")),
     )  # fmt: skip
     for name, array in written.items():
         if not (array.dtype == used[name].dtype and array.flags.c_contiguous):  # else it is a view
@@ -140,7 +138,6 @@ def batch_normalization_forward_training_ex(
     return None, call.result(y), *(one.reshape(gamma.shape) for one in statistics)
 
 
-@_names.own()
 def batch_normalization_forward_inference(
     x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float, is_for_conv2d: bool, cudnn_mode: int,
     d_layout: int = 0,
@@ -172,12 +169,13 @@ def batch_normalization_forward_inference(
            [ 1. , 14.5]], dtype=float32)
     """
     call = _Call(x, is_for_conv2d, cudnn_mode, False, d_layout)
-    vectors = {"gamma": gamma, "beta": beta, "mean": mean, "var": var}
-    given = [call.vector(array, name) for name, array in vectors.items()]
-    return call.result(call.run(functional.batch_norm_inference, call.data(x, "x"), *given, epsilon=eps))
+    names = {"running_mean": "mean", "running_variance": "var", "scale": "gamma", "bias": "beta"}
+    arrays = {"gamma": gamma, "beta": beta, "mean": mean, "var": var}
+    given = {theirs: call.vector(array, theirs) for theirs, array in arrays.items()}
+    vectors = {ours: given[theirs] for ours, theirs in names.items()}
+    return call.result(call.run(functional.batch_norm_inference, call.data(x, "x"), **vectors, epsilon=eps))
 
 
-@_names.own()
 def batch_normalization_backward(
     x: Any, gamma: Any, gy: Any, mean: Any, inv_std: Any, eps: float, is_for_conv2d: bool, cudnn_mode: int,
     debug: bool, d_layout: int = 0, *, reserve_space: Any = None,
@@ -273,7 +271,7 @@ class _Call:
         return array.transpose(0, 2, 3, 1) if self.last else array.reshape(self.shape)
 
     def vector(self, array: Any, name: str) -> Any:
-        """Of the shape and the dtype that the library computes with; a view where it has these."""
+        """An array of the shape and the dtype that the library computes with; a view where it has these."""
         size = 1
         for n in self.parameters:
             size *= n

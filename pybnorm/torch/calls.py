@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 
 from pybnorm import _arguments, functional
-from pybnorm._words import PreferWord
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
 __all__ = ["REFUSALS", "dense", "differentiate", "infer", "train"]
@@ -29,69 +28,38 @@ def train(
     x: torch.Tensor,
     weight: Optional,
     bias: Optional,
-    mean: Optional,
-    variance: Optional,
-    factor: float,
     eps: float,
     fallback: bool,
     deterministic: bool = False,
-    saved: bool = True,
-    prefer: PreferWord | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalize by the batch; y, its mean and its inverse standard deviation, running statistics in place.
+) -> tuple[torch.Tensor, ...]:
+    """Normalize by the batch: y, the batch's mean, its inverse standard deviation and its unbiased variance.
 
     Parameters
     ----------
     x : Tensor
         Dense.
-    weight, bias, mean, variance : Tensor or None
+    weight, bias : Tensor or None
         16-bit ones, where x is of their dtype, are computed with in float32.
-    factor, eps : float
+    eps : float
     fallback, deterministic : bool
-    saved : bool
-        False: nobody reads the last two results, which may be None.
-    prefer : None, "fastest" or "measured"
-        As `functional` has it.
     """
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean, variance = (torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2))
+    running = {"running_mean": mean, "running_variance": variance}
+    options: dict[str, Any] = {"exponential_average_factor": 1.0, "epsilon": eps}  # with 1 nothing is read of the two
     try:
         call = _repeating("training", deterministic) if deterministic or _asked() else functional.batch_norm_training
-        if prefer is not None:
-            call = functools.partial(call, prefer=prefer)
         if x.dtype in _SHORT:
-            return _train_short(call, x, weight, bias, mean, variance, factor, eps)
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(
-            x,
-            weight,
-            bias,
-            mean,
-            variance,
-            exponential_average_factor=factor,
-            epsilon=eps,
-            saved=saved or not x.is_cpu,  # some of cuDNN's fast ways need memory for them
-        )
+            y, *saved = call(_aligned(x), _wide(weight, x), _wide(bias, x), **running, **options)
+        else:
+            y, *saved = call(x, weight, bias, **running, **options)
     except REFUSALS:
         if not fallback:
             raise
-        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if _empty(x):
-            return x.clone(), x.new_zeros(x.shape[1], dtype=kind), x.new_zeros(x.shape[1], dtype=kind)
-        y, *statistics = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, factor, eps)
-        found = y, statistics[0].to(kind), statistics[1].to(kind)
-    return found
-
-
-def _train_short(
-    call: Call, x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, factor: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    running = _wide(mean, x), _wide(variance, x)
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(
-        _aligned(x), _wide(weight, x), _wide(bias, x), *running, exponential_average_factor=factor, epsilon=eps
-    )
-    for kept, used in zip((mean, variance), running, strict=True):
-        if kept is not None and used is not kept:
-            kept.copy_(used)
-    return found
+        native = torch.ops.aten.native_batch_norm
+        y, *saved = native(x, weight, bias, mean.zero_(), variance.fill_(1), True, 1.0, eps)
+        saved = [one.to(kind) for one in saved]
+    return y, *saved, variance
 
 
 def infer(
@@ -103,23 +71,19 @@ def infer(
     eps: float,
     fallback: bool,
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
 ) -> torch.Tensor:
     """Normalize by given statistics; arguments as those of `train`."""
+    vectors = {"running_mean": mean, "running_variance": variance, "scale": weight, "bias": bias}
     try:
         call = _repeating("inference", deterministic) if deterministic or _asked() else functional.batch_norm_inference
-        if prefer is not None:
-            call = functools.partial(call, prefer=prefer)
         if x.dtype in _SHORT:
-            vectors = [_wide(vector, x) for vector in (weight, bias, mean, variance)]
-            y: torch.Tensor = call(_aligned(x), *vectors, epsilon=eps)
+            vectors = {name: _wide(vector, x) for name, vector in vectors.items()}
+            y: torch.Tensor = call(_aligned(x), **vectors, epsilon=eps)
         else:
-            y = call(x, weight, bias, mean, variance, epsilon=eps)
+            y = call(x, **vectors, epsilon=eps)
     except REFUSALS:
         if not fallback:
             raise
-        if _empty(x):
-            return x.clone()
         y = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
     return y
 
@@ -135,7 +99,6 @@ def differentiate(
     wanted: Sequence[bool],
     fallback: bool,
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
 ) -> Gradients:
     """dx, dweight and dbias; None for what is not `wanted`.
 
@@ -148,7 +111,6 @@ def differentiate(
     training : bool
     wanted : sequence of bool
     fallback, deterministic : bool
-    prefer : None, "fastest" or "measured"
 
     Notes
     -----
@@ -159,15 +121,15 @@ def differentiate(
     if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
         dy = like(dy, x)
     if training:
-        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic, prefer)
+        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic)
         return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
     dx = dweight = dbias = None
     if wanted[0]:
-        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic, prefer)
+        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic)
     if wanted[1] or wanted[2]:
         kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
         inverse = torch.rsqrt(spread.to(kind) + eps)
-        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic, prefer)
+        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic)
     return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
@@ -180,12 +142,9 @@ def _back(
     eps: float,
     fallback: bool,
     deterministic: bool,
-    prefer: PreferWord | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward
-        if prefer is not None:
-            call = functools.partial(call, prefer=prefer)
         if x.dtype not in _SHORT:
             found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(x, dy, weight, mean, inverse, epsilon=eps)
             return found
@@ -194,17 +153,10 @@ def _back(
         if not fallback:
             raise
         slope = torch.ones_like(mean) if weight is None else weight  # without one there are no sums on CUDA
-        if _empty(x):
-            return x.clone(), torch.zeros_like(slope), torch.zeros_like(slope)
         native = torch.ops.aten.native_batch_norm_backward
         dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
     return dx, sums[0].to(kind), sums[1].to(kind)
-
-
-def _empty(x: torch.Tensor) -> bool:
-    """Whether there is nothing to compute: PyTorch's function sees to it, its operators fail or end the process."""
-    return x.dim() > 1 and not x.numel()
 
 
 # ---------------------------------------------------------------- what the libraries take
@@ -239,11 +191,11 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------- bits that repeat
 
 _asked = torch._C._get_deterministic_algorithms
-"""Whether ``torch.use_deterministic_algorithms`` asks for ways whose bits repeat."""
+"""Whether ``torch.use_deterministic_algorithms`` asks for algorithms whose bits repeat."""
 
 
 def _repeating(operation: str, always: bool) -> Call:
-    """A function of `functional`, which takes only ways whose bits repeat."""
+    """A function of `functional`, which takes only algorithms whose bits repeat."""
     _arguments.instance(always, bool, "deterministic", "a bool")
     return functools.partial(_repeated, getattr(functional, f"batch_norm_{operation}"), always)
 

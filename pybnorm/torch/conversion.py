@@ -7,13 +7,12 @@ from typing import TypeVar
 
 import torch
 
-from pybnorm import _arguments, functional
-from pybnorm._words import PreferWord
+from pybnorm import _arguments
 from pybnorm.torch import fusion
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNorm
 from pybnorm.torch.sync import SyncBatchNorm
 
-__all__ = ["convert"]
+__all__ = ["convert", "unconvert"]
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 _OURS = {
@@ -29,7 +28,6 @@ def convert(
     *,
     fallback: bool = False,
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
     fuse: bool | Sequence[tuple[str, str]] = False,
 ) -> _Module:
     """Make the batch norms of a model those of this module, in place.
@@ -44,15 +42,13 @@ def convert(
     fallback : bool
         Let PyTorch compute calls that are refused here.
     deterministic : bool
-        Only ways whose bits repeat; see `batch_norm`.
-    prefer : None, "fastest" or "measured"
-        Leave to PyTorch's own kernels what they compute faster, as known or measured; see `batch_norm`.
+        Only algorithms whose bits repeat; see `batch_norm`.
     fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
         decided now. Hooks that are added later to such a batch norm see the result of ReLU, and those of the ReLU
         nothing. Pairs: names of a batch norm and of the ``torch.nn.ReLU`` that alone gets its result and nothing else.
-        `unfuse` undoes it.
+        `unconvert` undoes it.
 
     Returns
     -------
@@ -74,12 +70,47 @@ def convert(
     _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     _arguments.instance(fallback, bool, "fallback", "a bool")
     _arguments.instance(deterministic, bool, "deterministic", "a bool")
-    functional._preferring(prefer)
     for module in model.modules():
         ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
         if ours is not None:
             module.__class__ = ours
-            module.fallback, module.deterministic, module.prefer = fallback, deterministic, prefer
+            module.fallback, module.deterministic = fallback, deterministic
     if fuse is not False:
         fusion.fuse(model, None if fuse is True else fuse)
     return model
+
+
+def unconvert(model: _Module) -> _Module:
+    """Give a model PyTorch's own batch norms back, in place: what `convert` did is undone, fused ones included.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`. Parameters, buffers and hooks stay.
+
+    Raises
+    ------
+    ArgumentTypeError
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = pybnorm.torch.convert(torch.nn.Sequential(torch.nn.BatchNorm2d(16), torch.nn.ReLU()), fuse=True)
+    >>> type(pybnorm.torch.unconvert(model)[0])
+    <class 'torch.nn.modules.batchnorm.BatchNorm2d'>
+    """
+    _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
+    fusion.unfuse(model)
+    for module in model.modules():
+        if type(module) in _THEIRS:
+            for name in ("fallback", "deterministic", "_joined"):
+                module.__dict__.pop(name, None)
+            module.__class__ = _THEIRS[type(module)]
+    return model
+
+
+_THEIRS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}

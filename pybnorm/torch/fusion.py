@@ -144,12 +144,6 @@ def unfuse(model: _Module) -> _Module:
     ------
     ArgumentTypeError
 
-    Examples
-    --------
-    >>> import torch
-    >>> model = torch.nn.Sequential(torch.nn.BatchNorm2d(16), torch.nn.ReLU())
-    >>> pybnorm.torch.unfuse(pybnorm.torch.convert(model, fuse=True)) is model
-    True
     """
     _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     for module in model.modules():
@@ -163,7 +157,7 @@ def _install(module: torch.nn.Module, function: Callable[..., Any]) -> None:
     module.__dict__["forward"] = types.MethodType(function, module)
 
 
-# ---------------------------------------------------------------- pairs that are told
+# ---------------------------------------------------------------- pairs given by the caller
 
 
 def _named(model: torch.nn.Module, pairs: Any) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
@@ -288,7 +282,7 @@ def _joined(graph: torch.fx.Graph, names: dict[str, torch.nn.Module], relu: torc
 
 
 def _input_of_relu(names: dict[str, torch.nn.Module], node: torch.fx.Node) -> torch.fx.Node | None:
-    """What ReLU is taken of, if a step is ReLU."""
+    """The argument of ReLU, if a step is ReLU."""
     is_relu = (
         (node.op == "call_function" and node.target in _RELUS)
         or (node.op == "call_method" and node.target in ("relu", "relu_"))

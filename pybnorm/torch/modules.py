@@ -7,10 +7,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from pybnorm.torch import fused, fused_operators
-from pybnorm.torch.autograd import _compiling, batch_norm
+from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.torch.operators import batch_norm, written_down
+from pybnorm.torch.relu import batch_norm_relu, inferred
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+
+
+_UNCONVERT = "for torch.jit.script and torch.fx call pybnorm.torch.unconvert(model) first"
 
 
 class _BatchNorm:
@@ -19,9 +23,7 @@ class _BatchNorm:
     fallback = False
     """Let PyTorch compute calls that are refused here."""
     deterministic = False
-    """Only ways whose bits repeat, as `batch_norm` has it."""
-    prefer = None
-    """"fastest" or "measured": PyTorch's own kernels where they are faster, as `batch_norm` has it."""
+    """Only algorithms whose bits repeat, as `batch_norm` has it."""
     joins = True
     """Whether an activation may be part of the call."""
 
@@ -55,6 +57,8 @@ class _BatchNorm:
             `input` has a rank that the module does not take.
         ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
         """
+        if not isinstance(input, torch.Tensor):  # torch.fx's tracer among others, which follows Python
+            raise ArgumentTypeError("input", input, f"a tensor; {_UNCONVERT}")
         self._check_input_dim(input)
         mean, variance = _held(self, "_buffers", "running_mean"), _held(self, "_buffers", "running_var")
         batch = self.training or (mean is None and variance is None)
@@ -84,33 +88,33 @@ class _BatchNorm:
             _averaged(average, (mean, variance), counter)
         return y
 
+    def __prepare_scriptable__(self: Any) -> Any:
+        """Refuse ``torch.jit.script``, which would compile this Python code."""
+        raise ArgumentError("obj", f"{type(self).__name__} of pybnorm.torch", f"PyTorch's modules; {_UNCONVERT}")
+
     def _computed(
         self: Any, given: tuple[Any, ...], activation: str | None, residual: Any, in_place: bool
     ) -> torch.Tensor:
         """The result, once it is known with which statistics; `given` is what `_normalized` takes."""
         input, mean, variance, batch, momentum = given
-        if activation is not None and self.joins and not _compiling():
-            weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
-            y: torch.Tensor | None = fused.batch_norm_relu(
-                input, mean, variance, weight, bias, residual, batch, momentum, self.eps, self.deterministic
-            )
-            if y is not None:
-                return y
-        elif activation == "relu" and self.joins and batch and self._has_operator(input, residual):
-            return fused_operators.batch_norm_relu(
+        if activation == "relu" and self.joins and batch and self._has_operator(input, residual):
+            return batch_norm_relu(
                 input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
                 self.deterministic,
             )  # fmt: skip
+        if activation == "relu" and not batch and not torch.is_grad_enabled() and self._has_operator(input, residual):
+            return inferred(
+                input, mean, variance, self.weight, self.bias, residual, self.eps, self.fallback, self.deterministic
+            )
         y = self._normalized(*given)
         return y if activation is None else _activated(y, residual, in_place)
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
-        """Whether a compiler is shown one operator; where nothing fuses, its own kernels do the rest better."""
+        """Whether one operator takes it: an input that is not empty, and a residual that the sum does not change."""
         return (
-            fused_operators.training is not None
-            and self.prefer is None
-            and fused.fits(input, (self.weight, self.bias))
-            and (residual is None or _like(residual, input))
+            input.numel() > 0
+            and (residual is None or (_like(residual, input) and residual.device == input.device))
+            and not written_down()
         )
 
     def _normalized(
@@ -125,7 +129,7 @@ class _BatchNorm:
         weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
         return batch_norm(
             input, mean, variance, weight, bias, batch, momentum, self.eps, fallback=self.fallback,
-            deterministic=self.deterministic, prefer=self.prefer,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
 
@@ -147,19 +151,30 @@ def _averaged(average: Any, statistics: Any, counter: torch.Tensor) -> None:
 
 
 def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:
-    """``relu(y + residual)`` in the memory of y, which nobody else has, where the sum fits into it."""
+    """``relu(y + residual)``; in place only as the model has it, since y may be a view of torch.vmap's."""
     if residual is not None:
-        y = y.add_(residual) if in_place or _like(residual, y) else y + residual
-    return y.relu_()
+        y = y.add_(residual) if in_place else y + residual
+    return torch.relu(y)
 
 
 def _like(residual: Any, y: torch.Tensor) -> bool:
-    """Whether the sum has the shape and the dtype of y."""
-    return isinstance(residual, torch.Tensor) and (residual.shape, residual.dtype) == (y.shape, y.dtype)
+    """Whether the sum has the shape and the dtype of y, and both are dense."""
+    return (
+        isinstance(residual, torch.Tensor)
+        and residual.layout is torch.strided
+        and (residual.shape, residual.dtype) == (y.shape, y.dtype)
+    )
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d``, arguments and state included, computed by the vendors' libraries."""
+    """``torch.nn.BatchNorm1d``, arguments and state included, computed by the vendors' libraries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pybnorm.torch.BatchNorm1d(16)(torch.ones(2, 16, 4)).abs().max().item()
+    0.0
+    """
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
@@ -174,4 +189,11 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d``, arguments and state included, computed by the vendors' libraries."""
+    """``torch.nn.BatchNorm3d``, arguments and state included, computed by the vendors' libraries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pybnorm.torch.BatchNorm3d(16)(torch.ones(2, 16, 4, 4, 4)).abs().max().item()
+    0.0
+    """

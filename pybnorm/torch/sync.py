@@ -10,14 +10,14 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from pybnorm import sync
+from pybnorm import functional, sync
 from pybnorm._arrays import CPU, as_buffer
-from pybnorm._core import Handle, backends, device_types
+from pybnorm._core import Handle
 from pybnorm.sync.messages import _WEIGHT, BACKWARD, FORWARD
 from pybnorm.torch import calls
 from pybnorm.torch.calls import Gradients, Optional
-from pybnorm.torch.derivatives import Function, second
 from pybnorm.torch.modules import _BatchNorm
+from pybnorm.torch.operators import second
 
 __all__ = ["SyncBatchNorm"]
 
@@ -34,7 +34,7 @@ class _Ranks:
         buffer = as_buffer(x, "input")
         on_cpu = buffer.device_type == CPU
         # No handle of `functional`: autograd runs backward in another thread, while that one may follow its stream.
-        key = next(name for name in backends() if buffer.device_type in device_types(name)), buffer.device_id
+        key = functional._backend_of(buffer.device_type) or "", buffer.device_id
         with contextlib.nullcontext() if on_cpu else torch.cuda.device(x.device):
             if key not in _handles:
                 _handles[key] = Handle(key[0])
@@ -54,7 +54,7 @@ class _Ranks:
         self, x: torch.Tensor, weight: Optional, bias: Optional, y: torch.Tensor, mean: Optional, variance: Optional,
         factor: float, eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor, Callable[[], int]]:  # fmt: skip
-        """That of the layer on PyTorch's current stream, with a workspace from its allocator.
+        """The layer's forward on PyTorch's current stream, with a workspace from its allocator.
 
         Returns the saved statistics, and what knows the number of elements of all ranks.
         """
@@ -75,7 +75,7 @@ class _Ranks:
         return *saved, lambda: total
 
     def backward(self, total: int, x: torch.Tensor, *arrays: torch.Tensor | None) -> None:
-        """That of the layer, of so many elements on all ranks, as forward had: a device waits for nothing."""
+        """The layer's backward, with the number of elements that forward had: a device waits for nothing."""
         self._follow(x)
         self.layer._differentiate((x, *arrays, 1.0, 0.0), total, None, (total,))
 
@@ -142,7 +142,7 @@ def _differentiate(
     return dx, dweight, dbias
 
 
-class _Differentiate(Function):
+class _Differentiate(torch.autograd.Function):
     """The first derivative by the library; its own is that of the formula, in which sums are those of all ranks."""
 
     @staticmethod
@@ -156,17 +156,17 @@ class _Differentiate(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Gradients:
-        *leaves, mean, inverse = ctx.saved_tensors
         eps, ranks = ctx.rest
 
         def total(values: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = _Total.apply(values, ranks.group)
             return found
 
-        return *second(leaves, gradients, mean, inverse, eps, True, total), None, None, None
+        x, dy, weight, mean, inverse = ctx.saved_tensors
+        return *second(x, dy, weight, mean, inverse, eps, True, gradients, total), None, None, None
 
 
-class _Total(Function):
+class _Total(torch.autograd.Function):
     """The sum of all ranks' tensors, on which each rank's depends."""
 
     @staticmethod
@@ -190,7 +190,7 @@ def _synchronized(
     key = group, x.dtype, x.device, x.shape[1], deterministic
     ranks = joined.get(key)
     if ranks is None:
-        ranks = joined[key] = _Ranks(group, x, deterministic)
+        ranks = joined[key] = _Ranks(group, x.detach(), deterministic)
     rest = momentum, module.eps, ranks
     y: torch.Tensor = _Synchronized.apply(x, module.weight, module.bias, mean, variance, rest)
     return y
@@ -225,6 +225,12 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     Devices merge the ranks' statistics by PyTorch's own kernel. `fallback` is for what is not synchronized, because a
     rank cannot leave its call to PyTorch alone. It is no subclass of ``torch.nn.SyncBatchNorm``, because
     DistributedDataParallel refuses that on CPUs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pybnorm.torch.SyncBatchNorm(16)(torch.ones(2, 16, 4, 4)).abs().max().item()  # of one rank
+    0.0
     """
 
     joins = False
@@ -279,6 +285,13 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         -------
         torch.nn.Module
             `module`; a new one where it is a batch norm itself.
+
+        Examples
+        --------
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.BatchNorm2d(16))
+        >>> type(pybnorm.torch.SyncBatchNorm.convert_sync_batchnorm(model)[0]).__name__
+        'SyncBatchNorm'
         """
         found: _Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
         for part in found.modules():

@@ -6,56 +6,14 @@ import pytest
 
 
 @pytest.fixture
-def fused(device):
-    """The module, where there are such calls."""
-    import pybnorm.torch.fused
-
-    if device != "cuda":
-        pytest.skip("only cuDNN has fused plans for training")
-    return pybnorm.torch.fused
-
-
-@pytest.fixture(params=["autograd", "C", "Python"])
-def calls(fused, monkeypatch, request):
-    """The fused calls that are made, by direction; "python" for one that the kernels in C did not do.
-
-    By kernels in C with autograd in C++, by kernels in C, and by plans.
-    """
-    from pybnorm.torch import fused_operators, installation
+def calls(device, monkeypatch):
+    """The calls that take ReLU in, as they are made."""
+    from pybnorm.torch import fused
 
     made = []
-    direct = fused_operators.kernels("CUDA") if request.param != "Python" else None
-    if request.param != "Python" and (direct is None or (request.param == "autograd" and direct[2] is None)):
-        pytest.skip("this PyTorch has no kernels in C")
-
-    def tracked(*given, **options):
-        made.append("forward")
-        results = direct[2](*given, **options)
-        if results[0].grad_fn is not None:
-            results[0].grad_fn.register_hook(lambda *gradients: made.append("backward"))
-        return results
-
-    monkeypatch.setitem(fused.kernels, "cuda", direct and (*(
-        lambda *given, name=name, call=call: made.append(name) or call(*given)
-        for name, call in zip(("forward", "backward"), direct, strict=False)
-    ), tracked if request.param == "autograd" else None))  # fmt: skip
-    if direct is not None:
-        own = installation._Host.own
-
-        def left(host, name, *given):
-            if name.startswith("batch_norm_relu"):
-                made.append("python")
-            return own(host, name, *given)
-
-        monkeypatch.setattr(installation._Host, "own", left)
-    for name in ("forward", "backward"):
-        plain = getattr(fused._Plans, name)
-
-        def call(self, *arguments, plain=plain, name=name):
-            made.append(name)
-            return plain(self, *arguments)
-
-        monkeypatch.setattr(fused._Plans, name, call)
+    for name in ("train", "infer", "differentiate"):
+        plain = getattr(fused, name)
+        monkeypatch.setattr(fused, name, lambda *given, plain=plain, name=name: made.append(name) or plain(*given))
     return made
 
 
@@ -80,17 +38,17 @@ def seen(module, x, residual, dy):
     return [y.detach(), *gradients, module.running_mean, module.running_var]
 
 
-def drawn(torch, dtype, shape=(8, 32, 7, 9), seed=1):
-    generator = torch.Generator("cuda").manual_seed(seed)
+def drawn(torch, device, dtype, shape=(8, 32, 7, 9), seed=1):
+    generator = torch.Generator(device).manual_seed(seed)
     return [
-        torch.randn(shape, generator=generator, device="cuda").to(dtype, memory_format=torch.channels_last)
+        torch.randn(shape, generator=generator, device=device).to(dtype, memory_format=torch.channels_last)
         for _ in range(3)
     ]
 
 
-def norm_of(torch, ours, channels=32):
+def norm_of(torch, ours, device, channels=32):
     torch.manual_seed(5)
-    module = ours.BatchNorm2d(channels).cuda()
+    module = ours.BatchNorm2d(channels).to(device)
     with torch.no_grad():
         module.weight.uniform_(0.5, 1.5)
         module.bias.uniform_(-0.5, 0.5)
@@ -99,25 +57,25 @@ def norm_of(torch, ours, channels=32):
 
 @pytest.mark.parametrize("residual", [False, True], ids=["activation", "residual"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_one_call_computes_what_three_do(torch, ours, calls, dtype, residual):
+def test_one_call_computes_what_three_do(torch, ours, device, calls, dtype, residual):
     for shape in ((8, 32, 7, 9), (4, 512, 4, 4), (16, 64, 28, 28)):
         calls.clear()
-        x, z, dy = drawn(torch, getattr(torch, dtype), shape)
+        x, z, dy = drawn(torch, device, getattr(torch, dtype), shape)
         z = z if residual else None
-        module = norm_of(torch, ours, shape[1])
+        module = norm_of(torch, ours, device, shape[1])
         wanted, near = right(torch, module, x, z, dy)
         found = seen(module, x, z, torch.where(near, 0, dy))
-        assert calls == ["forward", "backward"]
+        assert calls == ["train", "differentiate"]
         unit = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
         for one, other in zip(found, wanted, strict=True):
             assert (one.double() - other).abs().max() <= unit * (1 + other.abs().max())
             assert one.dim() == 1 or (one.dtype == x.dtype and one.stride() == x.stride())
 
 
-def test_a_second_derivative_is_right(torch, ours, calls):
-    x, z, dy = drawn(torch, torch.float32)
-    module = norm_of(torch, ours)
-    wide = torch.nn.BatchNorm2d(32).cuda().double()
+def test_a_second_derivative_is_right(torch, ours, device, calls):
+    x, z, dy = drawn(torch, device, torch.float32)
+    module = norm_of(torch, ours, device)
+    wide = torch.nn.BatchNorm2d(32).to(device).double()
     wide.load_state_dict(module.state_dict())
     results = []
     for norm, kind in ((module, torch.float32), (wide, torch.float64)):
@@ -127,41 +85,41 @@ def test_a_second_derivative_is_right(torch, ours, calls):
         y = y if norm is module else (y + given[1]).relu()
         first = torch.autograd.grad(y, given, dy.to(kind), create_graph=True)
         results.append(torch.autograd.grad(first[0].square().sum() + first[1].sum(), given[0])[0])
-    assert calls[0] == "forward"
-    assert set(calls) <= {"forward", "backward"}  # of autograd in C++, the node by which the first derivative is taken
+    assert calls[0] == "train"
+    assert set(calls) <= {"train", "differentiate"}
     far = (results[0].double() - results[1]).abs() > 1e-4 * (1 + results[1].abs().max())
     assert far.double().mean() < 1e-3  # where float32 and float64 are on two sides of ReLU's corner
 
 
-def test_without_a_derivative_and_in_evaluation(torch, ours, calls):
-    x, z, _ = drawn(torch, torch.bfloat16)
-    module = norm_of(torch, ours)
+def test_without_a_derivative_and_in_evaluation(torch, ours, device, calls):
+    x, z, _ = drawn(torch, device, torch.bfloat16)
+    module = norm_of(torch, ours, device)
     with torch.no_grad():
         for training in (True, False):
             calls.clear()
             module.train(training)
-            wide = torch.nn.BatchNorm2d(32).cuda().double().train(training)
+            wide = torch.nn.BatchNorm2d(32).to(device).double().train(training)
             wide.load_state_dict(module.state_dict())
             y = module(x, activation="relu", residual=z)
-            assert calls == ["forward"]
+            assert calls == ["train" if training else "infer"]
             assert (y.double() - (wide(x.double()) + z.double()).relu()).abs().max() < 0.04
     module.eval()
-    module(x.requires_grad_(), activation="relu").float().sum().backward()  # evaluation's gradient is three calls
-    assert calls == ["forward"]
+    calls.clear()
+    module(x.requires_grad_(), activation="relu").float().sum().backward()
+    assert calls == []  # with a derivative evaluation is three calls
 
 
 @pytest.mark.parametrize("what", ["channels first", "channels", "float64", "residual", "address", "sync"])
-def test_what_is_not_joined_is_right_too(torch, ours, calls, what):
-    x, z, dy = drawn(
-        torch, torch.float64 if what == "float64" else torch.float32, (8, 3 if what == "channels" else 32, 5, 5)
-    )
-    module = norm_of(torch, ours, x.shape[1])
+def test_other_layouts_and_what_is_not_joined_are_right_too(torch, ours, device, calls, what):
+    kind = torch.float64 if what == "float64" else torch.float32
+    x, z, dy = drawn(torch, device, kind, (8, 3 if what == "channels" else 32, 5, 5))
+    module = norm_of(torch, ours, device, x.shape[1])
     if what == "channels first":
         x, z, dy = x.contiguous(), z.contiguous(), dy.contiguous()
     elif what == "residual":
         z = z.contiguous()
     elif what == "address":
-        x = torch.empty(x.numel() + 1, device="cuda")[1:].as_strided(x.shape, x.stride()).copy_(x)
+        x = torch.empty(x.numel() + 1, device=device)[1:].as_strided(x.shape, x.stride()).copy_(x)
     elif what == "float64":
         module.double()
     elif what == "sync":
@@ -169,16 +127,17 @@ def test_what_is_not_joined_is_right_too(torch, ours, calls, what):
         module.process_group = None
     wanted, near = right(torch, module, x, z, dy)
     found = seen(module, x, z, torch.where(near, 0, dy))
-    copied = what in {"residual", "address"} and calls[:2] == ["forward", "python"]  # by autograd in C++
-    assert copied or calls == []
+    assert calls == ([] if what == "sync" else ["train", "differentiate"])
     for one, other in zip(found, wanted, strict=True):
         assert (one.double() - other).abs().max() <= 1e-5 * (1 + other.abs().max())
 
 
-def test_streams_and_threads(torch, ours, calls):
+def test_streams_and_threads(torch, ours, device, calls):
     """Each call goes to the stream of the thread that makes it, with one handle for all."""
-    module, wanted, failed = norm_of(torch, ours).eval(), {}, []
-    data = {seed: drawn(torch, torch.float32, (64, 32, 56, 56), seed) for seed in range(4)}
+    if device == "cpu":
+        pytest.skip("the CPU has no streams")
+    module, wanted, failed = norm_of(torch, ours, device).eval(), {}, []
+    data = {seed: drawn(torch, device, torch.float32, (64, 32, 56, 56), seed) for seed in range(4)}
     with torch.no_grad():
         for seed, (x, z, _) in data.items():
             wanted[seed] = (torch.nn.functional.batch_norm(
@@ -200,13 +159,14 @@ def test_streams_and_threads(torch, ours, calls):
     for thread in threads:
         thread.join()
     assert failed == []
-    assert calls.count("forward") == 120
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad")  # the gradients' stream is that of the warm-up
-def test_a_captured_step(torch, ours, calls):
-    x, z, dy = drawn(torch, torch.float16)
-    module = norm_of(torch, ours)
+def test_a_captured_step(torch, ours, device, calls):
+    if device == "cpu":
+        pytest.skip("the CPU has no graphs")
+    x, z, dy = drawn(torch, device, torch.float16)
+    module = norm_of(torch, ours, device)
     given = [x.requires_grad_(), z.requires_grad_()]
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -229,10 +189,10 @@ def test_a_captured_step(torch, ours, calls):
         assert torch.equal(one, other)
 
 
-def test_one_value_in_a_channel_is_refused(torch, ours, calls):
+def test_one_value_in_a_channel_is_refused(torch, ours, device, calls):
     import pybnorm
 
-    x = torch.ones(1, 32, 1, 1, device="cuda").to(memory_format=torch.channels_last)
+    x = torch.ones(1, 32, 1, 1, device=device).to(memory_format=torch.channels_last)
     with pytest.raises(pybnorm.ArgumentError, match="more than one value per channel"):
-        ours.BatchNorm2d(32, track_running_stats=False).cuda()(x, activation="relu")
+        ours.BatchNorm2d(32, track_running_stats=False).to(device)(x, activation="relu")
     assert calls == []

@@ -74,11 +74,11 @@ def layouts(shape):
 PROBLEMS = [(shape, layout) for shape in SHAPES for layout in layouts(shape)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("shape", "layout"), PROBLEMS)
 def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, dtype):
     kind = getattr(torch, dtype)
-    tolerance = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    tolerance = {"float64": 1e-13, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     for affine, running, training in itertools.product((True, False), repeat=3):
         if not running and not training:
             continue
@@ -101,20 +101,16 @@ def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, d
 
 
 def test_what_plans_do_not_take_is_pytorchs_own(torch, ours, device, own):
-    wide = problem(torch, device, (3, 4, 5, 5), "first", torch.float64, True, True)
     given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
     short = [[t.to(dtype) for t in given] for dtype in (torch.float16, torch.bfloat16)]
     short += [[x, dy, None, None, mean, variance] for x, dy, _, _, mean, variance in short]
-    bare = problem(torch, device, (3, 4, 5, 5), "first", torch.float64, False, False)
-    for case, training in itertools.product((wide, bare, *short), (True, False)):
-        if case is bare and not training:
-            continue
+    for case, training in itertools.product(short, (True, False)):
         right = step(torch, *case, training)
         own.clear()
         with ours.install(cuda=device == "cuda"):
             found = step(torch, *case, training)
         # On CUDA PyTorch saves float32 statistics, beside which backward without a weight has no 16-bit parameter.
-        taken = device == "cuda" and training and case[0].element_size() == 2 and case[2] is None
+        taken = device == "cuda" and training and case[2] is None
         assert len(own) == (1 if taken else 2)
         for name, value in found.items():
             if taken and name == "dx":
@@ -289,7 +285,7 @@ def test_an_older_pytorch_is_told(torch, ours, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["first", "last"])
 def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
-    """With tensors of the CPU, by oneDNN: their arguments and results have another order and number."""
+    """With tensors of the CPU, too: their arguments and results have another order and number."""
     from pybnorm.torch import installation
 
     if device == "cpu":
@@ -325,11 +321,11 @@ def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
             step(torch, *given, True)
     assert len(used) == (4 if device == "cpu" else 2)
     assert all(plan.deterministic for plan in used)
-    assert own == ([] if device == "cpu" else ["native_batch_norm", "native_batch_norm_backward"])
+    assert own == []
 
 
 def test_which_devices(torch, ours, device, anew, monkeypatch):
-    """CUDA's kernels only where they are asked for, the CPU's with them where oneDNN is here."""
+    """CUDA's kernels only where they are asked for, the CPU's with them."""
     from pybnorm.torch import installation
 
     with ours.install(cuda=device == "cuda") as installed:
@@ -345,8 +341,6 @@ def test_which_devices(torch, ours, device, anew, monkeypatch):
         pybnorm._core, "install_torch_kernels", lambda threads, host, pairs, files: registered.append(pairs)
     )
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(installation, "_joined", {})
-    monkeypatch.setattr(installation, "_lent", {})
     native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
     cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
     with ours.install() as first:
@@ -354,14 +348,14 @@ def test_which_devices(torch, ours, device, anew, monkeypatch):
         assert (first.devices, second.devices) == (("cpu",), ("cuda", "cpu"))
         second.remove()
     assert registered == [cpu, cpu + both, cpu]
-    missing.add("onednn")
+    missing.add("native")
     with ours.install(cuda=True) as alone:
         assert alone.devices == ("cuda",)
     assert registered[3:] == [both]
-    with pytest.raises(pybnorm.LibraryNotFoundError, match="no onednn"):
+    with pytest.raises(pybnorm.LibraryNotFoundError, match="no native"):
         ours.install()
-    missing.add("cudnn")
-    with pytest.raises(pybnorm.LibraryNotFoundError, match="no cudnn"):
+    missing.add("native_cuda")
+    with pytest.raises(pybnorm.LibraryNotFoundError, match="no native_cuda"):
         ours.install(cuda=True)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(pybnorm.ArgumentError, match="cuda"):

@@ -1,6 +1,8 @@
 """What compilers, exporters and function transforms see, second derivatives, and what models do, against PyTorch's."""
 
 import copy
+import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -82,7 +84,7 @@ def test_inductor_lowers_the_operators(torch, ours, operators, device, layout, d
 def test_a_compiled_model_makes_the_steps_of_the_plain_one(torch, ours, operators, device, mode, fuse):
     """As training does it: channels last, autocast; as often as CUDA graphs take to be captured and repeated."""
     plain = ours.convert(network(torch, device).to(memory_format=torch.channels_last), fuse=fuse)
-    mine = ours.convert(ours.unfuse(copy.deepcopy(plain)), fuse=fuse)
+    mine = ours.convert(ours.unconvert(copy.deepcopy(plain)), fuse=fuse)
     compiled = torch.compile(mine, fullgraph=True, mode=mode)
     for number, training in enumerate([True, True, True, False, False, False]):
         x = made(torch, device, 4, 3, 8, 8, seed=number).contiguous(memory_format=torch.channels_last)
@@ -97,16 +99,23 @@ def test_a_compiled_model_makes_the_steps_of_the_plain_one(torch, ours, operator
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_exported_model_calls_the_operator(torch, ours, operators, device):
+def test_what_is_written_down_runs_without_us(torch, ours, operators, device):
+    """Exported and traced models have PyTorch's own batch norm in them."""
     model, x = ours.convert(network(torch, device)).eval(), made(torch, device, 4, 3, 8, 8)
-    exported = torch.export.export(model, (x,))
-    targets = [node.target for node in exported.graph.nodes]
-    assert targets.count(operators.batch_norm_inference.default) == 2
-    torch.testing.assert_close(exported.module()(x), model(x))
+    wanted = model(x)
+    exported = torch.export.export(model, (x,)).module()
+    traced = torch.jit.trace(model, x)
+    torch.jit.save(traced, file := io.BytesIO())
+    with zipfile.ZipFile(file) as archive:
+        code = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".py"))
+    for written, text in ((exported, str(exported.graph)), (traced, code)):
+        assert "ops.pybnorm" not in text
+        assert "batch_norm" in text
+        torch.testing.assert_close(written(x), wanted)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("operation", ["training", "inference", "backward"])
+@pytest.mark.parametrize("operation", ["training", "inference", "backward", "running"])
 def test_operators_are_registered_as_they_behave(torch, operators, device, operation):
     def leaf(*shape, seed):
         return made(torch, device, *shape, seed=seed).requires_grad_()
@@ -114,17 +123,15 @@ def test_operators_are_registered_as_they_behave(torch, operators, device, opera
     x = leaf(3, 4, 2, 3, seed=1).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
     weight, bias, mean = (leaf(4, seed=n) for n in (2, 3, 4))
     mean, variance = mean.detach(), mean.detach().abs() + 0.5
-    calls = {
-        "training": (x, weight, bias, mean, variance, 0.1, 1e-5, False),
-        "inference": (x, weight, bias, mean, variance, 1e-5, False),
-        "backward": (x.detach(), made(torch, device, 3, 4, 2, 3), weight.detach(), mean, variance, 1e-5, False,
-                     [True, False, True], False),
-    }  # fmt: skip
-    call = getattr(operators, f"batch_norm_{operation}").default
-    assert set(torch.library.opcheck(call, calls[operation]).values()) == {"SUCCESS"}
-    assert [a.name for a in call._schema.arguments if a.alias_info is not None and a.alias_info.is_write] == (
-        ["running_mean", "running_var"] if operation == "training" else []
-    )
+    dy = made(torch, device, 3, 4, 2, 3)
+    call, given = {
+        "training": (operators.batch_norm_training, (x, weight, bias, 1e-5, False, False)),
+        "inference": (operators.batch_norm_inference, (x, weight, bias, mean, variance, 1e-5, False, False)),
+        "backward": (operators.batch_norm_backward, (x.detach(), dy, weight.detach(), mean, variance, 1e-5, False,
+                     [True, False, True], False, False)),
+        "running": (operators.update_running, (mean, variance, mean.clone(), variance.clone(), 0.1)),
+    }[operation]  # fmt: skip
+    assert set(torch.library.opcheck(call.default, given).values()) == {"SUCCESS"}
 
 
 # ---------------------------------------------------------------- function transforms
@@ -218,23 +225,20 @@ def test_a_second_derivative_where_dy_is_a_constant(torch, ours, device):
         assert (one.double() - other).abs().max() <= 1e-4 * (1 + other.abs().max())
 
 
-@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("parameters", ["none", "constant", "leaves"])
 @pytest.mark.parametrize("training", [True, False])
-def test_the_formula_of_the_second_derivative_by_finite_differences(torch, training):
-    from pybnorm.torch.derivatives import DIRECT, Differentiate
+def test_derivatives_by_finite_differences(torch, ours, training, parameters):
+    x = made(torch, "cpu", 3, 2, 2, dtype="float64").requires_grad_()
+    given = [made(torch, "cpu", 2, seed=n, dtype="float64") for n in (1, 2)]
+    running = (None, None) if training else (given[0].clone(), given[1].abs() + 0.5)
+    leaves = [v.requires_grad_() for v in given] if parameters == "leaves" else []
+    constant = [None, None] if parameters == "none" else [v.detach() for v in given]
 
-    leaves = [made(torch, "cpu", *shape, seed=n, dtype="float64").requires_grad_()
-              for n, shape in enumerate([(3, 2, 2), (3, 2, 2), (2,)])]  # fmt: skip
-    given = made(torch, "cpu", 2, dtype="float64").abs() + 0.5
+    def call(x, *leaves):
+        return ours.batch_norm(x, *[r if r is None else r.detach() for r in running], *(leaves or constant), training)
 
-    def first(x, dy, weight):  # of float64, which oneDNN does not have: PyTorch computes it
-        saved = torch.ops.aten.native_batch_norm(x.detach(), None, None, None, None, True, 0.1, 1e-5)[1:]
-        return Differentiate.apply(
-            x, dy, weight, *(saved if training else (given, given)), (DIRECT, 1e-5, training, [True] * 3, True, False)
-        )
-
-    assert torch.autograd.gradcheck(first, leaves)
-    assert torch.autograd.gradgradcheck(first, leaves)
+    assert torch.autograd.gradcheck(call, [x, *leaves])
+    assert torch.autograd.gradgradcheck(call, [x, *leaves])
 
 
 # ---------------------------------------------------------------- what models do
