@@ -58,7 +58,8 @@ level
 file
     Tensors of a NumPy archive (`read`).
 
-Options: ``scale=zero`` makes every second scale but the last 0; ``sign=negative`` gives every second saved 1/sigma
+Options: ``scale=zero`` makes every second scale but the last 0; ``scale=small`` makes these and their biases 1e-7 and
+1e-30 times as large in turn; ``sign=negative`` gives every second saved 1/sigma
 the other sign; ``old=nan`` leaves running statistics NaN.
 
 With an activation the bias is a small part of the scale and inference's mean is near that of x, so that about
@@ -74,17 +75,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, _names, reference
+from pybnorm import _arguments, _files, _words, reference
 from pybnorm._arrays import numpy_dtype
-from pybnorm.check import activations, calls
-from pybnorm.check.generator import (
+from pybnorm.check.language import activations, calls
+from pybnorm.check.language.generator import (
     _SHARED,
     CHUNK,
     _levels,
@@ -96,7 +96,7 @@ from pybnorm.check.generator import (
     splitmix64,
     uniform,
 )
-from pybnorm.check.problem import FILE, OPTIONS, Problem, checked
+from pybnorm.check.language.problem import FILE, OPTIONS, Problem, checked
 from pybnorm.devices.cpu import aligned_bytes
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
@@ -165,7 +165,7 @@ def round_to(values: Array, dtype: DataType) -> Array:
 
 @dataclasses.dataclass
 class Inputs:
-    """What the call reads, as stored, in logical N, C, spatial order; ``None`` where the operation has no such array.
+    """The inputs of a call, as stored, in logical N, C, spatial order; ``None`` where the operation has no such array.
 
     ``mean`` and ``variance`` are the estimated statistics of inference and the running statistics before training;
     ``prior`` is y or dx before the call. Where beta is 0 a prior is all NaN, because it must not be read.
@@ -183,7 +183,7 @@ class Inputs:
     prior_scale: Array | None = None
     prior_bias: Array | None = None
     z: Array | None = None
-    """What is added before the activation."""
+    """Residual, added before the activation."""
     y: Array | None = None
     """Forward's result, which backward masks dy by."""
     sum_dy: Array | None = None
@@ -257,7 +257,8 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     ----------
     problem : Problem
     judge : Namespace, optional
-        Makes data, to the same bits, as arrays of another namespace (`pybnorm.check.judges`); the rest is NumPy's.
+        Makes data, to the same bits, as arrays of another namespace (`pybnorm.check.run.judge_devices`); the rest is
+        NumPy's.
 
     Returns
     -------
@@ -265,7 +266,9 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
     """
     checked(problem)
-    _arguments.instance(judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.judges.chosen, or None")
+    _arguments.instance(
+        judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.run.judge_devices.chosen, or None"
+    )
     _keep_freed_memory()
     if problem.fill == FILE:
         return _placed(read(problem), judge)
@@ -334,6 +337,9 @@ def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | 
         _add_sums(problem, values, fill)
     if problem.scale == "zero":
         values["scale"] = np.where(every_second, 0.0, values["scale"])
+    if problem.scale == "small":
+        factor = np.where(every_second, fill.cycle(np.array([1e-7, 1e-30]), step=2), 1.0)
+        values |= {name: values[name] * factor for name in ("scale", "bias") if name in values}
     if problem.sign == "negative":
         values["saved_inv_variance"] = np.where(every_second, -1.0, 1.0) * values["saved_inv_variance"]
     if problem.old == "nan":
@@ -918,18 +924,27 @@ def read(problem: Problem) -> Inputs:
         The file cannot be read, or an array is missing, unknown or of another shape or type.
     """
     allowed = names(problem)
-    try:
-        with open(problem.data, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            given = {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        text = f"a NumPy archive (numpy.savez) that can be read ({error})"
-        raise ArgumentError("data", problem.data, text) from None
-    unknown = [name for name in given if name not in allowed]
-    missing = [name for name, (_, _, _, needed) in allowed.items() if needed and name not in given]
+    with _files.archive("data", problem.data, "a NumPy archive (numpy.savez) that can be read") as archive:
+        _check_names(problem, allowed, archive.members)
+        stored = {}
+        for name, (field, dims, dtype, _) in allowed.items():
+            if name in archive.members:
+                values = archive.array(name, functools.partial(_check_array, name, dims, dtype))
+                stored[field] = _as_stored(values, dims, dtype)
+            else:
+                stored[field] = np.full(dims, np.nan, numpy_dtype(dtype))
+    stored.setdefault("scale", round_to(np.ones(problem.parameter_dims), problem.parameter_dtype))
+    return Inputs(**stored)
+
+
+def _check_names(problem: Problem, allowed: dict[str, Any], members: Collection[str]) -> None:
+    """Raise where a file has not the arrays of the problem's call."""
+    unknown = [name for name in members if name not in allowed]
+    missing = [name for name, (_, _, _, needed) in allowed.items() if needed and name not in members]
     if unknown or missing:
         what = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
         needed = ", ".join(f"{n}{'' if must else ' (or not)'}" for n, (_, _, _, must) in allowed.items())
-        known = [(word, name) for word in unknown for name in _names.HINTS.get(word.lower(), ()) if name in missing]
+        known = [(word, name) for word in unknown for name in _words.ARGUMENTS.get(word.lower(), ()) if name in missing]
         hints = [f"what is {word} there is {name} here" for word, name in known]
         left = [name for name in missing if name not in dict(known).values()]
         for option, pair in (
@@ -940,14 +955,6 @@ def read(problem: Problem) -> Inputs:
                 hints.append(f"{option}=0 in the case is without {' and '.join(pair)}")
         hint = f" ({'; '.join(hints)})" if hints else ""
         raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}{hint}")
-    stored = {
-        field: _as_stored(name, given[name], dims, dtype)
-        if name in given
-        else np.full(dims, np.nan, numpy_dtype(dtype))
-        for name, (field, dims, dtype, _) in allowed.items()
-    }
-    stored.setdefault("scale", round_to(np.ones(problem.parameter_dims), problem.parameter_dtype))
-    return Inputs(**stored)
 
 
 def _placed(inputs: Inputs, judge: Namespace | None) -> Inputs:
@@ -958,16 +965,23 @@ def _placed(inputs: Inputs, judge: Namespace | None) -> Inputs:
     return dataclasses.replace(inputs, **{n: judge.of(a) for n, a in inputs.arrays().items() if n in data})
 
 
-def _as_stored(name: str, values: Array, dims: tuple[int, ...], dtype: DataType) -> Array:
-    shape = "x".join(map(str, values.shape)) or "a number"
-    right = values.shape == dims if name in ("x", "dy", "y", "dx") else values.size == int(np.prod(dims))
+def _check_array(name: str, dims: tuple[int, ...], dtype: DataType, kind: np.dtype[Any], shape: Sequence[int]) -> None:
+    """Raise where an array of a file is another than the line says, before it is unpacked."""
+    right = shape == dims if name in ("x", "dy", "y", "dx") else math.prod(shape) == math.prod(dims)
     if not right:
-        raise ArgumentError(f"data: {name}", shape, f"{'x'.join(map(str, dims))}, as the line says")
-    values = values.reshape(dims)
-    bits = values.dtype.itemsize == 2 and values.dtype.kind in "uV"
-    if bits and dtype == DataType.BFLOAT16:
-        return np.ascontiguousarray(values).view(numpy_dtype(dtype))
-    if values.dtype.kind not in "fiub":
+        text = "x".join(map(str, shape)) or "a number"
+        raise ArgumentError(f"data: {name}", text, f"{'x'.join(map(str, dims))}, as the line says")
+    if kind.kind not in "fiub" and not _are_bits(kind, dtype):
         kinds = "real numbers, or bfloat16 as uint16 bits" if dtype == DataType.BFLOAT16 else "real numbers"
-        raise ArgumentError(f"data: {name}", values.dtype, kinds)
+        raise ArgumentError(f"data: {name}", kind, kinds)
+
+
+def _are_bits(kind: np.dtype[Any], dtype: DataType) -> bool:
+    return dtype == DataType.BFLOAT16 and kind.itemsize == 2 and kind.kind in "uV"
+
+
+def _as_stored(values: Array, dims: tuple[int, ...], dtype: DataType) -> Array:
+    values = values.reshape(dims)
+    if _are_bits(values.dtype, dtype):
+        return np.ascontiguousarray(values).view(numpy_dtype(dtype))
     return round_to(values.astype(np.float64), dtype)

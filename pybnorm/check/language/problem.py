@@ -22,17 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.resources
 import itertools
-import math
-import os
-import pathlib
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from pybnorm import _arguments, _core, _files, _words
+from pybnorm import _arguments, _core, _words
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
@@ -49,11 +45,6 @@ __all__ = [
     "default_epsilon",
     "default_magnitude",
     "drawn_seed",
-    "expand",
-    "load_suite",
-    "packaged_suites",
-    "read_suite",
-    "select",
 ]
 
 OPERATIONS = {
@@ -84,12 +75,12 @@ FILLS = (
     *("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special"),
     *("relu", "image", "sparse", "level"),
 )
-"""How the data are made; `pybnorm.check.data` says what each is for."""
+"""How the data are made; `pybnorm.check.language.data` says what each is for."""
 FILE = "file"
 """The fill of a problem whose data come from a file."""
 _EXAMPLE = "train,spatial,f32,nchw,8x64x32x32"
 CHOICES = {
-    "scale": ("drawn", "zero"),
+    "scale": ("drawn", "zero", "small"),
     "old": ("drawn", "nan"),
     "sign": ("drawn", "negative"),
     "fence": ("", "start", "end"),
@@ -103,7 +94,7 @@ _COMMON = (
     *("activation", "low", "high", "residual", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
 OPTIONS = {
-    Operation.FORWARD_TRAINING: (*_COMMON, "running", "old", "saved", "factor"),
+    Operation.FORWARD_TRAINING: (*_COMMON, "running", "unbiased", "old", "saved", "factor"),
     Operation.FORWARD_INFERENCE: (*_COMMON, "inverse"),
     Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
 }
@@ -121,7 +112,7 @@ COMPOSED_OPTIONS = {
 }
 """Which options each composed operation has."""
 
-FLAGS = ("running", "saved", "inplace", "residual", "bitwise", "inverse")
+FLAGS = ("running", "unbiased", "saved", "inplace", "residual", "bitwise", "inverse")
 """Options that are 0 or 1."""
 SEED_MAX = 2**64 - 1
 RANDOM = "random"
@@ -130,15 +121,35 @@ MISALIGN_MAX = 63
 REPEATS_MAX = 1000
 STREAMS_MAX = 8
 RANKS_MAX = 8
-CASES_MAX = 200_000
-"""Problems of a run: as many are read in seconds and kept in some hundred megabytes."""
-INCLUDES_MAX = 20
-"""Suites that include one another in a row."""
-SUITE_LARGEST = 1 << 25
-"""Bytes of a suite file."""
+
 _ORDER = (
-    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param", "running", "old"),
-    *("saved", "sign", "factor", "eps", "params", "algorithm", "inplace", "activation", "low", "high", "residual"),
+    *(
+        "fill",
+        "data",
+        "kappa",
+        "magnitude",
+        "scale",
+        "alpha",
+        "beta",
+        "alpha_param",
+        "beta_param",
+        "running",
+        "unbiased",
+    ),
+    *(
+        "old",
+        "saved",
+        "sign",
+        "factor",
+        "eps",
+        "params",
+        "algorithm",
+        "inplace",
+        "activation",
+        "low",
+        "high",
+        "residual",
+    ),
     *("inverse", "ranks", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
 
@@ -210,25 +221,32 @@ class Problem:
         One of `FILLS`, or `FILE`. ``"constant"``, ``"level"`` and ``"special"`` need two statistics at least, one of
         which stays ordinary.
     data : str
-        Name of a NumPy archive with the tensors (`pybnorm.check.data.read`), with ``fill="file"`` only.
+        Name of a NumPy archive with the tensors (`pybnorm.check.language.data.read`), with ``fill="file"`` only.
     kappa : float
         \\|mean\\| / standard deviation of x (``randn`` and ``sqrteps`` only).
     magnitude : float, optional
         Largest \\|x\\| of ``range``, or of the constant channels of ``constant`` and ``level``; for each its own by
         default (`default_magnitude`).
     scale : str
-        ``"zero"``: every second scale, but for the last, is 0.
+        ``"zero"``: every second scale, but for the last, is 0. ``"small"``: it and its bias are 1e-7 and 1e-30 times
+        as large, in turn.
     alpha, beta : float
         out = alpha * result + beta * prior; in backward the data pair, for dx.
     alpha_param, beta_param : float
         The same for dscale and dbias.
     running : bool
         Training updates running statistics.
+    unbiased : bool
+        The running variance takes the unbiased variance, a sum over m - 1, as vendors' does; else the biased one, as
+        ONNX's, TensorFlow's and Keras's. No vendor's call has it: for other implementations.
     old : str
         ``"nan"``: running statistics before training are NaN, as those of memory that nobody set may be; with a factor
         of 1 only, which leaves nothing of them.
     saved : bool
         Training writes, backward reads, the saved statistics.
+    saves_variance : bool
+        ``saved=variance``: what training saves is the variance, in place of the inverse standard deviation. No vendor's
+        call has it.
     sign : str
         ``"negative"``: of the saved 1/sigma that backward reads every second is below 0.
     factor : float
@@ -258,8 +276,8 @@ class Problem:
     misalign : int
         Elements by which every array is off the alignment of an allocation; 0 to 63.
     fence : str
-        ``"start"`` or ``"end"``: where every array lies against a page without access (`pybnorm.check.fence`); only on
-        a CPU.
+        ``"start"`` or ``"end"``: where every array lies against a page without access (`pybnorm.check.run.fence`); only
+        on a CPU.
     repeats : int
         How often the call is made, each time in fresh memory; 1 to 1000.
     streams : int
@@ -301,8 +319,10 @@ class Problem:
     alpha_param: float = 1.0
     beta_param: float = 0.0
     running: bool = True
+    unbiased: bool = True
     old: str = "drawn"
     saved: bool = True
+    saves_variance: bool = False
     sign: str = "drawn"
     factor: float = 0.25
     eps: float | None = None
@@ -354,7 +374,7 @@ class Problem:
         if self.fill == "sqrteps" and not self.epsilon:
             raise ArgumentError("eps", self.eps, "a number > 0 with fill=sqrteps, which it is the scale of")
         statistics = _arguments.numel(self.parameter_dims)
-        if (self.fill in _MIXED or self.scale == "zero") and statistics < 2:
+        if (self.fill in _MIXED or self.scale != "drawn") and statistics < 2:
             name = "fill" if self.fill in _MIXED else "scale"
             raise ArgumentError(name, getattr(self, name), "at least two statistics, one of which stays ordinary")
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
@@ -448,6 +468,11 @@ class Problem:
                 raise ArgumentError(name, value, f"for {self.word} only the options {', '.join(allowed)}")
         if self.old == "nan" and not (self.running and self.factor == 1):
             raise ArgumentError("old", "nan", "running=1 and factor=1 with it, which leave nothing of what was there")
+        if not (self.unbiased or self.running):
+            raise ArgumentError("unbiased", 0, "running=1 with it, the statistics that it is about")
+        _arguments.boolean(self.saves_variance, "saves_variance")
+        if self.saves_variance and (self.word != "train" or not self.saved):
+            raise ArgumentError("saved", "variance", "train with it, whose result it is about")
         if self.sign == "negative" and not self.saved:
             raise ArgumentError("sign", "negative", "saved=1 with it, the statistics that backward reads")
         if self.operation == Operation.FORWARD_TRAINING and self.running and self.m == 1:
@@ -513,6 +538,11 @@ class Problem:
         """Elements per statistic."""
         return _arguments.reduced_count(self.dims, self.mode)
 
+    @property
+    def correction(self) -> float:
+        """Factor of the batch's variance in the running variance: m / (m - 1), or 1."""
+        return self.m / (self.m - 1) if self.unbiased else 1.0
+
     @functools.cached_property
     def parameter_dims(self) -> tuple[int, ...]:
         """Shape of scale, bias and statistics: rank kept, reduced axes 1."""
@@ -569,7 +599,9 @@ class Problem:
         derived = self._derived()
         for name in _ordered(self.options)[0]:
             value = getattr(self, name)
-            if value != derived.get(name, _DEFAULTS[name]):
+            if name == "saved" and self.saves_variance:
+                tokens.append("saved=variance")
+            elif value != derived.get(name, _DEFAULTS[name]):
                 tokens.append(f"{name}={_format(value)}")
         return ",".join(tokens)
 
@@ -623,6 +655,8 @@ class Problem:
             if name in values:
                 raise ArgumentError("option", token, f"{name}= once")
             values[name] = _READERS[name](text, name)
+        if values.get("saved") == "variance":
+            values |= {"saved": True, "saves_variance": True}
         return cls(**values)
 
 
@@ -729,6 +763,12 @@ def _flag(text: str, argument: str) -> bool:
     return text == "1"
 
 
+def _saved(text: str, argument: str) -> bool | str:
+    if text not in ("0", "1", "variance"):
+        raise ArgumentError(argument, text, "0 (absent), 1 (given) or variance (the variance in place of 1/sigma)")
+    return text if text == "variance" else text == "1"
+
+
 def _text(text: str, argument: str) -> str:
     return text
 
@@ -739,6 +779,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     **dict.fromkeys(CHOICES, _text),
     "algorithm": _text,
     **dict.fromkeys(FLAGS, _flag),
+    "saved": _saved,
     "params": _data_type,
     "activation": _activation,
     **dict.fromkeys(_RANGES, _integer),
@@ -757,189 +798,3 @@ def _format(value: object) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)
-
-
-def expand(line: str) -> Iterator[Problem]:
-    """Every problem of a line whose tokens may hold alternatives separated by ``/``, the last token varying fastest.
-
-    Parameters
-    ----------
-    line : str
-
-    Yields
-    ------
-    Problem
-
-    Raises
-    ------
-    ArgumentError
-        As for `Problem.parse`; more than `CASES_MAX` problems, before the first.
-
-    Examples
-    --------
-    >>> [str(problem) for problem in pybnorm.check.expand("train/infer,spatial,f32,nchw,2x3x4x4,eps=0.001")]
-    ['train,spatial,f32,nchw,2x3x4x4,eps=0.001', 'infer,spatial,f32,nchw,2x3x4x4,eps=0.001']
-    """
-    choices = []
-    line = _arguments.text(line, "line")
-    for token in line.strip().split(","):
-        one = token.strip().startswith("data=")  # a name, with its folders
-        first, *rest = (part.strip() for part in ([token] if one else token.split("/")))
-        name, equals, _ = first.partition("=")
-        choices.append([first, *(f"{name}={part}" if equals else part for part in rest)])
-    _count(math.prod(map(len, choices)), line)
-    for tokens in itertools.product(*choices):
-        yield Problem.parse(",".join(tokens))
-
-
-def _count(cases: int, source: str) -> None:
-    if cases > CASES_MAX:
-        raise ArgumentError(
-            "case", source, f"at most {CASES_MAX} cases, alternatives multiplied out; these are {cases}"
-        )
-
-
-def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
-    """The problems of lines (as `expand`) and of suites (as `load_suite`), each once; of the suite smoke if neither.
-
-    Raises
-    ------
-    ArgumentError
-        As for `expand` and `load_suite`; more than `CASES_MAX` problems in all.
-    """
-    reader = _Reader()
-    cases = _arguments.items(cases, "cases", "a sequence of lines", CASES_MAX)
-    suites = _arguments.items(suites, "suites", "a sequence of names or paths of suites", CASES_MAX)
-    for case in cases:
-        reader.take(case)
-    for suite in suites or (() if cases else ("smoke",)):
-        reader.load(_arguments.path(suite, "suite", _suites_allowed()), None, ())
-    return list(reader.problems)
-
-
-def packaged_suites() -> tuple[str, ...]:
-    """Names of the suites that come with the package, in alphabetical order."""
-    return tuple(sorted(f.name.removesuffix(".txt") for f in _packaged().iterdir() if f.name.endswith(".txt")))
-
-
-def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
-    """The problems of a packaged suite, or of a file.
-
-    Raises
-    ------
-    ArgumentError
-        No such suite or file; or as for `read_suite`.
-    """
-    reader = _Reader()
-    reader.load(_arguments.path(name_or_path, "name_or_path", _suites_allowed()), None, ())
-    return list(reader.problems)
-
-
-def read_suite(text: str, name: str = "suite") -> list[Problem]:
-    r"""The problems of a suite file: one line each, alternatives multiplied out, ``#`` starts a comment.
-
-    ``@other`` on a line of its own includes all problems of another suite: a file, relative to the one that names it
-    (here to the current folder), else a packaged suite. A problem that came before, from either file, is kept once.
-    Alternatives of one line that mean the same, such as nchw/nhwc of one channel, are one problem.
-
-    Parameters
-    ----------
-    text : str
-        What the file holds.
-    name : str
-        What errors call it.
-
-    Returns
-    -------
-    list of Problem
-
-    Raises
-    ------
-    ArgumentError
-        With the file's name and line number in front of the bad token, also for a problem on two lines of one file and
-        for suites that include each other in a circle, in a chain of more than `INCLUDES_MAX`, or have more than
-        `CASES_MAX` problems.
-
-    Examples
-    --------
-    >>> text = "# two cases\ntrain/infer,spatial,f32,nchw,2x3x4x4\n"
-    >>> len(pybnorm.check.read_suite(text))
-    2
-    """
-    reader = _Reader()
-    text, name = _arguments.text(text, "text"), _arguments.text(name, "name")
-    reader.read(text, name, pathlib.Path(), (name,))
-    return list(reader.problems)
-
-
-def _suites_allowed() -> str:
-    return f"{' | '.join(packaged_suites())} | a readable file"
-
-
-def _packaged() -> importlib.resources.abc.Traversable:
-    return importlib.resources.files("pybnorm.check") / "suites"
-
-
-class _Reader:
-    """The problems of lines and suite files, each once and each file once."""
-
-    def __init__(self) -> None:
-        self.problems: dict[Problem, None] = {}
-        self._seen: set[str] = set()
-        self._lines = 0
-
-    def take(self, line: str) -> list[Problem]:
-        """The problems of one line, which are added."""
-        found = []
-        for problem in expand(line):
-            self._lines += 1  # also of what came before: it takes its time too
-            _count(self._lines, line)
-            found.append(problem)
-            self.problems[problem] = None
-        return found
-
-    def load(self, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> None:
-        """Read the suite `name`; `folder` is that of the file which includes it."""
-        path = pathlib.Path(name) if folder is None else folder / name
-        try:
-            if name in packaged_suites() and not (folder is not None and path.is_file()):
-                source: pathlib.Path | None = None
-                label = key = name
-            else:
-                source, label, key = path, str(path), os.path.realpath(path)
-            if key in chain:
-                circle = " -> ".join((*chain, key))
-                raise ArgumentError("suite", circle, "suites that do not include each other in a circle")
-            if len(chain) > INCLUDES_MAX:
-                raise ArgumentError("suite", label, f"includes at most {INCLUDES_MAX} deep")
-            if key in self._seen:  # it would add nothing
-                return
-            self._seen.add(key)
-            file = _packaged() / f"{name}.txt" if source is None else source
-            text = file.read_text("utf-8") if source is None else _files.read(source, SUITE_LARGEST).decode()
-        except ArgumentError:
-            raise
-        except (OSError, ValueError) as error:
-            raise ArgumentError("suite", name, f"{' | '.join(packaged_suites())} | a readable file ({error})") from None
-        self.read(text, label, None if source is None else source.parent, (*chain, key))
-
-    def read(self, text: str, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> None:
-        """Read a suite's lines."""
-        empty = True
-        lines: dict[Problem, int] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            body = line.partition("#")[0].strip()
-            if not body:
-                continue
-            empty = False
-            try:
-                if body.startswith("@"):
-                    self.load(body.removeprefix("@").strip(), folder, chain)
-                    continue
-                for problem in self.take(body):
-                    if lines.setdefault(problem, number) != number:
-                        raise ArgumentError("case", str(problem), f"each case once; it is on line {lines[problem]} too")
-            except ArgumentError as error:
-                raise ArgumentError(f"{name}:{number}: {error.argument}", error.value, error.allowed) from None
-        if empty:
-            raise ArgumentError(name, "no case", "at least one case")

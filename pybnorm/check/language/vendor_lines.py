@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 
-from pybnorm.check import calls
-from pybnorm.check.problem import Problem, checked
+from pybnorm.check.language import calls
+from pybnorm.check.language.problem import Problem, checked
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pybnorm import _core
-from pybnorm.check.problem import Problem
+from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode, Operation
 
 __all__ = [
@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
     """Whether it has the shape of x; else that of scale."""
     written: bool
     values: str
-    """The field of `pybnorm.check.data.Inputs` with its values before the call; empty if it has none."""
+    """The field of `pybnorm.check.language.data.Inputs` with its values before the call; empty if it has none."""
     when: str
     """What the call must have for it: "always", or the field of a problem that says so."""
 

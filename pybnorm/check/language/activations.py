@@ -1,4 +1,4 @@
-"""What an activation makes of batch norm's result, and which gradients pass it."""
+"""Activations of batch norm's result, and the gradients that pass them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import reference
-from pybnorm.check.problem import Problem
+from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode
 
 __all__ = ["activate", "before", "inside", "limits", "passes", "passing", "store"]

@@ -1,0 +1,1 @@
+"""The problem language: a case is one line, and its data follow from it."""

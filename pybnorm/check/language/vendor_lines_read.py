@@ -1,0 +1,188 @@
+"""Cases from a command of the vendors' own tools: the way back from `pybnorm.check.language.vendor_lines`.
+
+A line names the call, the shapes and the layout; the data are this package's, by default of the fill exact. Defaults
+are the tool's own. What a tool would do otherwise is said in notes. A word that is not understood is an error that
+names it and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pybnorm import _arguments
+from pybnorm.check.language.benchdnn_lines import read_benchdnn, read_benchdnn_lines
+from pybnorm.check.language.foreign_lines import Read, Several, is_program, made, whole, words
+from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
+from pybnorm.errors import ArgumentError
+
+__all__ = ["TOOLS", "Read", "Several", "read", "read_all", "read_benchdnn", "read_miopen_driver"]
+
+
+_NAMES = {
+    **{"bnorm": DataType.FLOAT32, "bnormfp16": DataType.FLOAT16, "bnormbfp16": DataType.BFLOAT16},
+    **{"bnormfp16fp32": DataType.FLOAT16, "bnormbfp16fp32": DataType.BFLOAT16},
+}
+_OPTIONS = {
+    **{"n": "batchsize", "c": "in_channels", "D": "in_d", "H": "in_h", "W": "in_w", "L": "layout"},
+    **{"m": "mode", "F": "forw", "b": "back", "r": "run", "s": "save", "I": "inverse_variance"},
+    **{"f": "activ_mode", "x": "activ_alpha", "y": "activ_beta", "Q": "ping_pong_buffers"},
+}
+_IGNORED = {
+    **{"i": "iter", "V": "verify", "t": "time", "w": "wall", "P": "printconv", "A": "alpha", "B": "beta"},
+    **{"~": "gpubuffer_check", "&": "tuning_policy", "J": "use_hip_graph"},
+}
+"""How the driver measures, tunes and checks; and two factors that it does not use."""
+# projects/miopen/driver/bn_driver.hpp of ROCm/rocm-libraries: AddCmdLineArgs, SetBNParametersFromCmdLineArgs, EPSILON
+_DEFAULTS = {
+    **{"n": "32", "c": "3", "D": "0", "H": "32", "W": "32", "L": "", "m": "0", "F": "0", "b": "0", "r": "0", "s": "0"},
+    **{"I": "0", "f": "0", "x": "1.0", "y": "1.0", "Q": "0"},
+}
+_EPSILON = 1e-3
+_ACTIVATIONS = {
+    "0": Activation.NONE,
+    "3": Activation.RELU,
+    "7": Activation.CLIPPED_RELU,
+    "10": Activation.CLAMP,
+}
+"""By the number that miopenActivationMode_t has."""
+_LAYOUTS = {
+    **{"NCHW": Layout.CHANNELS_FIRST, "NCDHW": Layout.CHANNELS_FIRST},
+    **{"NHWC": Layout.CHANNELS_LAST, "NDHWC": Layout.CHANNELS_LAST},
+}
+
+
+def read_miopen_driver(line: str) -> Read:
+    """The case of a ``MIOpenDriver bnorm...`` line, with or without the program's name.
+
+    Raises
+    ------
+    ArgumentError
+        A word that is not understood.
+    """
+    tool = "MIOpenDriver"
+    name, *options = words(line, tool, lambda word: is_program(word, tool)) or [""]
+    if name not in _NAMES:
+        raise ArgumentError(tool, name or line, " | ".join(_NAMES))
+    given = _DEFAULTS | dict(_pairs(options))
+    for option in "mFbrsIQ":
+        allowed = {"F": ("0", "1", "2")}.get(option, ("0", "1"))
+        if given[option] not in allowed:
+            raise ArgumentError(tool, f"-{option} {given[option]}", " | ".join(allowed))
+    dims = _driver_dims(given)
+    layout = given["L"] or ("NCDHW" if len(dims) == 5 else "NCHW")
+    if layout not in _LAYOUTS or len(layout) != len(dims):
+        raise ArgumentError(tool, f"-L {layout}", " | ".join(name for name in _LAYOUTS if len(name) == len(dims)))
+    values, notes = _driver_call(given)
+    values |= _driver_activation(given)
+    values |= {"mode": Mode.SPATIAL if given["m"] == "1" else Mode.PER_ACTIVATION, "dtype": _NAMES[name]}
+    values |= {"dims": dims, "strides": _arguments.packed_strides(dims, _LAYOUTS[layout])}
+    if not values.get("inverse"):
+        values["eps"] = _EPSILON
+    return Read(made(values), tuple(notes))
+
+
+def _driver_call(given: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The operation and its options, as the driver chooses them."""
+    notes: list[str] = []
+    backward = given["b"] == "1" and given["F"] == "0"
+    inference = given["F"] == "2"
+    run, saved = given["r"] == "1", given["s"] == "1"
+    if given["b"] == "1" and not backward:
+        notes.append("-b 1 beside -F: the driver runs forward only")
+    if given["I"] == "1" and not (inference and run):
+        raise ArgumentError("MIOpenDriver", "-I 1", "with -F 2 -r 1, inference by given statistics")
+    if given["Q"] == "1":
+        if not (run and not inference and not backward):
+            raise ArgumentError("MIOpenDriver", "-Q 1", "with -F 1 -r 1, training that keeps running statistics")
+        notes.append("the running statistics are updated in place: no case has buffers of before and after")
+    if backward:
+        return {"operation": Operation.BACKWARD, "saved": saved}, notes
+    if inference and run:
+        return {"operation": Operation.FORWARD_INFERENCE} | ({"inverse": True} if given["I"] == "1" else {}), notes
+    if inference:
+        notes.append("inference with the statistics of the batch is training that keeps none")
+    values = {"operation": Operation.FORWARD_TRAINING, "running": run and not inference}
+    return values | {"saved": saved and not inference}, notes
+
+
+def _driver_activation(given: dict[str, str]) -> dict[str, Any]:
+    if given["f"] not in _ACTIVATIONS:
+        allowed = " | ".join(f"{number} {kind.name.lower()}" for number, kind in _ACTIVATIONS.items())
+        raise ArgumentError("MIOpenDriver", f"-f {given['f']}", allowed)
+    activation = _ACTIVATIONS[given["f"]]
+    limits = {Activation.CLIPPED_RELU: {"high": "x"}, Activation.CLAMP: {"low": "x", "high": "y"}}
+    values: dict[str, Any] = {"activation": activation} if activation else {}
+    for limit, name in limits.get(activation, {}).items():
+        try:
+            values[limit] = float(given[name])
+        except ValueError:
+            raise ArgumentError("MIOpenDriver", f"-{name} {given[name]}", "a number there") from None
+    return values
+
+
+def _driver_dims(given: dict[str, str]) -> tuple[int, ...]:
+    sizes = [whole(given[name], "MIOpenDriver", f"-{name} {given[name]}") for name in "ncDHW"]
+    if not sizes[2]:
+        del sizes[2]
+    return _arguments.dims(tuple(sizes))
+
+
+def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Options by their short names, and their values: ``-n 8``, ``-n8``, ``--batchsize 8`` or ``--batchsize=8``."""
+    long = {name: short for short, name in (_OPTIONS | _IGNORED).items()}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name[2:] in long:
+            short = long[name[2:]]
+        elif word.startswith("-") and word[1:2] in _OPTIONS | _IGNORED:
+            short, equals, value = word[1], word[2:], word[2:]
+        else:
+            allowed = " ".join(f"-{short}" for short in _OPTIONS)
+            raise ArgumentError("MIOpenDriver", word, f"{allowed}, each with a value")
+        if not equals:
+            value = next(rest, "")
+            if not value:
+                raise ArgumentError("MIOpenDriver", word, "a value after it")
+        if short in _OPTIONS:
+            yield short, value
+
+
+def _alone(read: Callable[[str], Read]) -> Callable[[str], Several]:
+    return lambda line: Several((read(line),), {})
+
+
+TOOLS: dict[str, Callable[[str], Several]] = {
+    "benchdnn": read_benchdnn_lines,
+    "miopendriver": _alone(read_miopen_driver),
+}
+"""Readers by the name of the tool, in lower case."""
+
+
+def read_all(tool: str, line: str) -> Several:
+    """Every case of a line of one of `TOOLS`.
+
+    Raises
+    ------
+    ArgumentError
+        Another tool, or as for its reader.
+    """
+    tool = _arguments.text(tool, "tool").lower()
+    if tool not in TOOLS:
+        raise ArgumentError("--from", tool, " | ".join(TOOLS))
+    return TOOLS[tool](line)
+
+
+def read(tool: str, line: str) -> Read:
+    """The one case of a line of one of `TOOLS`.
+
+    Raises
+    ------
+    ArgumentError
+        As `read_all`; or there are several.
+    """
+    found = read_all(tool, line).found
+    if len(found) > 1:
+        raise ArgumentError(tool, line, f"one problem; this is {len(found)}")
+    return found[0]
