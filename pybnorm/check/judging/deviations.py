@@ -3,7 +3,7 @@
 Deviations are counted in terms of the sum, D = d m: a term left out moves D by -t, its own value in units of the
 standard deviation. y and dx are not sums; least squares over their elements gives how far the mean and the inverse
 standard deviation (y), or the two sums and the inverse standard deviation (dx), are off that they were made with. In a
-16-bit output the right value, rounded, is subtracted: rounding then cancels but for the elements that the deviation
+16-bit output the correct value, rounded, is subtracted: rounding then cancels but for the elements that the deviation
 carries across a boundary.
 
 With an activation, y's elements tell of its sums where they are between the limits.
@@ -11,22 +11,19 @@ With an activation, y's elements tell of its sums where they are between the lim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check import activations
-from pybnorm.check.data import round_to
+from pybnorm.check.language import activations
+from pybnorm.check.language.data import round_to
 from pybnorm.enums import Mode, Operation
-from pybnorm.reference import namespaces
 from pybnorm.reference.blocks import reduce_in_threads
-from pybnorm.reference.namespaces import Foreign
 
 if TYPE_CHECKING:
-    from pybnorm.check.bounds import Expected
-    from pybnorm.check.problem import Problem
+    from pybnorm.check.judging.bounds import Expected
 
 __all__ = ["Rows", "measured", "own_moments"]
 
@@ -46,8 +43,6 @@ class Rows:
         self.x = inputs.x.reshape(shape)
         self.dy = None if inputs.dy is None else inputs.dy.reshape(shape)
         self.inner = self.x.shape[2]
-        self.row = problem.dims[-1] if self.inner > 1 else 1
-        self.groups = tuple(_groups(problem, self.inner))
         mean, variance = own_moments(expected)
         with np.errstate(all="ignore"):
             good = np.isfinite(mean + variance) & (variance > 0)
@@ -56,14 +51,6 @@ class Rows:
             chosen[np.linspace(0, len(chosen) - 1, min(CHANNELS, len(chosen))).astype(int)] if len(chosen) else chosen
         )
         self.mean, self.deviation = mean[self.chosen], np.sqrt(variance[self.chosen])
-        self.kappa = self.mean / self.deviation
-        self._made: dict[Any, Any] = {}
-
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives for `key`, made the first time: several outputs are asked for the same bugs."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
     def at(self, places: Array) -> tuple[Array, Array | None]:
         """z and dy at `places` of every channel: (channels, places)."""
@@ -71,42 +58,6 @@ class Rows:
         channels = self.chosen[:, None]
         z = (self.x[image, channels, inside].astype(np.float64) - self.mean[:, None]) / self.deviation[:, None]
         return z, None if self.dy is None else self.dy[image, channels, inside].astype(np.float64)
-
-    def blocks(self) -> Iterator[tuple[int, Array, Array | None]]:
-        """First place, z and dy of runs of places, in float32 but for float64 data: (channels, places)."""
-        room = max(1, (namespaces.BLOCK if isinstance(self.x, Foreign) else 1 << 20) // len(self.chosen))
-        images = max(1, room // self.inner)
-        step = self.inner if images > 1 else min(room, self.inner)
-        for first in range(0, self.x.shape[0], images):
-            for start in range(0, self.inner, step):
-                index = slice(first, first + images), slice(start, start + step)
-                z = self._part(self.x, index)
-                z -= self.mean[:, None].astype(z.dtype)
-                z /= self.deviation[:, None].astype(z.dtype)
-                yield first * self.inner + start, z, None if self.dy is None else self._part(self.dy, index)
-
-    def _part(self, array: Array, index: tuple[slice, slice]) -> Array:
-        part = array[index[0], :, index[1]]
-        if len(self.chosen) < part.shape[1]:
-            part = part.picked(self.chosen) if isinstance(part, Foreign) else part[:, self.chosen]
-        work = np.float64 if part.dtype == np.float64 or isinstance(part, Foreign) else np.float32
-        return part.transpose(1, 0, 2).reshape(len(self.chosen), -1).astype(work)
-
-
-def _groups(problem: Problem, inner: int) -> Iterator[tuple[str, Array, Array, bool]]:
-    """What a kernel may walk alike: its name, the first place of each, how long each is, and whether runs are tried."""
-    m = problem.m
-    if inner > 1 and m > inner:
-        yield "image", np.arange(0, m, inner), np.full(m // inner, inner), True
-    if problem.composed.startswith("sync"):
-        lengths = np.array([images * inner for images in problem.shares if images])
-        yield "rank", np.cumsum(lengths) - lengths, lengths, True
-    row = problem.dims[-1] if inner > 1 else 1
-    for length in sorted({row, *(2**k for k in range(6, 13))} - {1, inner}):
-        starts = np.arange(0, m - length + 1, length)
-        if len(starts) > 1:
-            name = "row" if length == row else f"block of {length}"
-            yield name, starts, np.full(len(starts), length), False
 
 
 def own_moments(expected: Expected) -> tuple[Array, Array]:
@@ -146,11 +97,13 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
         variance = own_moments(expected)[1]
         if output == "saved_mean":
             return {"mean": (values - right) * m / np.sqrt(variance)}
+        if output == "saved_inv_variance" and problem.saves_variance:
+            return {"variance": (values / variance - 1) * m}
         if output == "saved_inv_variance":
             return {"variance": ((1 / values**2 - epsilon) / variance - 1) * m}
         if output == "running_mean":
             return {"mean": (values - right) / problem.factor * m / np.sqrt(variance)}
-        return {"variance": (values - right) / problem.factor * (m - 1) / variance}
+        return {"variance": (values - right) / problem.factor * m / problem.correction / variance}
 
 
 def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:

@@ -7,7 +7,7 @@ u times its result. Roundings of either sign so come to about
     u m (1 + |kappa| sqrt(m))
 
 in terms of the sum, in one chain, and to less in every other order; the mean over, of one pass, in dscale that times
-1 + |kappa of x|. Measured on the 33 styles of `pybnorm.check.selftest`, m from 3,136 to 401,408: at most 2.6 of it in
+1 + |kappa of x|. Measured on the 33 styles of `selftest_tool`, m from 3,136 to 401,408: at most 2.6 of it in
 the mean, which may be shifted by an element, 0.6 in dbias, 2.1 in dscale. `REACH` of it is allowed.
 
 This says nothing of a variance, whose terms are of one sign and whose chains err by their bias; of dscale where the
@@ -27,17 +27,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.data import sums_are_exact
-from pybnorm.check.matched_filters.deviations import Rows, measured, own_moments
-from pybnorm.check.matched_filters.hypotheses import EXPLAINED
+from pybnorm.check.judging.bounds.classes import LONG
+from pybnorm.check.judging.deviations import Rows, measured, own_moments
+from pybnorm.check.language.data import sums_are_exact
+from pybnorm.check.language.problem import FILE, Problem
+from pybnorm.enums import Operation
+from pybnorm.reference.namespaces import on_host
 
 if TYPE_CHECKING:
-    from pybnorm.check.bounds import Expected
+    from pybnorm.check.judging.bounds import Expected
 
-__all__ = ["REACH", "Beyond", "beyond"]
+__all__ = ["EXPLAINED", "LEVEL", "REACH", "Beyond", "beyond", "factors"]
 
 Array = npt.NDArray[Any]
 
+LEVEL = 1e-12
+"""Probability that a case whose kernel is right is taken for one that is wrong by chance."""
+EXPLAINED = 0.75
+"""Share of a squared deviation that another must explain to be its cause."""
 REACH = {"mean": 64.0, "dbias": 32.0, "dscale": 32.0}
 """How many times the size of roundings a sum may be off."""
 _SUMS = {
@@ -55,11 +62,15 @@ _FOLLOW = ("y", "dx", "running_mean")
 _LEAST = 0.15
 """Terms of a sum that are never too many."""
 _PLACES = 512
+FILLS = ("randn", "sqrteps", "paired", "exact", "relu", "image", "sparse", "level", FILE)
+"""Data in an order that says nothing of their values; of a file's that is looked at."""
+_CHANNELS, _WANDERS = 8, 8.0
+"""Statistics of a file that are looked at, and how many times the size of random partial sums theirs may be."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Beyond:
-    """What roundings do not explain."""
+    """A deviation that roundings do not explain."""
 
     notes: dict[str, str]
     """By output."""
@@ -67,6 +78,8 @@ class Beyond:
     """Smallest relative error of an output that would have been seen."""
     sizes: dict[str, str]
     """How far each sum is off, and what is allowed, where they are nearest."""
+    over: dict[str, Array]
+    """Of each output with a note 1 for the statistics that are off by more, else 0."""
 
 
 def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
@@ -75,16 +88,15 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
     Parameters
     ----------
     expected : Expected
-        Of a problem that filters are tried on (`pybnorm.check.matched_filters.not_tried`).
     outputs : mapping of str to ndarray
         What the library wrote.
     """
-    found = Beyond({}, {}, {})
+    found = Beyond({}, {}, {}, {})
     problem = expected.problem
-    if sums_are_exact(problem) or problem.activation:
+    if not _asked(problem):
         return found
     rows = Rows(expected)
-    if not len(rows.chosen):
+    if not len(rows.chosen) or (problem.fill == FILE and not _in_no_order(rows)):
         return found
     gradient = _size(rows)
     wrong: dict[str, tuple[str, Array]] = {}
@@ -111,17 +123,72 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
             f"{allowed[worst] / size:.3g}"
         )
         found.sizes[output] = "; ".join(filter(None, [found.sizes.get(output), text]))
-        over = np.count_nonzero(ratio > 1)
-        if over:
+        if (ratio > 1).any():
             wrong.setdefault(name, (output, deviation))
-            found.notes[output] = f"as if terms were missing or wrong: {text}; so in {over} of {ratio.size}"
+            found.notes[output] = f"as if terms were missing or wrong: {text}"
+            found.over[output] = (ratio > 1).astype(np.uint8)
     for output in (name for name in _FOLLOW if wrong and name in outputs):
         if output == "running_mean" and problem.factor == 0:
             continue
         for name, deviation in measured(expected, output, outputs[output]).items():
             if name in wrong and _alike(deviation, wrong[name][1]):
                 found.notes.setdefault(output, f"off as {wrong[name][0]} is, by more than roundings")
+                found.over.setdefault(output, found.over[wrong[name][0]])
     return found
+
+
+_LEAST_FACTOR, _FEWEST_MEANS = 32.0, 8
+"""Units in the last place that a factor of the mean is off by at least, and the means other than 0 that show it."""
+
+
+def factors(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, str]:
+    """Outputs whose means are multiplied by one factor, such as a wrong 1/m, on data whose sums are exact.
+
+    A factor deviates alike in all channels, by many units in the last place; Welford's recurrence, which may be as far
+    off, does not. The deviations are held against the means: Student's t, with at least a unit in the last place as
+    what is left of each.
+    """
+    found: dict[str, str] = {}
+    problem = expected.problem
+    if problem.operation != Operation.FORWARD_TRAINING or not sums_are_exact(problem) or problem.m < LONG:
+        return found
+    rows = Rows(expected)
+    own = rows.mean != 0
+    kappa, unit = (rows.mean / rows.deviation)[own], expected.precision.u * rows.m
+    count, size = len(kappa), float(kappa @ kappa)
+    names = [name for name in outputs if "mean" in _SUMS.get(name, ()) and (name != "running_mean" or problem.factor)]
+    for name in names if count >= _FEWEST_MEANS else ():
+        d = measured(expected, name, outputs[name])["mean"][rows.chosen][own]
+        slope = float(d @ kappa) / size
+        if not abs(slope) >= _LEAST_FACTOR * unit:  # NaN is no factor
+            continue
+        left = np.maximum(np.abs(d - slope * kappa), unit * np.abs(kappa))
+        t2 = slope**2 * size * (count - 1) / float(left @ left)
+        # P(|T| > t) = I_x(a, 1/2) with x = v / (v + t**2) and a = v/2, which is below x**a / (a B(a, 1/2) sqrt(1 - x))
+        a, x = (count - 1) / 2, (count - 1) / (count - 1 + t2)
+        beta = math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
+        if a * math.log(x) - math.log(a) - beta - 0.5 * math.log1p(-x) + math.log(3 * 8) < math.log(LEVEL):
+            found[name] = f"as if the mean were multiplied by {1 + slope / rows.m:.9g}"
+    return found
+
+
+def _asked(problem: Problem) -> bool:
+    """Whether the sums of a call round as is said above, and are so long that their bounds are wider."""
+    sums = problem.operation != Operation.FORWARD_INFERENCE and problem.composed != "gather_stats"
+    return sums and problem.m >= LONG and problem.fill in FILLS and not (sums_are_exact(problem) or problem.activation)
+
+
+def _in_no_order(rows: Rows) -> bool:
+    """Whether partial sums in the order of a file's data stay small, too: sorted data would not."""
+    for number in np.linspace(0, len(rows.chosen) - 1, min(_CHANNELS, len(rows.chosen))).astype(int):
+        channel = rows.chosen[number]
+        z = (on_host(rows.x[:, channel]).ravel().astype(np.float64) - rows.mean[number]) / rows.deviation[number]
+        dy = None if rows.dy is None else on_host(rows.dy[:, channel]).ravel().astype(np.float64)
+        for terms in (z,) if dy is None else (dy - dy.mean(), dy * z - (dy * z).mean()):
+            size = math.sqrt(float((terms * terms).sum()))
+            if float(np.abs(terms.cumsum()).max()) > _WANDERS * size:
+                return False
+    return True
 
 
 def _size(rows: Rows) -> float:

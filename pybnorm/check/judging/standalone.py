@@ -10,24 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments
-from pybnorm._arrays import numpy_dtype
-from pybnorm.check import calls
-from pybnorm.check.bounds import Status, Verdict, expect
-from pybnorm.check.data import Inputs, generate
-from pybnorm.check.problem import MODES, Problem, checked
-from pybnorm.check.results import CaseResult
-from pybnorm.check.trusted import untrusted
-from pybnorm.check.verdicts import judge_call
+from pybnorm._arrays import as_buffer, numpy_dtype
+from pybnorm.check.judging.bounds import Status, Verdict, expect
+from pybnorm.check.judging.packaged import blind_inputs
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language import calls
+from pybnorm.check.language.data import Inputs, generate
+from pybnorm.check.language.problem import MODES, Problem, checked
+from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["arguments", "judge", "mismatch", "settle", "words"]
+__all__ = ["arguments", "as_numpy", "judge", "mismatch", "settle", "words"]
 
 Array = npt.NDArray[Any]
 _WORDS = {mode: word for word, mode in MODES.items()}
 
 
 def arguments(problem: Problem | str) -> dict[str, Any]:
-    """The arguments of a problem's call, as an implementation gets them (`pybnorm.check.implementations`).
+    """The arguments of a problem's call, as an implementation gets them (`pybnorm.check.run.implementations`).
 
     Parameters
     ----------
@@ -136,8 +137,8 @@ def settle(result: CaseResult, problem: Problem, inputs: Inputs, verdicts: Mappi
     """Give a result its verdicts, and the status that follows: the worst, or MISTRUSTED if none could have failed."""
     result.verdicts = list(verdicts.values())
     result.status = max((v.status for v in result.verdicts), key=lambda s: s.severity)
-    if result.status in (Status.PASS, Status.WARN):
-        blind = untrusted(problem, inputs, one_pass=result.status == Status.WARN)
+    if result.status.correct:
+        blind = blind_inputs(problem, inputs, one_pass=result.status != Status.PASS)
         if blind:
             result.status = Status.MISTRUSTED
             result.message = "a change would not be noticed of: " + ", ".join(blind)
@@ -171,16 +172,34 @@ def _array(problem: Problem, tensor: calls.Tensor, value: Any) -> Array:
     if wrong := mismatch(tensor, dims, dtype.name.lower(), value):
         kind = ArgumentTypeError if " of type " in wrong else ArgumentError
         raise kind(argument, f"what {wrong}", f"{dtype.name.lower()}, {'x'.join(map(str, dims))}")
+    return as_numpy(argument, value).astype(numpy_dtype(dtype), copy=False).reshape(dims)
+
+
+def as_numpy(argument: str, value: Any) -> Array:
+    """An array of any framework, on any device, as NumPy's.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is none; the message names `argument`.
+    ArgumentError
+        Its memory cannot be read.
+    """
     import array_api_compat  # beside NumPy's own arrays only
 
+    kind = type(value).__name__
     try:
         if array_api_compat.is_torch_array(value):
             value = value.detach().cpu()
             if value.dtype == sys.modules["torch"].bfloat16:
-                value = value.view(sys.modules["torch"].int16).numpy().view(numpy_dtype(dtype))
+                value = value.view(sys.modules["torch"].int16).numpy().view(numpy_dtype(DataType.BFLOAT16))
         elif array_api_compat.is_cupy_array(value):
             value = value.get()
-        result: Array = np.asarray(value, numpy_dtype(dtype)).reshape(dims)
+        else:
+            as_buffer(value, argument)
+        result: Array = np.asarray(value)
+    except ArgumentError:
+        raise
     except Exception as error:
-        raise ArgumentTypeError(argument, type(value).__name__, f"an array that NumPy can read ({error})") from None
+        raise ArgumentTypeError(argument, kind, f"an array that NumPy can read ({error})") from None
     return result

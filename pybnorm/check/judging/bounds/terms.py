@@ -1,4 +1,4 @@
-"""What a bound is made of at one element: the terms of the formulas in `pybnorm.check.bounds`, with their sizes."""
+"""The terms of a bound at one element, by the formulas in `pybnorm.check.judging.bounds`, with their sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import Tier
-from pybnorm.check.bounds.expected import Expected
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Expected
 
 __all__ = ["Term", "terms"]
 
@@ -101,7 +101,7 @@ class _Element:
         return text + (f" + {tier.spread:.3g} u |mu|" if tier.spread is not None else "")
 
     def saved_mean(self) -> list[Term]:
-        """Of the mean."""
+        """Terms of the error of the mean."""
         return [
             Term(f"dmu = {self.mean_formula()}", self.d_mean),
             Term("stored: u_p |mu|", self.p.u_param * abs(self.mean)),
@@ -109,7 +109,14 @@ class _Element:
         ]
 
     def saved_inv_variance(self) -> list[Term]:
-        """Of the inverse standard deviation."""
+        """Terms of the error of the inverse standard deviation, or of the variance in its place."""
+        if self.expected.problem.saves_variance:
+            size = float(self.expected.moments.variance[self.place])
+            return [
+                Term("dv", self.d_variance),
+                Term("(4 u + u_p) v", (4 * self.p.u + self.p.u_param) * size),
+                Term("flushed: t_p", self.p.tiny_param),
+            ]
         return [
             Term(f"dr, r over v -+ dv with dv = {self.d_variance:.3g}, + 4 u r", self.d_inverse),
             Term("stored: u_p r", self.p.u_param * self.r),
@@ -117,7 +124,7 @@ class _Element:
         ]
 
     def running(self, text: str, old: Array, new: float, slack: float, roundings: int) -> list[Term]:
-        """Of a running average of something that is off by `slack`."""
+        """Terms of the error of a running average of a value that is off by `slack`."""
         f, p = self.expected.problem.factor, self.p
         kept = abs((1 - f) * self.at(old.astype(np.float64))) + abs(f * new)
         return [
@@ -127,27 +134,29 @@ class _Element:
         ]
 
     def running_mean(self) -> list[Term]:
-        """Of the running mean."""
+        """Terms of the error of the running mean."""
         old = self.expected.inputs.need("mean")
         return self.running(f"f dmu, dmu = {self.mean_formula()}", old, self.mean, self.d_mean, 3)
 
     def running_variance(self) -> list[Term]:
-        """Of the running variance."""
-        c = self.m / (self.m - 1)
+        """Terms of the error of the running variance."""
+        c = self.expected.problem.correction
         variance = float(self.expected.moments.variance[self.place])
         old = self.expected.inputs.need("variance")
-        return self.running("f dv m/(m-1)", old, c * variance, c * self.d_variance, 5)
+        return self.running(
+            "f dv m/(m-1)" if self.expected.problem.unbiased else "f dv", old, c * variance, c * self.d_variance, 5
+        )
 
     # ---------------------------------------------------------------- sums over dy
 
     def dbias(self) -> list[Term]:
-        """Of the sum of dy."""
+        """Terms of the error of the sum of dy."""
         text = "E_b = 4 u |dbias|" if self.tier.exact else f"E_b = h u S, h = {self.tier.h:.4g}"
         right = self.at(self.expected.outputs["dbias"])
         return self.finish("dbias", right, [Term(text, self.at(self.expected.sum_errors(self.tier)[1]))])
 
     def dscale(self) -> list[Term]:
-        """Of the sum of dy x_hat."""
+        """Terms of the error of the sum of dy x_hat."""
         return self.finish("dscale", self.at(self.expected.outputs["dscale"]), self.dscale_terms())
 
     def dscale_terms(self) -> list[Term]:
@@ -169,7 +178,7 @@ class _Element:
     # ---------------------------------------------------------------- elements
 
     def y(self) -> list[Term]:
-        """Of an element of y."""
+        """Terms of the error of an element of y."""
         x = self.values("x")
         signed, shift = self.parameter("scale"), self.parameter("bias")
         scale, bias = abs(signed), abs(shift)
@@ -187,7 +196,7 @@ class _Element:
         )
 
     def dx(self) -> list[Term]:
-        """Of an element of dx."""
+        """Terms of the error of an element of dx."""
         u, m, r = self.p.u, self.m, self.r
         x, dy, signed = self.values("x"), self.values("dy"), self.parameter("scale")
         scale = abs(signed)

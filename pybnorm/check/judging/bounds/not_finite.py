@@ -1,9 +1,9 @@
-"""Values that are not finite: what IEEE 754 says an output must be where its right value is NaN, infinite or too large.
+"""Values that are not finite: what IEEE 754 says of an output whose correct value is NaN, infinite or too large.
 
 The reference evaluates the definition in float64. Where its value is finite, and in the output's range, the bound
-judges (`pybnorm.check.bounds`), and a NaN or infinity is FAIL: *spread* from somewhere else. Where it is not finite
-because an input is not, no formula of batch norm, in no order, gives a finite result; what it gives is certain only in
-part:
+judges (`pybnorm.check.judging.bounds`), and a NaN or infinity is FAIL: *spread* from somewhere else. Where it is not
+finite because an input is not, no formula of batch norm, in no order, gives a finite result; what it gives is certain
+only in part:
 
 NaN must come out
     where a NaN goes in: of x (in inference for that element alone, else for the whole statistic: mean, 1/sigma, both
@@ -19,7 +19,7 @@ NaN or infinity must come out
 
 A finite value in such a place is FAIL: *swallowed* (a maximum with 0, a mask, a skipped element), or *saturated* where
 it is the largest finite number of the type. So are infinity where NaN must come out and the wrong sign where it is
-certain. NaN where the definition says infinity, infinity where it says NaN, are WARN: formulas that are right may
+certain. NaN where the definition says infinity, infinity where it says NaN, are WARN: formulas that are correct may
 differ there (Welford's recurrence makes inf - inf of an infinite mean).
 
 Batch norm of a negative variance is not defined. IEEE's square root makes NaN of it, which shows that a running
@@ -42,9 +42,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import Tier
-from pybnorm.check.bounds.expected import Expected, Part
-from pybnorm.check.problem import DATA_OUTPUTS
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Expected, Part
+from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Operation
 
 __all__ = ["Finding", "Findings", "find"]
@@ -60,12 +60,12 @@ class Finding:
 
     text: str
     wrong: bool
-    """Whether no right kernel does it: FAIL, else WARN."""
+    """Whether no correct kernel does it: FAIL, else WARN."""
     count: int
     index: tuple[int, ...]
     """Of the first of them."""
     right: float
-    """What the definition gives there."""
+    """The value of the definition there."""
     got: float
 
     def __str__(self) -> str:
@@ -75,11 +75,13 @@ class Finding:
 
 @dataclasses.dataclass
 class Findings:
-    """What was found about one output."""
+    """The findings about one output."""
 
     judged: int = 0
     """Elements that must not be finite, or must be infinite."""
     found: list[Finding] = dataclasses.field(default_factory=list)
+    places: list[tuple[tuple[slice, ...], Array]] = dataclasses.field(default_factory=list)
+    """Blocks, and which elements of each are wrong."""
 
 
 def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
@@ -141,6 +143,8 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
         result.judged += int(np.count_nonzero(certain | beyond | weightless))
         for where, wrong, text in kinds:
             _add(result.found, where, wrong, text, part)
+            if wrong and where.any():
+                result.places.append((part.index, where))
     return result
 
 

@@ -1,4 +1,4 @@
-"""What a run found: one result per case and backend, the libraries and nodes it ran on, and their JSON form.
+"""Results of a run: one per case and backend, the libraries and nodes it ran on, and their JSON form.
 
 The second half holds the texts and counts that the terminal, the HTML page and the JUnit file have in common.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import html
 import json
 import math
 import os
@@ -16,8 +17,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pybnorm.check.bounds import Point, Status, Verdict
-from pybnorm.check.problem import DATA_TYPES, LAYOUTS, MODES
+from pybnorm._text import one_line
+from pybnorm.check.judging.bounds import Point, Status, Verdict
+from pybnorm.check.language.problem import DATA_TYPES, LAYOUTS, MODES
 
 __all__ = [
     "OUTPUTS",
@@ -25,11 +27,16 @@ __all__ = [
     "BackendInfo",
     "CaseResult",
     "LostNode",
+    "allow_known",
     "backend_from_json",
+    "badness",
     "by_label",
+    "cell_text",
+    "decisive",
     "exit_status",
     "groups",
     "host_digest",
+    "html_table",
     "is_implementation",
     "json_parts",
     "label",
@@ -43,15 +50,17 @@ __all__ = [
     "ratio_text",
     "repro",
     "result_from_json",
+    "size_text",
     "to_json",
     "verdict_text",
     "version_text",
     "without_codes",
-    "worst_ratios",
+    "worst_verdict",
+    "worst_verdicts",
 ]
 
 SCHEMA = "pybnorm.check/1"
-"""Of the JSON document of a run; ``schema.json`` beside this file describes it."""
+"""Name of the JSON document of a run; ``pybnorm/check/schema.json`` describes it."""
 OUTPUTS = {
     "train": {
         "y": "y",
@@ -109,7 +118,7 @@ class BackendInfo:
     driver: str = ""
     """Version of the CUDA driver or HIP runtime, as it reports it; empty on the CPU."""
     digest: str = ""
-    """Of the file (`pybnorm.check.environment.file_digest`): the same file is the same library wherever it lies."""
+    """Of the file (`pybnorm.check.run.environment.file_digest`): the same file is the same library wherever it lies."""
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
     """The environment variables that the library, its driver or its runtime reads."""
     cpu_flags: list[str] = dataclasses.field(default_factory=list)
@@ -124,9 +133,16 @@ class BackendInfo:
         return bool(self.path)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class CaseResult:
-    """The outcome of one problem on one backend."""
+    """The outcome of one problem on one backend.
+
+    Examples
+    --------
+    >>> line = "infer,spatial,f32,nchw,2x3x4x5"
+    >>> pybnorm.check.judge(line, {"y": np.zeros((2, 3, 4, 5), np.float32)}).status
+    <Status.FAIL: 'FAIL'>
+    """
 
     backend: str
     case: str
@@ -138,12 +154,12 @@ class CaseResult:
     """"equal" if every call gave the same bits, else the outputs that differ; "" after a single call."""
     capability: str = ""
     seconds: float = 0.0
-    """Of the calls, without data, judging and the first use of the library."""
+    """Time of the calls, without data, judging and the first use of the library."""
     known: str = ""
-    """ids of the known defects (`pybnorm.check.defects`) that explain the status, joined by ", "."""
+    """ids of the known defects (`pybnorm.check.judging.known_defects`) that explain the status, joined by ", "."""
     claim: str = ""
     """"claimed", "not claimed", "newly unsupported" (status FAIL), "no longer repeatable" (status NONDETERMINISTIC), or
-    "" if nothing is recorded (`pybnorm.check.support`)."""
+    "" if nothing is recorded (`pybnorm.check.run.support`)."""
     saved: str = ""
     """File with the outputs, relative to the archive's folder."""
     host: str = ""
@@ -155,12 +171,31 @@ class CaseResult:
     node: str = ""
     """The MPI rank or dask worker that ran it."""
     judge: str = ""
-    """What judged it: numpy, cupy or torch (`pybnorm.check.judges`)."""
+    """The judge: numpy, cupy or torch (`pybnorm.check.run.judge_devices`)."""
+    allowed: bool = False
+    """It is wrong by known defects, and ``--allow-known`` lets them pass."""
+
+    @property
+    def good(self) -> bool:
+        """Whether a run with nothing but such cases exits with 0."""
+        return self.status.good or self.allowed
 
     @property
     def ratio(self) -> float:
         """Worst error / bound of all outputs."""
         return max((v.ratio for v in self.verdicts), default=0.0)
+
+    def __repr__(self) -> str:
+        found = self.message or ", ".join(f"{v.output} {cell_text(v)}" for v in self.verdicts)
+        text = " ".join(filter(None, (self.status.value, self.backend, self.case)))
+        return f"<CaseResult {one_line(f'{text}: {found}')[:300]}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (v.output, v.status.value, cell_text(v), "; ".join(filter(None, (v.where, v.note)))) for v in self.verdicts
+        ]
+        text = ": ".join(filter(None, (f"{self.status.value} {self.backend} {self.case}", self.message)))
+        return html_table(text, ("output", "status", "error / bound", ""), rows)
 
 
 @dataclasses.dataclass
@@ -240,6 +275,8 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
         `data` is no result.
     """
     own = _own(CaseResult, data)
+    if data["case"].count(",") < 4:  # whatever options later versions have
+        raise ValueError(f"a case is {data['case']!r}")
     own["status"] = Status(data["status"])
     own["verdicts"] = [_verdict_from_json(v) for v in data.get("verdicts", ())]
     own["seconds"] = float(data.get("seconds", 0.0))
@@ -274,6 +311,8 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
     """
     own = _own(BackendInfo, data)
     own["version"] = tuple(int(n) for n in data.get("version", ()))
+    if not all(0 <= n < 1 << 31 for n in own["version"]):
+        raise ValueError("a version has other numbers")
     own["variables"] = {str(k): str(v) for k, v in data.get("variables", {}).items()}
     own["cpu_flags"] = [str(flag) for flag in data.get("cpu_flags", ())]
     own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
@@ -304,6 +343,16 @@ def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- texts and counts
 
 
+def html_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for notebooks."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(one_line(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><caption>{html.escape(one_line(caption))}</caption>{line('th', titles)}{body}</table>"
+
+
 def is_implementation(backend: str) -> bool:
     """Whether a result's backend is no library but a Python object, MODULE:OBJECT."""
     return ":" in backend
@@ -316,7 +365,7 @@ def repro(result: CaseResult) -> str:
         return f"pybnorm check --implementation {shlex.quote(result.backend)} {judge}--case '{result.case}'"
     command = f"pybnorm check --backend {result.backend} {judge}--case '{result.case}'"
     variable = f"PYBNORM_LIB_{result.backend.upper()}"
-    if variable in os.environ:
+    if result.backend.isidentifier() and variable in os.environ:  # of another's run: it may be any text
         command = f"{variable}={shlex.quote(os.environ[variable])} {command}"
     return command
 
@@ -364,17 +413,24 @@ def lost_text(lost: LostNode) -> str:
     return f"{place}: taken out{lost.backend and f' for {lost.backend}'}: {lost.reason}"
 
 
-def exit_status(results: Sequence[CaseResult], missing: Sequence[str]) -> int:
+def allow_known(results: Iterable[CaseResult]) -> None:
+    """Let known defects pass, where they are all that is wrong with a case."""
+    for result in results:
+        result.allowed = bool(result.known) and not result.status.good and result.status != Status.ERROR
+
+
+def exit_status(results: Sequence[CaseResult], missing: Sequence[str], strict: bool = False) -> int:
     """0, 1 or 2.
 
-    0: every case is PASS, WARN or UNSUPPORTED and at least one was judged. 1: any other status, INCONCLUSIVE included,
-    because such a case has not been shown to be right; or a backend that was asked for (`missing`) could not run.
+    0: every case is PASS, WARN, CHAIN (but not if `strict`), MISTRUSTED, UNSUPPORTED or an allowed defect, and at least
+    one was not refused. 1: any other status, INCONCLUSIVE included, because such a case is not shown to be correct;
+    or a backend that was asked for (`missing`) could not run.
     2: nothing was judged: no backend could run, or none supports any of the cases. 2 also if a case is ERROR, whatever
     the others are: not every case has a verdict.
     """
     if any(r.status == Status.ERROR for r in results):
         return 2
-    if missing or any(not r.status.good for r in results):
+    if missing or any(not r.good or (strict and r.status == Status.CHAIN) for r in results):
         return 1
     return 0 if any(r.status != Status.UNSUPPORTED for r in results) else 2
 
@@ -408,7 +464,7 @@ def plain(reason: str) -> str:
 
     Examples
     --------
-    >>> from pybnorm.check.results import plain
+    >>> from pybnorm.check.judging.results import plain
     >>> plain("UnsupportedError: onednn backward: PBN_E_UNSUPPORTED (-1): a CPU has no streams")
     'a CPU has no streams'
     """
@@ -416,18 +472,29 @@ def plain(reason: str) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Status, worst ratios and counts of an output in one line."""
-    classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
-    parts = [f"{verdict.status.value}, worst error / bound by class: {classes}"]
+    """A verdict in one line: the status, how far off, where, and why."""
+    parts = [f"{verdict.status.value}, {size_text(verdict)}"]
     if verdict.status == Status.PASS and verdict.noticed:
         parts.append(f"a relative error of {verdict.noticed:.1e} would have been noticed")
-    if verdict.over:
-        parts.append(f"{verdict.over} of {verdict.elements} elements over the bound")
+    if verdict.over or verdict.where:
+        parts.append(verdict.where or f"{verdict.over} of {verdict.elements} elements")
     if verdict.unjudged:
         parts.append(f"{verdict.unjudged} not judged (reference not finite or out of range)")
     if verdict.note:
         parts.append(verdict.note)
     return "; ".join(parts)
+
+
+def size_text(verdict: Verdict) -> str:
+    """How far off an output is, such as "wrong: 4.90 times the bound (A 5.10, B 4.90)"."""
+    classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
+    times, tier = decisive(verdict)
+    if verdict.status == Status.FAIL:
+        how = f": {ratio_text(times)} times the bound" if tier else ", within the bound"
+        return f"wrong{how} ({classes})"
+    if verdict.status == Status.WARN and tier:
+        return f"{ratio_text(times)} times the bound of class {tier}, within that of class {verdict.tier} ({classes})"
+    return f"error / bound by class: {classes}"
 
 
 def groups(results: Iterable[CaseResult]) -> dict[tuple[str, str, str], list[CaseResult]]:
@@ -444,10 +511,49 @@ def place(word: str) -> int:
     return next((list(words).index(word) for words in (MODES, DATA_TYPES, (*LAYOUTS, "strides")) if word in words), 99)
 
 
-def worst_ratios(results: Iterable[CaseResult]) -> dict[str, float]:
-    """Largest finite error / bound of each output."""
-    worst: dict[str, float] = {}
+def decisive(verdict: Verdict) -> tuple[float, str]:
+    """The worst error / bound that made the status, and the class of that bound; (0, "") where no bound made it.
+
+    An output that is wrong is beyond every class, the loosest that was tried too; a WARN is beyond the strictest.
+    """
+    strictest = next(iter(verdict.ratios), verdict.tier)
+    if verdict.status == Status.FAIL:
+        ratio = verdict.ratios.get(verdict.tier, verdict.ratio)
+        return (ratio, verdict.tier) if ratio > 1 else (0.0, "")
+    if verdict.status == Status.WARN and verdict.ratio <= 1:
+        return 0.0, ""
+    return verdict.ratio, strictest
+
+
+def _weight(verdict: Verdict) -> tuple[int, float]:
+    return verdict.status.severity, decisive(verdict)[0]
+
+
+def worst_verdict(result: CaseResult) -> Verdict | None:
+    """The output that made the case's status, by the largest ratio; None without verdicts."""
+    return max(result.verdicts, key=_weight, default=None)
+
+
+def badness(result: CaseResult) -> tuple[int, float]:
+    """The key that sorts cases: their status, then the ratio that made it."""
+    worst = worst_verdict(result)
+    return result.status.severity, decisive(worst)[0] if worst is not None else 0.0
+
+
+def worst_verdicts(results: Iterable[CaseResult]) -> dict[str, Verdict]:
+    """The worst verdict on each output: by its status, then by the ratio that made it."""
+    worst: dict[str, Verdict] = {}
     for verdict in (v for r in results for v in r.verdicts):
-        if math.isfinite(verdict.ratio):
-            worst[verdict.output] = max(verdict.ratio, worst.get(verdict.output, 0.0))
+        if verdict.output not in worst or _weight(verdict) > _weight(worst[verdict.output]):
+            worst[verdict.output] = verdict
     return worst
+
+
+def cell_text(verdict: Verdict) -> str:
+    """The ratio that made a status, with the class that holds the output, or of the bound it is beyond, if not the
+    strictest."""
+    ratio, tier = decisive(verdict)
+    named = tier if verdict.status == Status.FAIL else verdict.tier
+    if verdict.status in (Status.PASS, Status.WARN, Status.FAIL) and named != next(iter(verdict.ratios), named):
+        return ratio_text(ratio or verdict.ratio) + named
+    return ratio_text(ratio or verdict.ratio)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check import activations
-from pybnorm.check.bounds.classes import LONG, Tier, tiers
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.kinds import expect
-from pybnorm.check.data import Inputs, round_to
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging.bounds.classes import LONG, Tier, tiers
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.kinds import expect
+from pybnorm.check.language import activations
+from pybnorm.check.language.data import Inputs, round_to
+from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.namespaces import Foreign
 

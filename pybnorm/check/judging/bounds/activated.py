@@ -3,7 +3,7 @@ r"""Bounds of calls with an activation, and with something added before it.
 Forward
 -------
 An activation makes no error larger, and where the value before it is beyond a limit by more than its error the result
-has none: with E the error of y before it is stored (`pybnorm.check.bounds`) and a the activation,
+has none: with E the error of y before it is stored (`pybnorm.check.judging.bounds`) and a the activation,
 E' = max(a(y + E) - a(y), a(y) - a(y - E)) + u \|a(y)\|, the last for a limit that is rounded to the compute type. With
 a residual z, E is E + u_o (\|y\| + E) + t_o + 2u (\|y\| + \|z\|) first: y may be stored before z is added. Where
 the result is blended it may be stored before as well: + u_o \|a(y)\|. Where it is not, and y +- E is beyond a limit,
@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pybnorm import reference
-from pybnorm.check import activations
-from pybnorm.check.bounds.classes import Tier, tiers
-from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs, decided
-from pybnorm.check.bounds.formulas import forward_error
-from pybnorm.check.data import round_to
+from pybnorm.check.judging.bounds.classes import Tier, tiers
+from pybnorm.check.judging.bounds.expected import Array, Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.formulas import forward_error
+from pybnorm.check.language import activations
+from pybnorm.check.language.data import round_to
 from pybnorm.enums import Operation
 
 __all__ = ["Activated"]

@@ -2,7 +2,7 @@ r"""Bounds of the operations that are composed of vendor calls (`pybnorm.operati
 
 They hold for a kernel of one's own as well as for the composition. A product of two vectors is, composed, a forward
 inference: off by 8u of itself, then stored. 1 / sqrt(variance + epsilon) is too: r is off by dr = 9u r + u_p r (4u of a
-kernel that does not store it). Symbols as in `pybnorm.check.bounds`.
+kernel that does not store it). Symbols as in `pybnorm.check.judging.bounds`.
 
 training_grad
     As backward with saved statistics, with that dr: E_s + \|dscale\| dr/r on exact data, too. Where 1/sigma is
@@ -45,11 +45,19 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pybnorm import reference
-from pybnorm.check.bounds.classes import Tier
-from pybnorm.check.bounds.expected import Array, Expected, Part, _Outputs, decided
-from pybnorm.check.bounds.formulas import Deviations, Moments, given, gradient, in_range, inverse_deviation, stored
-from pybnorm.check.data import Inputs
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Array, Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.formulas import (
+    Deviations,
+    Moments,
+    given,
+    gradient,
+    in_range,
+    inverse_deviation,
+    stored,
+)
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.problem import Problem
 
 __all__ = ["BackwardElemt", "BackwardReduce", "Frozen", "GatherStats", "SyncBackward", "SyncTraining", "TrainingGrad"]
 
@@ -188,7 +196,7 @@ class BackwardElemt(Expected):
         return gain, total / n, self._inverse * self._inverse * (moment / n)
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
-        """What dx is made of, and how."""
+        """The terms of dx."""
         return list(self._factors()), gradient
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:

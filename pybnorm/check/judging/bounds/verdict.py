@@ -1,4 +1,4 @@
-"""What is found about an output: its status, its worst elements and why."""
+"""The verdict on an output: its status, its worst elements and the reason."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ WORST_POINTS = 10
 
 
 class Status(enum.Enum):
-    """Outcome of an output or of a case, never mixed up with one another."""
+    """Outcome of an output or of a case, never mixed up with one another.
+
+    Examples
+    --------
+    >>> pybnorm.check.Status("WARN").good
+    True
+    """
 
     PASS = "PASS"
     """Within the stable bound."""
     WARN = "WARN"
     """Outside the stable bound, within the one-pass bound: single-pass cancellation. Or infinity where the
     definition gives NaN, or NaN for infinity, as the order of operations may of an input that is not finite."""
+    CHAIN = "CHAIN"
+    """As accurate as sums in long chains of terms are on this data, and no more: outside the bound of blocked sums."""
     UNSUPPORTED = "UNSUPPORTED"
     """The backend refused the combination, by name."""
+    MISTRUSTED = "MISTRUSTED"
+    """Nothing is wrong, and a change of some input would not show with any fill: a warning."""
     INCONCLUSIVE = "INCONCLUSIVE"
     """The bound says nothing about this data."""
-    MISTRUSTED = "MISTRUSTED"
-    """The case could not have failed."""
     ERROR = "ERROR"
     """Not run, and no verdict: the library cannot be used there, the node was lost, or this package failed."""
     RESOURCE = "RESOURCE"
@@ -32,7 +40,7 @@ class Status(enum.Enum):
     BUILD_FAILED = "BUILD_FAILED"
     """The library could not compile its kernel."""
     RAISED = "RAISED"
-    """The implementation under test raised an exception (`pybnorm.check.implementations`)."""
+    """The implementation under test raised an exception (`pybnorm.check.run.implementations`)."""
     CRASHED = "CRASHED"
     """The process of the library died."""
     TIMEOUT = "TIMEOUT"
@@ -48,9 +56,14 @@ class Status(enum.Enum):
         return _SEVERITIES[self]
 
     @property
+    def correct(self) -> bool:
+        """Whether the results are correct, however accurate."""
+        return self in (Status.PASS, Status.WARN, Status.CHAIN)
+
+    @property
     def good(self) -> bool:
         """Whether a run with nothing but such cases exits with 0."""
-        return self in (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+        return self.correct or self in (Status.UNSUPPORTED, Status.MISTRUSTED)
 
 
 _SEVERITIES = {status: number for number, status in enumerate(Status)}
@@ -67,9 +80,9 @@ class Point:
     ratio: float
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Verdict:
-    """What was found about one output."""
+    """The verdict on one output."""
 
     output: str
     status: Status
@@ -85,7 +98,7 @@ class Verdict:
     undecided: int = 0
     """Elements that no class can judge."""
     unjudged: int = 0
-    """Elements whose right value is not finite or out of the type's range, and of which nothing is certain."""
+    """Elements whose correct value is not finite or out of the type's range, and of which nothing is certain."""
     identical: bool = False
     """Every judged element is the reference rounded to the output type."""
     noticed: float = 0.0
@@ -99,3 +112,17 @@ class Verdict:
     """Elements that are finite, or not, and must not be."""
     wild_from: int = -1
     """Lowest channel of those; -1: there is none."""
+    where: str = ""
+    """The smallest description of the elements that are wrong (`pybnorm.check.judging.bounds.where`)."""
+    covered: int = 0
+    """Wrong elements in it."""
+    included: int = 0
+    """Correct elements in it."""
+    convention: str = ""
+    """The convention that explains it (`pybnorm.check.judging.conventions`)."""
+    picture: list[str] = dataclasses.field(default_factory=list)
+    """The wrong elements by channel, a string each, and position: "." is correct, 1 to 9 up to 2, 4, 8, ... times the
+    bound, x not finite. Of more than some channels or positions the worst of each run."""
+
+    def __repr__(self) -> str:
+        return f"<Verdict {self.output}: {self.status.value}, {self.ratio:.3g} of its bound>"

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.data import sums_are_exact
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging.bounds import Status, Verdict
+from pybnorm.check.language.data import sums_are_exact
+from pybnorm.check.language.problem import Problem
 from pybnorm.defects import DEFECTS, Defect, Effect, known_defects, named
 
 __all__ = ["DEFECTS", "STATUSES", "Defect", "covers", "explain", "makes", "named"]
 
 STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect.WEAK: Status.WARN}
 """What a defect's effect makes of a case."""
+CHAINS = "sums in chains"
+"""In the judge's note on an output that is CHAIN."""
 
 
 _SUMS = {"sum_dy": "dbias", "sum_dy_xmu": "dscale"}
@@ -27,9 +29,12 @@ _SUMS = {"sum_dy": "dbias", "sum_dy_xmu": "dscale"}
 def makes(defect: Defect, status: Status) -> bool:
     """Whether a case of `status` may be its doing.
 
-    A weakness also explains INCONCLUSIVE: an error so large that the bound of its kind says nothing any more; and FAIL,
-    where the judge's note has to say that the error is of its kind and no larger.
+    Long chains of sums are CHAIN, whatever is said of their effect. A weakness also explains INCONCLUSIVE: an error so
+    large that the bound of its kind says nothing any more; and FAIL, where the judge's note has to say that the error
+    is of its kind and no larger.
     """
+    if defect.note == CHAINS:
+        return status == Status.CHAIN
     if defect.effect == Effect.WEAK:
         told = defect.note != "" or defect.exact
         return status in (Status.WARN, Status.INCONCLUSIVE) or (status == Status.FAIL and told)
@@ -54,6 +59,7 @@ def explain(
     status: Status = Status.FAIL,
     message: str = "",
     build: str = "",
+    device: str = "",
 ) -> list[Defect]:
     """The known defects that together explain a case, or an empty list where something is left unexplained.
 
@@ -71,11 +77,13 @@ def explain(
         Of the case, where there are no verdicts because the call failed.
     build : str
         Of the library; "" where it is not known.
+    device : str
+        The name of the device that it ran on; "" where it is not known.
     """
     exact = sums_are_exact(problem)
     candidates = [
         d
-        for d in known_defects(backend, problem, version, build)
+        for d in known_defects(backend, problem, version, build, device)
         if makes(d, status) and not (d.rounded if exact else d.exact) and problem.fill in (d.fills or (problem.fill,))
     ]
     if not verdicts:

@@ -9,21 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments
-from pybnorm.check.bounds import not_finite
-from pybnorm.check.bounds.causes import (
+from pybnorm.check.judging.bounds import not_finite
+from pybnorm.check.judging.bounds.causes import (
     TRUNCATED,
     UNBIASED,
-    UNEXPLAINED,
     bessel_convention,
     is_truncated,
     normalized_by_unbiased,
 )
-from pybnorm.check.bounds.chains import errs_like_a_chain
-from pybnorm.check.bounds.classes import Tier, tiers
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.tally import Tally, compare
-from pybnorm.check.bounds.verdict import WORST_POINTS, Point, Status, Verdict
-from pybnorm.check.data import sums_are_exact
+from pybnorm.check.judging.bounds.chains import chain_length
+from pybnorm.check.judging.bounds.classes import Tier, tiers
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.tally import Tally, compare
+from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point, Status, Verdict
+from pybnorm.check.judging.bounds.where import levels, put
+from pybnorm.check.language.data import sums_are_exact
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Foreign
 from pybnorm.reference.rounding import _data_type
@@ -67,24 +67,26 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     found = not_finite.find(expected, output, got, tier) if tally.unjudged else not_finite.Findings()
     tally.unjudged -= found.judged
     if tally.wild:
-        notes.append(f"spread: {tally.wild} elements NaN or infinite where the right value is finite")
+        notes.append(f"spread: {tally.wild} elements NaN or infinite where the correct value is finite")
     if tally.over:
         status = Status.FAIL
-        if not sums_are_exact(expected.problem) and errs_like_a_chain(expected, output, got):
-            notes.append("as one sequential chain of sums would err (class C)")
-        if (
+        length = 0 if sums_are_exact(expected.problem) or tally.wild else chain_length(expected, output, got)
+        if length:
+            status = Status.CHAIN
+            worst = ratios[classes[0].name]
+            notes.append(f"sums in chains of {length} terms: up to {worst:.3g} times the bound of blocked sums")
+        elif (
             output in ("y", "dx")
             and got.itemsize == expected.problem.dtype.itemsize == 2
             and is_truncated(expected, output, got, classes)
         ):
             notes.append(TRUNCATED)
-        notes = notes or [UNEXPLAINED]
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE
         notes.append(
             f"{tally.undecided} elements of statistics whose inverse standard deviation no bound holds"
             if tally.undecided
-            else "no element's right value is in range"
+            else f"no element's correct value is in range{_overflow(expected, classes[0])}"
         )
     elif status == Status.WARN:
         kappa = expected.kappa(tally.worst[0].index)
@@ -104,10 +106,14 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         notes.append(str(finding))
     _add_wrong(tally, found)
     if 0 < tally.unjudged < tally.elements:
-        notes.append(f"{tally.unjudged} elements out of range or without a finite right value are not judged")
-    if output == "running_variance":
-        notes.append(_CONVENTIONS[bessel_convention(expected, got)])
-    return Verdict(
+        notes.append(f"{tally.unjudged} elements out of range or without a finite correct value are not judged")
+    if output == "running_variance" and expected.problem.unbiased:
+        notes += filter(None, [_CONVENTIONS[bessel_convention(expected, got)]])
+    elif output == "running_variance":
+        notes.append("held against the biased variance: unbiased=0")
+    elif output == "saved_inv_variance" and expected.problem.saves_variance:
+        notes.append("held against the variance: saved=variance")
+    verdict = Verdict(
         output=output,
         status=status,
         tier=tier.name,
@@ -125,13 +131,26 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         worst=tally.worst,
         note="; ".join(notes),
     )
+    if status == Status.FAIL:
+        tried = (classes[0],) if UNBIASED in notes else classes
+        put(verdict, levels(expected, output, got, tried, found.places), expected.problem.strides)
+    return verdict
+
+
+def _overflow(expected: Expected, tier: Tier) -> str:
+    """What is correct where the squares of x are beyond the type that a kernel computes in."""
+    if not expected.problem.recomputes or not np.isinf(expected.deviations(tier).variance).all():
+        return ""
+    return (
+        ": the squares of x overflow, so that its values in float64 are as correct as a variance of infinity, 1/sigma 0"
+    )
 
 
 _CONVENTIONS = {
     "unbiased": "running_variance takes the unbiased variance, as defined",
     "biased": "running_variance takes the biased variance (a sum over m, not m - 1)",
     "cannot tell": "running_variance is as near to the biased variance as to the unbiased one",
-    "neither": "running_variance takes neither the unbiased variance nor the biased one",
+    "neither": "",
 }
 
 

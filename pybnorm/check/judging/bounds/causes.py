@@ -1,4 +1,4 @@
-"""What explains an output that is wrong: truncation, the unbiased variance, the convention of the running variance."""
+"""Causes of a wrong output: truncation, the unbiased variance, the convention of the running variance."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import Tier, tiers
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.tally import compare
-from pybnorm.check.data import round_to
+from pybnorm.check.judging.bounds.classes import Tier, tiers
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.tally import compare
+from pybnorm.check.language.data import round_to
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import on_host
 
 __all__ = [
     "TRUNCATED",
     "UNBIASED",
-    "UNEXPLAINED",
     "bessel_convention",
     "is_truncated",
     "normalized_by_unbiased",
@@ -31,8 +30,6 @@ TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
 """Note of a FAIL that a store which truncates explains."""
 UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
 """Note of a FAIL on exact data."""
-UNEXPLAINED = "no known error model explains this"
-"""Note of a FAIL without a cause."""
 TRUNCATION_EVIDENCE = 20
 """Elements that must be no rounding before truncation is named: a library that rounds looks so once in 2**20."""
 

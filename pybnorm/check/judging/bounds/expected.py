@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import _arguments, reference
-from pybnorm.check.bounds.classes import Tier, precision
-from pybnorm.check.bounds.formulas import (
+from pybnorm.check.judging.bounds.classes import Tier, precision
+from pybnorm.check.judging.bounds.formulas import (
     Deviations,
     Moments,
     backward_weights,
@@ -26,8 +26,8 @@ from pybnorm.check.bounds.formulas import (
     normalized,
     stored,
 )
-from pybnorm.check.data import Inputs
-from pybnorm.check.problem import DATA_OUTPUTS, Problem, checked
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
@@ -41,7 +41,7 @@ Array = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A block of one output: where it is, what is right, what came, and each class's bound and undecided elements."""
+    """A block of one output: where it is, what is correct, what came, and each class's bound and undecided elements."""
 
     index: tuple[slice, ...]
     reference: Array
@@ -74,7 +74,7 @@ class _Outputs(Mapping[str, Array]):
 
 
 class Expected:
-    """The right outputs of a problem and the bounds of each; `pybnorm.check.bounds.expect` finds the class.
+    """The right outputs of a problem and the bounds of each; `pybnorm.check.judging.bounds.expect` finds the class.
 
     Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked.
 
@@ -82,7 +82,7 @@ class Expected:
     ----------
     problem : Problem
     inputs : Inputs
-        As stored; need not be the ones `pybnorm.check.data.generate` gives.
+        As stored; need not be the ones `pybnorm.check.language.data.generate` gives.
 
     Attributes
     ----------
@@ -119,13 +119,15 @@ class Expected:
             raise ArgumentError(
                 "problem", str(problem), f"one that {type(self).__name__} knows; expect() finds the class"
             )
-        _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.data.generate makes them")
+        _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.language.data.generate makes them")
         self.problem, self.inputs = problem, inputs
         self.precision = precision(problem.dtype, problem.parameter_dtype)
         self.biased_running_variance: Array | None = None
         self._axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
         self._parameters: dict[str, Array] = {}
         self._sums: dict[bool, tuple[Array, Array]] = {}
+        self.chained: dict[tuple[type[Expected], int], Expected] = {}
+        """The results of long chains of sums, as far as they were asked for (`pybnorm.check.judging.bounds.chains`)."""
         operation = problem.operation
         with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
             if operation == Operation.FORWARD_TRAINING:
@@ -162,14 +164,15 @@ class Expected:
         self._take_moments()
         mean, variance = self._moments.mean, self._moments.variance
         if problem.saved:
-            self._parameters |= {"saved_mean": mean, "saved_inv_variance": self._inverse}
+            spread = variance if problem.saves_variance else self._inverse
+            self._parameters |= {"saved_mean": mean, "saved_inv_variance": spread}
         if problem.running:
-            f, m = problem.factor, problem.m
+            f = problem.factor
             old_mean = inputs.need("mean").astype(np.float64)
             old_variance = inputs.need("variance").astype(np.float64)
             self._parameters |= {
                 "running_mean": f * mean + (1 - f) * old_mean,
-                "running_variance": f * (variance * m / (m - 1)) + (1 - f) * old_variance,
+                "running_variance": f * (variance * problem.correction) + (1 - f) * old_variance,
             }
             self.biased_running_variance = f * variance + (1 - f) * old_variance
 
@@ -464,6 +467,8 @@ class Expected:
                     undecided = d.undecided
             elif output == "saved_mean":
                 bound = d.mean + p.u_param * np.abs(result) + p.tiny_param
+            elif output == "saved_inv_variance" and problem.saves_variance:
+                bound = d.variance + (4 * p.u + p.u_param) * result + p.tiny_param
             elif output == "saved_inv_variance":
                 bound = d.inverse + p.u_param * result + p.tiny_param
                 undecided = d.undecided
@@ -475,11 +480,11 @@ class Expected:
         return Part(index, out, values, bounds)
 
     def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
-        u, u_p, m = self.precision.u, self.precision.u_param, self.problem.m
+        u, u_p = self.precision.u, self.precision.u_param
         if output == "running_mean":
             old, batch, slack, roundings = inputs.need("mean"), self._moments.mean, d.mean, 3
         else:
-            c = m / (m - 1)
+            c = self.problem.correction
             old, batch, slack, roundings = inputs.need("variance"), c * self._moments.variance, c * d.variance, 5
         kept = np.abs((1 - f) * old.astype(np.float64))
         # where the batch's statistics may be lost on the way, 0 times them may be NaN

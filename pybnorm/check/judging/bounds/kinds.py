@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pybnorm.check.bounds.activated import Activated
-from pybnorm.check.bounds.composed import (
+from pybnorm.check.judging.bounds.activated import Activated
+from pybnorm.check.judging.bounds.composed import (
     BackwardElemt,
     BackwardReduce,
     Frozen,
@@ -12,9 +12,9 @@ from pybnorm.check.bounds.composed import (
     SyncTraining,
     TrainingGrad,
 )
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.data import Inputs
-from pybnorm.check.problem import Problem, checked
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.problem import Problem, checked
 
 __all__ = ["expect"]
 
@@ -38,7 +38,7 @@ def expect(problem: Problem, inputs: Inputs) -> Expected:
     ----------
     problem : Problem
     inputs : Inputs
-        As stored; need not be the ones `pybnorm.check.data.generate` gives.
+        As stored; need not be the ones `pybnorm.check.language.data.generate` gives.
     """
     checked(problem)
     kind = next(kind for kind in _KINDS if kind.knows(problem))

@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybnorm.check.bounds.verdict import Status
-from pybnorm.check.data import sums_are_exact
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging.bounds.verdict import Status
+from pybnorm.check.language.data import sums_are_exact
+from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType
 
-__all__ = ["LONG", "Precision", "Tier", "depth", "precision", "tiers"]
+__all__ = ["BLOCK", "LONG", "Precision", "Tier", "depth", "precision", "tiers"]
+
+BLOCK = 64
+"""Terms that a sum may add in one chain before it is pairwise, and is never further off than its class."""
 
 LONG = 2048
 """Terms of a sum beside which the effect of one is small, and from which exact data are judged more sharply."""
@@ -55,8 +58,13 @@ def precision(dtype: DataType, parameter: DataType | None = None) -> Precision:
 
 
 def depth(m: int) -> float:
-    """Roundings on the longest path of a blocked or pairwise sum of m terms."""
-    return min(float(m), 16.0 + 4.0 * math.sqrt(m))
+    """Roundings on the longest path of a blocked or pairwise sum of m terms.
+
+    No order of at most `BLOCK` terms has more, and no sum by blocks of `BLOCK` terms that are then added pairwise; the
+    square root, which is wider from 144 terms on, leaves room for sums of longer chains whose roundings do not add up.
+    """
+    pairwise = BLOCK + math.ceil(math.log2(max(1.0, m / BLOCK)))
+    return min(float(m), max(16.0 + 4.0 * math.sqrt(m), pairwise))
 
 
 class Tier(NamedTuple):

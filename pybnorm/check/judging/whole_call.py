@@ -6,7 +6,7 @@ Where the data's sums have no rounding, only Welford's recurrence may round. Tha
 
 * if a statistic of the call is wrong even for the recurrence: what else was rounded, was not rounded by it;
 * as far as the mean, or the inverse standard deviation, shows that there was no rounding. Let the recurrence scatter
-  the mean by s units in the last place. Each of n channels then hits the right value, rounded, with a probability of
+  the mean by s units in the last place. Each of n channels then hits the correct value, rounded, with a probability of
   P(|N(0, s)| < 1/2) at most; that all n hit it has a probability below `LEVEL` if s is larger than a certain s(n). The
   variance is allowed 16 + (25 + sqrt(m)/10) s(n) times u v beside what "exact" allows. The 25: a chain rounds its sum
   of squares as often, and as much of it, as its mean, so that both scatter alike, in u v as in u |mean|, which is at
@@ -14,7 +14,11 @@ Where the data's sums have no rounding, only Welford's recurrence may round. Tha
   too small by up to u v L/100, in every chain, and merging more chains lessens the scatter of the mean and not this.
   s falls as L/sqrt(m), hence sqrt(m)/10. Measured on 1 to 1,024 chains of 98 to 100,352 terms, merged one by one or in
   a tree, 140,000 statistics of m to 1.6 million terms: at most 0.85 of this width. The other way round it is the
-  same; a variance may be off by 2 u v and its inverse standard deviation be right, so that the 1/2 above is 2.
+  same; a variance may be off by 2 u v and its inverse standard deviation be correct, so that the 1/2 above is 2. Where
+  both that are saved are correct to the bit, y and the running statistics are made of them and have no excuse.
+
+Fewer than `FEWEST` statistics leave s(n) so large that nothing is told. A case of so few, long sums and an output that
+only the recurrence excuses, by more than `WIDEST` u, is MISTRUSTED: it could not tell.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pybnorm.check.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
-from pybnorm.check.bounds.tally import Tally
-from pybnorm.check.matched_filters import LEVEL, Tried, matches, not_tried
-from pybnorm.check.matched_filters.elements import apart, asked
-from pybnorm.check.matched_filters.roundings import beyond
+from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
+from pybnorm.check.judging.bounds.classes import depth
+from pybnorm.check.judging.bounds.where import put
+from pybnorm.check.judging.conventions import Convention, convention_of
+from pybnorm.check.judging.elements import apart, apart_levels, asked
+from pybnorm.check.judging.roundings import LEVEL, beyond, factors
 
 __all__ = ["Record", "counted", "judge_call", "scatter_of"]
 
@@ -43,11 +48,9 @@ class Record:
     """How a call was judged, beside its verdicts."""
 
     scatter: float = math.inf
-    """s(n) of the outputs that are right to the bit; infinite: none is, or the data are not exact."""
+    """s(n) of the outputs that are correct to the bit; infinite: none is, or the data are not exact."""
     excuses: dict[str, str] = dataclasses.field(default_factory=dict)
     """Of each output that only Welford's recurrence could excuse, whether it does and why."""
-    tried: list[Tried] = dataclasses.field(default_factory=list)
-    """The bugs that explain most of each deviation."""
     roundings: dict[str, str] = dataclasses.field(default_factory=dict)
     """Of each sum of ordinary data, how far it is off and how far roundings leave it."""
 
@@ -55,8 +58,10 @@ class Record:
 def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record | None = None) -> dict[str, Verdict]:
     """The verdict on every output of a call.
 
-    Each output is held against its bound (`pybnorm.check.bounds.judge`), all of them against the bugs whose deviations
-    can be predicted (`pybnorm.check.matched_filters`), and sums of ordinary data against what roundings leave of them.
+    Each output is held against its bound (`pybnorm.check.judging.bounds.judge`), elements against the others of their
+    statistic (`pybnorm.check.judging.elements`), and sums of ordinary data against what roundings leave of them
+    (`pybnorm.check.judging.roundings`). What is wrong is held against the conventions of other software
+    (`pybnorm.check.judging.conventions`).
 
     Parameters
     ----------
@@ -68,24 +73,43 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record 
     """
     verdicts = {name: judge(expected, name, outputs[name]) for name in expected.outputs}
     _excuse(expected, outputs, verdicts, record or Record())
-    for name, match in matches(expected, outputs, None if record is None else record.tried).items():
-        verdict = verdicts[name]
-        verdict.status = Status.FAIL
-        verdict.note = "; ".join(filter(None, [str(match), verdict.note]))
     for name, verdict in verdicts.items():
-        if verdict.status in (Status.PASS, Status.WARN) and asked(expected, name):
-            _look_at_elements(verdict, apart(expected, name, outputs[name]))
-    if not not_tried(expected.problem):
+        if verdict.status == Status.FAIL and not verdict.wild:
+            _name(verdict, convention_of(expected, name, outputs[name]))
+    if not any(v.status == Status.FAIL for v in verdicts.values()):
+        for name, note in factors(expected, outputs).items():
+            verdict = verdicts[name]
+            verdict.status, verdict.note = Status.FAIL, "; ".join(filter(None, [note, verdict.note]))
+    held = not any(v.status == Status.FAIL for v in verdicts.values())
+    for name, verdict in verdicts.items():
+        if verdict.status.correct and asked(expected, name):
+            _look_at_elements(expected, verdict, outputs[name])
+    if held or record is not None:
         sizes = _hold(expected, outputs, verdicts)
         if record is not None:
             record.roundings = sizes
     return verdicts
 
 
-def _look_at_elements(verdict: Verdict, tally: Tally) -> None:
+_STAYS = ("held against", "elements out of range")
+"""Text in the notes that a convention leaves."""
+
+
+def _name(verdict: Verdict, convention: Convention | None) -> None:
+    """Let a convention explain an output, in place of what else might."""
+    if convention is None:
+        return
+    kept = [note for note in verdict.note.split("; ") if any(word in note for word in _STAYS)]
+    verdict.convention = str(convention)
+    verdict.note = "; ".join([verdict.convention, *kept])
+
+
+def _look_at_elements(expected: Expected, verdict: Verdict, got: Array) -> None:
     """Hold elements against the others of their statistic."""
+    tally = apart(expected, verdict.output, got)
     verdict.noticed = min(verdict.noticed, tally.noticed)
     if tally.over:
+        put(verdict, apart_levels(expected, verdict.output, got), expected.problem.strides)
         verdict.status, verdict.over, verdict.worst = Status.FAIL, tally.over, tally.worst
         note = f"{tally.over} elements apart from the others: no statistics or sums, however rounded, give all of them"
         verdict.note = "; ".join(filter(None, [note, verdict.note]))
@@ -101,9 +125,15 @@ def _hold(expected: Expected, outputs: Mapping[str, Array], verdicts: Mapping[st
         if verdict.status != Status.FAIL:
             verdict.status = Status.FAIL
             verdict.note = "; ".join(filter(None, [note, verdict.note]))
+            put(verdict, found.over[name].reshape(expected.statistics[0].shape), ())
     return found.sizes
 
 
+FEWEST = 16
+"""Statistics that can tell rounded sums from Welford's recurrence."""
+WIDEST = 1024.0
+"""Units in the last place that its excuse may allow where there are fewer."""
+_CANNOT_TELL = f"cannot tell rounded sums from Welford's recurrence: {FEWEST} channels or more can"
 _STATISTICS = ("saved_mean", "running_mean", "saved_inv_variance", "running_variance", "dscale")
 
 
@@ -117,24 +147,36 @@ def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str
         return [name for name in _STATISTICS if name in verdicts and verdicts[name].status == Status.FAIL]
 
     scatter = record.scatter = _scatter(verdicts) if rounded() else math.inf
+    widths = dict.fromkeys(verdicts, 8 * (depth(expected.problem.m) + 1))  # in u, of class "rounded"
     for verdict in rounded():
         record.excuses[verdict.output] = "granted: no output of the call shows that sums were not rounded"
     if scatter < math.inf and not wrong():
         saved = all(name in verdicts and verdicts[name].identical for name in ("saved_mean", "saved_inv_variance"))
         for verdict in rounded():
             own, *others = tiers(expected.problem, verdict.output)
-            left = 0.0 if saved and verdict.output == "y" else scatter  # y is made of what was saved
-            classes = own, counted(left, expected.problem.m), *(tier for tier in others if tier.one_pass)
+            made = saved and (verdict.output == "y" or verdict.output.startswith("running"))
+            mine = counted(0.0 if made else scatter, expected.problem.m)
+            if made and verdict.output != "y":  # a variance may be off by 2 u v where its inverse root is correct
+                mine = mine._replace(spread=4.0)
+            classes = own, mine, *(tier for tier in others if tier.one_pass)
             again = judge_by(expected, verdict.output, outputs[verdict.output], classes)
+            widths[verdict.output] = classes[1].spread or 0.0
             width = f"{classes[1].spread:.3g} u of its size, as far as exact outputs of the call leave room"
             record.excuses[verdict.output] = f"granted: within {width}"
             if again.status == Status.WARN:
                 verdicts[verdict.output] = again
                 record.excuses[verdict.output] = f"refused: not within {width}, and one pass"
             elif again.status == Status.FAIL:
-                verdict.status, verdict.worst, verdict.over = Status.FAIL, again.worst, again.over
+                for name in ("status", "worst", "over", "where", "covered", "included", "picture"):
+                    setattr(verdict, name, getattr(again, name))
                 record.excuses[verdict.output] = f"refused: not within {width}"
                 verdict.note = "exact sums were rounded, and not by Welford's recurrence, which rounds the others too"
+    if expected.statistics[0].size < FEWEST and not wrong():
+        for verdict in rounded():
+            if widths[verdict.output] > WIDEST:
+                verdict.status = Status.MISTRUSTED
+                verdict.note = f"{verdict.note}; {_CANNOT_TELL}"
+                record.excuses[verdict.output] = _CANNOT_TELL
     for name in wrong()[:1]:
         for verdict in rounded():
             record.excuses[verdict.output] = f"refused: {name} is wrong even for the recurrence"
@@ -148,12 +190,12 @@ def counted(scatter: float, m: int) -> Tier:
 
 
 def scatter_of(channels: int, within: float = 0.5) -> float:
-    """s(n): a larger one would not be right in all of `channels`, to `within` units, but for a chance of `LEVEL`."""
+    """s(n): a larger one would not be correct in all of `channels`, to `within` units, but for a chance of `LEVEL`."""
     return within / statistics.NormalDist().inv_cdf((1 + LEVEL ** (1 / channels)) / 2)
 
 
 def _scatter(verdicts: Mapping[str, Verdict]) -> float:
-    """The least s(n) of the outputs that are right to the bit; infinite if none is."""
+    """The least s(n) of the outputs that are correct to the bit; infinite if none is."""
     scatter = math.inf
     for name, within in (("saved_mean", 0.5), ("saved_inv_variance", 2.0)):
         if name in verdicts and verdicts[name].identical and verdicts[name].status == Status.PASS:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import Tier
-from pybnorm.check.bounds.expected import Expected, Part
-from pybnorm.check.bounds.verdict import WORST_POINTS, Point
-from pybnorm.check.data import round_to
-from pybnorm.check.problem import DATA_OUTPUTS
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Expected, Part
+from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point
+from pybnorm.check.language.data import round_to
+from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign
 from pybnorm.reference.threads import in_threads
 
-__all__ = ["Tally", "compare"]
+__all__ = ["Held", "Tally", "compare", "held"]
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ class Tally:
     wild_from: int = -1
     """Lowest place along axis 1, the channels', of those; -1: there is none."""
     different: int = 0
-    """Elements that are not the right value, rounded; not all are counted where there is one."""
+    """Elements that are not the correct value, rounded; not all are counted where there is one."""
     elements: int = 0
     noticed: float = math.inf
     worst: list[Point] = dataclasses.field(default_factory=list)
@@ -60,7 +60,7 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
 
 
 def _together(tallies: list[Tally]) -> Tally:
-    """What the parts of an output, in order, come to: as if one had counted them all."""
+    """The counts of all parts of an output together, in order."""
     counted = ("over", "undecided", "unjudged", "wild", "different", "elements")
     places = [tally.wild_from for tally in tallies if tally.wild_from >= 0]
     points = sorted((point for tally in tallies for point in tally.worst), key=lambda point: -point.ratio)
@@ -74,57 +74,82 @@ def _together(tallies: list[Tally]) -> Tally:
     )
 
 
+class Held(NamedTuple):
+    """A block of an output, held against its classes together; ratios are those of the last."""
+
+    judged: Array
+    """Elements of which the correct value is certain."""
+    over: Array
+    """Judged elements that no class holds."""
+    open: Array
+    """Elements that no class can judge."""
+    wild: Array
+    """Elements that are not finite."""
+    ratio: Array
+
+
+def held(expected: Expected, output: str, part: Part) -> Held:
+    """Which elements of a block are wrong."""
+    assert part.got is not None
+    largest = expected.precision.max_out if output in DATA_OUTPUTS else expected.precision.max_param
+    right, values = part.reference, part.got
+    with np.errstate(all="ignore"):
+        error = np.abs(values - right)
+        finite, size = np.isfinite(values), np.abs(right)
+        inside = np.zeros_like(right, bool)
+        judged = np.zeros_like(right, bool)
+        for bound, undecided in part.classes:
+            in_range = np.isfinite(right) & (size + bound <= largest)
+            if expected.overflows(output):
+                in_range &= finite
+            judged |= in_range
+            ratio = np.where(error == 0, 0.0, error / bound)
+            ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
+            inside |= in_range & ~undecided & (ratio <= 1)
+        wild = judged & ~finite
+        # a class whose bound is out of range says as little as one that is undecided
+        open_ = judged & ~inside & ~wild & (undecided | ~in_range)
+        return Held(judged, judged & ~inside & ~open_, open_, wild, np.where(wild, np.inf, ratio))
+
+
 def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     tally = Tally()
     data = output in DATA_OUTPUTS
     largest = expected.precision.max_out if data else expected.precision.max_param
     dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
-    overflows = expected.overflows(output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
         right, values = part.reference, part.got
+        bound, undecided = part.classes[-1]
         with np.errstate(all="ignore"):
             error = values - right
             np.abs(error, out=error)
             if _add_ordinary(tally, part, error, largest, dtype):
                 continue
-            finite, size = np.isfinite(values), np.abs(right)
-            held = np.zeros_like(right, bool)
-            judged = np.zeros_like(right, bool)
-            for bound, undecided in part.classes:
-                in_range = np.isfinite(right) & (size + bound <= largest)
-                if overflows:
-                    in_range &= finite
-                judged |= in_range
-                ratio = np.where(error == 0, 0.0, error / bound)
-                ratio = np.where(in_range, np.where(finite, ratio, np.inf), 0.0)
-                held |= in_range & ~undecided & (ratio <= 1)
-            wild = judged & ~finite
-            tally.finite_ratio = max(tally.finite_ratio, float(ratio.max(initial=0.0, where=finite)))
-            # a class whose bound is out of range says as little as one that is undecided
-            open_ = judged & ~held & ~wild & (undecided | ~in_range)
-            ratio = np.where(wild, np.inf, ratio)
+            looked = held(expected, output, part)
+            finite, size, judged, wild = np.isfinite(values), np.abs(right), looked.judged, looked.wild
+            tally.finite_ratio = max(tally.finite_ratio, float(looked.ratio.max(initial=0.0, where=finite)))
             different = round_to(right, dtype).astype(np.float64) != values
             relative = np.where(judged & (size > 0) & ~undecided, bound / size, np.inf)
         tally.noticed = min(tally.noticed, float(relative.min(initial=math.inf)))
         tally.elements += right.size
         tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))
-        tally.over += int(np.count_nonzero(judged & ~held & ~open_))
+        tally.over += int(np.count_nonzero(looked.over))
         if wild.any():
             tally.wild += int(np.count_nonzero(wild))
             first = part.index[1].start + int(np.nonzero(wild)[1].min())
             tally.wild_from = first if tally.wild_from < 0 else min(tally.wild_from, first)
-        tally.undecided += int(np.count_nonzero(open_))
-        tally.ratio = max(tally.ratio, float(ratio.max(initial=0.0)))
-        _remember(tally.worst, part, error, bound, ratio)
+        tally.undecided += int(np.count_nonzero(looked.open))
+        tally.ratio = max(tally.ratio, float(looked.ratio.max(initial=0.0)))
+        _remember(tally.worst, part, error, bound, looked.ratio)
     return tally
 
 
 def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype: DataType) -> bool:
     """Count a block that the last class holds, with a sharp look at none; False if it takes one.
 
-    Ordinary is a block without a NaN or infinity in what is right, what came and the bound, in the range of the type,
+    Ordinary is a block without a NaN or infinity in what is correct, what came and the bound, in the range of the type,
     decided everywhere and within the bound. A NaN makes every comparison of a largest or least value false.
     """
     bound, undecided = part.classes[-1]
@@ -161,7 +186,7 @@ def _any(values: Array) -> bool:
 
 
 def _floor(worst: list[Point]) -> float:
-    """What a ratio must be above to be among the worst."""
+    """The ratio above which an element is among the worst."""
     return worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
 
 

@@ -21,24 +21,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import LONG, Tier
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.formulas import Deviations, backward_weights, forward_weights
-from pybnorm.check.bounds.tally import Tally, compare
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.formulas import Deviations, backward_weights, forward_weights
+from pybnorm.check.judging.bounds.tally import Tally, compare
+from pybnorm.check.judging.bounds.where import levels
 from pybnorm.enums import Operation
 from pybnorm.reference.blocks import reduce_in_threads
 
-__all__ = ["apart", "asked"]
+__all__ = ["apart", "apart_levels", "asked"]
 
 Array = npt.NDArray[Any]
+SHORTEST = 64
+"""Terms of a sum from which the rule says more than the bound of an element."""
 _TOGETHER = Tier("together", True, 0.0)
 """Class of a kernel whose sums are what they are; a dx that is folded rounds |x| and |mean|, as of one pass."""
 
 
 def asked(expected: Expected, output: str) -> bool:
-    """Whether the rule is for an output: for y or dx of sums so long that the bound of an element is wide."""
+    """Whether the rule is for an output: for y or dx of sums so long that the bound of an element is wider."""
     problem = expected.problem
-    if type(expected) is not Expected or problem.m < LONG or expected.blend(output)[:2] != (1, 0):
+    if type(expected) is not Expected or problem.m < SHORTEST or expected.blend(output)[:2] != (1, 0):
         return False
     trained = output == "y" and problem.operation == Operation.FORWARD_TRAINING
     return trained or (output == "dx" and problem.operation == Operation.BACKWARD and problem.saved)
@@ -48,6 +51,12 @@ def apart(expected: Expected, output: str, got: Array) -> Tally:
     """Count the elements of y or dx that no statistics or sums explain together with the others."""
     with np.errstate(all="ignore"):
         return compare(_Fitted(expected, output, got), output, got, (_TOGETHER,))
+
+
+def apart_levels(expected: Expected, output: str, got: Array) -> Array:
+    """Levels of those elements (`pybnorm.check.judging.bounds.where.levels`)."""
+    with np.errstate(all="ignore"):
+        return levels(_Fitted(expected, output, got), output, got, (_TOGETHER,))
 
 
 class _Fitted(Expected):

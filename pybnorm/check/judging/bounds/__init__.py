@@ -12,13 +12,16 @@ A (stable)
     Two-pass, Welford, shifted or float64-accumulating kernels meet it: PASS.
 B (one-pass)
     E[x**2] - mu**2 and the uncentred sum(dy*x) - mu*sum(dy). Met by B but not by A: WARN.
-C (diagnosis only)
-    B with h = m, one sequential chain. Meeting it explains a FAIL and never excuses it.
 
-``h = min(m, 16 + 4 sqrt(m))`` covers blocked and pairwise sums. Where every sum of the data is free of rounding in any
-order (`pybnorm.check.data.sums_are_exact`) the sums contribute nothing and what is left is the one rounding of the
-division by m, or of the multiplication by a rounded 1/m: h = 1, the class called "exact". From `LONG` terms on, sums
-over dy have not even that: E_b = 4 u \|dbias\| and, with given statistics, E_s = 6 u \|dscale\|.
+``h = min(m, max(16 + 4 sqrt(m), 64 + log2(m / 64)))``. No sum of at most 64 terms, in any order, has more roundings on
+a path, and no sum by blocks of at most 64 terms that are then added pairwise: no such kernel can break A, whatever the
+data. Long chains can, where roundings add up. They are CHAIN (`pybnorm.check.judging.bounds.chains`): the chains are
+made on the very data, and every element has to be as near to their result as the class allows about the correct one.
+
+Where every sum of the data is free of rounding in any order (`pybnorm.check.language.data.sums_are_exact`) the sums
+contribute nothing and what is left is the one rounding of the division by m, or of the multiplication by a rounded 1/m:
+h = 1, the class called "exact". From `LONG` terms on, sums over dy have not even that: E_b = 4 u \|dbias\| and, with
+given statistics, E_s = 6 u \|dscale\|.
 
 Welford's recurrence divides by 1 ... m and so rounds even there; an output that depends on statistics taken from x may
 therefore fall back from "exact" and still pass, which the verdict says. With less than `LONG` terms it falls back to A.
@@ -29,7 +32,7 @@ m = 4,500; beyond, roundings that were independent would exceed it with probabil
 part, u sqrt(v/2), 8 sqrt(v) u with 2 exp(-11**2/2). They are not quite independent: of 140,000 statistics (one to 256
 chains, m to 401,408) the worst mean is at 0.34 of its bound and the worst variance at 0.69. No
 excuse has a result that an unbiased variance, v m / (m - 1), explains within "exact": that is FAIL. More is said by the
-outputs of a call together (`pybnorm.check.verdicts`).
+outputs of a call together (`pybnorm.check.judging.whole_call`).
 
 Forward
 -------
@@ -40,7 +43,7 @@ Forward
 * y: E = \|scale\| (r dmu + \|x-mu\| dr) + 4 u (\|scale\| r (\|x\|+\|mu\|) + \|bias\|); bound E + u_o (\|y\|+E) + t_o.
   Inference: dmu = 0 and dr = 4 u r. \|x\|+\|mu\|, not \|x-mu\|, because a kernel may fold to y = a x + b.
 * running mean: f dmu + (3u+u_p) (\|(1-f) old\| + \|f mu\|)
-* running variance: f c dv + (5u+u_p) (\|(1-f) old\| + f c v), c = m/(m-1)
+* running variance: f c dv + (5u+u_p) (\|(1-f) old\| + f c v), c = m/(m-1), with unbiased=0 1
 
 Backward
 --------
@@ -62,20 +65,15 @@ Range
 A library may flush what is below the smallest normal ``t`` of the compute type: dmu + t, dv + t (2 + 4 sqrt(v)); given
 statistics have dmu = t; and E_s + r t S, because each x may be flushed whatever the sign of its dy. Where a sum or
 product that a correct kernel may form is beyond half the largest number of the compute type (m A, m v, the terms of y,
-m times those of dx), the right result may be lost on the way to it, and what follows from it is not judged; the same
+m times those of dx), the correct result may be lost on the way to it, and what follows from it is not judged; the same
 where v and epsilon may both be flushed to 0.
 
 Verdicts
 --------
-Class C is asked of what such a chain does on the very data (`pybnorm.check.bounds.chains`), not of its bound alone.
-A FAIL that none of these classes, truncation, an unbiased variance or a value spread from elsewhere explains says so:
-no known error model explains it. Class C is not asked about data whose sums do not round.
-
 A NaN or infinity where the reference is finite and \|reference\| + bound is in range is FAIL. What must come out where
-the reference is not finite, or certainly out of the output's range, says `pybnorm.check.bounds.not_finite`; elements of
-which it says nothing are not judged. Where dr/r > 1/4 the first-order terms above mean
-nothing: elements of that statistic that depend on dr are INCONCLUSIVE, unless a stricter class that is conclusive holds
-them.
+the reference is not finite, or certainly out of the output's range, says `pybnorm.check.judging.bounds.not_finite`;
+elements of which it says nothing are not judged. Where dr/r > 1/4 the first-order terms above mean nothing: elements of
+that statistic that depend on dr are INCONCLUSIVE, unless a stricter class that is conclusive holds them.
 
 A store that truncates to 16 bits is off by up to one ulp, twice what rounding is, and is a FAIL. Truncation is
 monotone, so the values that it makes of [reference - E, reference + E] are those from the truncated lower to the
@@ -83,14 +81,14 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
-from pybnorm.check.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
-from pybnorm.check.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
-from pybnorm.check.bounds.expected import Expected
-from pybnorm.check.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, stored
-from pybnorm.check.bounds.judging import judge, judge_by
-from pybnorm.check.bounds.kinds import expect
-from pybnorm.check.bounds.trust import untrusted
-from pybnorm.check.bounds.verdict import Point, Status, Verdict
+from pybnorm.check.judging.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
+from pybnorm.check.judging.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, stored
+from pybnorm.check.judging.bounds.judging import judge, judge_by
+from pybnorm.check.judging.bounds.kinds import expect
+from pybnorm.check.judging.bounds.trust import untrusted
+from pybnorm.check.judging.bounds.verdict import Point, Status, Verdict
 
 __all__ = [
     "LONG",

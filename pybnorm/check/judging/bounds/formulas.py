@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.check.bounds.classes import Tier
+from pybnorm.check.judging.bounds.classes import Tier
 
 __all__ = [
     "Deviations",
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Moments(NamedTuple):
-    """What the bound needs of x, per statistic, in float64 and the derived shape."""
+    """The statistics of x that the bound needs, in float64 and the derived shape."""
 
     mean: Array
     variance: Array

@@ -1,0 +1,1 @@
+"""The judge: reference, bound, verdict. It calls no library."""

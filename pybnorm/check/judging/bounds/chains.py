@@ -1,0 +1,185 @@
+"""The sums that a kernel takes in long chains, made on the very data: what is as near to them as to right sums.
+
+The depth of class A holds for every sum that is blocked by at most `BLOCK` terms and then pairwise. A textbook loop, or
+one with a few lanes, is correct too, and where roundings add up (terms of one sign, equal, or mostly 0) it is further
+off. Its class of depth m would hold much that no chain does. So the chains are made, in the compute type, of all m
+terms and of a half, a quarter, ... of them, and Welford's recurrence. An output is a chain's where every element is as
+near to that chain's result as class A (of one pass: B) is to the correct one. What is off by another cause is not: it
+would have to be off by as much and to the same side as a chain, in every statistic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.judging.bounds.classes import BLOCK, Tier, depth
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.tally import compare
+from pybnorm.check.language.data import round_to
+from pybnorm.check.language.problem import DATA_OUTPUTS
+from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.reference.namespaces import on_host
+
+__all__ = ["LARGEST", "chain_length"]
+
+Array = npt.NDArray[Any]
+LARGEST = 1 << 26
+"""Elements of x of which chains are made; a larger case has none."""
+LONGEST = 1 << 17
+"""Terms of a chain of Welford's recurrence that is made: it takes a step for each."""
+SPREAD = 8.0
+"""How much more a chain may be off than the longest: of equal terms half as many once were off by 3.2 times as much."""
+
+
+def chain_length(expected: Expected, output: str, got: Array) -> int:
+    """The terms of each chain of sums that gives `output`, or 0: no chain does.
+
+    Parameters
+    ----------
+    expected : Expected
+    output : str
+        A key of ``expected.outputs`` that no class holds.
+    got : ndarray
+    """
+    problem = expected.problem
+    if problem.composed or problem.m <= BLOCK or expected.inputs.x.size > LARGEST:
+        return 0
+    if not (problem.recomputes or output in ("dx", "dscale", "dbias")):
+        return 0  # there is no sum in it
+    if compare(expected, output, got, (Tier("chain", True, float(problem.m)),)).ratio > 1:
+        return 0  # no order of any sums
+    stable = Tier("A", False, depth(problem.m))
+    off, longest = compare(expected, output, got, (stable,)).ratio, 0.0
+    count = 1
+    while problem.m > BLOCK * count:
+        for made in _chains(expected, count):
+            tally = compare(made, output, got, (stable._replace(one_pass=made.one_pass),))
+            if not tally.over and not tally.undecided and tally.unjudged < tally.elements:
+                return -(-problem.m // count)
+            if count == 1:
+                longest = max(longest, compare(expected, output, _results(made, output), (stable,)).ratio)
+        if off > 1 + SPREAD * longest:
+            return 0  # by more than shorter ones are, too
+        count *= 2
+    return 0
+
+
+def _chains(expected: Expected, count: int) -> Iterator[_Chained]:
+    """The results of so many chains, by the ways to take them."""
+    kinds: list[type[_Chained]] = [_Chained, _OnePass]
+    if expected.problem.operation == Operation.BACKWARD:
+        kinds.append(_Normalized)
+    if expected.problem.recomputes and expected.problem.m <= LONGEST * count:
+        kinds.append(_Welford)
+    for kind in kinds:
+        if (kind, count) not in expected.chained:
+            made = type("Chained", (kind, type(expected)), {"chains": count})
+            expected.chained[kind, count] = made(expected.problem, expected.inputs)
+        yield expected.chained[kind, count]  # type: ignore[misc]
+
+
+def _results(expected: Expected, output: str) -> Array:
+    """All of an output as stored."""
+    problem = expected.problem
+    whole = np.empty(expected.shape(output))
+    for part in expected.parts(output, None, (Tier("exact", False, 1.0),)):
+        whole[part.index] = on_host(part.reference)
+    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else problem.parameter_dtype)
+
+
+class _Chained(Expected):
+    """What comes of sums of two passes that are some chains each."""
+
+    chains = 1
+    one_pass = False
+
+    def _rows(self, array: Array) -> Array:
+        """(statistics, m) in the compute type."""
+        work = np.float64 if self.problem.dtype == DataType.FLOAT64 else np.float32
+        array = on_host(array)  # where accumulate adds in order
+        if self.problem.mode == Mode.PER_ACTIVATION:
+            return array.reshape(array.shape[0], -1).T.astype(work)
+        return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(work)
+
+    def _sum(self, rows: Array) -> Array:
+        """Sum of each row, which stays with length 1: chains of every `chains`-th term, then a tree of them."""
+        count, m = rows.shape
+        whole = np.zeros((count, -(-m // self.chains) * self.chains), rows.dtype)
+        whole[:, :m] = rows
+        ends = np.add.accumulate(whole.reshape(count, -1, self.chains), axis=1, dtype=rows.dtype)[:, -1]
+        while ends.shape[1] > 1:
+            ends = ends[:, ::2] + ends[:, 1::2]
+        result: Array = ends
+        return result
+
+    def _variance(self, x: Array, mean: Array) -> Array:
+        centred = x - mean
+        return self._sum(centred * centred) / x.dtype.type(x.shape[1])
+
+    def _moments_of(self, x: Array) -> tuple[Array, Array]:
+        """Mean and variance of each row."""
+        mean = self._sum(x) / x.dtype.type(x.shape[1])
+        return mean, np.maximum(self._variance(x, mean), 0)
+
+    def _take_moments(self) -> None:
+        super()._take_moments()
+        mean, variance = self._moments_of(self._rows(self.inputs.x))
+        shape = self._mean.shape
+        self._mean, wide = (a.astype(np.float64).reshape(shape) for a in (mean, variance))
+        self._inverse = 1 / np.sqrt(wide + self.problem.epsilon)
+        self._moments = self._moments._replace(mean=self._mean, variance=wide, inverse=self._inverse)
+
+    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
+        """dscale."""
+        return self._sum(dy * (x - mean)) * inverse
+
+    def _take_sums(self) -> None:
+        x, dy = self._rows(self.inputs.x), self._rows(self.inputs.need("dy"))
+        mean, inverse = (a.reshape(-1, 1).astype(x.dtype) for a in (self._mean, self._inverse))
+        sums = {"dscale": self._products(x, dy, mean, inverse), "dbias": self._sum(dy)}
+        shape = self._mean.shape
+        self._parameters |= {name: a.astype(np.float64).reshape(shape) for name, a in sums.items()}
+
+
+class _Normalized(_Chained):
+    """The same with sums of dy x_hat in place of dy (x - mean)."""
+
+    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
+        return self._sum(dy * ((x - mean) * inverse))
+
+
+class _OnePass(_Chained):
+    """The variance as E[x^2] - mean^2, and dscale of the sums of dy x and dy."""
+
+    one_pass = True
+
+    def _variance(self, x: Array, mean: Array) -> Array:
+        return self._sum(x * x) / x.dtype.type(x.shape[1]) - mean * mean
+
+    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
+        return (self._sum(dy * x) - mean * self._sum(dy)) * inverse
+
+
+class _Welford(_Chained):
+    """Mean and variance by Welford's recurrence, in as many chains as divide the terms, merged in pairs."""
+
+    def _moments_of(self, x: Array) -> tuple[Array, Array]:
+        rows, m = x.shape
+        chains = math.gcd(self.chains, m)
+        terms = np.ascontiguousarray(x.reshape(rows, -1, chains).transpose(1, 0, 2))
+        mean, squares = np.zeros((2, rows, chains), x.dtype)
+        for k, term in enumerate(terms):
+            off = term - mean
+            mean += off / x.dtype.type(k + 1)
+            squares += off * (term - mean)
+        count = len(terms)
+        while mean.shape[1] > 1:
+            off = mean[:, 1::2] - mean[:, ::2]
+            squares = squares[:, ::2] + squares[:, 1::2] + off * off * x.dtype.type(count / 2)
+            mean, count = mean[:, ::2] + off / x.dtype.type(2), 2 * count
+        return mean, squares / x.dtype.type(m)

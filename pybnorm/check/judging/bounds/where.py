@@ -1,0 +1,461 @@
+"""The smallest description of the elements of an output that are wrong, and a picture of them.
+
+A description is a conjunction of up to `DEEPEST` conditions on the place of an element: its channel, image, row and
+column, its place in a plane or a channel, its offset in memory; each one value, a few values, a range, or a remainder
+by a power of two. The best is the one that says in the fewest bits which elements are wrong: of a box of S elements
+with w wrong ones among T with W,
+
+    bits = log2 binomial(S, w) + log2 binomial(T - S, W - w) + bits of the conditions
+
+so that no threshold says when a pattern is one. Channel and place in the channel are told apart, and offsets in memory
+are a sum of what each gives, so that S is counted without a look at the elements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybnorm.check.judging.bounds.classes import Tier
+from pybnorm.check.judging.bounds.expected import Expected
+from pybnorm.check.judging.bounds.tally import held
+from pybnorm.check.judging.bounds.verdict import Verdict
+from pybnorm.check.language.problem import DATA_OUTPUTS
+from pybnorm.reference.namespaces import on_host
+
+__all__ = ["LEVELS", "Where", "levels", "put", "within"]
+
+Array = npt.NDArray[Any]
+Place = tuple[tuple[slice, ...], Array]
+"""A block, and which of its elements."""
+
+DEEPEST = 4
+"""Conditions of a description."""
+WIDEST = 4
+"""Descriptions that are made longer at each step."""
+LEAST, SHARE = 8.0, 0.02
+"""Bits that a condition must save, by chance some of hundreds save a few; and of those that a list takes."""
+SAMPLE = 1 << 15
+"""Wrong elements that are looked at; all of them are counted at the end."""
+LARGEST = 1 << 22
+"""Places of a channel up to which conditions are counted."""
+FEW = 4
+"""Values that are listed."""
+CELLS = (24, 64)
+"""Channels and positions of a picture."""
+LEVELS = ".123456789x"
+"""Of the largest error / bound in a cell: right, up to 2, 4, ... 256, more, and not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Where the wrong elements of an output are."""
+
+    text: str
+    """The description; empty if there is no pattern."""
+    wrong: int
+    """Wrong elements that it covers."""
+    right: int
+    """Elements that it covers and that are not wrong."""
+    picture: list[str]
+    """A row for each channel, or some, with a letter of `LEVELS` for each position in it, or some."""
+
+
+def levels(
+    expected: Expected, output: str, got: Array, classes: tuple[Tier, ...], places: Iterable[Place] = ()
+) -> Array:
+    """Places of letters in `LEVELS` that say how wrong each element is; `places` has others that are wrong."""
+    found = np.zeros(expected.shape(output), np.uint8)
+    for part in expected.parts(output, got, classes):
+        looked = held(expected, output, part)
+        wrong, ratio = on_host(looked.over), on_host(looked.ratio)
+        with np.errstate(all="ignore"):
+            size = np.clip(np.ceil(np.log2(np.maximum(ratio, 1.0))), 1, 9)
+        size = np.where(np.isfinite(ratio), size, len(LEVELS) - 1)
+        found[part.index] = np.where(wrong, size, 0)
+    for index, where in places:
+        found[index][on_host(where)] = len(LEVELS) - 1
+    return found
+
+
+def put(verdict: Verdict, found: Array, strides: tuple[int, ...]) -> None:
+    """Say of a verdict where the elements are whose levels are not 0."""
+    where = within(found, strides if verdict.output in DATA_OUTPUTS else ())
+    verdict.where, verdict.covered, verdict.included = where.text, where.wrong, where.right
+    verdict.picture = where.picture
+
+
+def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
+    """Find where levels are not 0.
+
+    Parameters
+    ----------
+    found : ndarray
+        As `levels` gives them; axes are images, channels and those of a plane.
+    strides : tuple of int, optional
+        In elements, of the output in memory.
+    """
+    grid = _Grid(found, strides)
+    if not grid.wrong:
+        return Where("", 0, 0, [])
+    best = _search(grid)
+    covered, size = grid.count(best.conditions)
+    return Where(_text(grid, best.conditions, covered, size), covered, size - covered, _picture(found))
+
+
+# ---------------------------------------------------------------- places
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axis:
+    """A coordinate of an element: a function of its channel, of its place in the channel, or of both."""
+
+    one: str
+    many: str
+    letter: str
+    size: int
+    of: str
+    """"channel", "place" or "memory"."""
+    each: str = ""
+    """What has `size` of it."""
+
+
+class _Grid:
+    """The elements of an output as channels times places, with the coordinates of both."""
+
+    def __init__(self, levels: Array, strides: tuple[int, ...]) -> None:
+        images, channels, *plane = levels.shape
+        self.plane = tuple(plane)
+        self.channels, self.inner = channels, math.prod(plane)
+        self.m = images * self.inner
+        self.levels = levels.reshape(images, channels, self.inner)
+        self.strides = strides if len(strides) == levels.ndim and self.m <= LARGEST else ()
+        self.total, self.wrong = levels.size, int(np.count_nonzero(levels))
+        names = {1: ("position",), 2: ("row", "column"), 3: ("slice", "row", "column")}
+        inner = names.get(len(plane), tuple(f"index {i}" for i in range(len(plane))))
+        axes = [_Axis("channel", "channels", "c", channels, "channel")]
+        axes += [_Axis("image", "images", "n", images, "place")]
+        letters = "d" * (len(plane) - 2) + "hw"[max(0, 2 - len(plane)) :]
+        self.names = inner
+        axes += [_Axis(n, f"{n}s", k, s, "place") for n, k, s in zip(inner, letters, plane, strict=True)]
+        if len(plane) > 1:
+            axes.append(_Axis("element", "elements", "k", self.inner, "place", "plane"))
+        if images > 1 and self.inner > 1:
+            axes.append(_Axis("element", "elements", "k", self.m, "place", "channel"))
+        if self.strides:
+            axes.append(_Axis("element", "elements", "k", self.total, "memory", "memory"))
+        self.axes = tuple(axis for axis in axes if axis.size > 1)
+        self._made: dict[Any, Array] = {}
+
+    def sample(self) -> tuple[Array, Array]:
+        """Channel and place in it of the wrong elements, or of `SAMPLE` of them."""
+        flat = self.levels.ravel()
+        if self.wrong > SAMPLE:
+            rng = np.random.default_rng(11)
+            drawn = rng.integers(0, flat.size, min(flat.size, int(1.2 * SAMPLE * self.total / self.wrong)))
+            at = np.unique(drawn[flat[drawn] > 0])
+        else:
+            at = np.flatnonzero(flat)
+        image, rest = np.divmod(at, self.channels * self.inner)
+        channel, inside = np.divmod(rest, self.inner)
+        return channel, image * self.inner + inside
+
+    def values(self, axis: _Axis, channel: Array, place: Array) -> Array:
+        """The coordinate of elements."""
+        if axis.of == "channel":
+            return channel
+        if axis.of == "memory":
+            return self.offsets(channel, place)
+        if axis.each == "channel":
+            return place
+        if axis.one == "image":
+            return place // self.inner
+        inside = place % self.inner
+        if axis.each == "plane":
+            return inside
+        return self._indices(inside)[self.names.index(axis.one)]
+
+    def _indices(self, inside: Array) -> list[Array]:
+        """Of places in a plane; not by `numpy.unravel_index`, which makes all of them 64 bits wide."""
+        found = []
+        for size in reversed(self.plane):
+            found.append(inside % size)
+            inside = inside // size
+        return found[::-1]
+
+    def offsets(self, channel: Array, place: Array) -> Array:
+        """Offset in memory."""
+        image, inside = np.divmod(place.astype(np.int64), self.inner)
+        result = image * self.strides[0] + channel * self.strides[1]
+        if self.plane:
+            steps = zip(self._indices(inside), self.strides[2:], strict=True)
+            result = result + sum(i * s for i, s in steps)
+        return result
+
+    def _once(self, key: Any, make: Any) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def masks(self, conditions: tuple[_Condition, ...]) -> tuple[Array, Array]:
+        """Which channels and which places hold the conditions on them."""
+        every, places = np.arange(self.channels), np.arange(self.m, dtype=np.int32)
+        channel, place = np.ones(self.channels, bool), np.ones(self.m, bool)
+        for condition in conditions:
+            axis = condition.axis
+            if axis.of == "channel":
+                channel = channel & condition.holds(every)
+            elif axis.of == "place":
+                values = self._once(axis, lambda axis=axis: self.values(axis, every[:1], places))
+                place = place & condition.holds(values)
+        return channel, place
+
+    def size(self, conditions: tuple[_Condition, ...]) -> int:
+        """Elements that hold all conditions."""
+        channel, place = self.masks(conditions)
+        memory = [c for c in conditions if c.axis.of == "memory"]
+        if not memory:
+            return int(np.count_nonzero(channel)) * int(np.count_nonzero(place))
+        (condition,) = memory
+        zero = np.zeros(1, int)
+        first = self.offsets(np.flatnonzero(channel), zero)
+        second = self._once("memory", lambda: self.offsets(zero, np.arange(self.m)))[place]
+        if condition.modulus:
+            k = condition.modulus
+            one, two = (np.bincount(offsets % k, minlength=k) for offsets in (first, second))
+            remainders = np.arange(condition.low, condition.high + 1)
+            return sum(int(n) * int(two[(remainders - r) % k].sum()) for r, n in enumerate(one) if n)
+        second = np.sort(second)
+        up_to = (np.searchsorted(second, end - first, side="right") for end in (condition.low - 1, condition.high))
+        below, within_ = (int(counts.sum()) for counts in up_to)
+        return within_ - below
+
+    def count(self, conditions: tuple[_Condition, ...]) -> tuple[int, int]:
+        """Wrong elements that hold all conditions, and all elements that do."""
+        if not conditions:
+            return self.wrong, self.total
+        channel, place = self.masks(conditions)
+        memory = [c for c in conditions if c.axis.of == "memory"]
+        chosen, found = np.flatnonzero(channel), 0
+        for image, inside in enumerate(place.reshape(-1, self.inner)):  # one by one: an output may be large
+            if not inside.any():
+                continue
+            wrong = self.levels[image][channel][:, inside]
+            if memory and wrong.any():
+                at, of = np.nonzero(wrong)
+                offsets = self.offsets(chosen[at], image * self.inner + np.flatnonzero(inside)[of])
+                found += int(np.count_nonzero(memory[0].holds(offsets)))
+            else:
+                found += int(np.count_nonzero(wrong))
+        return found, self.size(conditions)
+
+
+# ---------------------------------------------------------------- conditions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Condition:
+    """Some values of a coordinate: those from `low` to `high`, of it or of its remainder, or a few."""
+
+    axis: _Axis
+    low: int
+    high: int
+    modulus: int = 0
+    few: tuple[int, ...] = ()
+
+    def holds(self, values: Array) -> Array:
+        """Which values are those."""
+        if self.few:
+            return np.isin(values, self.few)
+        if self.modulus:
+            values = values % self.modulus
+        result: Array = (values >= self.low) & (values <= self.high)
+        return result
+
+    @functools.cached_property
+    def bits(self) -> float:
+        """Bits to say it in: which of its kind it is, and 2 for the kind."""
+        size = self.axis.size
+        if self.few:
+            return 2 + _choices(size, len(self.few))
+        if self.modulus:
+            one = math.log2(self.modulus)
+            return 4 + (one if self.low == self.high or self._at_an_end(self.modulus) else 2 * one)
+        one = math.log2(size)
+        return 2 + (one if self.low == self.high else one + 1 if self._at_an_end(size) else 2 * one)
+
+    def _at_an_end(self, size: int) -> bool:
+        return self.low == 0 or self.high == size - 1
+
+    def text(self) -> str:
+        """Such as "channels 1 to 5"."""
+        axis, low, high = self.axis, self.low, self.high
+        of = {"": "", "plane": " of a plane", "channel": " of a channel", "memory": " in memory"}[axis.each]
+        if self.few:
+            return _listed(axis.one, self.few) + of
+        if self.modulus:
+            k = f"{axis.letter} % {self.modulus}"
+            said = f"{k} == {low}"
+            if low != high:
+                said = f"{k} <= {high}" if low == 0 else f"{k} >= {low}"
+                said = said if self._at_an_end(self.modulus) else f"{low} <= {k} <= {high}"
+            apart = f" ({self.modulus} apart)" if axis.each and low == high else ""
+            return f"{axis.many} {axis.letter}{of} with {said}{apart}"
+        count = high - low + 1
+        each = {"": "", "plane": " of every plane", "channel": " of every channel", "memory": " in memory"}[axis.each]
+        if high == axis.size - 1:
+            return f"the last {axis.one}{each}" if count == 1 else f"the last {count} {axis.many}{each}"
+        if count == 1:
+            return f"{axis.one} {low}{of}"
+        return f"the first {count} {axis.many}{each}" if low == 0 else f"{axis.many} {low} to {high}{of}"
+
+
+def _conditions(axis: _Axis, values: Array) -> Iterator[_Condition]:
+    """What may describe values of a coordinate that has others, too."""
+    distinct, counts = np.unique(values, return_counts=True)
+    low, high, size = int(distinct[0]), int(distinct[-1]), axis.size
+    ends = {(low, high), (low, size - 1), (0, high)}
+    most = int(distinct[counts.argmax()])
+    ends |= {(most, most), (low, low), (high, high)}
+    if len(distinct) > 1:  # where a gap tells the values apart, either side of it
+        gap = int(np.diff(distinct).argmax())
+        below, above = int(distinct[gap]), int(distinct[gap + 1])
+        ends |= {(low, below), (above, high), (above, size - 1), (0, below)}
+    for first, last in sorted(ends):
+        inner = first > 0 and last < size - 1
+        if (first, last) != (0, size - 1) and not (inner and axis.of == "memory"):  # which says little to a reader
+            yield _Condition(axis, first, last)
+    if 1 < len(distinct) <= FEW and axis.of == "channel":
+        yield _Condition(axis, 0, 0, few=tuple(distinct.tolist()))
+    modulus = 2
+    while modulus < min(size, 1 << 13):
+        remainders = distinct % modulus
+        weights = np.bincount(remainders, weights=counts, minlength=modulus)
+        most = int(weights.argmax())
+        yield _Condition(axis, most, most, modulus)
+        first, last = int(remainders.min()), int(remainders.max())
+        if first < last and (first, last) != (0, modulus - 1):
+            yield _Condition(axis, first, last, modulus)
+        modulus *= 2
+
+
+# ---------------------------------------------------------------- search
+
+
+def _choices(n: float, k: float) -> float:
+    """log2 of the ways to choose k of n."""
+    if not 0 < k < n:
+        return 0.0
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    conditions: tuple[_Condition, ...]
+    bits: float
+
+
+def _search(grid: _Grid) -> _Found:
+    """The description that takes the fewest bits."""
+    if grid.wrong == grid.total:
+        return _Found((), 0.0)
+    channel, place = grid.sample()
+    share = grid.wrong / max(1, len(channel))
+    best = _Found((), _choices(grid.total, grid.wrong))
+    row, least = [best], max(LEAST, SHARE * best.bits)
+    coordinates = [(axis, grid.values(axis, channel, place)) for axis in grid.axes]
+    if grid.m > LARGEST:
+        coordinates = [(axis, values) for axis, values in coordinates if axis.of == "channel"]
+    seen: set[frozenset[_Condition]] = set()
+    for _ in range(DEEPEST):
+        longer: list[_Found] = []
+        for found in row:
+            inside = np.ones(len(channel), bool)
+            for condition in found.conditions:
+                inside &= condition.holds(next(v for a, v in coordinates if a == condition.axis))
+            if not inside.any():
+                continue
+            for axis, values in coordinates:
+                if axis.of == "memory" and any(c.axis == axis for c in found.conditions):
+                    continue
+                own = values[inside]
+                for condition in _conditions(axis, own):
+                    conditions = (*found.conditions, condition)
+                    if frozenset(conditions) in seen:
+                        continue
+                    seen.add(frozenset(conditions))
+                    covered = int(np.count_nonzero(condition.holds(own)))
+                    if 2 * covered < len(own):
+                        continue
+                    longer.append(_Found(conditions, _bits(grid, conditions, covered * share)))
+        longer.sort(key=lambda found: found.bits)
+        row = longer[:WIDEST]
+        if not row or best.bits - row[0].bits < least:
+            break
+        best = row[0]
+    return best
+
+
+def _bits(grid: _Grid, conditions: tuple[_Condition, ...], covered: float) -> float:
+    size = grid.size(conditions)
+    covered = min(covered, size, grid.wrong)
+    outside = grid.total - size
+    missed = min(grid.wrong - covered, outside)
+    return _choices(size, covered) + _choices(outside, missed) + sum(c.bits for c in conditions)
+
+
+# ---------------------------------------------------------------- text
+
+
+def _text(grid: _Grid, conditions: tuple[_Condition, ...], covered: int, size: int) -> str:
+    if not conditions:
+        return _spread(grid)
+    order = {axis: i for i, axis in enumerate(grid.axes)}
+    said = ", ".join(c.text() for c in sorted(conditions, key=lambda c: order[c.axis]))
+    every = "is wrong" if size == 1 else f"all {size} elements are wrong"
+    text = f"{said}: " + (every if covered == size else f"{covered} of {size} elements are wrong")
+    missed = grid.wrong - covered
+    return f"{text}, and {missed} elsewhere" if missed else f"{text}, no other"
+
+
+def _listed(one: str, values: Sequence[int]) -> str:
+    *others, last = map(str, values)
+    return f"{one}s {', '.join(others)} and {last}" if others else f"{one} {last}"
+
+
+def _spread(grid: _Grid) -> str:
+    """The text where no description is shorter than a list."""
+    if grid.wrong == grid.total:
+        return "all elements are wrong"
+    which = np.flatnonzero(grid.levels.any(axis=(0, 2)))
+    if grid.wrong <= FEW and grid.m == 1:
+        return f"{_listed('channel', which.tolist())}, no other"
+    images = np.flatnonzero(grid.levels.any(axis=(1, 2)))
+    counts = (("channel", len(which), grid.channels), ("image", len(images), grid.levels.shape[0]))
+    said = [f"in {'all' if n == of else f'{n} of'} {of} {one}s" for one, n, of in counts if of > 1]
+    text = ", ".join([f"{grid.wrong} of {grid.total} elements are wrong", *said])
+    return f"{text}, without a pattern of places"
+
+
+def _picture(found: Array) -> list[str]:
+    """The largest level in each cell of channel by position."""
+    images, channels, *plane = found.shape
+    places = images * math.prod(plane)
+    if places == 1:
+        return []
+    rows, columns = min(CELLS[0], channels), min(CELLS[1], places)
+    ends = np.linspace(0, channels, rows + 1).astype(int)
+    starts = np.linspace(0, places, columns, endpoint=False).astype(int)
+    by_channel = found.reshape(images, channels, -1)
+    cells = (
+        np.maximum.reduceat(by_channel[:, first:last].max(axis=1).ravel(), starts)
+        for first, last in itertools.pairwise(ends.tolist())
+    )
+    return ["".join(LEVELS[level] for level in row.tolist()) for row in cells]

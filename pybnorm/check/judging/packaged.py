@@ -1,0 +1,56 @@
+"""Cases of the packaged suites, which notice a change of each of their inputs, so that it is not computed again.
+
+`untrusted` is a function of a case alone, and of none of its options that say how it is called (`_HOW`).
+tests/check/test_check_packaged.py computes it for every case of `SUITES` and finds nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from pybnorm.check.judging.bounds import untrusted
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.lines import load_suite
+from pybnorm.check.language.problem import FILE, Problem
+
+__all__ = ["SUITES", "blind_inputs"]
+
+SUITES = ("smoke", "standard")
+"""The smallest first: a run of it reads no other."""
+_HOW = frozenset(
+    {"strides", "inplace", "bitwise", "misalign", "fence", "repeats", "streams"} | {"unbiased", "saves_variance"}
+)
+_NAMES = [field.name for field in dataclasses.fields(Problem) if field.name not in _HOW]
+_MOST = 1 << 16
+_computed: dict[tuple[object, ...], list[str]] = {}  # of this process
+
+
+def blind_inputs(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[str]:
+    """`untrusted` of a problem and its inputs; it is computed once in a process, and never for a packaged case."""
+    if problem.fill == FILE:  # whose content may change
+        return untrusted(problem, inputs, one_pass)
+    if not one_pass and is_packaged(problem):
+        return []
+    key = (one_pass, *case_key(problem))
+    if key not in _computed:
+        if len(_computed) == _MOST:
+            _computed.clear()
+        _computed[key] = untrusted(problem, inputs, one_pass)
+    return list(_computed[key])
+
+
+def is_packaged(problem: Problem) -> bool:
+    """Return True for a case of `SUITES`, however it is called."""
+    key = case_key(problem)
+    return any(key in _keys(suite) for suite in SUITES)
+
+
+def case_key(problem: Problem) -> tuple[object, ...]:
+    """The options of a case that decide what it notices."""
+    return tuple(getattr(problem, name) for name in _NAMES)
+
+
+@functools.cache
+def _keys(suite: str) -> frozenset[tuple[object, ...]]:
+    return frozenset(case_key(problem) for problem in load_suite(suite))
