@@ -1,6 +1,6 @@
 """Memory of the CPU between pages without access: a read or write outside of an array is caught and named.
 
-The guards of `pybnorm.check.guarded` see a write beside an array, and a read that changes a result. A page without
+The guards of `pybnorm.check.run.guarded` see a write beside an array, and a read that changes a result. A page without
 access sees every touch. A handler of the fault notes the address, opens the page for reading, later for writing, and
 lets the kernel go on, so that the process lives, and one run names all arrays that are left.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU, Buffer
-from pybnorm.check import implementations
-from pybnorm.check.calls import METHODS, STATED, activation_options, options, workspace_options
-from pybnorm.check.calls import tensors as tensors_of
-from pybnorm.check.environment import cpu_flags, file_digest, variables
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo, is_implementation
+from pybnorm.check.judging.results import BackendInfo, is_implementation
+from pybnorm.check.language.calls import METHODS, STATED, activation_options, options, workspace_options
+from pybnorm.check.language.calls import tensors as tensors_of
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import implementations
+from pybnorm.check.run.environment import cpu_flags, file_digest, variables
 from pybnorm.enums import Capability
 
 __all__ = [
@@ -57,8 +57,12 @@ class Session:
             return True
         return False
 
+    def claimed(self, problem: Problem) -> Problem:
+        """The problem as it is run and judged here: of an implementation, by what it declares."""
+        return problem
+
     def capability(self, problem: Problem) -> Capability:
-        """What the backend says about the problem's combination."""
+        """The backend's answer about the problem's combination."""
         bits, _ = _core.capability(
             self.backend, problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
         )
@@ -99,6 +103,10 @@ class Session:
 class _Implemented(Session):
     """An implementation and the memory that its arrays lie in."""
 
+    def claimed(self, problem: Problem) -> Problem:
+        found: Problem = self.handle.claimed(problem)
+        return found
+
     def capability(self, problem: Problem) -> Capability:
         return Capability(0)
 
@@ -116,7 +124,7 @@ def open_session(backend: str) -> Session:
     BackendError
         It makes no handle, for instance because there is no device.
     Exception
-        As `pybnorm.check.implementations.load`.
+        As `pybnorm.check.run.implementations.load`.
     """
     if is_implementation(backend):
         found = implementations.load(backend)
@@ -159,7 +167,7 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
 
 
 def _described(backend: str) -> BackendInfo:
-    """What `describe` says of an implementation."""
+    """The description of an implementation, as `describe` makes it."""
     info = BackendInfo(backend, label=backend)
     try:
         found = implementations.load(backend)

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from pybnorm._arrays import CPU
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import CaseResult
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.language.problem import Problem
 from pybnorm.errors import ArgumentError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Namespace
@@ -64,7 +64,7 @@ def instead(results: Iterable[CaseResult]) -> list[str]:
 
 
 def chosen(problem: Problem, device: Any) -> Namespace | None:
-    """What judges `problem` on `device`; None: NumPy.
+    """The judge of `problem` on `device`; None: NumPy.
 
     Raises
     ------

@@ -20,16 +20,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pybnorm.check import runner
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo, CaseResult
-from pybnorm.check.runner import run_line
-from pybnorm.check.session import Session, describe, open_session
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import BackendInfo, CaseResult
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import runner
+from pybnorm.check.run.runner import run_line
+from pybnorm.check.run.session import Session, describe, open_session
 
 __all__ = ["DiedError", "TimeLimitError", "Worker", "answered", "failed", "serve"]
 
-_START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.worker import serve; serve({calls}, {lifeline})"
+_START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.run.worker import serve; serve({calls}, {lifeline})"
 _GRACE = 10.0
 """Seconds that a process has to end by itself after its pipe is closed."""
 
@@ -143,12 +143,12 @@ class Worker:
         return self._thread.submit(self.call, function, *arguments)
 
     def describe(self) -> BackendInfo:
-        """`pybnorm.check.session.describe` in the process: even loading a library cannot take this one down."""
+        """`pybnorm.check.run.session.describe` in the process: even loading a library cannot take this one down."""
         info: BackendInfo = self.call(describe, self.backend, timeout=self.timeout)
         return info
 
     def run(self, problem: Problem, keep: str | None = None) -> CaseResult:
-        """Run one case; `keep` as in `pybnorm.check.runner.run_case`."""
+        """Run one case; `keep` as in `pybnorm.check.run.runner.run_case`."""
         case = str(problem)
         try:
             arguments = (self._opener, self.backend, case, keep)

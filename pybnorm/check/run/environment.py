@@ -15,7 +15,7 @@ import numpy as np
 
 from pybnorm import __version__, _core
 from pybnorm._find import file_digest
-from pybnorm.check.results import host_digest, is_implementation
+from pybnorm.check.judging.results import host_digest, is_implementation
 
 __all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
 
@@ -110,6 +110,6 @@ def cpuinfo(*names: str, file: str = "/proc/cpuinfo") -> str:
 
 
 def cpu_flags(file: str = "/proc/cpuinfo") -> list[str]:
-    """Those of the processor's instruction sets by which libraries choose their kernels."""
+    """Instruction sets of the processor by which libraries choose their kernels."""
     found = set(cpuinfo("flags", "Features", file=file).split())  # as x86 and ARM call them
     return [flag for flag in _FLAGS if flag in found]

@@ -1,13 +1,15 @@
 """Runs a problem on a backend, in this process, and judges it.
 
-A case makes its call several times on equal inputs, each in fresh guarded memory (`pybnorm.check.guarded`). The results
-are judged (`pybnorm.check.verdicts`), and a case that could not have failed is MISTRUSTED. `pybnorm.check.worker` runs
-cases in a process of its own, `pybnorm.check.executors` in many.
+A case makes its call several times on equal inputs, each in fresh guarded memory (`pybnorm.check.run.guarded`). The
+results are judged (`pybnorm.check.judging.whole_call`). What a case's data could not show, another fill shows in one
+more call; where none does, the case is MISTRUSTED. `pybnorm.check.run.worker` runs cases in a process of its own,
+`pybnorm.check.run.executors` in many.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -20,16 +22,20 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, errors
 from pybnorm._arrays import CPU
-from pybnorm.check import archive, fence, judges, support
-from pybnorm.check.bounds import Status, expect, judge
-from pybnorm.check.data import Inputs, generate
-from pybnorm.check.environment import file_digest, visible
-from pybnorm.check.guarded import Observed, execute, same_bits
-from pybnorm.check.implementations import CallError
-from pybnorm.check.judging import settle
-from pybnorm.check.problem import Problem, checked
-from pybnorm.check.results import BackendInfo, CaseResult, is_implementation
-from pybnorm.check.session import (
+from pybnorm._text import reason
+from pybnorm.check.judging.bounds import Status, expect, judge
+from pybnorm.check.judging.packaged import blind_inputs
+from pybnorm.check.judging.results import BackendInfo, CaseResult, is_implementation
+from pybnorm.check.judging.standalone import settle
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import Inputs, generate
+from pybnorm.check.language.problem import Problem, checked
+from pybnorm.check.run import archive, fence, judge_devices, support
+from pybnorm.check.run.environment import file_digest, visible
+from pybnorm.check.run.guarded import Observed, execute, same_bits
+from pybnorm.check.run.implementations import CallError
+from pybnorm.check.run.neighbours import Neighbour
+from pybnorm.check.run.session import (
     Session,
     capability_words,
     describe,
@@ -37,7 +43,6 @@ from pybnorm.check.session import (
     identified,
     open_session,
 )
-from pybnorm.check.verdicts import judge_call
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.reference.namespaces import Namespace, on_host
 
@@ -79,7 +84,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     problem : Problem
     session : Session
     keep : str, optional
-        Archive folder that the outputs of the first call are written to (`pybnorm.check.archive.write_outputs`).
+        Archive folder that the outputs of the first call are written to (`pybnorm.check.run.archive.write_outputs`).
 
     Returns
     -------
@@ -87,7 +92,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
 
     Examples
     --------
-    >>> from pybnorm.check.session import open_session
+    >>> from pybnorm.check.run.session import open_session
     >>> problem = pybnorm.check.Problem.parse("infer,spatial,f32,nchw,2x3x4x4")
     >>> session = open_session("onednn")
     >>> with session.handle:
@@ -97,14 +102,16 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     checked(problem)
     _arguments.instance(session, Session, "session", "a Session")
     result = CaseResult(session.backend, str(problem), Status.PASS, host=host(), visible=visible())
+    asked = problem
     try:
+        problem = session.claimed(problem)
         if problem.streams > 1 and session.device.device_type == CPU:
             result.status, result.message = Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams"
             return result
         if problem.fence and (why := fence.reason(session.device.device_type)):
             result.status, result.message = Status.UNSUPPORTED, f"fence={problem.fence}: {why}"
             return result
-        judge_on = judges.chosen(problem, session.device)
+        judge_on = judge_devices.chosen(problem, session.device)
         result.judge = judge_on.name if judge_on else "numpy"
         capability = session.capability(problem)
         if not capability and isinstance(session.handle, _core.Handle):
@@ -126,13 +133,17 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
                 again.note = "; ".join(filter(None, [again.note, f"in call {number} of {problem.repeats} equal ones"]))
                 verdicts[name] = again
         settle(result, problem, inputs, verdicts)
+        if result.status == Status.MISTRUSTED and not calls.damage:
+            _judge_with_another_fill(result, problem, inputs, session, judge_on)
         if calls.damage:
             result.status, result.message = Status.FAIL, "; ".join(calls.damage)
-        elif result.status in (Status.PASS, Status.WARN) and problem.bitwise and calls.different:
+        elif result.status.correct and calls.beside:  # a kernel that is wrong alone says so itself
+            result.status, result.message = Status.FAIL, "; ".join(calls.beside)
+        elif result.status.correct and problem.bitwise and calls.different:
             result.status = Status.NONDETERMINISTIC
             result.message = f"other bits at another equal call: {result.repeat}"
         if keep is not None:
-            _keep(result, keep, problem, {name: on_host(a) for name, a in calls.first.items()})
+            _keep(result, keep, asked, {name: on_host(a) for name, a in calls.first.items()})
     except Exception as error:
         named = "" if isinstance(error, CallError) else f"{type(error).__name__}: "
         result.status, result.message = classify(error), f"{named}{error}"
@@ -142,13 +153,53 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     return result
 
 
+_FILLS = ("randn", "sqrteps", "paired", "exact", "ramp")
+"""Fills that are tried where a case's own shows not everything."""
+_WITH_EPSILON = ("sqrteps", "paired", "exact")
+"""Fills whose epsilon is comparable with the variance."""
+
+
+def _judge_with_another_fill(
+    result: CaseResult, problem: Problem, inputs: Inputs, session: Session, judge_on: Namespace | None
+) -> None:
+    """Make the call of a mistrusted case once more on data that show what its own do not, and take that verdict too.
+
+    Where no fill shows it, the case stays mistrusted.
+    """
+    seen = max((v.status for v in result.verdicts), key=lambda s: s.severity)
+    blind = blind_inputs(problem, inputs, one_pass=seen != Status.PASS)
+    if not blind:  # the data show everything, but too few channels whether sums were rounded
+        return
+    for fill in _WITH_EPSILON if "eps" in blind else _FILLS:
+        try:
+            other = dataclasses.replace(problem, fill=fill, kappa=0.0, magnitude=None, data="")
+        except errors.ArgumentError:  # an option that this fill has not
+            continue
+        made = generate(other, judge_on)
+        if fill == problem.fill or set(blind) & set(blind_inputs(other, made)):
+            continue
+        calls = _Calls(other, made, session, judge_on)
+        result.seconds += calls.seconds
+        again = CaseResult(result.backend, str(other), Status.PASS)
+        settle(again, other, calls.inputs, judge_call(expect(other, calls.inputs), calls.first))
+        again.status = Status.FAIL if calls.damage else again.status
+        told = f"fill={fill} shows {', '.join(blind)}, which fill={problem.fill} does not"
+        if again.status.severity > seen.severity:
+            result.verdicts = again.verdicts
+        for verdict in result.verdicts:
+            verdict.note = "; ".join(filter(None, [verdict.note, told]))
+        result.status = max(seen, again.status, key=lambda s: s.severity)
+        result.message = "; ".join(calls.damage)
+        return
+
+
 def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[str, Array]) -> None:
     try:
         result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
     except (OSError, errors.ArgumentError) as error:  # not the library's fault
         if result.status.good:
             result.status = Status.RESOURCE
-        result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{error}"]))
+        result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{reason(error)}"]))
 
 
 class _Calls:
@@ -161,11 +212,16 @@ class _Calls:
         self.seconds = 0.0
         damage: dict[str, None] = {}
         kept: dict[str, Any] = {}
+        neighbour = Neighbour(problem, session)
         try:
             for number in range(problem.repeats):
                 place = session.on_stream(number % problem.streams) if problem.streams > 1 else session
                 started = time.perf_counter()
-                with vendor_stderr() if own_process else contextlib.nullcontext():
+                with contextlib.ExitStack() as stack:
+                    if own_process:
+                        stack.enter_context(vendor_stderr())
+                    if number == 1:
+                        stack.enter_context(neighbour.beside(self.first))
                     observed = execute(problem, inputs, place, kept, judge_on)
                 self.seconds += time.perf_counter() - started
                 damage |= dict.fromkeys(observed.damage)
@@ -180,7 +236,7 @@ class _Calls:
         finally:
             if problem.streams > 1:
                 session.on_stream(0)
-        self.damage, self.inputs = list(damage), inputs
+        self.damage, self.inputs, self.beside = list(damage), inputs, neighbour.damage
 
 
 def classify(error: BaseException) -> Status:
@@ -189,7 +245,8 @@ def classify(error: BaseException) -> Status:
         return error.status
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
         return Status.UNSUPPORTED
-    if isinstance(error, errors.ArgumentError) and error.argument == "algorithm":  # another backend's
+    # another backend's algorithm, or an activation that no plan has: a valid case that is not offered
+    if isinstance(error, errors.ArgumentError) and error.argument in ("algorithm", "activation"):
         return Status.UNSUPPORTED
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:  # PyTorch's is none
         return Status.RESOURCE
@@ -225,7 +282,7 @@ def device_lost() -> bool:
 
 @functools.cache
 def _build(path: str) -> str:
-    """What tells a library from another build of its version."""
+    """The digest that distinguishes a library from another build of its version."""
     return file_digest(path)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybnorm import _core, errors, operations
-from pybnorm.check.activations import limits
-from pybnorm.check.bounds import Status
-from pybnorm.check.calls import METHODS, STATED, axis, method, options
-from pybnorm.check.implementations import CallError
-from pybnorm.check.problem import Problem
-from pybnorm.check.ranks import synchronized
-from pybnorm.check.session import Session
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.activations import limits
+from pybnorm.check.language.calls import METHODS, STATED, axis, method, options
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.implementations import CallError
+from pybnorm.check.run.ranks import synchronized
+from pybnorm.check.run.session import Session
 from pybnorm.enums import Capability, Operation
 from pybnorm.operations import activated
 from pybnorm.operations.preparation import prepare
@@ -26,6 +26,9 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
     What no entry point has is composed of those that there are, as the package does it for its callers.
     """
     handle = session.handle
+    if isinstance(handle, _core.Handle) and (problem.saves_variance or not problem.unbiased):
+        what = "saved=variance" if problem.saves_variance else "unbiased=0"
+        raise _unsupported(handle, f"{what}: no vendor's call has it")
     if problem.composed.startswith("sync") and isinstance(handle, _core.Handle):
         synchronized(session, problem, buffers)
         return
@@ -42,7 +45,7 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
         if problem.residual:
             _planned(session, problem, buffers)
             return
-    # an algorithm is what callers get, who are refused where it is not right
+    # an algorithm is what callers get, who are refused where it is not correct
     offered = problem.algorithm and problem.inplace and Capability.IN_PLACE in session.capability(problem)
     _allow_in_place(handle, problem.inplace and not offered)
     try:

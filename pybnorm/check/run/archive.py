@@ -6,7 +6,7 @@
     journal.jsonl      one line per start (environment and libraries) and one per finished case, written as it finishes
     outputs/*.npz      what one case's first call wrote on one backend
 
-Inputs are not saved: they are a function of the problem's line (`pybnorm.check.data`).
+Inputs are not saved: they are a function of the problem's line (`pybnorm.check.language.data`).
 
 An output file is an ordinary ``.npz``, which `numpy.load` opens. Its first member, ``header``, is JSON with the
 backend, the case, and dtype, shape and digest of each array: outputs can be compared without unpacking them. The other
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -34,11 +35,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pybnorm import __version__, _arguments, _files
-from pybnorm.check import calls, environment
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import numpy_dtype
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import (
+from pybnorm._text import reason
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import (
     SCHEMA,
     BackendInfo,
     CaseResult,
@@ -49,6 +48,10 @@ from pybnorm.check.results import (
     to_json,
     version_text,
 )
+from pybnorm.check.language import calls
+from pybnorm.check.language.data import numpy_dtype
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import environment
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
@@ -62,6 +65,8 @@ OUTPUTS = "outputs"
 JOURNAL_SCHEMA = "pybnorm.journal/1"
 LARGEST = 1 << 31
 """Largest document or journal that is read, in bytes: some hundred thousand cases."""
+_UNPACKED = 1 << 26
+"""Largest document of an archive of collect: two suites have a twentieth of it, and zeros unpack to 1,000 times it."""
 _RUN_KIND = _files.Kind("the run.json of a saved run", r'\s*\{\s*"schema":\s*"pybnorm\.check/')
 _JOURNAL_KIND = _files.Kind("a journal of pybnorm", r'\{"schema": "pybnorm\.journal/')
 _OUTPUTS_SCHEMA = "pybnorm.outputs/1"
@@ -145,13 +150,12 @@ def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]
     ArgumentError
         There is no such file, or it is damaged.
     """
-    with _opened(folder, saved) as (archive, members):
-        header = _header(archive, members)
+    with _opened(folder, saved) as archive:
+        header = _header(archive)
         arrays = {}
         for name, about in header["arrays"].items():
             native = numpy_dtype(_DTYPES[about["dtype"]])
-            _bounded(members[f"{name}.npy"], math.prod(about["shape"]) * native.itemsize + _HEADER_LARGEST)
-            planes = archive[name]
+            planes = archive.array(name, functools.partial(_bounded, math.prod(about["shape"]) * native.itemsize))
             flat = np.ascontiguousarray(planes.T).reshape(-1).view(native.newbyteorder("<"))
             arrays[name] = flat.astype(native, copy=False).reshape(about["shape"])
             if digest(arrays[name]) != about["digest"]:
@@ -174,8 +178,8 @@ def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = ""
     ArgumentError
         There is no such file, it is damaged, or of another backend or case.
     """
-    with _opened(folder, saved) as (archive, members):
-        header = _header(archive, members)
+    with _opened(folder, saved) as archive:
+        header = _header(archive)
         if case:
             _check_owner(header, backend, case)
         return {name: str(about["digest"]) for name, about in header["arrays"].items()}
@@ -184,25 +188,25 @@ def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = ""
 def whole(folder: str | os.PathLike[str], result: CaseResult) -> bool:
     """Whether the outputs of a result are there with every byte, and are its own."""
     try:
-        with _opened(folder, result.saved) as (archive, members):
-            _check_owner(_header(archive, members), result.backend, result.case)
+        with _opened(folder, result.saved) as archive:
+            _check_owner(_header(archive), result.backend, result.case)
             damaged = archive.zip.testzip()  # by checksums, in pieces
     except ArgumentError:
         return False
     return damaged is None
 
 
-def _header(archive: Any, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, Any]:
-    _bounded(members["header.npy"], _HEADER_LARGEST)
-    header: dict[str, Any] = json.loads(archive["header"].tobytes())
-    if {f"{name}.npy" for name in header["arrays"]} != members.keys() - {"header.npy"}:
+def _header(archive: _files.Archive) -> dict[str, Any]:
+    text = archive.array("header", functools.partial(_bounded, _HEADER_LARGEST))
+    header: dict[str, Any] = json.loads(text.tobytes())
+    if set(header["arrays"]) != archive.members.keys() - {"header"}:
         raise ValueError("its arrays are not those of its header")
     return header
 
 
-def _bounded(member: zipfile.ZipInfo, largest: int) -> None:
-    if member.file_size > largest:  # it may unpack to a thousand times its size
-        raise ValueError(f"{member.filename} has {member.file_size} bytes, more than {largest}")
+def _bounded(largest: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if (size := math.prod(shape) * dtype.itemsize) > largest:  # it may unpack to a thousand times its size
+        raise ValueError(f"an array has {size} bytes, more than {largest}")
 
 
 def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
@@ -222,17 +226,13 @@ def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[tuple[Any, dict[str, zipfile.ZipInfo]]]:
-    """NumPy's view of a file of outputs, and its members by name."""
-    file = Path(folder) / saved
-    try:
-        if not _SAVED.fullmatch(saved):  # of another's journal: it may name any file
-            raise ValueError("a run has no such file")
-        # opened here, because numpy.load does not close a damaged file that it opened itself
-        with _files.opened(file) as stream, np.load(stream, allow_pickle=False) as archive:
-            yield archive, {member.filename: member for member in archive.zip.infolist()}
-    except Exception as error:  # whatever zipfile, zlib and NumPy make of damage: a dozen kinds, and not documented
-        raise ArgumentError("outputs", str(file), f"a whole file of pybnorm check --save ({error})") from None
+def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[_files.Archive]:
+    """A file of outputs."""
+    file, allowed = Path(folder) / saved, "a whole file of pybnorm check --save"
+    if not _SAVED.fullmatch(saved):  # of another's journal: it may name any file
+        raise ArgumentError("outputs", str(file), f"{allowed} (a run has no such file)")
+    with _files.archive("outputs", file, allowed) as archive:
+        yield archive
 
 
 # ---------------------------------------------------------------- run.json
@@ -254,7 +254,7 @@ def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> No
 
 
 def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document of a run: of a folder's ``run.json``, else of its journal, or of a file of ``check --json``.
+    """The document of a run: of a folder's ``run.json``, else of its journal, or of ``check --json`` or ``collect``.
 
     Returns
     -------
@@ -273,7 +273,11 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _journal_document(place)
     try:
         # a case as soon as it is read: as dicts they take several times their size
-        document = json.loads(_files.read(file, LARGEST).decode(), object_hook=_case)
+        zipped = file.suffix == ".zip"
+        text = (
+            _files.member(file, DOCUMENT, min(LARGEST, _UNPACKED)) if zipped else _files.read(file, LARGEST)
+        ).decode()
+        document = json.loads(text, object_hook=_case)
         _check_schema(document, SCHEMA)
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}
@@ -288,7 +292,7 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, *_DAMAGED) as error:
         below = place / "run"  # as ci/check-library.sh leaves it
         near = f" (did you mean {str(below)!r}?)" if os.path.exists(below / DOCUMENT) else ""
-        text = f"a folder of check --save or a file of check --json ({error}){near}"
+        text = f"a folder of check --save or a file of check --json ({reason(error)}){near}"
         raise ArgumentError("RUN", str(path), text) from None
     return dict(document)
 
@@ -316,7 +320,7 @@ def _journal_document(folder: Path) -> dict[str, Any]:
     try:
         lines, _ = _lines(folder / JOURNAL)
     except OSError as error:
-        raise ArgumentError("RUN", str(folder), f"a folder of check --save ({error})") from None
+        raise ArgumentError("RUN", str(folder), f"a folder of check --save ({reason(error)})") from None
     starts = [line for line in lines if isinstance(line, _Start)]
     if not starts:
         raise ArgumentError("RUN", str(folder), f"a {JOURNAL} with at least the line of its start")
@@ -368,7 +372,7 @@ class Journal:
         except (OSError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise
-            raise ArgumentError("--save", str(folder), f"a folder that can be written ({error})") from None
+            raise ArgumentError("--save", str(folder), f"a folder that can be written ({reason(error)})") from None
         try:
             self._open(resume)
         except BaseException:
@@ -437,7 +441,7 @@ class Journal:
         self._write({"schema": JOURNAL_SCHEMA, "environment": machine, "backends": backends})
 
     def libraries(self) -> list[BackendInfo]:
-        """Those that finished cases ran on."""
+        """Libraries that finished cases ran on."""
         used = {(r.backend, r.library) for r in self._finished.values()}
         every = {(i.backend, i.id): i for start in self._starts for i in start.backends if i.id}
         return [info for key, info in every.items() if key in used]
@@ -485,7 +489,9 @@ class _Start:
 
 
 def _check_environment(environment: Any) -> None:
-    if not isinstance(environment, dict) or not isinstance(environment.get("variables", {}), dict):
+    if not isinstance(environment, dict) or not all(
+        isinstance(environment.get(name, {}), dict) for name in ("variables", "drivers")
+    ):
         raise TypeError("its environment is not described by names")
 
 

@@ -9,11 +9,11 @@ On the CPU the memory is filled, looked at and judged where it lies: a large cas
 that only carry bytes about.
 
 What is only read is not looked at value by value: of a small array the bytes are kept, of a large one, whose copy would
-be as large, a few numbers (`_mark`). The data of a large case are not there twice either: `pybnorm.check.data` makes
-them with room for the guards around them.
+be as large, a few numbers (`_mark`). The data of a large case are not there twice either: `pybnorm.check.language.data`
+makes them with room for the guards around them.
 
 With ``misalign`` every array starts so many elements behind an aligned address. With ``fence`` it lies against a page
-without access (`pybnorm.check.fence`), and the guard is on its other side only.
+without access (`pybnorm.check.run.fence`), and the guard is on its other side only.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU, Buffer, Memory
-from pybnorm.check import calls
-from pybnorm.check.calling import make
-from pybnorm.check.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
-from pybnorm.check.fence import Fence, watched
-from pybnorm.check.generator import splitmix64
-from pybnorm.check.problem import Problem
-from pybnorm.check.session import Session
+from pybnorm.check.language import calls
+from pybnorm.check.language.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
+from pybnorm.check.language.generator import splitmix64
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.fence import Fence, watched
+from pybnorm.check.run.perform import make
+from pybnorm.check.run.session import Session
 from pybnorm.devices.cpu import Allocation, aligned_bytes
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign, Namespace
@@ -55,7 +55,7 @@ class Observed:
     """The state of the memory after one call."""
 
     outputs: dict[str, Array]
-    """As stored, contiguous, in logical order."""
+    """Outputs as stored, contiguous, in logical order."""
     damage: list[str]
     """Memory that changed and should not have."""
 
@@ -304,7 +304,8 @@ def execute(
         What equal calls only read, by name: taken from here where it is, and put here if the call left it as it was.
         Where it is given the call may get large `inputs` themselves, and spoil them if it damages what it reads.
     judge : Namespace, optional
-        Where data are filled, looked at and judged, in the memory that the call has (`pybnorm.check.judges`).
+        Where data are filled, looked at and judged, in the memory that the call has
+        (`pybnorm.check.run.judge_devices`).
 
     Returns
     -------

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from pybnorm import _core, devices, operations, sync
 from pybnorm._arrays import Buffer, numpy_dtype
-from pybnorm.check import calls
-from pybnorm.check.bounds import Status
-from pybnorm.check.implementations import CallError
-from pybnorm.check.problem import Problem
-from pybnorm.check.session import Session
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language import calls
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.implementations import CallError
+from pybnorm.check.run.session import Session
 
 __all__ = ["Threads", "synchronized"]
 
@@ -80,7 +80,7 @@ class Threads:
 
 @dataclasses.dataclass
 class Shared:
-    """What the ranks of one group have in common."""
+    """State that the ranks of one group share."""
 
     barrier: threading.Barrier
     sent: list[Any]
@@ -146,7 +146,7 @@ def _rank(
     session: Session, problem: Problem, buffers: Mapping[str, Any], shared: Shared, number: int,
     before: Mapping[str, Array],
 ) -> dict[str, Array]:  # fmt: skip
-    """What one rank writes beside its share of y or dx."""
+    """Outputs of one rank beside its part of y or dx."""
     device = devices.device_for(session.device.device_type, session.device.device_id)
     start, images = sum(problem.shares[:number]), problem.shares[number]
     given: dict[str, Any] = {}

@@ -16,8 +16,8 @@ counts. ``blends``: alpha and beta may be other than 1 and 0.
 the device it ran on; it holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call,
 by algorithm, whether there are saved statistics, and for x of up to so many elements. Which kernel a library takes, and
 so what repeats, depends on the device, and on how the library was built: on another device, or of another ``build``
-(`pybnorm.check.environment.file_digest`), the record says nothing. One without ``device``, of an older release of this
-package, holds on every device, and one without ``build`` for every build::
+(`pybnorm.check.run.environment.file_digest`), the record says nothing. One without ``device``, of an older release of
+this package, holds on every device, and one without ``build`` for every build::
 
     {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
      "saved": [true, false], "elements": 32768}
@@ -38,10 +38,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pybnorm import _arguments
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import MODES, Problem
-from pybnorm.check.results import CaseResult
+from pybnorm import _arguments, _files
+from pybnorm._text import reason
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.language.problem import MODES, Problem
 from pybnorm.enums import Layout
 from pybnorm.errors import ArgumentError
 
@@ -55,8 +56,10 @@ __all__ = [
     "check",
     "claimed",
     "of_run",
+    "read",
     "record_of",
     "recorded",
+    "records",
     "repeatable",
     "run_of",
     "with_record",
@@ -67,7 +70,7 @@ NOT_CLAIMED = "not claimed"
 NEWLY_UNSUPPORTED = "newly unsupported"
 NO_LONGER_REPEATABLE = "no longer repeatable"
 LOST = (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE)
-"""What is a failure, whatever defects are known."""
+"""Statuses that are failures, whatever defects are known."""
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
 _ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
@@ -176,7 +179,7 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
     numbers = list(version)
     found = [
         record
-        for record in _records(backend)
+        for record in records(backend)
         if not _is_of_run(record)
         and numbers[: len(record["first"])] >= record["first"]
         and (record["last"] is None or numbers[: len(record["last"])] <= record["last"])
@@ -189,7 +192,7 @@ def run_of(backend: str, version: Sequence[int], device: str, build: str = "") -
 
     One of no named build, or of no named device, where there is none.
     """
-    own = {_key(r)[1:]: r for r in reversed(_records(backend)) if _is_of_run(r) and r["first"] == list(version)}
+    own = {_key(r)[1:]: r for r in reversed(records(backend)) if _is_of_run(r) and r["first"] == list(version)}
     return next((own[key] for key in ((device, build), (device, ""), ("", build), ("", "")) if key in own), None)
 
 
@@ -202,12 +205,51 @@ def _is_of_run(record: Mapping[str, Any]) -> bool:
 
 
 @functools.cache
-def _records(backend: str) -> tuple[dict[str, Any], ...]:
-    folders = [importlib.resources.files("pybnorm.check") / "support"]
-    if os.environ.get(VARIABLE):
-        folders.insert(0, Path(os.environ[VARIABLE]))
-    files = [folder / f"{backend}.json" for folder in folders]
-    return tuple(record for file in files if file.is_file() for record in json.loads(file.read_text(encoding="utf-8")))
+def records(backend: str) -> tuple[dict[str, Any], ...]:
+    """The records of a backend: the user's own, then those of this package.
+
+    Raises
+    ------
+    ArgumentError
+        The user's file cannot be read, or has something else.
+    """
+    own = read(VARIABLE, Path(os.environ[VARIABLE]) / f"{backend}.json") if os.environ.get(VARIABLE) else []
+    file = importlib.resources.files("pybnorm.check.run") / "support" / f"{backend}.json"
+    return (*own, *(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ()))
+
+
+def read(argument: str, file: Path) -> list[dict[str, Any]]:
+    """The records of a file, which need not be there; `argument` is what the error names beside it.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be read, or has something else.
+    """
+    try:
+        found: list[dict[str, Any]] = json.loads(_files.read(file, _LARGEST).decode())
+        if not _files.is_like(found, [_RECORD]):
+            raise ValueError("a record has another form")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArgumentError(argument, str(file), f"records of pybnorm claims ({reason(error)})") from None
+    return found
+
+
+_WORDS = ("operations", "modes", "dtypes", "layouts")
+_RECORD: dict[str, Any] = {
+    "first": [int],
+    "last": ([int], type(None)),
+    "below": {"batch": (int, type(None)), "elements": int},
+    "combinations": [{key: [str] for key in _WORDS} | {"ranks": [int], "blends": bool}],
+    "device?": str,
+    "build?": str,
+    "repeatable?": [{key: [str] for key in (*_WORDS, "algorithms")} | {"saved": [bool], "elements": int}],
+}
+"""The form of a record; a name with ? may be missing."""
+_LARGEST = 1 << 26
+"""Bytes of a file of records."""
 
 
 def of_run(
@@ -223,7 +265,7 @@ def of_run(
         Of one library. Cases of another version's language are left out.
     version : sequence of int
     device : str
-        Its name, as `pybnorm.check.results.BackendInfo` has it.
+        Its name, as `pybnorm.check.judging.results.BackendInfo` has it.
     source : str
         Where the run was made.
     build : str, optional
@@ -276,14 +318,14 @@ def of_run(
     }
 
 
-def with_record(records: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
+def with_record(known: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
     """The text of a file of records with one more, in place of that of a run of the same version, device and build.
 
     One of the version without a device, or without a build, is replaced, too.
     """
     version, device, build = _key(record)
     replaced = {(version, *rest) for rest in itertools.product({device, ""}, {build, ""})}
-    kept = [r for r in records if not (_is_of_run(r) and _key(r) in replaced)]
+    kept = [r for r in known if not (_is_of_run(r) and _key(r) in replaced)]
     text = json.dumps([*kept, record], indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text) + "\n"
 

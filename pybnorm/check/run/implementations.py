@@ -1,5 +1,7 @@
 """Any Python object as the one that computes: ``pybnorm check --implementation MODULE:OBJECT``.
 
+``aten:MODULE`` is a module of kernels with the signatures of PyTorch's operators (`pybnorm.check.run.aten`).
+
 The object has the methods ``forward_training``, ``forward_inference`` and ``backward``, or some of them. MODULE is the
 name of a module, found from the current folder too, or a file, ``FILE.py``; OBJECT is an instance of a class, or the
 class itself, which is then called without arguments::
@@ -44,8 +46,21 @@ Running statistics hold the values before the call, and y, dx, dscale and dbias 
 results hold NaN. Arrays lie in memory that is watched: a write outside of the results is a FAIL. JAX's cannot be
 written and have no strides: they are copies, in channels-first order, on JAX's own device.
 
-What an object does wrong is told apart: RAISED (an exception, with its last line), FAIL (a wrong result, dtype, shape
-or name), CRASHED and TIMEOUT (its process died or did not end), RESOURCE (a MemoryError).
+Declarations
+------------
+What an object does not claim is UNSUPPORTED, and not wrong. All of these attributes may be left out:
+
+* ``dtypes``, ``layouts`` (``"nchw"``, ``"nhwc"``, ``"strides"``) and ``modes``: words of a case, in a tuple.
+* ``parameters``: the dtypes of scale, bias and statistics, or ``"derived"``: float64 beside float64, else float32.
+* ``outputs``: the results that it gives. Without saved or without running statistics, training is judged without them.
+* ``unbiased = False``: its running variance takes the biased variance, as ONNX's, TensorFlow's and Keras's.
+* ``saved = "variance"``: it saves the variance, in place of the inverse standard deviation.
+* ``minimum``: a mapping with the least ``m`` (elements of a statistic), ``epsilon``, ``rank``, ``images`` or
+  ``channels``.
+* ``supports(case)``: of a `pybnorm.check.Problem`, True, False, or the reason why not.
+
+Faults of an object have statuses of their own: RAISED (an exception, with its last line), FAIL (a wrong result, dtype,
+shape or name), CRASHED and TIMEOUT (its process died or did not end), RESOURCE (a MemoryError).
 """
 
 from __future__ import annotations
@@ -67,9 +82,12 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm._arrays import CPU, CUDA, Buffer, numpy_dtype
-from pybnorm.check import calls
-from pybnorm.check.bounds import Status
-from pybnorm.check.judging import mismatch, words
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.standalone import mismatch, words
+from pybnorm.check.language import calls
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import aten
+from pybnorm.check.run.declarations import Declarations
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
@@ -115,6 +133,9 @@ def load(spec: str) -> Implementation:
     Exception
         What its module raised.
     """
+    if spec.startswith(aten.PREFIX):
+        kernels, module = _kernels(spec)
+        return Implementation(spec, aten.Kernels(kernels, spec), module)
     name, _, path = spec.rpartition(":")
     if not name or not path:
         raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
@@ -128,6 +149,25 @@ def load(spec: str) -> Implementation:
             has = f"; it has {', '.join(known)}" if known else ""
             raise ArgumentError("--implementation", spec, f"an object of {module.__name__}{has}") from None
     return Implementation(spec, found() if isinstance(found, type) else found, module)
+
+
+def _kernels(spec: str) -> tuple[Any, ModuleType]:
+    """What ``aten:MODULE`` names, a file, a module or an object below one, and the module."""
+    name = spec.removeprefix(aten.PREFIX)
+    if not name:
+        raise ArgumentError("--implementation", spec, "aten:MODULE or aten:FILE.py")
+    if name.endswith(".py"):
+        module = _file(name, spec)
+        return module, module
+    first, *parts = name.split(".")
+    found: Any = _module(first, spec)
+    module = found
+    for i, part in enumerate(parts):
+        if not hasattr(found, part):
+            found = module = _module(".".join([first, *parts[: i + 1]]), spec)
+        else:
+            found = getattr(found, part)
+    return found, module
 
 
 def _has_method(value: object) -> bool:
@@ -165,7 +205,7 @@ def _file(name: str, spec: str) -> ModuleType:
 
 
 class Implementation:
-    """What a `pybnorm.check.session.Session` calls in place of a `pybnorm.Handle`.
+    """An object that a `pybnorm.check.run.session.Session` calls in place of a `pybnorm.Handle`.
 
     Parameters
     ----------
@@ -197,6 +237,27 @@ class Implementation:
         if self.arrays == "numpy" and self.device != "cpu":
             raise ArgumentError(f"{spec}.device", self.device, "cpu with arrays='numpy'")
         self.framework = _FRAMEWORKS[self.arrays](self.device)
+        self._declared = Declarations(spec, target)
+        self._returned: dict[str, Any] = {}
+        """The arrays that the last call returned, held as a caller may hold them."""
+        self.neighbours: set[tuple[Any, ...]] = set()
+        """Kinds of cases whose `pybnorm.check.run.neighbours` were called."""
+
+    def claimed(self, problem: Problem) -> Problem:
+        """The problem that is run and judged for `problem`, by what the object declares.
+
+        Raises
+        ------
+        CallError
+            UNSUPPORTED: it does not claim the problem; or what its ``supports`` raised.
+        """
+        try:
+            found = self._declared.applied(problem)
+        except Exception as error:
+            raise _of_exception(error, self.path) from error
+        if isinstance(found, str):
+            raise CallError(Status.UNSUPPORTED, f"{self.name} {found}")
+        return found
 
     def _attribute(self, name: str, words: Any) -> str:
         value = getattr(self.target, name, next(iter(words)))
@@ -246,7 +307,9 @@ class Implementation:
             self.framework.synchronize()
         except Exception as error:
             raise _of_exception(error, self.path) from error
-        for name, value in self._results(method, returned, outputs, writable).items():
+        results = self._results(method, returned, outputs, writable)
+        self._hold(method, results, [v.pointer for v in arguments.values() if isinstance(v, Buffer)])
+        for name, value in results.items():
             tensor = next(t for t in _TENSORS[method] if t.name == name)
             self._store(tensor, arguments[name], value)
         self.framework.synchronize()
@@ -297,6 +360,16 @@ class Implementation:
             )
         return results
 
+    def _hold(self, method: str, results: Mapping[str, Any], given: list[int]) -> None:
+        """Keep what a call returned until the next one, which must not return the same memory."""
+        held = {self.framework.address(value): name for name, value in self._returned.items()}
+        for name, value in results.items():
+            address = self.framework.address(value)
+            if address in held and address not in given:
+                text = f"{method} returned {name} in the memory of {held[address]} of the call before it"
+                raise CallError(Status.FAIL, f"{text}, which the caller may still hold")
+        self._returned = {n: v for n, v in results.items() if self.framework.address(v) not in (0, *given)}
+
     def _store(self, tensor: calls.Tensor, buffer: Buffer, value: Any) -> None:
         """Write a returned array to where the results are read."""
         if wrong := mismatch(tensor, buffer.dims, buffer.dtype.name.lower(), value):
@@ -310,7 +383,7 @@ class Implementation:
 
 
 def _of_exception(error: Exception, path: str) -> CallError:
-    """What an exception of the implementation says, and where it was raised."""
+    """Text of an exception of the implementation, and where it was raised."""
     name = type(error).__name__
     text = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, NotImplementedError):
@@ -363,6 +436,10 @@ class _Numpy:
         """Copy a returned array of the right shape and dtype."""
         self.of(buffer)[...] = value
 
+    def address(self, value: Any) -> int:
+        """Where a returned array lies; 0 where that cannot be said or nobody can write to it."""
+        return int(value.ctypes.data) if isinstance(value, np.ndarray) and value.size else 0
+
     def synchronize(self) -> None:
         """Wait for the device; an error of asynchronous work is raised here."""
 
@@ -385,6 +462,9 @@ class _Torch(_Numpy):
     def write(self, buffer: Buffer, value: Any) -> None:
         self.of(buffer).copy_(value.detach())
 
+    def address(self, value: Any) -> int:
+        return int(value.data_ptr()) if isinstance(value, self.torch.Tensor) else 0
+
     def synchronize(self) -> None:
         if self.device != "cpu":
             self.torch.cuda.synchronize()
@@ -399,6 +479,9 @@ class _Cupy(_Numpy):
         if buffer.dtype == DataType.BFLOAT16:
             raise CallError(Status.UNSUPPORTED, "CuPy has no bfloat16")
         return self.cupy.asarray(_Memory(buffer, _TYPES[buffer.dtype]))
+
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr) if isinstance(value, self.cupy.ndarray) else 0
 
     def synchronize(self) -> None:
         self.cupy.cuda.Device().synchronize()

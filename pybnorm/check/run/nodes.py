@@ -1,4 +1,4 @@
-"""Cases dealt out to nodes, the MPI ranks or dask workers of a job. A node that fails changes no verdict.
+"""Cases dealt out to nodes, the dask workers of a job. A node that fails changes no verdict.
 
 A case is given to one node at a time. A node that cannot open its library, ends or does not answer is named and taken
 out, and its cases go to others; so does a case that came back as ERROR. A case that `LIVES` nodes failed, or for which
@@ -16,9 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import itertools
 import os
-import pickle
 import queue
 import socket
 import threading
@@ -29,12 +27,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-i
 from typing import Any
 
 from pybnorm import __version__
-from pybnorm.check.bounds import Status
-from pybnorm.check.environment import visible
-from pybnorm.check.results import CaseResult, LostNode
-from pybnorm.check.worker import DiedError, TimeLimitError, answered
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import CaseResult, LostNode
+from pybnorm.check.run.environment import visible
+from pybnorm.check.run.worker import DiedError, TimeLimitError
 
-__all__ = ["DaskNodes", "Dealer", "Greeting", "LostNode", "MpiNodes", "Node", "NotRunError", "greet", "greeted"]
+__all__ = ["DaskNodes", "Dealer", "Greeting", "LostNode", "Node", "NotRunError", "greet", "greeted"]
 
 LIVES = 3
 """Nodes that may fail with a case before it is given up."""
@@ -493,96 +491,3 @@ def _as_ours(error: BaseException | None) -> BaseException:
     if type(error).__name__ == "KilledWorker":
         return _LostError("its worker died")
     return error
-
-
-# ---------------------------------------------------------------- MPI
-
-
-_TAG = 2010  # of the messages; a communicator of our own would take a collective call, which mpi4py.futures makes too
-
-
-class MpiNodes:
-    """The other ranks of an MPI job, seen from rank 0.
-
-    Parameters
-    ----------
-    executor : mpi4py.futures.MPIPoolExecutor
-        Of one worker per rank, each of which becomes a node until `close`.
-    """
-
-    def __init__(self, executor: Any) -> None:
-        from mpi4py import MPI
-
-        ranks = range(1, MPI.COMM_WORLD.Get_size())
-        self._serving = [executor.submit(_serve) for _ in ranks]
-        self._comm = MPI.COMM_WORLD
-        self._out: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._open: dict[int, Future[Any]] = {}
-        self._numbers = itertools.count()
-        self.nodes = [self._node(rank) for rank in ranks]
-        self._thread = threading.Thread(target=self._talking, name="pybnorm mpi", daemon=True)
-        self._thread.start()
-
-    def _node(self, rank: int) -> Node:
-        def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            number = next(self._numbers)
-            self._open[number] = future
-            self._out.put((rank, (number, pickle.dumps((function, arguments)))))
-            return future
-
-        return Node(f"rank {rank}", submit)
-
-    def _talking(self) -> None:
-        from mpi4py import MPI
-
-        sends: list[Any] = []
-        pause, ending = 0.0, False
-        while not (ending and not sends):
-            busy = False
-            with contextlib.suppress(queue.Empty):
-                message = self._out.get_nowait()
-                ending = message is None
-                if message is not None:
-                    rank, content = message
-                    sends.append(self._comm.isend(content, dest=rank, tag=_TAG))
-                busy = True
-            sends = [request for request in sends if not request.Test()]
-            if self._comm.iprobe(source=MPI.ANY_SOURCE, tag=_TAG):
-                number, answer = self._comm.recv(source=MPI.ANY_SOURCE, tag=_TAG)
-                good, value = pickle.loads(answer)
-                future = self._open.pop(number)
-                if future.set_running_or_notify_cancel():
-                    (future.set_result if good else future.set_exception)(value)
-                busy = True
-            # an MPI that waits by itself takes a processor
-            pause = 0.0 if busy else min(pause + 0.0005, 0.01)
-            time.sleep(pause)
-
-    def close(self) -> None:
-        """Let the ranks go, each after the call that it is in."""
-        for rank in range(1, len(self.nodes) + 1):
-            self._out.put((rank, None))
-        self._out.put(None)
-        self._thread.join()
-        for serving in self._serving:
-            serving.result()
-
-
-def _serve() -> None:
-    """Answer rank 0's calls, on the rank that this runs on."""
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
-    pause = 0.0
-    while True:
-        if not comm.iprobe(source=0, tag=_TAG):
-            pause = min(pause + 0.0005, 0.01)
-            time.sleep(pause)
-            continue
-        pause = 0.0
-        message = comm.recv(source=0, tag=_TAG)
-        if message is None:
-            break
-        number, call = message
-        comm.send((number, answered(call)), dest=0, tag=_TAG)

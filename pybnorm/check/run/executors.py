@@ -1,7 +1,7 @@
-"""Where cases run: processes of this machine, this process, the ranks of an MPI job, or a dask cluster.
+"""Where cases run: processes of this machine, this process, or a dask cluster.
 
 Each is a :class:`concurrent.futures.Executor` for one backend whose calls happen in a process that holds the backend's
-library. A rank or a dask worker gives its cases to a process of its own (`pybnorm.check.worker`), so a library that
+library. A dask worker gives its cases to a process of its own (`pybnorm.check.run.worker`), so a library that
 dies or hangs costs one case there too, and never the job.
 
 =========  ==========================================================================================================
@@ -9,12 +9,11 @@ pool       worker processes: for a library on the CPU as many as there are cores
            OpenMP threads (jobs x OMP_NUM_THREADS = cores, unless that variable is set); for a GPU one per device, the
            device chosen by CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES before the library is loaded
 process    this process, without isolation or time-out
-mpi        the other ranks: ``mpiexec -n N python -m mpi4py.futures -m pybnorm check --executor mpi``
 dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster on this machine
 =========  ==========================================================================================================
 
-Ranks and dask workers are nodes (`pybnorm.check.nodes`): a node that cannot run the library is named and taken out, and
-nodes of one host get a GPU each, unless their launcher gave each its own. Threads are the launcher's matter.
+Dask workers are nodes (`pybnorm.check.run.nodes`): a node that cannot run the library is named and taken out,
+and nodes of one host get a GPU each, unless their launcher gave each its own. Threads are the launcher's matter.
 
 A dask scheduler is trusted: what it sends is unpickled, so it and all who can connect to it can run code here. On a
 network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
@@ -32,18 +31,19 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
 from typing import Any, Protocol
 
 from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
-from pybnorm.check import defects, environment, support
-from pybnorm.check.nodes import GRACE, DaskNodes, Dealer, MpiNodes, Node, NotRunError, greeted
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo, CaseResult, LostNode, is_implementation
-from pybnorm.check.runner import run_recorded
-from pybnorm.check.session import (
+from pybnorm.check.judging import known_defects
+from pybnorm.check.judging.results import BackendInfo, CaseResult, LostNode, is_implementation
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import environment, support
+from pybnorm.check.run.nodes import GRACE, DaskNodes, Dealer, Node, NotRunError, greeted
+from pybnorm.check.run.runner import run_recorded
+from pybnorm.check.run.session import (
     Session,
     describe,
     device_type,
@@ -52,7 +52,7 @@ from pybnorm.check.session import (
     open_session,
     override,
 )
-from pybnorm.check.worker import TimeLimitError, Worker, failed
+from pybnorm.check.run.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -71,7 +71,7 @@ __all__ = [
     "settled",
 ]
 
-NAMES = ("pool", "process", "mpi", "dask")
+NAMES = ("pool", "process", "dask")
 TIMEOUT = 300.0
 """Seconds that a case may take by default."""
 TIMEOUT_MAX = 1e6
@@ -117,8 +117,6 @@ class Farm(Protocol):
 
     lost: list[LostNode]
     """Nodes that were taken out."""
-    notice: str
-    """What to know before the run; may be empty."""
 
     def describe(self, backend: str) -> BackendInfo:
         """What there is of `backend` there. Raises what the loading library does to its process."""
@@ -141,13 +139,13 @@ def opened(
     timeout: float | None = None,
     share: tuple[int, int] | None = None,
     connect: float | None = None,
-) -> Iterator[Farm | None]:
+) -> Iterator[Farm]:
     """The farm of an option's value, open for the duration of a ``with`` block.
 
     Parameters
     ----------
     name : str
-        ``pool``, ``process``, ``mpi``, ``dask`` or ``dask:ADDRESS``.
+        ``pool``, ``process``, ``dask`` or ``dask:ADDRESS``.
     jobs : int, optional
         Worker processes of ``pool`` and of ``dask`` on this machine.
     timeout : float, optional
@@ -159,8 +157,7 @@ def opened(
 
     Yields
     ------
-    Farm or None
-        None on an MPI rank that only served the first one, and has nothing to do or print.
+    Farm
 
     Raises
     ------
@@ -169,8 +166,8 @@ def opened(
     """
     kind, _, address = name.partition(":")
     if kind not in NAMES or (address and kind != "dask"):
-        raise ArgumentError("--executor", name, "pool | process | mpi | dask | dask:ADDRESS")
-    if jobs is not None and (kind in ("process", "mpi") or address):
+        raise ArgumentError("--executor", name, "pool | process | dask | dask:ADDRESS")
+    if jobs is not None and (kind == "process" or address):
         raise ArgumentError("--jobs", jobs, f"not with --executor {name}, whose processes are already there")
     if connect is not None and kind != "dask":
         raise ArgumentError("--scheduler-timeout", connect, f"with --executor dask, not {name}")
@@ -178,13 +175,6 @@ def opened(
         yield _Local(jobs, timeout, share)
     elif kind == "process":
         yield _Here()
-    elif kind == "mpi":
-        with _ranks() as executor:
-            if executor is None:
-                yield None
-                return
-            with contextlib.closing(MpiNodes(executor)) as ranks:
-                yield _Remote(ranks.nodes, timeout, None, _RANKS_DIE)
     else:
         distributed = _imported("distributed", "dask")
         with contextlib.ExitStack() as stack:
@@ -227,20 +217,6 @@ async def _greet(distributed: Any, address: str, seconds: float) -> None:
     await comm.close()
 
 
-_RANKS_DIE = (
-    "A rank that dies ends the job. --save DIR keeps what is finished, and the same command with --resume goes on."
-)
-
-
-def _ranks() -> Any:
-    """The ranks as an executor, on rank 0."""
-    futures = _imported("mpi4py.futures", "mpi")
-    if _imported("mpi4py.MPI", "mpi").COMM_WORLD.Get_size() < 2:
-        allowed = "under mpiexec -n 2 or more, of the MPI library that mpi4py has: rank 0 hands out, the others run"
-        raise ArgumentError("--executor", "mpi", allowed)
-    return futures.MPICommExecutor()
-
-
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
     """Silence a package's loggers: messages about the end of its cluster are no part of a report."""
@@ -258,7 +234,7 @@ def _quiet(name: str) -> Iterator[None]:
 def _imported(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError if there is no MPI library
+    except ImportError as error:
         allowed = f"{extra} with its package: pip install 'pybnorm[{extra}]' ({error})"
         raise ArgumentError("--executor", extra, allowed) from None
 
@@ -308,7 +284,6 @@ class Pool(Executor):
 
 class _OneMachine:
     lost: list[LostNode] = []  # noqa: RUF012 (one node, which is never lost: it stays empty)
-    notice = ""
 
     def others(self, backend: str) -> list[BackendInfo]:
         return []
@@ -393,8 +368,8 @@ def environments(
 
 
 class _Remote:
-    def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None, notice: str = "") -> None:
-        self._nodes, self._timeout, self.notice = nodes, timeout, notice
+    def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None) -> None:
+        self._nodes, self._timeout = nodes, timeout
         self._limit = None if timeout is None else timeout + GRACE
         self._able: dict[str, list[Node]] = {}
         self._entries: dict[str, list[BackendInfo]] = {}
@@ -453,7 +428,7 @@ def isolated(
     Raises
     ------
     DiedError, TimeLimitError
-        As `pybnorm.check.worker.Worker.call`.
+        As `pybnorm.check.run.worker.Worker.call`.
     Exception
         What the function raised.
     """
@@ -501,6 +476,7 @@ def run_cases(
     keep: str | None = None,
     opener: Callable[[str], Session] = open_session,
     entries: dict[str, BackendInfo] | None = None,
+    done: queue.SimpleQueue[Future[Any] | None] | None = None,
 ) -> Generator[CaseResult, None, None]:
     """The results of `problems`, as they are finished, with known defects looked up.
 
@@ -514,22 +490,38 @@ def run_cases(
         Of the library that runs there.
     problems : sequence of Problem
     keep : str, optional
-        As in `pybnorm.check.runner.run_case`.
+        As in `pybnorm.check.run.runner.run_case`.
     opener : callable, optional
         Importable function that opens the session.
     entries : dict, optional
         Gets the libraries that ran, by their `BackendInfo.id`.
+    done : SimpleQueue, optional
+        Gets each finished future. A None that is put there ends the results, after those that are finished.
     """
     known = {} if entries is None else entries
-    futures = {executor.submit(run_recorded, opener, info.backend, str(p), keep): p for p in problems}
+    done = queue.SimpleQueue() if done is None else done
+    futures: dict[Future[Any], Problem] = {}
+    waits = True
     try:
-        for future in as_completed(futures):
-            problem = futures.pop(future)  # with what it holds: the description of a library, of every case
+        for problem in problems:
+            future = executor.submit(run_recorded, opener, info.backend, str(problem), keep)
+            futures[future] = problem
+            future.add_done_callback(done.put)
+        while futures:
+            try:
+                finished = done.get(block=waits)
+            except queue.Empty:
+                break
+            if finished is None:
+                waits = False
+                continue
+            problem = futures.pop(finished)  # with what it holds: the description of a library, of every case
             ran = None
             try:
-                result, ran = future.result()
+                result, ran = finished.result()
             except Exception as error:
                 result = failed(info.backend, str(problem), error)
+            del finished
             if ran is not None:
                 ran = known.setdefault(ran.id, ran)
             yield annotated(result, ran or info, problem)
@@ -542,8 +534,7 @@ def annotated(result: CaseResult, info: BackendInfo, problem: Problem) -> CaseRe
     """`result` with `known`. A known defect never explains damage, a failed check of trust or lost support."""
     explained = not (result.verdicts and result.message) and result.claim not in support.LOST
     if explained and not is_implementation(info.backend):
-        known = defects.explain(
-            info.backend, info.version, problem, result.verdicts, result.status, result.message, info.digest
-        )
+        verdict = result.verdicts, result.status, result.message
+        known = known_defects.explain(info.backend, info.version, problem, *verdict, info.digest, info.device)
         result.known = ", ".join(d.id for d in known)
     return result

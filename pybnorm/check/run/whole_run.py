@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from pybnorm.check import executors
-from pybnorm.check.archive import Journal
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import BackendInfo, CaseResult, library_text, lost_text
-from pybnorm.check.runner import NOT_KEPT
+from pybnorm._text import reason as in_words
+from pybnorm.check.judging.results import BackendInfo, CaseResult, library_text, lost_text
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import executors
+from pybnorm.check.run.archive import Journal
+from pybnorm.check.run.runner import NOT_KEPT
 from pybnorm.errors import ArgumentError
 
 __all__ = ["WholeRun"]
@@ -27,7 +32,7 @@ class WholeRun:
     Parameters
     ----------
     farm : Farm
-        Where cases run (`pybnorm.check.executors.opened`).
+        Where cases run (`pybnorm.check.run.executors.opened`).
     journal : Journal, optional
         Gets every result, and has those of the run that is resumed.
     same : bool
@@ -40,35 +45,62 @@ class WholeRun:
         self, farm: executors.Farm, journal: Journal | None, same: bool, ends: Callable[[CaseResult], bool]
     ) -> None:
         self._farm, self._journal, self._same, self._ends = farm, journal, same, ends
+        self._problems: Sequence[Problem] = ()
+        self._finished: dict[tuple[str, str], CaseResult] = {}
+        self._done: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._asked = False
         self.found: list[BackendInfo] = []
-        self.results: list[CaseResult] = []
-        self.interrupted = self.stopped = False
+        self.stopped = False
+        self.begun = False
+        """The libraries are known, and the run was not interrupted before."""
         self.not_saved = ""
         """Why the folder of --save cannot be written, which ended the run; else empty."""
 
+    @property
+    def results(self) -> list[CaseResult]:
+        """Every result, in the order of the libraries and cases; what the journal has is one."""
+        known = ({} if self._journal is None or not self.begun else self._journal.finished()) | self._finished
+        keys = [(info.backend, str(p)) for info in self._usable() for p in self._problems]
+        return [known[key] for key in keys if key in known]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an interrupt kept cases from being run."""
+        return self._asked and not (self.begun and len(self.results) == len(self._usable()) * len(self._problems))
+
     @contextlib.contextmanager
-    def _ending_early(self) -> Iterator[None]:
-        """After an interrupt, and if nothing more can be saved, the run ends with what it has."""
+    def uninterrupted(self) -> Iterator[None]:
+        """Within it, an interrupt ends the run between two cases, and breaks off nothing."""
+        own = threading.current_thread() is threading.main_thread()  # no other thread gets any
+        before = signal.getsignal(signal.SIGINT) if own else None
+        if before in (None, signal.SIG_IGN):
+            yield
+            return
+        signal.signal(signal.SIGINT, self._interrupt)
         try:
             yield
-        except KeyboardInterrupt:
-            self.interrupted = True
-        except _NotSavedError as error:
-            self.not_saved = str(error)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, *_: object) -> None:
+        self._asked = True
+        self._done.put(None)  # allowed in a signal's handler, even while the same thread waits there
 
     def describe(self, backends: Sequence[str]) -> None:
-        """Find the libraries of `backends`.
+        """Find the libraries of `backends`. An interrupt breaks it off.
 
         Raises
         ------
         ArgumentError
             With `same`: nodes have different libraries, or some have none.
         """
-        with self._ending_early():
+        try:
             for name in backends:
                 self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
                 self.found += self._farm.others(name)
             self._check_same()
+        except KeyboardInterrupt:
+            self._asked = True
 
     def run(self, problems: Sequence[Problem], progress: Callable[[str, int, int], object]) -> None:
         """Run `problems` on the libraries that were found, unless an interrupt has ended the run.
@@ -84,53 +116,50 @@ class WholeRun:
         ArgumentError
             As `describe`; or the journal is of other libraries.
         """
-        if self.interrupted:
+        if self._asked:
             return
-        with self._ending_early():
+        try:
             if self._journal is not None:
                 self._write(self._journal.begin, self.found)
-            usable = list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
-            before = {} if self._journal is None else self._journal.finished()
-            self._add([] if self._journal is None else self._journal.libraries())
-            total = len(usable) * len(problems)
+                self._add(self._journal.libraries())
+            self._problems, self.begun = problems, True
+            usable = self._usable()
             for info in usable:
-                finished = {str(p): before[info.backend, str(p)] for p in problems if (info.backend, str(p)) in before}
-                self._on_one(info, problems, finished, lambda name, done: progress(name, done, total))
-                if self.stopped:
-                    break
+                if not self.stopped:
+                    self._on_one(info, lambda name, done: progress(name, done, len(usable) * len(problems)))
+        except _NotSavedError as error:
+            self.not_saved = str(error)
 
-    def _on_one(
-        self,
-        info: BackendInfo,
-        problems: Sequence[Problem],
-        finished: dict[str, CaseResult],
-        progress: Callable[[str, int], object],
-    ) -> None:
-        """Run on one backend the problems that are not in `finished`, which gets their results."""
-        progress(info.backend, len(self.results) + len(finished))
-        rest = [p for p in problems if str(p) not in finished]
+    def _usable(self) -> list[BackendInfo]:
+        """Each backend that can run, by the first of its libraries."""
+        return list({i.backend: i for i in reversed(self.found) if not i.problem}.values())[::-1]
+
+    def _on_one(self, info: BackendInfo, progress: Callable[[str, int], object]) -> None:
+        """Run on one backend the problems that have no result."""
+        before = self.results
+        finished = {(r.backend, r.case) for r in before}
+        progress(info.backend, len(before))
+        rest = [p for p in self._problems if (info.backend, str(p)) not in finished]
         entries = {i.id: i for i in self.found if i.backend == info.backend}
+        self._done = queue.SimpleQueue()
+        if self._asked:  # before this queue was there; from here on an interrupt is in it
+            return
         executor = self._farm.executor(info.backend, len(rest))
         complete = False
         try:
             keep = None if self._journal is None else str(self._journal.folder.resolve())
-            with contextlib.closing(executors.run_cases(executor, info, rest, keep, entries=entries)) as results:
-                for result in results:
+            cases = executors.run_cases(executor, info, rest, keep, entries=entries, done=self._done)
+            with contextlib.closing(cases) as results:
+                for count, result in enumerate(results, len(before) + 1):
                     self._add(entries.values())
-                    try:
-                        self._save(result)
-                    except _NotSavedError:
-                        finished[result.case] = result
-                        raise
-                    finished[result.case] = result  # not before: an interrupted run tells of what the journal has
-                    progress(info.backend, len(self.results) + len(finished))
+                    self._keep(result)
+                    progress(info.backend, count)
                     if self._ends(result):
                         self.stopped = True
                         break
-            complete = not self.stopped
+            complete = not (self.stopped or self._asked)
         finally:
             executor.shutdown(wait=complete, cancel_futures=True)
-            self.results += [finished[str(p)] for p in problems if str(p) in finished]
 
     def _add(self, entries: Iterable[BackendInfo]) -> None:
         """List every library that gave a result, in the interrupted run too."""
@@ -155,7 +184,9 @@ class WholeRun:
             if texts:
                 raise ArgumentError("--same", backend, f"nodes that are alike; here are: {'; '.join(texts)}")
 
-    def _save(self, result: CaseResult) -> None:
+    def _keep(self, result: CaseResult) -> None:
+        """Write a result to the journal, and have it even where that fails."""
+        self._finished[result.backend, result.case] = result
         if self._journal is None:
             return
         _, lost, reason = result.message.partition(NOT_KEPT)
@@ -167,4 +198,4 @@ class WholeRun:
         try:
             write(value)
         except OSError as error:
-            raise _NotSavedError(str(error)) from None
+            raise _NotSavedError(in_words(error)) from None
