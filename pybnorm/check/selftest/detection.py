@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pybnorm.check.bounds import Expected, Status, expect, judge
-from pybnorm.check.data import Inputs, generate
-from pybnorm.check.problem import Problem
-from pybnorm.check.runner import Session, execute
+from pybnorm.check.judging.bounds import Expected, Status, expect, judge
+from pybnorm.check.language.data import Inputs, generate
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.runner import Session, execute
 from pybnorm.check.selftest.simulated import session
 
 __all__ = ["CORRECT", "FILLS", "REQUIRED", "SETTINGS", "Found", "Report", "Row", "render", "run"]

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer, Memory
-from pybnorm.check.data import numpy_dtype
-from pybnorm.check.runner import Session
+from pybnorm.check.language.data import numpy_dtype
+from pybnorm.check.run.runner import Session
 from pybnorm.enums import DataType, Mode
 
 __all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]

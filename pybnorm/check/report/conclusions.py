@@ -1,4 +1,4 @@
-"""What a run found, in one sentence of plain words for each library."""
+"""The findings of a run, in one sentence for each library."""
 
 from __future__ import annotations
 
@@ -6,37 +6,48 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pybnorm.check.bounds import Status
-from pybnorm.check.results import BackendInfo, CaseResult, by_label, cases_text, label, version_text
-from pybnorm.check.support import NEWLY_UNSUPPORTED
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import (
+    BackendInfo,
+    CaseResult,
+    badness,
+    by_label,
+    cases_text,
+    decisive,
+    label,
+    version_text,
+    worst_verdict,
+)
+from pybnorm.check.run.support import NEWLY_UNSUPPORTED
 
 __all__ = ["Conclusion", "conclusions"]
 
 _SAID: dict[Status | str, str] = {
     Status.FAIL: "are wrong",
     NEWLY_UNSUPPORTED: "are newly refused",
-    Status.NONDETERMINISTIC: "are right with other bits at another equal call",
+    Status.NONDETERMINISTIC: "are correct with other bits at another equal call",
     Status.TIMEOUT: "did not end in time",
     Status.CRASHED: "crashed",
     Status.RAISED: "raised an exception",
     Status.BUILD_FAILED: "could not be compiled",
     Status.RESOURCE: "found too little memory or room",
     Status.ERROR: "did not run",
-    Status.MISTRUSTED: "could not have failed, which shows nothing",
     Status.INCONCLUSIVE: "cannot be judged by their bounds",
+    Status.MISTRUSTED: "could not have failed, which shows nothing",
     Status.PASS: "are within their bounds",
     Status.WARN: "are only within a looser bound (WARN)",
+    Status.CHAIN: "are as accurate as sums in long chains, and no more (CHAIN)",
     Status.UNSUPPORTED: "are not supported",
 }
-"""What a conclusion says of cases, the worst first."""
+"""The words of a conclusion by status, the worst first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Conclusion:
-    """What was found of one library."""
+    """The findings about one library."""
 
     library: str
-    """As `pybnorm.check.results.by_label` names it."""
+    """As `pybnorm.check.judging.results.by_label` names it."""
     sentence: str
     worst: CaseResult
     """The case to look at first; its status is that of the library."""
@@ -50,7 +61,7 @@ def conclusions(infos: Sequence[BackendInfo], results: Sequence[CaseResult], com
         name = names.get(library) or library
         if "@" in library and library in names:
             name += f" ({library})"
-        worst = max(own, key=lambda r: (r.status != Status.UNSUPPORTED, r.status.severity, r.ratio))
+        worst = max(own, key=lambda r: (not r.good, r.status != Status.UNSUPPORTED, *badness(r)))
         sentence = f"{name}: {'' if complete else 'so far, '}{_conclusion(own, worst)}."
         found.append(Conclusion(library, sentence, worst))
     return found
@@ -60,14 +71,23 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     kinds: dict[Status | str, list[CaseResult]] = {}
     for result in own:
         kinds.setdefault(result.claim if result.claim == NEWLY_UNSUPPORTED else result.status, []).append(result)
-    refused, loose = len(kinds.get(Status.UNSUPPORTED, ())), len(kinds.get(Status.WARN, ()))
+    refused = len(kinds.get(Status.UNSUPPORTED, ()))
+    loose = _loose(*(len(kinds.get(status, ())) for status in (Status.WARN, Status.CHAIN)))
     if refused == len(own):
         return "the one case is not supported" if refused == 1 else f"none of {refused} cases is supported"
-    if worst.status.good:
+    allowed = sum(r.allowed for r in own)
+    if worst.allowed:
+        parts = [f"{allowed} of {cases_text(len(own) - refused, 'supported ')} {_are(allowed)} wrong by known defects,"]
+        parts[0] += f" which {_are(allowed)} allowed"
+        parts += [f"all others are within their bounds{loose}"] if allowed + refused < len(own) else []
+        return "; ".join([*parts, *([_said(refused, Status.UNSUPPORTED)] if refused else [])])
+    if worst.good:
         parts = [f"all {cases_text(len(own) - refused, 'supported ')} are within their bounds"]
         if len(own) - refused == 1:
             parts = ["the one supported case is within its bounds"]
-        parts[0] += f", {loose} only within a looser one (WARN)" if loose else ""
+        parts[0] += loose
+        if blind := kinds.get(Status.MISTRUSTED):
+            parts[0] += f", {len(blind)} could not have failed, which shows nothing (MISTRUSTED)"
         parts += [_said(refused, Status.UNSUPPORTED)] if refused else []
         return "; ".join(parts)
     parts = []
@@ -75,15 +95,33 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
         if found := kinds.get(kind, []):
             known = sum(bool(r.known) for r in found)
             text = _said(len(found), kind, "" if parts else f" of {cases_text(len(own))}")
-            parts.append(text + (f" ({known} by known defects)" if known else ""))
+            by = f" ({known} by known defects{', allowed' if any(r.allowed for r in found) else ''})"
+            parts.append(text + (by if known else "") + (_compiled(own) if kind == Status.BUILD_FAILED else ""))
     where = ", ".join(worst.case.split(",")[:4])
-    beyond = max((v for v in worst.verdicts if v.status == Status.FAIL), key=lambda v: v.ratio, default=None)
-    if beyond:
-        times = f"{beyond.ratio:.3g}" if math.isfinite(beyond.ratio) else "infinitely many"
-        parts[0] += f", worst: {beyond.output} of {where} ({times} times its bound)"
+    beyond = worst_verdict(worst)
+    if beyond is not None and beyond.status == worst.status == Status.FAIL:
+        ratio, tier = decisive(beyond)
+        times = f"{ratio:.3g}" if math.isfinite(ratio) else "infinitely many"
+        said = f" ({times} times its bound)" if tier else ""
+        parts[0] += f", worst: {beyond.output} of {where}{said}"
     else:
         parts[0] += f", such as {where}"
     return "; ".join(parts)
+
+
+def _compiled(own: Sequence[CaseResult]) -> str:
+    """Which operations compile on the card, where others do not."""
+    found = list(dict.fromkeys(r.case.partition(",")[0] for r in own if r.verdicts))
+    return f" ({', '.join(found) or 'no operation'} did compile)"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _loose(one_pass: int, chains: int) -> str:
+    said = f", {one_pass} only within a looser one (WARN)" if one_pass else ""
+    return said + (f", {chains} only within that of long chains of sums (CHAIN)" if chains else "")
 
 
 def _said(count: int, kind: Status | str, of: str = "") -> str:

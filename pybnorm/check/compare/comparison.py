@@ -2,9 +2,9 @@ r"""Runs held against each other: two vendors, two versions of one library, two 
 
 A *side* is one backend of one run. Every two sides are compared on every case that both have. Where both kept their
 outputs (``check --save``) each element is judged: its inputs and its bounds follow from the problem's line, a side that
-is right is within the bound of its class (`pybnorm.check.bounds`; the class that held the output when it was judged,
-the loosest if none did), so two right sides are within the sum of both bounds. Sides that a wrong reference would
-condemn alike still agree with each other, and the reference is then seen to stand alone.
+is correct is within the bound of its class (`pybnorm.check.judging.bounds`; the class that held the output when it was
+judged, the loosest if none did), so two right sides are within the sum of both bounds. Sides that a wrong reference
+would condemn alike still agree with each other, and the reference is then seen to stand alone.
 
 Statuses are compared too, and alone if there are no outputs (files of ``check --json``, a crash): a FAIL against a PASS
 is a difference even if the outputs are equal, as for a kernel that writes outside of its arrays.
@@ -32,19 +32,20 @@ import numpy.typing as npt
 
 from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
-from pybnorm.check import archive
-from pybnorm.check.bounds import Expected, Status, Tier, Verdict, expect, tiers
-from pybnorm.check.bounds.verdict import WORST_POINTS
-from pybnorm.check.data import generate
-from pybnorm.check.problem import DATA_OUTPUTS, Problem
-from pybnorm.check.results import (
+from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, expect, tiers
+from pybnorm.check.judging.bounds.verdict import WORST_POINTS
+from pybnorm.check.judging.results import (
     OUTPUTS,
     BackendInfo,
     CaseResult,
     cases_text,
+    html_table,
     label,
     verdict_text,
 )
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
+from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -78,7 +79,7 @@ ACCURACY = 1.1
 
 
 class Outcome(enum.Enum):
-    """What two sides are to each other on one case or output; the worst output decides a case."""
+    """The relation of two sides on one case or output; the worst output decides a case."""
 
     REFUSED = "refused"
     """At least one is UNSUPPORTED; nothing to compare."""
@@ -107,21 +108,21 @@ class Outcome(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What became of a case from the first to the second of two runs of one backend."""
+    """The change of a case between two runs of one backend."""
 
     NONE = ""
     FAILING = "newly failing"
-    """Was PASS, WARN or UNSUPPORTED."""
+    """Was PASS, WARN, CHAIN or UNSUPPORTED."""
     UNSUPPORTED = "newly unsupported"
-    """Was PASS or WARN."""
-    WARNED = "newly one-pass"
-    """PASS before, WARN now."""
+    """Was PASS, WARN or CHAIN."""
+    WARNED = "less accurate"
+    """PASS before, WARN or CHAIN now."""
     OTHERWISE = "fails otherwise"
     """One bad status before, another now; a refusal in place of a failure too."""
     PASSING = "newly passing"
-    """PASS or WARN, and was bad."""
+    """PASS, WARN or CHAIN, and was bad."""
     SUPPORTED = "newly supported"
-    UNWARNED = "no longer one-pass"
+    UNWARNED = "more accurate"
     BITS = "bits changed"
     """The same status, other bits."""
 
@@ -270,7 +271,7 @@ class OutputPair:
     over: int = 0
     undecided: int = 0
     unjudged: int = 0
-    """Elements that differ and have a right value that is not finite or out of the type's range."""
+    """Elements that differ and have a correct value that is not finite or out of the type's range."""
     classes: tuple[str, str] = ("", "")
     """Whose bounds were added."""
     first_nearer: int = 0
@@ -298,6 +299,19 @@ class CasePair:
     known: tuple[str, str] = ("", "")
     reasons: tuple[str, str] = ("", "")
     """Why each side is not good; empty if it is."""
+    allowed: bool = False
+    """It is not good by known defects alone, which ``--allow-known`` lets pass."""
+
+    @property
+    def good(self) -> bool:
+        """Whether a comparison with only such cases exits with 0."""
+        return self.allowed or (self.outcome.good and not self.change.regression)
+
+    @property
+    def by_known_defects(self) -> bool:
+        """Known defects explain every side that is not good, and there is one."""
+        bad = [bool(known) for status, known in zip(self.statuses, self.known, strict=True) if not status.good]
+        return bool(bad) and all(bad)
 
 
 @dataclasses.dataclass
@@ -349,10 +363,13 @@ class Alone:
     groups: list[list[str]]
     """Groups that agree within themselves, the reference included; the largest first."""
     alone: str
-    """The only one that disagrees, if all others agree with one another; else empty."""
+    """The only one that disagrees, if all others agree with one another; else empty. The reference is alone only where
+    two libraries agree with one another: versions and builds of one are one voice."""
+    known: bool = False
+    """Known defects explain every side that the reference disagrees with."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Comparison:
     """Everything that was found."""
 
@@ -364,23 +381,41 @@ class Comparison:
     """By run: cases that no other run has."""
     notices: list[str]
     lost: list[Lost] = dataclasses.field(default_factory=list)
+    allow_known: bool = False
+    """Known defects do not make the exit status 1."""
 
     @property
     def regressions(self) -> list[CasePair]:
         """Cases that fail or are refused, and were not in the earlier run of the same backend."""
         return [c for c in self.cases if c.change.regression]
 
+    def __repr__(self) -> str:
+        names = ", ".join(run.name for run in self.runs)
+        return one_line(f"<Comparison of {names}: {cases_text(len(self.cases))}, exit status {self.exit_status}>")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                p.first,
+                p.second,
+                ", ".join(f"{count} {name}" for name, count in p.outcomes.items() if count),
+                f"{p.ratio:.3g}",
+            )
+            for p in self.pairs
+        ]
+        return html_table(repr(self)[1:-1], ("first", "second", "cases", "difference / both bounds"), rows)
+
     @property
     def exit_status(self) -> int:
         """0, 1 or 2.
 
-        0: all that was compared is equal, within the sum of both bounds, or agrees in its status. 1: something is
-        beyond, differs in its status, is undecided, is a regression or is lost, or the reference stands alone. 2: there
-        was nothing to compare.
+        0: all that was compared is equal, within the sum of both bounds, or agrees in its status, or is an allowed
+        defect. 1: something is beyond, differs in its status, is undecided, is a regression or is lost, or the
+        reference stands alone. 2: there was nothing to compare.
         """
-        if self.lost or self.regressions or any(not c.outcome.good for c in self.cases):
+        if self.lost or any(not c.good for c in self.cases):
             return 1
-        if any(item.alone == REFERENCE for item in self.alone):
+        if any(item.alone == REFERENCE and not (self.allow_known and item.known) for item in self.alone):
             return 1
         return 0 if any(c.outcome != Outcome.REFUSED for c in self.cases) else 2
 
@@ -388,7 +423,11 @@ class Comparison:
 # ---------------------------------------------------------------- comparison
 
 
-def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda done, total: None) -> Comparison:
+def compare(
+    runs: Sequence[Run],
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    allow_known: bool = False,
+) -> Comparison:
     """Compare every two sides of `runs`, of one run too.
 
     Parameters
@@ -397,6 +436,8 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
         Earlier versions of a library first: changes are told from an earlier argument to a later one.
     progress : callable, optional
         Called with the number of finished cases and of all cases.
+    allow_known : bool, optional
+        Known defects do not make the exit status 1.
 
     Raises
     ------
@@ -412,6 +453,8 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
         progress(number, len(lines))
         present = {side: result for side in sides if (result := side.result(case)) is not None}
         found, disagreements = _case(case, present)
+        for pair in found:
+            pair.allowed = allow_known and not pair.good and pair.by_known_defects
         pairs += found
         alone += disagreements
     progress(len(lines), len(lines))
@@ -426,7 +469,7 @@ def compare(runs: Sequence[Run], progress: Callable[[int, int], object] = lambda
         others = {case for other in runs if other is not run for _, case in other.results}
         only[run.name] = list(dict.fromkeys(case for _, case in run.results if case not in others))
     lost, notices = _lost(runs)
-    return Comparison(list(runs), summaries, pairs, alone, only, _notices(runs) + notices, lost)
+    return Comparison(list(runs), summaries, pairs, alone, only, _notices(runs) + notices, lost, allow_known)
 
 
 def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
@@ -582,6 +625,8 @@ def _reason(result: CaseResult) -> str:
 
 def _change(pair: CasePair) -> Change:
     before, now = pair.statuses
+    if Status.MISTRUSTED in (before, now) and before.good and now.good and Status.UNSUPPORTED not in (before, now):
+        return Change.NONE  # of the data, not of the library
     if before == now:
         return Change.BITS if any(o.different for o in pair.outputs) else Change.NONE
     if now == Status.UNSUPPORTED:
@@ -592,7 +637,7 @@ def _change(pair: CasePair) -> Change:
         return Change.PASSING
     if before == Status.UNSUPPORTED:
         return Change.SUPPORTED
-    return Change.WARNED if now == Status.WARN else Change.UNWARNED
+    return Change.WARNED if now.severity > before.severity else Change.UNWARNED
 
 
 def _disagreements(
@@ -600,6 +645,7 @@ def _disagreements(
 ) -> list[Alone]:
     """Outputs on which two of at least three, the reference being one, do not agree."""
     found = []
+    sides = {side.name: side.info.backend for side in present}
     for output in dict.fromkeys(name for *_, name in agreement):
         edges = {frozenset(key[:2]): agrees for key, agrees in agreement.items() if key[2] == output}
         for side, result in present.items():
@@ -609,9 +655,15 @@ def _disagreements(
         if all(edges.values()):
             continue
         groups = _connected(edges)
-        single = [group for group in groups if len(group) == 1]
-        alone = single[0][0] if len(groups) == 2 and len(single) == 1 else ""
-        found.append(Alone(case, output, groups, alone))
+        voices = [{sides.get(name, REFERENCE) for name in group} for group in groups]
+        single = [group for group, own in zip(groups, voices, strict=True) if len(own) == 1]
+        if len(groups) == 2 and len(single) == 2:  # versions of one library, which say the same, and the reference
+            continue
+        alone = ""
+        if len(groups) == 2 and single:
+            alone = single[0][0] if len(single[0]) == 1 else sides[single[0][0]]
+        wrong = [r for side, r in present.items() if not edges.get(frozenset((side.name, REFERENCE)), True)]
+        found.append(Alone(case, output, groups, alone, bool(wrong) and all(r.known for r in wrong)))
     return found
 
 
@@ -628,7 +680,7 @@ def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
     own = [c for c in cases if (c.first, c.second) == (first.name, second.name)]
     lines = [[case for (_, case), r in side.run.results.items() if side.has(r)] for side in (first, second)]
     both = set(lines[0]) & set(lines[1])
-    passed = [c for c in own if all(s in (Status.PASS, Status.WARN) for s in c.statuses)]
+    passed = [c for c in own if all(s.correct for s in c.statuses)]
     outputs = [o for c in own for o in c.outputs]
     return Pair(
         first=first.name,
@@ -677,7 +729,7 @@ def compare_outputs(
     values : pair of ndarray
         As stored, in logical order.
     classes : pair of Tier
-        Of `pybnorm.check.bounds.tiers`: the class that each side is held to.
+        Of `pybnorm.check.judging.bounds.tiers`: the class that each side is held to.
 
     Raises
     ------

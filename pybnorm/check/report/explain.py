@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pybnorm.check import runner
-from pybnorm.check.bounds import Expected, Point, Status, Tier, Verdict, expect, tiers
-from pybnorm.check.bounds.tally import compare
-from pybnorm.check.bounds.terms import Term, terms
-from pybnorm.check.data import generate, sums_are_exact
-from pybnorm.check.guarded import execute
-from pybnorm.check.matched_filters import LEVEL, Tried, not_tried
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import CaseResult, ratio_text
-from pybnorm.check.session import Session
-from pybnorm.check.verdicts import Record, judge_call
+from pybnorm.check.judging.bounds import Expected, Point, Status, Tier, Verdict, expect, tiers
+from pybnorm.check.judging.bounds.tally import compare
+from pybnorm.check.judging.bounds.terms import Term, terms
+from pybnorm.check.judging.results import CaseResult, ratio_text, size_text
+from pybnorm.check.judging.whole_call import Record, judge_call
+from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import runner
+from pybnorm.check.run.guarded import execute
+from pybnorm.check.run.session import Session
 
 __all__ = ["SCHEMA", "Explanation", "Held", "Shown", "explain", "explain_line", "lines"]
 
@@ -53,6 +52,10 @@ class Shown:
     status: Status
     decided_by: str
     """The class whose verdict it is."""
+    size: str
+    """How far off it is, in words."""
+    where: str
+    """Where the wrong elements are."""
     note: str
     noticed: float
     classes: list[Held]
@@ -62,7 +65,6 @@ class Shown:
     excuse: str
     roundings: str
     """How far its sum is off, and how far roundings leave it; empty if that is not asked."""
-    tried: list[Tried]
 
 
 @dataclasses.dataclass
@@ -75,12 +77,10 @@ class Explanation:
     u: float
     exact: bool
     """Whether no sum of the data rounds, in any order."""
-    filters: str
-    """Why no matched filter was tried; empty if they were."""
     scatter: float
     outputs: list[Shown]
     judge: str = "numpy"
-    """What judged the case (`pybnorm.check.judges`); how it did is computed by NumPy."""
+    """What judged the case (`pybnorm.check.run.judge_devices`); how it did is computed by NumPy."""
 
 
 def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) -> Explanation:
@@ -102,7 +102,6 @@ def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) 
         channels=math.prod(problem.parameter_dims),
         u=expected.precision.u,
         exact=sums_are_exact(problem),
-        filters=not_tried(problem),
         scatter=record.scatter,
         outputs=[_shown(expected, verdict, outputs[name], record) for name, verdict in verdicts.items()],
     )
@@ -115,13 +114,14 @@ def _shown(expected: Expected, verdict: Verdict, got: Array, record: Record) -> 
         output=name,
         status=verdict.status,
         decided_by=verdict.tier,
+        size=size_text(verdict),
+        where=verdict.where,
         note=verdict.note,
         noticed=verdict.noticed,
         classes=[_held(expected, name, got, tier) for tier in classes if tier.name in verdict.ratios],
         not_needed=[tier.name for tier in classes if tier.name not in verdict.ratios],
         excuse=record.excuses.get(name, ""),
         roundings=record.roundings.get(name, ""),
-        tried=[tried for tried in record.tried if tried.output == name],
     )
 
 
@@ -153,9 +153,10 @@ def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> t
     result = runner.run_line(opener, backend, case)
     if not result.verdicts:
         return result, None
-    problem = Problem.parse(case)
+    session = runner.opened(opener, backend)
+    problem = session.claimed(Problem.parse(case))
     inputs = generate(problem)
-    outputs = execute(problem, inputs, runner.opened(opener, backend)).outputs
+    outputs = execute(problem, inputs, session).outputs
     return result, dataclasses.replace(explain(problem, expect(problem, inputs), outputs), judge=result.judge)
 
 
@@ -168,13 +169,13 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield f"{e.m:,} terms in a sum, {e.channels} statistics, u = {e.u:.3g}"
     yield "sums of these data do not round, in any order" if e.exact else "sums of these data round"
     yield f"judged by {e.judge}"
-    if e.filters:
-        yield f"no matched filters: {e.filters}"
     if math.isfinite(e.scatter):
         yield f"outputs that are exact leave the mean a scatter of {e.scatter:.3g} units in the last place"
     for shown in e.outputs:
         yield ""
-        yield f"{shown.output}: {shown.status.value}, by class {shown.decided_by}"
+        yield f"{shown.output}: {shown.status.value}, {shown.size}"
+        if shown.where:
+            yield f"  where: {shown.where}"
         if shown.note:
             yield f"  {shown.note}"
         if shown.noticed:
@@ -187,8 +188,6 @@ def lines(explanation: Explanation) -> Iterator[str]:
             yield f"  excuse of Welford's recurrence: {shown.excuse}"
         if shown.roundings:
             yield f"  {shown.roundings}"
-        for tried in shown.tried:
-            yield from _filter_lines(tried)
 
 
 def _class_lines(held: Held) -> Iterator[str]:
@@ -206,13 +205,3 @@ def _class_lines(held: Held) -> Iterator[str]:
         share = f"{100 * term.size / whole:5.1f} %" if 0 < whole < math.inf else ""
         yield f"      {term.formula:<56}{term.size:>10.3g} {share}".rstrip()
     yield f"      {'bound':<56}{whole:>10.3g}"
-
-
-def _filter_lines(tried: Tried) -> Iterator[str]:
-    yield f"  {tried.sum} is off by {tried.deviation:.3g} terms of its sum (root mean square)"
-    if not tried.hypotheses:
-        yield "    too little for a term that is missing"
-    elif tried.bug:
-        yield f"    of {tried.hypotheses:,} hypotheses the nearest: as if {tried.bug}"
-        yield f"      slope {tried.slope:.3g} of 1 predicted, explains {100 * max(tried.explained, 0):.1f} % of it;"
-        yield f"      median rank {tried.rank:.2g}; by chance {tried.probability:.1g}, named below {LEVEL:g}"

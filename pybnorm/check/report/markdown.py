@@ -11,25 +11,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from pybnorm._text import one_line, write_visible
-from pybnorm.check.bounds import Status
-from pybnorm.check.conclusions import conclusions
-from pybnorm.check.results import (
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import (
     BackendInfo,
     CaseResult,
+    badness,
     by_label,
     cases_text,
+    cell_text,
     library_text,
     not_run,
-    ratio_text,
     repro,
 )
+from pybnorm.check.report.conclusions import conclusions
+from pybnorm.defects import unrecorded
 
 __all__ = ["FAILURES", "ci_annotations", "write"]
 
 FAILURES = 20
 """Cases that are listed with their commands."""
 _ANNOTATIONS = 10
-"""What the service shows of one step."""
+"""Annotations that the service shows of one step."""
 
 
 def write(
@@ -57,7 +59,9 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
     yield "# pybnorm check"
     yield ""
     for found in conclusions(backends, results, complete):
-        yield f"- **{found.worst.status.value if not found.worst.status.good else 'right'}**: {_plain(found.sentence)}"
+        worst = found.worst
+        word = "known defects, allowed" if worst.allowed else "right" if worst.good else worst.status.value
+        yield f"- **{word}**: {_plain(found.sentence)}"
     for info in backends:
         if info.problem:
             yield f"- {info.backend} did not run: {_plain(info.problem)}"
@@ -66,18 +70,8 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
     yield ""
     present = [status for status in Status if any(r.status == status for r in results)]
     yield from _table(("library", *(s.value for s in present)), _totals(results, present))
-    bad = _worst_first(results)
-    if bad:
-        yield f"## What is wrong: {cases_text(len(bad))}"
-        yield ""
-        rows = (
-            (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
-            for r in bad[:FAILURES]
-        )
-        yield from _table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
-        if len(bad) > FAILURES:
-            yield f"and {len(bad) - FAILURES} more."
-            yield ""
+    yield from _failures("What is wrong", _worst_first(r for r in results if not r.good))
+    yield from _failures("Known defects, allowed", _worst_first(r for r in results if r.allowed))
     refused = Counter((r.backend, r.message.partition("\n")[0]) for r in results if r.status == Status.UNSUPPORTED)
     if refused:
         yield f"## Not supported: {cases_text(sum(refused.values()))}"
@@ -89,28 +83,54 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
     for info in backends:
         if not info.problem:
             yield f"- {info.backend}: {_plain(library_text(info))}"
+            if unseen := unrecorded(info.backend, info.version, info.digest):
+                yield f"  - {_plain(unseen)}"
+
+
+def _failures(title: str, bad: Sequence[CaseResult]) -> Iterator[str]:
+    if not bad:
+        return
+    yield f"## {title}: {cases_text(len(bad))}"
+    yield ""
+    rows = (
+        (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
+        for r in bad[:FAILURES]
+    )
+    yield from _table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
+    if len(bad) > FAILURES:
+        yield f"and {len(bad) - FAILURES} more."
+        yield ""
 
 
 def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
-    """One ``::error`` command of GitHub's runner per case that is wrong, the worst first, at most ten; then a count."""
-    bad = _worst_first(results)
-    lines = [
-        f"::error title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
-        + _escaped(f"{r.case}\n{_worst(r) or r.message.partition(chr(10))[0]}\n{repro(r)}")
-        for r in bad[:_ANNOTATIONS]
-    ]
-    if len(bad) > _ANNOTATIONS:
-        lines.append(f"::notice::{len(bad) - _ANNOTATIONS} more cases are wrong; the report has all")
+    """Commands of GitHub's runner: an ``::error`` for each case that is wrong, a ``::notice`` for each allowed defect.
+
+    The worst come first, ten of each kind at most; then a count.
+    """
+    lines = []
+    kinds = (("error", "are wrong", [r for r in results if not r.good]),
+             ("notice", "are known defects, allowed", [r for r in results if r.allowed]))  # fmt: skip
+    for command, said, found in kinds:
+        lines += [
+            f"::{command} title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
+            + _escaped("\n".join([r.case, f"known defect {r.known}" if r.known else _first(r), _worst(r), repro(r)]))
+            for r in _worst_first(found)[:_ANNOTATIONS]
+        ]
+        if len(found) > _ANNOTATIONS:
+            lines.append(f"::notice::{len(found) - _ANNOTATIONS} more cases {said}; the report has all")
     return lines
 
 
+def _first(result: CaseResult) -> str:
+    return result.message.partition("\n")[0]
+
+
 def _worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
-    bad = [r for r in results if not r.status.good]
-    return sorted(bad, key=lambda r: (-r.status.severity, bool(r.known), -r.ratio))
+    return sorted(results, key=lambda r: (r.status.severity, not r.known, badness(r)), reverse=True)
 
 
 def _worst(result: CaseResult) -> str:
-    return ", ".join(f"{v.output} {ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good)
+    return ", ".join(f"{v.output} {cell_text(v)}" for v in result.verdicts if not v.status.good)
 
 
 def _totals(results: Sequence[CaseResult], present: Sequence[Status]) -> Iterator[Sequence[str]]:

@@ -10,16 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from pybnorm._text import one_line
-from pybnorm.check import archive
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import load_suite, packaged_suites
-from pybnorm.check.results import CaseResult, cases_text, ratio_text, to_json, version_text
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import CaseResult, cases_text, cell_text, to_json, version_text, worst_verdict
+from pybnorm.check.language.lines import load_suite, packaged_suites
+from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 
-__all__ = ["SCHEMA", "Line", "Matrix", "Version", "document", "markdown", "matrix", "read", "sentences", "worst"]
+__all__ = [
+    "SCHEMA",
+    "Line",
+    "Matrix",
+    "Share",
+    "Version",
+    "document",
+    "markdown",
+    "matrix",
+    "read",
+    "sentences",
+    "worst",
+]
 
 SCHEMA = "pybnorm.versions/1"
-_RIGHT = (Status.PASS, Status.WARN, Status.UNSUPPORTED)
+_RIGHT = tuple(status for status in Status if status.good)
+_COLUMNS = (Status.PASS, Status.WARN, Status.CHAIN, Status.UNSUPPORTED)
 
 
 @dataclasses.dataclass
@@ -36,6 +49,28 @@ class Version:
         counts = Counter(r.status for r in self.results.values())
         return {status: counts[status] for status in Status if counts[status]}
 
+    @property
+    def known(self) -> Counter[Status]:
+        """Of them, those that known defects explain."""
+        return Counter(r.status for r in self.results.values() if r.known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The cases of a suite on one version."""
+
+    right: int
+    judged: int
+    """Cases that were not refused."""
+    run: int
+    cases: int
+    """Cases of the suite."""
+
+    def __str__(self) -> str:
+        if not self.run:
+            return ""
+        return f"{self.right}/{self.judged}" + ("" if self.run == self.cases else f", {self.run} of {self.cases} run")
+
 
 @dataclasses.dataclass
 class Line:
@@ -46,7 +81,7 @@ class Line:
     first_bad: str
     """The first version that is wrong; empty: none."""
     first_good: str
-    """The first after it that is right; empty: none."""
+    """The first after it that is correct; empty: none."""
 
 
 @dataclasses.dataclass
@@ -54,8 +89,8 @@ class Matrix:
     """Every version, every suite, and the cases to tell of."""
 
     versions: list[Version]
-    suites: dict[str, list[tuple[int, int]]]
-    """By suite of which there are cases: for each version how many are right, of how many that it did not refuse."""
+    suites: dict[str, list[Share]]
+    """By suite that a version ran as a whole, the share of each version."""
     common: int
     """Cases that all versions ran."""
     left_out: int
@@ -88,7 +123,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
 
 
 def matrix(versions: Sequence[Version], without: str = "") -> Matrix:
-    """What changed over versions, the oldest first.
+    """The changes from version to version, the oldest first.
 
     Parameters
     ----------
@@ -113,31 +148,38 @@ def matrix(versions: Sequence[Version], without: str = "") -> Matrix:
         own = {str(problem) for problem in load_suite(name)}
         shares = []
         for version in versions:
-            statuses = [r.status for c, r in version.results.items() if c in own and r.status != Status.UNSUPPORTED]
-            shares.append((sum(s in _RIGHT for s in statuses), len(statuses)))
-        if any(judged for _, judged in shares):
+            run = [r.status for c, r in version.results.items() if c in own]
+            statuses = [s for s in run if s != Status.UNSUPPORTED]
+            shares.append(Share(sum(s in _RIGHT for s in statuses), len(statuses), len(run), len(own)))
+        if any(share.run == share.cases for share in shares):
             suites[name] = shares
     return Matrix(list(versions), suites, len(every), len(every) - len(common), lines)
 
 
 def worst(result: CaseResult) -> str:
-    """The status, and where it was judged the largest share of a bound."""
-    judged = result.status in (Status.PASS, Status.WARN, Status.FAIL) and result.verdicts
-    return f"{result.status.value} {ratio_text(result.ratio)}" if judged else result.status.value
+    """The status, where it was judged the error / bound that made it, and the known defects that explain it."""
+    one = worst_verdict(result) if result.status.correct or result.status == Status.FAIL else None
+    parts = [result.status.value, *([cell_text(one)] if one is not None else [])]
+    return " ".join([*parts, *([f"({one_line(result.known)})"] if result.known else [])])
 
 
 def sentences(found: Matrix) -> list[tuple[str, bool]]:
-    """One for each version: how many cases are wrong, and what changed from the one before; whether all is right."""
+    """One for each version: how many cases are wrong, and what changed from the one before; whether all is correct."""
     said = []
     for i, version in enumerate(found.versions):
         wrong = [line for line in found.lines if line.results[i].status not in _RIGHT]
         of = f"of {cases_text(found.common - found.left_out)}"
         text = f"{version.name}: {len(wrong) or 'none'} {of} {'are' if len(wrong) > 1 else 'is'} wrong"
+        known = sorted({line.results[i].known for line in wrong if line.results[i].known})
+        explained = sum(bool(line.results[i].known) for line in wrong)
+        text += f" ({explained} by known defects: {one_line(', '.join(known))})" if known else ""
         if i:
             new = sum(line.results[i - 1].status in _RIGHT for line in wrong)
             gone = sum(line.results[i - 1].status not in _RIGHT for line in found.lines) - (len(wrong) - new)
-            text += f", {new} of them newly" if new else ""
-            text += f"; {gone} no longer" if gone else ""
+            other = sum(line.results[i - 1].status != line.results[i].status for line in found.lines) - new - gone
+            parts = [f"{new} newly" if new else "", f"{gone} no longer" if gone else ""]
+            parts += [f"{other} with another status" if other else ""]
+            text += f"; {', '.join(filter(None, parts)) or 'no change'}"
         said.append((f"{text}.", not wrong))
     return said
 
@@ -148,18 +190,24 @@ def _told(found: Matrix) -> str:
 
 
 def markdown(found: Matrix) -> str:
-    """Tables of the versions, of the suites, and of the cases that are not right on all, or differ."""
+    """Tables of the versions, of the suites, and of the cases that are not correct on all, or differ."""
     names = [v.name for v in found.versions]
-    rows = [["version", "machine", "cases", *(s.value for s in _RIGHT), "others"]]
+    rows = [["version", "machine", "cases", *(s.value for s in _COLUMNS), "others"]]
     for version in found.versions:
         counts = version.counts
-        others = ", ".join(f"{n} {status.value}" for status, n in counts.items() if status not in _RIGHT) or "0"
-        row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _RIGHT)]
-        rows.append([*row, others])
-    parts = [_table(rows)]
+        others = ", ".join(
+            f"{n} {status.value}" + (f" ({version.known[status]} known)" if version.known[status] else "")
+            for status, n in counts.items()
+            if status not in _COLUMNS
+        )
+        row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _COLUMNS)]
+        rows.append([*row, others or "0"])
+    parts = ["\n".join(f"- {sentence}" for sentence, _ in sentences(found)), _table(rows)]
     if found.suites:
-        shares = [[name, *(f"{right}/{judged}" for right, judged in s)] for name, s in found.suites.items()]
+        shares = [[name, *map(str, own)] for name, own in found.suites.items()]
         parts += ["Right, of those that were not refused, by suite:", _table([["suite", *names], *shares])]
+    if not found.lines:
+        return "\n\n".join([*parts, f"{_told(found)} No change: every case is correct on all."]) + "\n"
     parts.append(f"{_told(found)} Not right on all, or different, with the worst error as a share of its bound:")
     lines = [
         [f"`{line.case}`", *map(worst, line.results), line.first_bad or "-", line.first_good or "-"]
@@ -181,13 +229,15 @@ def document(found: Matrix) -> dict[str, Any]:
             {"version": v.name, "machine": v.machine, "counts": {s.value: n for s, n in v.counts.items()}}
             for v in found.versions
         ],
-        "suites": {name: [{"right": r, "judged": j} for r, j in shares] for name, shares in found.suites.items()},
+        "suites": {name: [vars(share) for share in shares] for name, shares in found.suites.items()},
         "common": found.common,
         "left_out": found.left_out,
         "cases": [
             {
                 "case": line.case,
-                "results": [{"status": r.status.value, "ratio": to_json(r.ratio)} for r in line.results],
+                "results": [
+                    {"status": r.status.value, "ratio": to_json(r.ratio), "known": r.known} for r in line.results
+                ],
                 "first_bad": line.first_bad,
                 "first_good": line.first_good,
             }

@@ -6,9 +6,9 @@ import datetime
 from typing import Any
 
 from pybnorm import __version__
-from pybnorm.check import compare_conclusions
-from pybnorm.check.compare import CasePair, Comparison
-from pybnorm.check.results import to_json
+from pybnorm.check.compare import conclusions
+from pybnorm.check.compare.comparison import CasePair, Comparison
+from pybnorm.check.judging.results import to_json
 
 __all__ = ["SCHEMA", "contents", "document"]
 
@@ -39,7 +39,7 @@ def contents(comparison: Comparison) -> dict[str, Any]:
             }
             for run in comparison.runs
         ],
-        "conclusions": [vars(found) for found in compare_conclusions.found(comparison)],
+        "conclusions": [vars(found) for found in conclusions.found(comparison)],
         "pairs": [vars(pair) for pair in comparison.pairs],
         "cases": (
             vars(case) | {"outcome": case.outcome.value, "change": case.change.value, "outputs": _outputs(case)}
@@ -49,6 +49,7 @@ def contents(comparison: Comparison) -> dict[str, Any]:
         "only": comparison.only,
         "notices": comparison.notices,
         "lost": [vars(item) for item in comparison.lost],
+        "allow_known": comparison.allow_known,
         "exit_status": comparison.exit_status,
     }
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from pybnorm.check.bounds import Status
-from pybnorm.check.results import OUTPUTS, CaseResult, cases_text, place
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import OUTPUTS, CaseResult, cases_text, place
 
 __all__ = ["CEILING", "COLOURS", "INK", "Point", "heat_map", "operation", "strips"]
 
 COLOURS = {
     "PASS": "#278550",
     "WARN": "#9a6c00",
+    "CHAIN": "#8a7000",
     "UNSUPPORTED": "#5b7796",
     "INCONCLUSIVE": "#865ed0",
     "MISTRUSTED": "#b34fa2",
@@ -50,7 +51,14 @@ Point = tuple[str, float, str, int]
 """Output, ratio, status or outcome, and the number of the case's row."""
 _TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 _GOOD = ("PASS", "UNSUPPORTED", "refused", "agree", "equal", "within")
-_MARKERS = {"WARN": "^", "undecided": "^", "INCONCLUSIVE": "s", "MISTRUSTED": "D", "NONDETERMINISTIC": "P"}
+_MARKERS = {
+    "WARN": "^",
+    "CHAIN": "v",
+    "undecided": "^",
+    "INCONCLUSIVE": "s",
+    "MISTRUSTED": "D",
+    "NONDETERMINISTIC": "P",
+}
 """Beside the colour; what is good is a dot, anything else a cross."""
 
 

@@ -98,6 +98,11 @@ if (table) {
     }
     const blocks = data.details[i] || [];
     for (const [kind, first, titles, points] of blocks) {
+      if (kind === "picture") {
+        const rows = titles.map(r => make("div", {}, ...[...r].map(level => make("i", {class: "l-" + (level === "." ? 0 : level)}))));
+        box.append(make("figure", {}, make("figcaption", {class: "faint"}, first), make("div", {class: "picture", role: "img", "aria-label": first}, ...rows)));
+        continue;
+      }
       if (kind !== "table") { box.append(make(kind, {}, first)); continue; }
       const head = make("tr", {}, ...titles.map(t => make("th", {scope: "col", class: "number"}, t)));
       const lines = points.map(p => make("tr", {}, ...p.map(v => make("td", {class: "number"}, v))));

@@ -2,8 +2,8 @@
 
 One ``testsuite`` per backend, or per library if nodes had several of one backend. One ``testcase`` per case:
 ``classname`` is backend.operation, ``name`` the problem's line. What was judged wrong is a ``failure``, what could not
-be judged an ``error``, a refusal ``skipped``; a WARN has passed and says why in ``system-out``. A library that did not
-run is a suite with one case: skipped, or an error if it was asked for.
+be judged an ``error``, a refusal ``skipped``; a WARN, a CHAIN, a MISTRUSTED and an allowed defect have passed and say
+why in ``system-out``. A library that did not run is a suite with one case: skipped, or an error if it was asked for.
 """
 
 from __future__ import annotations
@@ -14,15 +14,23 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from pybnorm._text import write_visible
-from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.results import BackendInfo, CaseResult, label, ratio_text, repro, verdict_text, version_text
+from pybnorm.check.judging.bounds import Status, Verdict
+from pybnorm.check.judging.results import (
+    BackendInfo,
+    CaseResult,
+    cell_text,
+    label,
+    ratio_text,
+    repro,
+    verdict_text,
+    version_text,
+)
 
 __all__ = ["write"]
 
 _ELEMENTS = {
     Status.UNSUPPORTED: "skipped",
     Status.INCONCLUSIVE: "failure",
-    Status.MISTRUSTED: "failure",
     Status.ERROR: "error",
     Status.RESOURCE: "error",
     Status.BUILD_FAILED: "error",
@@ -32,7 +40,7 @@ _ELEMENTS = {
     Status.NONDETERMINISTIC: "failure",
     Status.FAIL: "failure",
 }
-"""PASS and WARN have none."""
+"""PASS, WARN, CHAIN and MISTRUSTED have none."""
 
 
 def write(
@@ -48,7 +56,7 @@ def write(
     ----------
     target : path or text stream
     environment : dict
-        `pybnorm.check.environment.machine`.
+        `pybnorm.check.run.environment.machine`.
     backends : sequence of BackendInfo
     results : sequence of CaseResult
     missing : sequence of str, optional
@@ -104,11 +112,11 @@ def _case(result: CaseResult) -> ET.Element:
         time=f"{result.seconds:.3f}",
     )
     lines = [result.message] if result.message else []
-    lines += [f"known defect: {result.known}"] if result.known else []
+    lines += [f"known defect{', allowed' if result.allowed else ''}: {result.known}"] if result.known else []
     lines += [f"support: {result.claim}"] if result.claim else []
     lines += [_verdict(v) for v in result.verdicts if v.status != Status.PASS]
     lines.append(repro(result))
-    element = _ELEMENTS.get(result.status)
+    element = None if result.allowed else _ELEMENTS.get(result.status)
     if element is None:
         if result.status != Status.PASS:
             ET.SubElement(case, "system-out").text = "\n".join([result.status.value, *lines])
@@ -120,7 +128,7 @@ def _case(result: CaseResult) -> ET.Element:
 
 def _headline(result: CaseResult) -> str:
     first = result.message.partition("\n")[0]
-    worst = [f"{v.output}: error / bound {ratio_text(v.ratio)}" for v in result.verdicts if not v.status.good]
+    worst = [f"{v.output}: error / bound {cell_text(v)}" for v in result.verdicts if not v.status.good]
     known = [f"known defect {result.known}"] if result.known else []
     return "; ".join([result.status.value, *known, *([first] if first else []), *worst])
 

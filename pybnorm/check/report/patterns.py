@@ -8,8 +8,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from pybnorm.check.bounds import Status
-from pybnorm.check.results import OUTPUTS, CaseResult, by_label
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import OUTPUTS, CaseResult, by_label
 
 __all__ = ["Cause", "causes"]
 
@@ -27,7 +27,7 @@ class Cause:
     """Cases of one library that did not pass, in the same way."""
 
     library: str
-    """As `pybnorm.check.results.by_label` names it."""
+    """As `pybnorm.check.judging.results.by_label` names it."""
     status: Status
     known: str
     """The known defect that explains them, if one does."""
@@ -58,7 +58,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def causes(results: Sequence[CaseResult]) -> list[Cause]:
-    """What is wrong with the libraries of a run: the worst status first, then the most cases.
+    """The faults of the libraries of a run: the worst status first, then the most cases.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pybnorm.check import compare_conclusions
-from pybnorm.check.compare import (
+from pybnorm.check.compare import conclusions
+from pybnorm.check.compare.comparison import (
     ACCURACY,
     REFERENCE,
     REFERENCE_ALONE,
@@ -27,7 +27,7 @@ from pybnorm.check.compare import (
     nearer_text,
     output_text,
 )
-from pybnorm.check.results import cases_text, ratio_text, version_text
+from pybnorm.check.judging.results import cases_text, ratio_text, version_text
 
 __all__ = ["print_comparison"]
 
@@ -46,7 +46,7 @@ SHOWN = 20
 
 def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
     """What was found in sentences, then as tables; lists are cut after `SHOWN`, which is said, unless `verbose`."""
-    for found in compare_conclusions.found(comparison):
+    for found in conclusions.found(comparison):
         console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
     console.print()
     for run in comparison.runs:
@@ -89,7 +89,7 @@ def _print_pairs(console: Console, comparison: Comparison) -> None:
 
 
 def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose: bool) -> None:
-    """What changed between two runs of one backend."""
+    """The changes between two runs of one backend."""
     if pair.kind == "vendors":
         return
     own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
@@ -106,7 +106,8 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
         if change in (Change.NONE, Change.BITS) and not (verbose and change == Change.BITS):
             continue
         lines = [f"{_statuses(c)} {c.case}{_known(c)}" for c in changed]
-        _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if change.regression else "")
+        bad = change.regression and not all(c.allowed for c in changed)
+        _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if bad else "")
     moved = [c for c in own if c.change == Change.BITS and _factor(c) > ACCURACY]
     moved.sort(key=_factor, reverse=True)
     lines = [f"{ratio_text(c.ratios[0])} -> {ratio_text(c.ratios[1])} {c.case}" for c in moved]
@@ -128,12 +129,13 @@ def _known(case: CasePair) -> str:
 
 
 def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> None:
-    bad = [c for c in comparison.cases if not c.outcome.good]
+    bad = sorted((c for c in comparison.cases if not c.outcome.good), key=lambda c: c.allowed)
     for case in bad if verbose else bad[:SHOWN]:
         names = (
             f" {case.first} {case.statuses[0].value}, {case.second} {case.statuses[1].value}: {case.case}{_known(case)}"
         )
-        console.print(Text.assemble((case.outcome.value, STYLES[case.outcome]), names))
+        style = "yellow" if case.allowed else STYLES[case.outcome]
+        console.print(Text.assemble((case.outcome.value, style), ", allowed" if case.allowed else "", names))
         for side, reason in zip((case.first, case.second), case.reasons, strict=True):
             if reason and case.outcome == Outcome.DIFFER:
                 console.print(f"  {side}: {reason}", markup=False, highlight=False, soft_wrap=True)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from pybnorm._text import visible
-from pybnorm.check.results import ratio_text
+from pybnorm.check.judging.results import ratio_text
 
 __all__ = ["Block", "Column", "data", "script"]
 
 Block = tuple[Any, ...]
-"""Of a row's details: ("p", text), ("pre", text) or ("table", caption, titles, rows of texts)."""
+"""Of a row's details: ("p", text), ("pre", text) or ("table", caption, titles, rows of texts) or ("picture",
+caption, rows of `pybnorm.check.judging.bounds.Verdict.picture`)."""
 
 
 class Column:

@@ -1,4 +1,4 @@
-"""What a comparison found, in one sentence of plain words for each two libraries, and for each that stands alone."""
+"""The findings of a comparison: one sentence for each two libraries, and one for each that stands alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from pybnorm.check.bounds import Status
-from pybnorm.check.compare import REFERENCE, CasePair, Change, Comparison, Outcome, Pair, lost_text
-from pybnorm.check.results import cases_text, version_text
+from pybnorm.check.compare.comparison import REFERENCE, CasePair, Change, Comparison, Outcome, Pair, lost_text
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import cases_text, version_text
 
 __all__ = ["Found", "found"]
 
@@ -23,7 +23,7 @@ class Found:
 
 
 def found(comparison: Comparison) -> list[Found]:
-    """What there is to say: who stands alone and what is lost first, then each pair, those with differences first.
+    """The sentences: lost cases and libraries that stand alone first, then each pair, those with differences first.
 
     Parameters
     ----------
@@ -31,17 +31,19 @@ def found(comparison: Comparison) -> list[Found]:
     """
     names = _names(comparison)
     said = [Found(f"{lost_text(item)}.", False) for item in comparison.lost]
-    cases: dict[str, set[str]] = {}
+    cases: dict[tuple[str, bool], set[str]] = {}
     for item in comparison.alone:
-        cases.setdefault(item.alone, set()).add(item.case)
-    for alone, own in sorted(cases.items(), key=lambda item: (item[0] != REFERENCE, -len(item[1]))):
+        cases.setdefault((item.alone, item.known), set()).add(item.case)
+    for (alone, known), own in sorted(cases.items(), key=lambda item: (item[0][0] != REFERENCE, -len(item[1]))):
+        allowed = known and comparison.allow_known
+        by = f", by known defects{', which are allowed' if allowed else ''}" if known else ""
         if alone == REFERENCE:
-            text = f"In {cases_text(len(own))} all libraries agree with one another and not with the reference."
+            text = f"In {cases_text(len(own))} all libraries agree with one another and not with the reference{by}."
         elif alone:
-            text = f"{names.get(alone, alone)} stands alone in {cases_text(len(own))}."
+            text = f"{names.get(alone, alone)} stands alone in {cases_text(len(own))}{by}."
         else:
-            text = f"In {cases_text(len(own))} no single one stands alone."
-        said.append(Found(text, alone != REFERENCE))
+            text = f"In {cases_text(len(own))} no single one stands alone{by}."
+        said.append(Found(text, alone != REFERENCE or allowed))
     pairs = [_pair(comparison, pair, names) for pair in comparison.pairs]
     return said + sorted(pairs, key=lambda item: item.good)
 
@@ -64,6 +66,7 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
         return Found(f"{name}: {'; '.join(['no case in common', *_only(pair, first, second)])}.", True)
     parts = [
         f"{count} of {cases_text(compared)} {one if count == 1 else many} {words}"
+        + _known([c for c in own if c.outcome == outcome])
         for outcome, one, many, words in (
             (Outcome.BEYOND, "is", "are", "farther apart than both bounds allow"),
             (Outcome.DIFFER, "is", "are", "right on one side only"),
@@ -71,25 +74,38 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
         )
         if (count := counts[outcome])
     ]
-    regressions = sum(c.change.regression for c in own)
     changes = Counter(c.change for c in own if c.change != Change.NONE)
     for change in Change:
         if change not in (Change.NONE, Change.BITS) and changes[change]:
-            parts.append(f"{changes[change]} {change.value}")
+            parts.append(f"{changes[change]} {change.value}{_known([c for c in own if c.change == change])}")
     bits = [c for c in own if c.change == Change.BITS]
     if bits:
-        wrong = sum(not c.outcome.good for c in bits)
-        share = ("not " if wrong else "") if len(bits) == 1 else f"{wrong} not " if wrong else "all "
-        parts.append(f"bits changed in {cases_text(len(bits))}, {share}within the bounds")
+        beyond = sum(not c.outcome.good for c in bits)
+        kept = f"all but {beyond} changes" if beyond else "the change is" if len(bits) == 1 else "all changes are"
+        kept = "the change is not" if beyond == len(bits) == 1 else kept
+        parts.append(f"bits changed in {cases_text(len(bits))}, {kept} within the sum of both bounds{_wrong(bits)}")
     if not parts and pair.kind != "vendors":
-        parts = [f"no change in {cases_text(compared)}"]
+        parts = [f"no change in {cases_text(compared)}{_wrong(own)}"]
     elif not parts and compared:
-        parts = [_agreement(counts, compared)]
+        parts = [f"{_agreement(counts, compared)}{_wrong(own)}"]
     if counts[Outcome.REFUSED]:
         parts.append(f"{cases_text(counts[Outcome.REFUSED])} refused by {_refuser(own, first, second)}")
     parts += _only(pair, first, second)
-    good = not regressions and all(c.outcome.good for c in own)
-    return Found(f"{name}: {'; '.join(parts)}.", good)
+    return Found(f"{name}: {'; '.join(parts)}.", all(c.good for c in own))
+
+
+def _wrong(cases: Sequence[CasePair]) -> str:
+    """How many cases are wrong on both sides, however near the sides are to one another."""
+    count = sum(not any(status.good for status in c.statuses) for c in cases)
+    if len(cases) == count == 1:
+        return ", but wrong in both"
+    return f", {count} of them wrong in both" if count else ""
+
+
+def _known(cases: Sequence[CasePair]) -> str:
+    count = sum(c.by_known_defects for c in cases)
+    allowed = ", allowed" if any(c.allowed for c in cases) else ""
+    return f" ({count} by known defects{allowed})" if count else ""
 
 
 def _only(pair: Pair, first: str, second: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A run, or a comparison of runs, as one HTML page with style, script and plots in it: it loads no other file."""
+"""A run as one HTML page with style, script and plots in it: it loads no other file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from pybnorm._text import write_visible
-from pybnorm.check import compare, compare_conclusions, defects, page_data, plots, vendor_lines, versions
-from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.causes import causes
-from pybnorm.check.conclusions import conclusions
-from pybnorm.check.environment import machine
-from pybnorm.check.page_data import Block, Column
-from pybnorm.check.plots import operation
-from pybnorm.check.results import (
+from pybnorm.check.judging import known_defects
+from pybnorm.check.judging.bounds import Status, Verdict
+from pybnorm.check.judging.results import (
     OUTPUTS,
     BackendInfo,
     CaseResult,
     LostNode,
+    badness,
     cases_text,
+    cell_text,
+    decisive,
     groups,
     host_digest,
     label,
@@ -36,12 +34,19 @@ from pybnorm.check.results import (
     repro,
     verdict_text,
     version_text,
-    worst_ratios,
+    worst_verdict,
 )
-from pybnorm.check.support import NEWLY_UNSUPPORTED
+from pybnorm.check.language import vendor_lines
+from pybnorm.check.report import page_data, plots
+from pybnorm.check.report.conclusions import conclusions
+from pybnorm.check.report.page_data import Block, Column
+from pybnorm.check.report.patterns import causes
+from pybnorm.check.report.plots import operation
+from pybnorm.check.run.support import NEWLY_UNSUPPORTED
+from pybnorm.defects import unrecorded
 from pybnorm.errors import ArgumentError
 
-__all__ = ["require", "write", "write_comparison", "write_versions"]
+__all__ = ["DETAILS", "LISTED", "ROWS", "UNJUDGED", "render", "require", "write"]
 
 DETAILS = 100
 """Cases of which a page has the points; a page of thousands of failures would not open."""
@@ -49,9 +54,12 @@ ROWS = 20_000
 """Rows of a comparison above which equal cases have none."""
 LISTED = 500
 """Rows of a list of what changed, or of who stands alone."""
-_UNJUDGED = (
+UNJUDGED = (
     *(Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED, Status.CRASHED),
     Status.TIMEOUT,
+)
+_PICTURE = (
+    "the error by channel, from the top, and position, from the left; darker is more times the bound, black not finite"
 )
 _TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 
@@ -87,7 +95,7 @@ def write(
     ----------
     target : path or text stream
     environment : dict
-        `pybnorm.check.environment.machine`.
+        `pybnorm.check.run.environment.machine`.
     backends : sequence of BackendInfo
     results : sequence of CaseResult
     lost : sequence of LostNode, optional
@@ -117,13 +125,11 @@ def write(
     # of each cause the case to look at first, then the others
     shown = list(dict.fromkeys([*(numbers[id(cause.cases[0])] for cause in found), *bad]))[:DETAILS]
     layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=place)
-    text = _render(
+    text = render(
         "report.html",
         environment=environment,
         backends=[(label(info, backends), info) for info in backends],
-        conclusions=[
-            (c, "" if c.worst.status.good else repro(c.worst)) for c in conclusions(backends, plainly, complete)
-        ],
+        conclusions=[(c, "" if c.worst.good else repro(c.worst)) for c in conclusions(backends, plainly, complete)],
         lost=[lost_text(dataclasses.replace(n, host=n.host and host_digest(n.host))) for n in lost],
         not_run=not_run(results),
         results=results,
@@ -134,7 +140,7 @@ def write(
                 "number": numbers[id(cause.cases[0])],
                 "repro": repro(cause.cases[0]),
                 "vendors": vendor_lines.of_case(cause.cases[0].case),
-                "ratio": ratio_text(max(r.ratio for r in cause.cases)) if cause.outputs else "",
+                "ratio": _times(cause.cases),
                 "name": f"{number} {cause.text}",
             }
             for number, cause in enumerate(found, 1)
@@ -179,17 +185,25 @@ def _cell(verdict: Verdict | None) -> Any:
     if verdict is None:
         return ""
     noticed = verdict.noticed if verdict.status == Status.PASS else 0
-    return (verdict.ratio, noticed) if noticed else verdict.ratio
+    ratio = decisive(verdict)[0] or verdict.ratio
+    return (ratio, noticed) if noticed else ratio
+
+
+def _times(cases: Sequence[CaseResult]) -> str:
+    """The largest of the ratios that made the status of the cases, such as "3.67 times the bound"."""
+    worst = worst_verdict(max(cases, key=badness))
+    ratio = decisive(worst)[0] if worst is not None and worst.status == cases[0].status else 0.0
+    return f"{ratio_text(ratio)} times the bound" if ratio > 1 else ""
 
 
 def _note(result: CaseResult) -> str:
     if result.status == Status.UNSUPPORTED:
         return plain(result.message.partition("\n")[0])
-    return f"known defect {result.known}" if result.known else ""
+    return f"known defect{', allowed' if result.allowed else ''} {result.known}" if result.known else ""
 
 
 def _details(result: CaseResult) -> list[Block]:
-    """What is shown of one case below its row."""
+    """The details of one case, shown below its row."""
     blocks: list[Block] = [("p", text) for text in (result.claim,) if text == NEWLY_UNSUPPORTED]
     if result.judge not in ("", "numpy"):
         blocks.append(("p", f"judged by {result.judge}: --judge {result.judge}"))
@@ -215,6 +229,8 @@ def _details(result: CaseResult) -> list[Block]:
                     for p in verdict.worst
                 ]
                 blocks.append(("table", f"the worst elements of {verdict.output}", titles, points))
+            if verdict.picture:
+                blocks.append(("picture", f"{verdict.output}: {_PICTURE}", verdict.picture))
     return blocks
 
 
@@ -224,144 +240,16 @@ def _refusals(results: Sequence[CaseResult]) -> list[tuple[str, str, int]]:
     return [(*key, count) for key, count in counts.most_common()]
 
 
-def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compare.Comparison) -> None:
-    """Write the page of a comparison.
-
-    Parameters
-    ----------
-    target : path or text stream
-    comparison : Comparison
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    OSError
-        It cannot be written.
-    """
-    require()
-    cases = comparison.cases
-    bad = sorted((c for c in cases if not c.outcome.good), key=lambda c: -c.outcome.severity)
-    listed = cases if len(cases) <= ROWS else [c for c in cases if c.outcome != compare.Outcome.EQUAL]
-    changes = []
-    for pair in comparison.pairs:
-        if pair.kind != "vendors":
-            order = list(compare.Change)
-            own = [c for c in cases if (c.first, c.second) == (pair.first, pair.second)]
-            changed = sorted((c for c in own if c.change != compare.Change.NONE), key=lambda c: order.index(c.change))
-            changes.append({"pair": pair, "cases": changed[:LISTED], "left_out": max(0, len(changed) - LISTED)})
-    panels: dict[str, list[plots.Point]] = {}
-    for i, case in enumerate(listed):
-        points = [(o.output, o.ratio, o.outcome.value, i) for o in case.outputs if o.different]
-        panels.setdefault(f"{case.first} and {case.second}", []).extend(points)
-    panels = {title: points for title, points in panels.items() if points}
-    text = _render(
-        "compare.html",
-        comparison=comparison,
-        found=compare_conclusions.found(comparison),
-        date=machine()["date"],
-        lost_text=compare.lost_text,
-        outcomes=[o.value for o in compare.Outcome if any(c.outcome == o for c in cases)],
-        changes=changes,
-        accuracy=compare.ACCURACY,
-        reference_alone=compare.REFERENCE_ALONE,
-        limit=LISTED,
-        details=min(len(bad), DETAILS),
-        left_out=max(0, len(bad) - DETAILS),
-        has_outputs=bool(panels),
-        strips=plots.strips(panels) if panels else "",
-        equal_left_out=len(cases) - len(listed),
-        judged=[s.value for s in Status if s not in _UNJUDGED],
-        nearer_text=compare.nearer_text,
-        data=page_data.script(_case_pairs(listed, bad[:DETAILS])),
-    )
-    write_visible(target, text)
-
-
-def _case_pairs(listed: Sequence[compare.CasePair], shown: Sequence[compare.CasePair]) -> dict[str, Any]:
-    """The table of cases of a comparison."""
-    statuses = [s.value for s in Status]
-    outcomes = [o.value for o in compare.Outcome]
-    columns = [
-        Column("outcome", "badge", [c.outcome.value for c in listed], outcomes),
-        Column("first", "pick", [c.first for c in listed]),
-        Column("status of the first", "pick", [c.statuses[0].value for c in listed], statuses),
-        Column("second", "pick", [c.second for c in listed]),
-        Column("status of the second", "pick", [c.statuses[1].value for c in listed], statuses),
-        Column("change", "pick", [c.change.value for c in listed]),
-        Column("operation", "hidden", [operation(c.case) for c in listed]),
-        Column("difference / bound", "ratio", [max(o.ratio for o in c.outputs) if c.outputs else "" for c in listed]),
-        Column("case", "case", [c.case for c in listed]),
-    ]
-    rows = {id(c): i for i, c in enumerate(listed)}
-    return page_data.data(columns, {}, {rows[id(c)]: _difference(c) for c in shown})
-
-
-def _difference(case: compare.CasePair) -> list[Block]:
-    """What is shown of one case of a comparison below its row."""
-    blocks: list[Block] = [("p", f"known defect {known}") for known in dict.fromkeys(case.known) if known]
-    blocks += [("p", reason) for reason in case.reasons if reason]
-    for output in case.outputs:
-        if not output.outcome.good:
-            blocks.append(("p", f"{output.output}: {compare.output_text(output)}"))
-            bound = f"bound ({'+'.join(output.classes)})"
-            titles = ["index", "reference", case.first, case.second, bound, "difference / bound"]
-            points = [
-                [
-                    ",".join(map(str, p.index)),
-                    *(f"{value:.9g}" for value in (p.reference, p.first, p.second)),
-                    f"{p.bound:.3g}",
-                    ratio_text(p.ratio),
-                ]
-                for p in output.worst
-            ]
-            blocks.append(("table", f"the worst elements of {output.output}", titles, points))
-    return blocks
-
-
-def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Matrix) -> None:
-    """Write the page of versions side by side.
-
-    Parameters
-    ----------
-    target : path or text stream
-    found : Matrix
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    OSError
-        It cannot be written.
-    """
-    require()
-    lines, statuses = found.lines, [s.value for s in Status]
-    columns = [Column("case", "case", [line.case for line in lines])]
-    for i, version in enumerate(found.versions):
-        columns.append(Column(version.name, "badge", [line.results[i].status.value for line in lines], statuses))
-        judged = [line.results[i].ratio if line.results[i].verdicts else "" for line in lines]
-        columns.append(Column(f"{version.name} error / bound", "ratio", judged))
-    columns.append(Column("first bad", "word", [line.first_bad for line in lines]))
-    columns.append(Column("first good after it", "word", [line.first_good for line in lines]))
-    text = _render(
-        "versions.html",
-        found=found,
-        sentences=versions.sentences(found),
-        date=machine()["date"],
-        data=page_data.script(page_data.data(columns, {}, {})),
-    )
-    write_visible(target, text)
-
-
 # ---------------------------------------------------------------- page
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """A page from a template of this package."""
     import jinja2
     from markupsafe import Markup, escape
 
     place = jinja2.Environment(
-        loader=jinja2.PackageLoader("pybnorm.check"),
+        loader=jinja2.PackageLoader("pybnorm.check.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -374,6 +262,7 @@ def _render(template: str, **values: Any) -> str:
         "ratio_text": ratio_text,
         "verdict_text": verdict_text,
         "version_text": version_text,
+        "unrecorded": unrecorded,
         "cases_text": cases_text,
     }
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
@@ -389,6 +278,7 @@ def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:
         "cases": len(results),
         "counts": {s.value: counts[s] for s in Status if counts[s]},
         "known": known,
+        "allowed": any(r.allowed for r in results),
     }
 
 
@@ -410,12 +300,12 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
     refused = [r for r in results if r.status == Status.UNSUPPORTED]
     judged = [r for r in results if r.status not in (Status.UNSUPPORTED, Status.ERROR)]
     worst = max((r.status for r in results), key=lambda s: s.severity if s != Status.UNSUPPORTED else -1)
-    right = sum(r.status in (Status.PASS, Status.WARN) for r in judged)
-    ratios = worst_ratios(judged)
+    right = sum(r.status.correct for r in judged)
+    one = worst_verdict(max(judged, key=badness)) if judged else None
     return {
         "status": worst.value,
         "right": f"{right}/{len(judged)}" if judged else "",
-        "ratio": ratio_text(max(ratios.values())) if ratios else "",
+        "ratio": cell_text(one) if one is not None else "",
         "refused": len(refused),
     }
 
@@ -423,7 +313,7 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
 def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
-    recorded = {defect.id: defect for defect in defects.DEFECTS}
+    recorded = {defect.id: defect for defect in known_defects.DEFECTS}
     rows = []
     for word, count in counts.most_common():
         defect = recorded.get(word)

@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pybnorm._text import one_line
-from pybnorm.check import vendor_lines
-from pybnorm.check.bounds import Status, Verdict
-from pybnorm.check.conclusions import conclusions
-from pybnorm.check.results import (
+from pybnorm.check.judging.bounds import Status, Verdict
+from pybnorm.check.judging.results import (
     OUTPUTS,
     BackendInfo,
     CaseResult,
+    badness,
     by_label,
+    cell_text,
     groups,
     label,
     plain,
@@ -29,9 +29,12 @@ from pybnorm.check.results import (
     verdict_text,
     version_text,
     without_codes,
-    worst_ratios,
+    worst_verdict,
+    worst_verdicts,
 )
-from pybnorm.check.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
+from pybnorm.check.language import vendor_lines
+from pybnorm.check.report.conclusions import conclusions
+from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 __all__ = [
     "WIDTH",
@@ -47,6 +50,7 @@ __all__ = [
 STYLES = {
     Status.PASS: "green",
     Status.WARN: "yellow",
+    Status.CHAIN: "yellow",
     Status.UNSUPPORTED: "cyan",
     Status.INCONCLUSIVE: "magenta",
     Status.MISTRUSTED: "magenta",
@@ -67,6 +71,10 @@ DETAILS = 50
 """Failures shown with their points if there are many cases."""
 WIDTH = 200
 """Columns of output that goes to no terminal: wide enough for every case line."""
+
+
+def _style(result: CaseResult) -> str:
+    return STYLES[Status.WARN if result.allowed else result.status]
 
 
 def print_backends(console: Console, infos: Iterable[BackendInfo]) -> None:
@@ -102,8 +110,9 @@ def print_attempts(console: Console, info: BackendInfo) -> None:
 def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
     """A table per backend and operation: status, worst error / bound of each output, and the case.
 
-    A letter after a ratio above 1 names the class whose bound holds. Of more than `MANY` cases only those that are
-    neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes first.
+    A letter after a ratio names the class whose bound holds; of a FAIL the loosest, which does not. Of more than
+    `MANY` cases only those that are neither PASS nor UNSUPPORTED have a row, unless `verbose`; a table of groups comes
+    first.
     """
     many = len(results) > MANY and not verbose
     for backend, own in by_label(results).items():
@@ -143,18 +152,18 @@ def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], column
         cells.append("" if not result.repeat else "=" if result.repeat == "equal" else "differs")
         if known:
             cells.append(Text(result.known))
-        table.add_row(Text(result.status.value, STYLES[result.status]), *cells, Text(result.case))
+        table.add_row(Text(result.status.value, _style(result)), *cells, Text(result.case))
     console.print(table)
 
 
 def _print_narrow(console: Console, rows: Sequence[CaseResult]) -> None:
     """Each case first and in one piece, whatever the width, with its status and worst output behind or below it."""
     for result in rows:
-        worst = max(result.verdicts, key=lambda v: v.ratio, default=None)
-        parts = [f"{ratio_text(worst.ratio)} {worst.output}"] if worst else []
+        worst = worst_verdict(result)
+        parts = [f"{cell_text(worst)} {worst.output}"] if worst else []
         parts += [f"repeat {'equal' if result.repeat == 'equal' else 'differs'}"] if result.repeat else []
         parts += [f"known: {result.known}"] if result.known else []
-        told = Text.assemble("  ", (result.status.value, STYLES[result.status]), f" {', '.join(parts)}".rstrip())
+        told = Text.assemble("  ", (result.status.value, _style(result)), f" {', '.join(parts)}".rstrip())
         together = len(result.case) + len(told.plain) < console.width
         for line in [Text.assemble(result.case, told)] if together else [Text(result.case), told]:
             console.print(line, soft_wrap=True)
@@ -163,7 +172,7 @@ def _print_narrow(console: Console, rows: Sequence[CaseResult]) -> None:
 
 def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
     """Cases of each dtype and layout: how many have which status, and the worst error / bound."""
-    console.print(Text(f"{title}: worst error / bound of each group, inf left out", "bold"))
+    console.print(Text(f"{title}: the worst error / bound of each group", "bold"))
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("mode", "dtype", "layout"):
         table.add_column(name, no_wrap=True)
@@ -177,26 +186,23 @@ def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], colu
     for group, members in groups(rows).items():
         counts = Counter(r.status for r in members)
         cells = [Text(str(counts[s] or ""), STYLES[s]) for s in present]
-        worst = worst_ratios(members)
+        worst = worst_verdicts(members)
         if narrow:
-            name = max(worst, key=lambda name: worst[name], default="")
-            table.add_row(*group, str(len(members)), *cells, f"{ratio_text(worst[name])} {name}" if name else "")
+            one = worst_verdict(max(members, key=badness))
+            table.add_row(*group, str(len(members)), *cells, f"{cell_text(one)} {one.output}" if one else "")
             continue
-        table.add_row(*group, str(len(members)), *cells, *(ratio_text(worst[n]) if n in worst else "" for n in columns))
+        table.add_row(*group, str(len(members)), *cells, *(_cell(worst.get(n)) for n in columns))
     console.print(table)
 
 
 def _cell(verdict: Verdict | None) -> Text:
     if verdict is None:
         return Text("")
-    text = ratio_text(verdict.ratio)
-    if verdict.status in (Status.PASS, Status.WARN) and verdict.tier != next(iter(verdict.ratios)):
-        text += verdict.tier
-    return Text(text, "" if verdict.status == Status.PASS else STYLES[verdict.status])
+    return Text(cell_text(verdict), "" if verdict.status == Status.PASS else STYLES[verdict.status])
 
 
 def print_details(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
-    """What is wrong with each case that did not pass, and its repro line; of all cases if `verbose`."""
+    """Print the fault of each case that did not pass, and its command; all cases if `verbose`."""
     few = verbose or len(results) <= MANY
     refusals: dict[str, list[CaseResult]] = {}
     for result in results:
@@ -211,10 +217,10 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
             console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
     detailed = [r for r in results if r.status != Status.UNSUPPORTED and (r.status != Status.PASS or verbose)]
     for result in detailed if few else detailed[:DETAILS]:
-        headline = Text.assemble((result.status.value, STYLES[result.status]), f" {result.backend} {result.case}")
+        headline = Text.assemble((result.status.value, _style(result)), f" {result.backend} {result.case}")
         console.print(headline, soft_wrap=True)
         if result.known:
-            console.print(Text(f"  known defect: {result.known}", "yellow"))
+            console.print(Text(f"  known defect{', allowed' if result.allowed else ''}: {result.known}", "yellow"))
         if result.claim in (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE):
             console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
@@ -252,9 +258,9 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
             if counts[status]:
                 text.append(f", {counts[status]} ")
                 text.append(status.value, STYLES[status])
-                known = sum(bool(r.known) for r in own if r.status == status)
+                known = [r for r in own if r.status == status and r.known]
                 if known:
-                    text.append(f" ({known} known)")
+                    text.append(f" ({len(known)} known{', allowed' if known[0].allowed else ''})")
         console.print(text)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
@@ -266,7 +272,7 @@ def print_conclusions(
 ) -> None:
     """One sentence per library that says what was found, and how to see the worst case again."""
     for found in conclusions([shown(info) for info in infos], results, complete):
-        text = Text(found.sentence, STYLES[found.worst.status])
-        if not found.worst.status.good:
+        text = Text(found.sentence, _style(found.worst))
+        if not found.worst.good:
             text.append(f" See it again: {repro(found.worst)}", "default")
         console.print(text, soft_wrap=True)
